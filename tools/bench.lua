@@ -23,21 +23,22 @@ local opt = lt.args{
   peer = os.getenv "PEER" or "", compile = false, ops = false,
   json = "", baseline = "", margin = 5.0, to = 0.0, epochs = 3, data = "fashion-mnist",
   help = {
-    models = "nets; the small ones take 28x28x1, the others 224x224x3",
+    models = "nets; images are 28x28x1 for the small ones, 224x224x3 for the others",
     dtypes = "precisions",
-    batch = "images a step; 0: 64, 128, 16, 16 and 8",
-    rounds = "how often each is measured, in turn",
-    seconds = "of steps that one measurement takes, at least; it has three steps at least",
-    ranks = "processes, by mpirun, that share the batch and the CPUs; the peer's over gloo",
-    steps = "of one measurement with several ranks",
-    peer = "a Python that has PyTorch, or the variable PEER; without it only we are measured",
-    compile = "torch.compile beside it; it wants a C++ compiler, and minutes for a large net",
-    ops = "our time by ops, for each net",
-    json = "a file that gets everything",
-    baseline = "what --json wrote before: compares with it; when slower, the exit code is 1",
-    margin = "by how many percent it must be slower for that",
-    to = "instead: time until ResNet-20 has this top-1 on Fashion-MNIST, such as 0.92",
-    epochs = "of that training", data = "of that training: fashion-mnist or fashion-mnist:DIR",
+    batch = "images per step; 0: 64, 128, 16, 16 and 8",
+    rounds = "measurements of each cell, in turn",
+    seconds = "minimum duration of a measurement, which has at least three steps",
+    ranks = "processes, started by mpirun, that share the batch and the CPUs; the peer uses gloo",
+    steps = "steps of a measurement with several ranks",
+    peer = "a Python that has PyTorch (the variable PEER); without it, only luatrain is measured",
+    compile = "also measure torch.compile; requires a C++ compiler, and minutes for a large net",
+    ops = "print luatrain's time by ops, for each net",
+    json = "write all results to this file",
+    baseline = "compare with an earlier --json file; exit with 1 if slower",
+    margin = "slowdown in percent that --baseline tolerates",
+    to = "instead: time until ResNet-20 reaches this top-1 on Fashion-MNIST, such as 0.92",
+    epochs = "epochs of that training",
+    data = "data of that training: fashion-mnist or fashion-mnist:DIR",
   }}
 
 local program, quote = processes.program, processes.quote
@@ -214,7 +215,7 @@ end
 local function compare(cells, before)
   local was, good = {}, true
   for _, cell in ipairs(before) do was[cell.model .. " " .. cell.dtype] = cell end
-  print(("\nbeside %s:"):format(opt.baseline))
+  print(("\ncompared with %s:"):format(opt.baseline))
   for _, cell in ipairs(cells) do
     local name = cell.model .. " " .. cell.dtype
     local old = was[name]
@@ -222,7 +223,7 @@ local function compare(cells, before)
       for _, text in ipairs(bench.compare(cell.ours.best, old.ours.best, name)) do print(text) end
       good = good and cell.ours.images_per_s >= (1 - opt.margin / 100) * old.ours.images_per_s
     else
-      print(name .. ": not there")
+      print(name .. ": not in it")
     end
   end
   if not good then print(("slower by more than %g %% (--margin)"):format(opt.margin)) end
@@ -265,7 +266,7 @@ end
 
 local function training_text(who, r)
   return ("%s %s after %.0f s (%.2f %% after epoch %d)"):format(
-    who, r.reached and "there" or "not there", r.seconds, 100 * r.top1, r.epoch)
+    who, r.reached and "reached" or "not reached", r.seconds, 100 * r.top1, r.epoch)
 end
 
 -- Trains with both and prints their times. Returns the results, and whether none failed and ours
@@ -296,12 +297,12 @@ local function words_of(flag, text, known)
   table.sort(names)
   for word in text:gmatch "[^,]+" do
     if not known[word] then
-      refuse("--%s: there is no '%s'%s", flag, word,
-             lt.check.hint(word, names, ": it is some of " .. table.concat(names, ",")))
+      refuse("--%s: unknown name '%s'%s", flag, word,
+             lt.check.hint(word, names, " (known: " .. table.concat(names, ",") .. ")"))
     end
     list[#list + 1] = word
   end
-  if #list == 0 then refuse("--%s wants some of %s", flag, table.concat(names, ",")) end
+  if #list == 0 then refuse("--%s requires some of %s", flag, table.concat(names, ",")) end
   return list
 end
 
@@ -309,7 +310,7 @@ local function peer_version()
   if opt.peer == "" then return nil end
   local known = call_peer("version", {})
   if not known or not known.version then
-    refuse("--peer: '%s' is no Python that has PyTorch", opt.peer)
+    refuse("--peer: '%s' is not a Python that has PyTorch", opt.peer)
   end
   return "PyTorch " .. known.version
 end
@@ -321,10 +322,10 @@ local before = opt.baseline ~= "" and bench.read(opt.baseline, {cells = {
 if opt.json ~= "" then bench.want_file(opt.json) end
 local all, good = {machine = bench.machine(), peer = peer_version()}, true
 print(("%s\npeer: %s\n"):format(bench.machine_text(all.machine),
-                                all.peer or "none; --peer names a Python that has PyTorch"))
+                                all.peer or "none; give a Python that has PyTorch with --peer"))
 if opt.to > 0 then
   all.trainings = {}
-  print(("ResNet-20 until %g %% on Fashion-MNIST, all that it takes counted:"):format(100 * opt.to))
+  print(("ResNet-20 until %g %% on Fashion-MNIST, total time of the process:"):format(100 * opt.to))
   for i, dtype in ipairs(dtypes) do
     local there
     all.trainings[i], there = race(dtype)

@@ -8,11 +8,11 @@ local opt = lt.args{
   arch = {"lenet", "resnet20", "mobilenet_v1", "resnet50", "vgg16"}, amp = {"off", "bf16", "fp16"},
   batch = 64, warm_up = 2, steps = 3, seconds = 3.0, side = 0, apart = false, limits = "",
   help = {
-    arch = "the net", amp = "the precision", batch = "images a step",
-    warm_up = "steps that do not count", steps = "those that do, at least",
-    seconds = "what these take, at least", side = "of images; 0: 28, or for large nets 224",
-    apart = "first steps that are waited for so many at a time, then so many whose ops are timed",
-    limits = "what the machine can do, as JSON; only: that is measured, and nothing else",
+    arch = "the net", amp = "the precision", batch = "images per step",
+    warm_up = "steps that are not measured", steps = "minimum number of measured steps",
+    seconds = "minimum duration of these", side = "side of images; 0: 28, or 224 for large nets",
+    apart = "first time --steps steps at a time without timing their ops, then as many with it",
+    limits = "limits of the machine, as JSON; only: measure these and nothing else",
   }}
 
 if opt.limits == "only" then

@@ -22,13 +22,15 @@ local opt = lt.args{
   batches = "256,64,512", peer = os.getenv "PEER" or "", compile = true, ops = true,
   seconds = 600.0, cell = 45.0, steps = 10, side = 0, json = "",
   help = {
-    device = "what is measured; cpu: a dry run", models = "nets", dtypes = "precisions",
-    batches = "images a step; f32 and --compile take the first alone",
-    peer = "a Python that has PyTorch, or the variable PEER; without it only we are measured",
-    compile = "torch.compile beside it", ops = "our time by ops, of the first batch in halves",
-    seconds = "in which all is to end", cell = "that one process may take; torch.compile: thrice",
-    steps = "that are waited for together", side = "of images; 0: the nets' own",
-    json = "a file that gets everything",
+    device = "device to measure; cpu: a dry run", models = "nets", dtypes = "precisions",
+    batches = "images per step; f32 and --compile use only the first",
+    peer = "a Python that has PyTorch (the variable PEER); without it, only luatrain is measured",
+    compile = "also measure torch.compile",
+    ops = "print luatrain's time by ops, for the first batch and dtype",
+    seconds = "time limit of the whole benchmark",
+    cell = "time limit of a process; three times that for torch.compile",
+    steps = "steps between two synchronizations", side = "side of the images; 0: that of each net",
+    json = "write all results to this file",
   }}
 
 local folder = arg[0]:match "^(.*)/" or "."
@@ -194,10 +196,10 @@ end
 local function words_of(flag, text, known)
   local list = {}
   for word in text:gmatch "[^,]+" do
-    if not known(word) then refuse("--%s: there is no '%s'", flag, word) end
+    if not known(word) then refuse("--%s: unknown value '%s'", flag, word) end
     list[#list + 1] = word
   end
-  if #list == 0 then refuse("--%s wants one at least", flag) end
+  if #list == 0 then refuse("--%s requires at least one", flag) end
   return list
 end
 
@@ -215,13 +217,13 @@ local there, _, code = pipe:close()
 if not there then os.exit(code, true) end
 local peer = opt.peer ~= "" and processes.call(peer_words "version")
 if opt.peer ~= "" and not (peer and peer.version) then
-  refuse("--peer: '%s' is no Python that has PyTorch", opt.peer)
+  refuse("--peer: '%s' is not a Python that has PyTorch", opt.peer)
 end
 print("%speer: %s\n", version, peer and "PyTorch " .. peer.version
-                               or "none; --peer names a Python that has PyTorch")
+                               or "none; give a Python that has PyTorch with --peer")
 local unknown
 limits, unknown = call(net, {limits = "only"}, 60)
-if not limits then refuse("what the device can do is not known: %s", unknown) end
+if not limits then refuse("cannot measure the limits of the device: %s", unknown) end
 print("%s\n", bench.limits_text(limits))
 line("model", "dtype", "batch", "img/s", "of limit", "memory", "eager", "memory", "ratio", "graph",
      "ratio")
@@ -238,8 +240,8 @@ print ""
 report_gains(models, batches[1])
 for _, cell in ipairs(cells) do
   if opt.ops and cell.best and cell.batch == batches[1] and cell.dtype == dtypes[1] then
-    print("\n%s, %s, %d images, each op waited for:\n\n%s", cell.model, cell.dtype, cell.batch,
-          bench.table_text(cell.best))
+    print("\n%s, %s, %d images, synchronized after each op:\n\n%s", cell.model, cell.dtype,
+          cell.batch, bench.table_text(cell.best))
   end
 end
 if opt.json ~= "" then

@@ -71,7 +71,7 @@ local function kind_of(kind)
   end
   local value = tonumber(kind)
   if value then return function() return value + 0.0 end, "f64" end
-  if not kinds[kind] then error("there is no kind of values called " .. kind) end
+  if not kinds[kind] then error("unknown kind of values '" .. kind .. "'") end
   return kinds[kind], kind == "mask" and "u8" or "f64"
 end
 
@@ -159,7 +159,7 @@ function cases.ops(path, list)
     lt.help(name)
   end
   local odd = next(known)
-  if odd then error("tests/ops/cases.txt has cases of " .. odd .. ", which is no op", 0) end
+  if odd then error("tests/ops/cases.txt has cases of " .. odd .. ", which is not an op", 0) end
   return names
 end
 

@@ -12,10 +12,10 @@ local opt = lt.args{
   device = "cuda", out = "gpu_check.out", peer = os.getenv "PEER" or "", seconds = 600.0,
   small = false, parts = "properties,ops,layers,losses,ranks,sanitizer",
   help = {
-    device = "what is to be checked; cpu: a dry run", out = "the folder for all that comes of it",
-    peer = "a Python that has PyTorch, or the variable PEER: ops are held against it",
-    seconds = "in which all is to end", small = "small sizes, as for the CPU",
-    parts = "of the check: only these",
+    device = "device to check; cpu: a dry run", out = "folder for all results",
+    peer = "a Python that has PyTorch, to compare ops with (the variable PEER)",
+    seconds = "time limit of the whole check", small = "use small sizes, as for the CPU",
+    parts = "parts of the check to run",
   }}
 
 local folder = arg[0]:match "^(.*)/" or "."
@@ -63,7 +63,7 @@ end
 
 -- Runs a command. Returns its exit code, its stdout and its stderr.
 local function run(words, options, seconds)
-  if bench.clock() > deadline then return 124, "", "there was no more time" end
+  if bench.clock() > deadline then return 124, "", "the time limit was reached" end
   local pipe = assert(io.popen(limited(words, options, seconds), "r"))
   local text = pipe:read "a"
   local code, said = ended(pipe, words)
@@ -157,7 +157,7 @@ end
 local function row_of_end(at, code, said, seconds)
   local name, dtype = at:match "^(%S+) (%S+)$"
   local row = {name = name, dtype = dtype, cases = 0, late = code == 124}
-  row.error = row.late and ("there was no more time after %d s"):format(seconds)
+  row.error = row.late and ("the time limit of %d s was reached"):format(seconds)
               or sentence(said, code)
   return row
 end
@@ -229,13 +229,13 @@ end
 
 function parts.ops()
   local prefix = ask_peer()
-  print("\nworst errors, 1 is what is allowed; the truth is of %s",
+  print("\nworst errors relative to the tolerance; the expected values are from %s",
         prefix and "PyTorch in f64" or "the CPU in f64")
   walk_all("op", {peer = prefix}, 200)
 end
 
 function parts.layers()
-  print "\nlayers of resnet50, mobilenet_v1 and vgg16; the truth is of the CPU in f32"
+  print "\nlayers of resnet50, mobilenet_v1 and vgg16; the expected values are from the CPU in f32"
   walk_all("layer", small and {layers = true, images = 1, channels = 16, side = 14}
                     or {layers = true}, 120)
 end
@@ -295,9 +295,9 @@ local function compare_training(arch, amp, steps, fault, allowed)
   local right = by <= allowed and same and (not fault or first.skipped == 1)
                 and (first.skipped or 0) == (cpu.skipped or 0)
   report(what, right and "good" or "FAIL",
-         "losses apart by %.2g (%.2g), skipped %d of %d, on the CPU %d; twice: %s", by, allowed,
+         "losses differ by %.2g (%.2g), skipped %d of %d, on the CPU %d; twice: %s", by, allowed,
          first.skipped or 0, #first.losses, cpu.skipped or 0,
-         same and "the same bits" or "OTHER BITS")
+         same and "the same bits" or "DIFFERENT BITS")
   return skipped
 end
 
@@ -320,7 +320,7 @@ local function compare_ranks(what, words, steps, one)
   local many, why, code = train(words, "lenet", steps)
   if many then
     local by = apart(many, one)
-    return report(what, by <= 3e-3 and "good" or "FAIL", "losses apart by %.2g (0.003)", by)
+    return report(what, by <= 3e-3 and "good" or "FAIL", "losses differ by %.2g (0.003)", by)
   end
   report(what, code == 3 and "-" or "FAIL", "%s", why)
 end
@@ -328,7 +328,7 @@ end
 function parts.ranks()
   local steps = small and 6 or 20
   local device = opt.device == "cuda" and "cuda:0" or opt.device       -- all ranks share one
-  print("\nranks that share %s, beside one", device)
+  print("\nseveral ranks that share %s, compared with one", device)
   local one, why = train({"--device", device}, "lenet", steps)
   if not one then return report("one rank", "FAIL", "%s", why) end
   local host = {"--device", device, "--sums", "host", "--check-sync", "2"}
@@ -336,7 +336,7 @@ function parts.ranks()
   compare_ranks("two processes", {"launch", "-n", "2", table.unpack(host)}, steps, one)
   local _, version = run({program, "--device", opt.device, "--version"}, nil, 30)
   if not version:find "NCCL" then
-    return report("NCCL, one process", "-", "not in this build: --version names no NCCL")
+    return report("NCCL, one process", "-", "this build has no NCCL: --version does not name it")
   end
   local nccl = {"--device", opt.device, "--sums", "nccl", "--check-sync", "2"}
   compare_ranks("NCCL, one process", {"launch", "-n", "1", table.unpack(nccl)}, steps, one)
@@ -400,16 +400,16 @@ local function sanitize(sanitizer, tool, seconds)
   local found, path = finding(files)
   local idle = found and found:find "before first instrumented API call" ~= nil
   if idle and opt.device == "cpu" then
-    return report(tool, "-", "the CPU makes no call that it could watch")
+    return report(tool, "-", "the CPU makes no CUDA calls")
   end
   why = why or wrong
   if code == 124 then                 -- findings are in the log files, not in the exit code
-    why = why or #files == 0 and "it has written no log" or count == 0 and late or nil
+    why = why or #files == 0 and "it wrote no log" or count == 0 and late or nil
   end
   if code == 0 and not why and not idle then
     report(tool, "good", "%d ops and dtypes", count)
   elseif code == 124 and not why and not found then
-    report(tool, "good", "nothing found in %d ops and dtypes, then the time was over", count)
+    report(tool, "good", "nothing found in %d ops and dtypes until the time limit", count)
   else
     local what = {why or found or "exit " .. code, why and found}
     report(tool, "FAIL", "%s: see %s", table.concat(what, "; "), path or log)
@@ -432,11 +432,11 @@ end
 
 local names = {}
 for name in opt.parts:gmatch "[^,]+" do
-  if not parts[name] then refuse("--parts: there is no '%s'", name) end
+  if not parts[name] then refuse("--parts: unknown part '%s'", name) end
   names[#names + 1] = name
 end
-if #names == 0 then refuse "--parts wants one at least" end
-if opt.out == "" then refuse "--out wants a folder" end
+if #names == 0 then refuse "--parts requires at least one" end
+if opt.out == "" then refuse "--out requires a folder" end
 os.execute("mkdir -p " .. processes.quote(opt.out) .. " 2>/dev/null")
 local file, why = io.open(log, "w")
 if not file then refuse("--out: cannot write %s", why) end
@@ -452,11 +452,11 @@ for _, name in ipairs(names) do
   if bench.clock() < deadline then
     parts[name]()
   else
-    report(name, "FAIL", "there was no time left for it")
+    report(name, "FAIL", "no time was left for it")
   end
 end
 result.version, result.good = version, good
 bench.write(opt.out .. "/gpu_check.json", result)
-print("\n%s after %.0f s; all of it is in %s", good and "good" or "FAIL",
+print("\n%s after %.0f s; all results are in %s", good and "good" or "FAIL",
       opt.seconds - (deadline - bench.clock()), opt.out)
 os.exit(good, true)

@@ -11,11 +11,12 @@ local opt = lt.args{
   after = "", dtypes = "f32,f16,bf16", ops = "", small = false, peer = "", layers = false,
   images = 2, channels = 0, side = 0,
   help = {
-    after = "begins behind this line", dtypes = "in which", ops = "only these",
-    small = "no case of more than 4096 numbers", peer = "the beginning of names of files with "
-    .. "PyTorch's results", layers = "instead: the layers of the three networks",
-    images = "of a layer", channels = "of a layer at most; 0: what it has",
-    side = "of a layer's images at most; 0: what it has",
+    after = "start after this op and dtype", dtypes = "dtypes to check", ops = "ops to check",
+    small = "skip cases of more than 4096 numbers",
+    peer = "prefix of the files with PyTorch's results",
+    layers = "instead: check the layers of the three networks",
+    images = "images of a layer", channels = "maximum channels of a layer; 0: no maximum",
+    side = "maximum side of a layer's images; 0: no maximum",
   }}
 
 local root = (arg[0]:match "^(.*)/" or ".") .. "/.."

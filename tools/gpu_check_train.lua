@@ -9,7 +9,7 @@ local nn = lt.nn
 
 local opt = lt.args{
   arch = {"lenet", "resnet20", "depthwise"}, steps = 20, batch = 16,
-  help = {arch = "the net", steps = "how many", batch = "images a step"}}
+  help = {arch = "the net", steps = "number of steps", batch = "images per step"}}
 
 local function separable(c, out, stride)
   return nn.sequential{

@@ -104,7 +104,7 @@ static lt_status bench_c(lt_ctx *ctx)
     if (status == LT_OK && (status = run_adds(ctx, add, in, &plain)) == LT_OK &&
         (status = lt_set_requires_grad(in[0], true)) == LT_OK &&
         (status = run_adds(ctx, add, in, &taped)) == LT_OK)
-        printf("C    %7.0f ns an op on the tape, %7.0f without\n", taped, plain);
+        printf("C    %7.0f ns per op on the tape, %7.0f without\n", taped, plain);
     lt_release(in[0]);
     lt_release(in[1]);
     return status;
@@ -136,7 +136,7 @@ static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 static lt_status shown(const char *name, lt_status status)
 {
     if (status == LT_OK && (fflush(stdout) != 0 || ferror(stdout)))
-        return lt_fail(LT_EFILE, "%s: not all of it could be written to stdout", name);
+        return lt_fail(LT_EFILE, "%s: cannot write the whole output to stdout", name);
     return status;
 }
 
@@ -259,7 +259,7 @@ static lt_status run_rank(void *ud, lt_group *group)
 static lt_status choose_threads(settings *s, int n, int cpus)
 {
     if (!s->config.deterministic && s->reducer.vranks > 0)
-        return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
+        return lt_fail(LT_EUSAGE, "--vranks requires --deterministic");
     bool is_there = strncmp(s->config.device, "cuda", 4) == 0;
     if (s->config.deterministic && s->reducer.vranks == 0 && !(is_there && n == 1))
         s->reducer.vranks = n;
@@ -277,7 +277,7 @@ static void warn_of_limit(const settings *s)
     int limit = lt_thread_limit();
     if (s->config.threads > limit)
         fprintf(stderr,
-                "luatrain: warning: OpenMP gives %d of the %d threads asked for; "
+                "luatrain: warning: OpenMP provides %d of the %d requested threads; "
                 "OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS sets that limit\n",
                 limit, s->config.threads);
 }
@@ -320,8 +320,8 @@ static lt_status run_under_mpi(settings *s)
     lt_group *group;
     watchdog dog;
     if (s->ranks > 0)
-        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
-                                  "started several; let it start as many as there are to be");
+        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
+                                  "started several; let it start all ranks");
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_see;
     s->group.ud = &dog;
@@ -337,7 +337,7 @@ static lt_status run_all(settings *s)
 {
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
-        return lt_fail(LT_EUSAGE, "%s looks at one rank, not at several", s->argv[0]);
+        return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);
     if (lt_mpi_is_launched())
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();

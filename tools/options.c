@@ -28,7 +28,7 @@ static lt_status parse_number(const char *who, const char *value, uint64_t low, 
     errno = 0;
     *number = strtoull(value, &end, 10);
     if (value[0] < '0' || value[0] > '9' || *end || errno || *number < low || *number > high)
-        return lt_fail(LT_EUSAGE, "%s wants a whole number from %llu to %llu, it is '%s'", who,
+        return lt_fail(LT_EUSAGE, "%s must be an integer from %llu to %llu, but is '%s'", who,
                        (unsigned long long)low, (unsigned long long)high, value);
     return LT_OK;
 }
@@ -76,7 +76,7 @@ static lt_status set_wire(settings *s, const char *who, const char *value)
             s->reducer.wire = wires[i].dtype;
             return LT_OK;
         }
-    return lt_fail(LT_EUSAGE, "%s wants fp32, fp16 or bf16, it is '%s'", who, value);
+    return lt_fail(LT_EUSAGE, "%s must be fp32, fp16 or bf16, but is '%s'", who, value);
 }
 
 static lt_status set_sums(settings *s, const char *who, const char *value)
@@ -89,7 +89,7 @@ static lt_status set_sums(settings *s, const char *who, const char *value)
             s->reducer.sum_backend = (lt_sum_backend)i;
             return LT_OK;
         }
-    return lt_fail(LT_EUSAGE, "%s wants auto, host or nccl, it is '%s'", who, value);
+    return lt_fail(LT_EUSAGE, "%s must be auto, host or nccl, but is '%s'", who, value);
 }
 
 static lt_status set_seed(settings *s, const char *who, const char *value)
@@ -100,7 +100,7 @@ static lt_status set_seed(settings *s, const char *who, const char *value)
 static lt_status set_path(settings *s, const char *who, const char *value)
 {
     (void)s;
-    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s wants a path, it is ''", who);
+    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s must be a path, but is ''", who);
 }
 
 static lt_status set_trace(settings *s, const char *who, const char *value)
@@ -121,7 +121,7 @@ static lt_status set_amp(settings *s, const char *who, const char *value)
     s->amp = strcmp(value, "bf16") == 0 ? LT_BF16 : strcmp(value, "fp16") == 0 ? LT_F16 : LT_F32;
     if (s->amp != LT_F32 || strcmp(value, "off") == 0 || strcmp(value, "auto") == 0)
         return LT_OK;
-    return lt_fail(LT_EUSAGE, "%s wants off, bf16, fp16 or auto, it is '%s'", who, value);
+    return lt_fail(LT_EUSAGE, "%s must be off, bf16, fp16 or auto, but is '%s'", who, value);
 }
 
 static lt_status set_log(settings *s, const char *who, const char *value)
@@ -129,7 +129,7 @@ static lt_status set_log(settings *s, const char *who, const char *value)
     (void)s;
     if (strcmp(value, "text") == 0 || strcmp(value, "json") == 0)
         return LT_OK;
-    return lt_fail(LT_EUSAGE, "%s wants text or json, it is '%s'", who, value);
+    return lt_fail(LT_EUSAGE, "%s must be text or json, but is '%s'", who, value);
 }
 
 /* Parses a switch, which has no value on the command line and is 1 or 0 as a variable. */
@@ -137,7 +137,7 @@ static lt_status parse_switch(const char *who, const char *value, bool *on)
 {
     *on = strcmp(value, "1") == 0;
     if (!*on && strcmp(value, "0") != 0)
-        return lt_fail(LT_EUSAGE, "%s wants 1 or 0, it is '%s'", who, value);
+        return lt_fail(LT_EUSAGE, "%s must be 1 or 0, but is '%s'", who, value);
     return LT_OK;
 }
 
@@ -174,61 +174,60 @@ static const struct option {
     const char *help;
     setter set; /* NULL for --help and --version */
 } options[] = {
-    {"device", "auto|cpu|cuda[:I]", "what computes (auto: CUDA if it is there)", set_device},
-    {"threads", "N", "threads of the kernels, of each rank (the CPUs there are, shared)",
+    {"device", "auto|cpu|cuda[:I]", "device that computes (auto: CUDA if available)", set_device},
+    {"threads", "N", "CPU threads of each rank (the available CPUs, divided among the ranks)",
      set_threads},
-    {"ranks", "N", "so many train together, each its part of every batch (1)", set_ranks},
-    {"seed", "S", "of all random numbers (0)", set_seed},
+    {"ranks", "N", "ranks in this process; each trains on its part of every batch (1)", set_ranks},
+    {"seed", "S", "seed of all random numbers (0)", set_seed},
     {"amp", "off|bf16|fp16|auto",
-     "compute in mixed precision (what the script says, or off); auto: if that is faster", set_amp},
-    {"amp-check", "N", "each N steps: what half precision does to each layer, beside f32",
+     "mixed precision (that of the script, or off); auto: bf16 if it is faster", set_amp},
+    {"amp-check", "N", "every N steps, compare each layer in half precision with f32", set_count},
+    {"out", "DIR", "folder of the run (a new one, runs/SCRIPT-N)", set_path},
+    {"resume", "auto|PATH|never", "auto: resume the run in DIR (auto if --out is given)", set_path},
+    {"save-every", "N", "save a checkpoint every N steps, besides each epoch and every 10 minutes",
      set_count},
-    {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
-    {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
-     set_path},
-    {"save-every", "N", "a checkpoint each N steps too, not only each epoch and 10 minutes",
-     set_count},
-    {"max-steps", "N", "stops after step N of the run and saves", set_count},
-    {"wire", "fp32|fp16|bf16", "what gradients travel as between ranks (fp32)", set_wire},
+    {"max-steps", "N", "stop after step N of the run and save", set_count},
+    {"wire", "fp32|fp16|bf16", "dtype of gradients sent between ranks (fp32)", set_wire},
     {"sums", "auto|host|nccl",
-     "where gradients of GPUs are summed: by the CPU, or NCCL (auto: if it can)", set_sums},
-    {"tf32", NULL, "a GPU may round the factors of f32 products to 10 bits, for its tensor cores",
+     "where to sum gradients of GPUs: on the CPU or by NCCL (auto: NCCL if possible)", set_sums},
+    {"tf32", NULL, "let a GPU round the factors of f32 products to 10 bits, for its tensor cores",
      set_tf32},
-    {"deterministic", NULL, "the same bits, whatever --ranks is: see --vranks", set_deterministic},
-    {"vranks", "V", "of a deterministic run: parts of each batch, shared by the ranks (--ranks)",
+    {"deterministic", NULL, "make results bit-identical for any --ranks; see --vranks",
+     set_deterministic},
+    {"vranks", "V", "parts of each batch in a deterministic run, divided among the ranks (--ranks)",
      set_vranks},
-    {"timeout", "S", "seconds that ranks wait for one that does not come (120)", set_timeout},
-    {"check-sync", "N", "each N steps the ranks compare gradients and weights", set_count},
-    {"trace", "FILE", "what happens when, on all ranks, for ui.perfetto.dev", set_trace},
-    {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},
-    {"quiet", NULL, "warnings and errors only", set_quiet},
-    {"verbose", NULL, "more notes, and tracebacks of script errors", set_verbose},
-    {"help", NULL, "this text; after a script: the script's own options", NULL},
-    {"version", NULL, "versions, and what computes here", NULL},
+    {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout},
+    {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count},
+    {"trace", "FILE", "write a timeline of all ranks to FILE, for ui.perfetto.dev", set_trace},
+    {"log", "text|json", "json: print the lines of metrics.jsonl instead of text", set_log},
+    {"quiet", NULL, "show only warnings and errors", set_quiet},
+    {"verbose", NULL, "show more messages, and tracebacks of script errors", set_verbose},
+    {"help", NULL, "print this help; after a script: the script's own options", NULL},
+    {"version", NULL, "print versions, the device and its libraries", NULL},
 };
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
 void print_help(FILE *to)
 {
-    fprintf(to, "usage: luatrain [options] script.lua [options of the script]\n"
-                "       luatrain [options] summary script.lua [options of the script]\n"
-                "       luatrain [options] bench [options of bench] script.lua [options of the "
-                "script]\n"
+    fprintf(to, "usage: luatrain [options] script.lua [script options]\n"
+                "       luatrain [options] summary script.lua [script options]\n"
+                "       luatrain [options] bench [bench options] script.lua [script options]\n"
                 "       luatrain bench dispatch\n"
-                "       luatrain report [options of report] FOLDER...\n"
+                "       luatrain report [report options] FOLDER...\n"
                 "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] [options] "
                 "script.lua ...\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
-        fprintf(to, "%*s%s\n", 28 - n, "", o->help);
+        fprintf(to, "%*s%s\n", 30 - n, "", o->help);
     }
-    fprintf(to,
-            "\nAll but help and version are variables too: LUATRAIN_SEED=7 is --seed 7.\n"
-            "LUATRAIN_PLUGINS=FOLDER: where the plugins for MPI and CUDA are looked for first.\n"
-            "A script that is not here is looked for among the models that came with luatrain.\n"
-            "A script named - is read from stdin.\n"
-            "launch has mpirun start N processes, each a rank, here or on other hosts.\n");
+    fprintf(
+        to,
+        "\nAll options but help and version can be set by variables: LUATRAIN_SEED=7 is --seed 7.\n"
+        "LUATRAIN_PLUGINS=FOLDER: folder to search first for the plugins for MPI and CUDA.\n"
+        "A script that does not exist is searched for among the models of luatrain.\n"
+        "A script named - is read from stdin.\n"
+        "launch starts N processes with mpirun, each a rank, here or on other hosts.\n");
 }
 
 lt_status print_version(const settings *s)
@@ -265,7 +264,7 @@ static lt_status unknown_option(const char *arg)
     const char *start = arg + strspn(arg, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(start, "="), start);
     const struct option *near = nearest_option(word);
-    static const char other[] = "; the script's own options stand after it";
+    static const char other[] = "; the script's own options go after it";
     if (!near)
         return lt_fail(LT_EUSAGE, "unknown option '%s' (luatrain --help lists them)%s", arg, other);
     return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)%s", arg, near->name,
@@ -328,7 +327,7 @@ static lt_status set_option(settings *s, const struct option *o, const char *val
     char name[32];
     snprintf(name, sizeof name, "--%s", o->name);
     if (!value)
-        return lt_fail(LT_EUSAGE, "%s wants a value: %s %s", name, name, o->value);
+        return lt_fail(LT_EUSAGE, "%s requires a value: %s %s", name, name, o->value);
     LT_TRY(o->set(s, name, value));
     if (setenv(variable_of(o, name), value, 1) != 0)
         return lt_fail(LT_ENOMEM, "out of memory for the environment");
@@ -343,7 +342,7 @@ static lt_status read_flag(settings *s, char ***at)
     if (!o)
         return unknown_option(arg);
     if (!o->value && equals)
-        return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
+        return lt_fail(LT_EUSAGE, "--%s accepts no value", o->name);
     if (o->set)
         return set_option(s, o, !o->value ? "1" : equals ? equals + 1 : *(*at)++);
     s->text = s->text ? s->text : o->name;
@@ -363,7 +362,7 @@ static lt_status read_launch_flag(settings *s, char **words)
 {
     bool is_n = strcmp(words[0], "-n") == 0;
     if (!words[1] || !*words[1])
-        return lt_fail(LT_EUSAGE, "%s wants a value: %s", words[0], is_n ? "-n N" : "-H a,b:2");
+        return lt_fail(LT_EUSAGE, "%s requires a value: %s", words[0], is_n ? "-n N" : "-H a,b:2");
     if (is_n)
         LT_TRY(parse_int("-n", words[1], 65536, &s->processes));
     else

@@ -54,8 +54,8 @@ static lt_status read_some(const char *path, int pipe, char *data, size_t bytes,
         *n = ready > 0 ? read(pipe, data, bytes) : -1;
     } while (ready != 0 && *n < 0 && (errno == EINTR || errno == EAGAIN));
     if (ready == 0)
-        return lt_fail(LT_EUSAGE, "the script '%s' is a pipe, through which nothing came for %d s",
-                       path, PIPE_SECONDS);
+        return lt_fail(LT_EUSAGE, "the script '%s' is a pipe that sent nothing for %d s", path,
+                       PIPE_SECONDS);
     return *n >= 0 ? LT_OK : lt_fail(LT_EENV, "the script '%s': %s", path, strerror(errno));
 }
 
@@ -114,7 +114,7 @@ static lt_status look(const char *path, bool *is_there)
     if (!*is_there || S_ISREG(now.st_mode))
         return LT_OK;
     return lt_fail(LT_EUSAGE,
-                   "the script '%s' is a %s, and luatrain runs files; `luatrain -` "
+                   "the script '%s' is a %s, but luatrain runs files; `luatrain -` "
                    "reads the script from stdin",
                    path,
                    S_ISFIFO(now.st_mode)   ? "FIFO"
@@ -141,8 +141,8 @@ static lt_status find_script(const char *name, char path[PATH_MAX])
         if (n < PATH_MAX && look(found, &is_there) == LT_OK && is_there && realpath(found, path))
             return LT_OK;
     }
-    return lt_fail(LT_EUSAGE,
-                   "there is no script '%s', neither here nor among the models of luatrain", name);
+    return lt_fail(LT_EUSAGE, "script '%s' was found neither here nor among the models of luatrain",
+                   name);
 }
 
 /* Makes require() search the script's folder first, and the folders of models last. */

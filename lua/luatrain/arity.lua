@@ -38,10 +38,10 @@ local function excess(who, names, ...)
   if n <= #names then return nil end
   local list = {}
   for i, name in ipairs(names) do list[i] = says[name] or name end
-  local takes = #list == 0 and "no argument"
-                or ("%d argument%s (%s)"):format(#list, #list > 1 and "s" or "",
-                                                table.concat(list, ", "))
-  return ("%s takes %s, it was given %d"):format(who, takes, n)
+  local accepts = #list == 0 and "no arguments"
+                  or ("%d argument%s (%s)"):format(#list, #list > 1 and "s" or "",
+                                                  table.concat(list, ", "))
+  return ("%s accepts %s, got %d"):format(who, accepts, n)
 end
 
 arity.excess = excess

@@ -43,7 +43,7 @@ end
 function check.number(loss, who)
   if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
   if type(loss) == "number" then return loss end
-  fail("%s wants to return the loss, one number; it returned %s", who, check.described(loss))
+  fail("%s must return the loss, one number, but returned %s", who, check.described(loss))
 end
 
 local function whole(value, least)
@@ -92,19 +92,19 @@ end
 -- Each kind: its description in errors, and a function that returns the checked value, or nil if
 -- the value is wrong.
 local kinds = {
-  count = {"a whole number from 1 up", function(value) return whole(value, 1) end},
-  integer = {"a whole number from 0 up", function(value) return whole(value, 0) end},
-  pair = {"a whole number, or two (height, width)", function(value)
+  count = {"a positive integer", function(value) return whole(value, 1) end},
+  integer = {"a non-negative integer", function(value) return whole(value, 0) end},
+  pair = {"a non-negative integer, or two (height, width)", function(value)
     if type(value) ~= "table" then return whole(value, 0) end
     local height, width = whole(value[1], 0), whole(value[2], 0)
     return height and width and #value == 2 and is_list(value) and {height, width} or nil
   end},
   number = {"a number", function(value) return type(value) == "number" and value or nil end},
-  amount = {"a number from 0 up", amount},
+  amount = {"a non-negative number", amount},
   share = {"a number from 0 to 1", function(value)
     return amount(value) and value <= 1 and value or nil
   end},
-  epochs = {"a list of numbers that rise, like {30, 60}", function(value)
+  epochs = {"a list of increasing numbers, like {30, 60}", function(value)
     if not is_list(value) or #value == 0 then return nil end
     for i, item in ipairs(value) do
       if not amount(item) or item <= (value[i - 1] or 0) then return nil end
@@ -136,7 +136,7 @@ local kinds = {
     return class_of(value) == "luatrain.Set" and value or nil
   end},
   tensor = {"a tensor", function(value) return core.is_tensor(value) and value or nil end},
-  numbers = {"a number, or a list of them", numbers},
+  numbers = {"a number or a list of numbers", numbers},
   list = {"a list of tables", function(value) return list_of(value, "table") end},
   names = {"a list of strings", function(value) return list_of(value, "string") end},
   call = {"a function", function(value) return type(value) == "function" and value or nil end},
@@ -180,7 +180,7 @@ function Spec:value(name, value)
   local wanted, read = table.unpack(kinds[item.kind])
   local good = read(value)
   if good == nil then
-    fail("%s: '%s' wants %s, it is %s", self.name, item.name, wanted, shown(value))
+    fail("%s: '%s' must be %s, but is %s", self.name, item.name, wanted, shown(value))
   end
   return good
 end
@@ -207,12 +207,12 @@ end
 local function read_given(self, given)
   if given == nil then given = {} end
   if type(given) ~= "table" or getmetatable(given) then
-    fail("%s wants one table: %s, it is %s", self.name, self.usage, shown(given))
+    fail("%s requires one table: %s, but got %s", self.name, self.usage, shown(given))
   end
   local values = {}
   for key, value in pairs(given) do
     if type(key) == "number" and key > self.n_positions then
-      fail("%s takes %d values by position: %s", self.name, self.n_positions, self.usage)
+      fail("%s accepts %d values by position: %s", self.name, self.n_positions, self.usage)
     end
     local name = type(key) == "number" and self.items[key] and self.items[key].name or key
     if values[name] ~= nil then fail("%s: '%s' is given twice", self.name, name) end
@@ -233,7 +233,7 @@ Spec.__call = arity.of_method(read_given, "the check of a maker", {"given"})
 -- lt.check(text): makes the check for a declaration like the one above.
 local function new(_, text)
   if type(text) ~= "string" or not text:match "^[%w_.]+.*{.*}" then
-    fail("lt.check wants a text like 'net{in, out; bias=true}', it is %s", shown(text))
+    fail("lt.check requires a text like 'net{in, out; bias=true}', but got %s", shown(text))
   end
   local self = {name = text:match "^[%w_.]+", items = {}, names = {}}
   self.usage = text:gsub(":%a+", ""):gsub("{; ", "{")
@@ -243,7 +243,7 @@ local function new(_, text)
     for piece in part:gmatch "[^,%s][^,]*" do
       local item = read_item(piece, self.items)
       if not item.name or not kinds[item.kind] then
-        fail("lt.check: %s: '%s' is not understood: 'name:kind=default' is, with a known kind",
+        fail("lt.check: %s: cannot read '%s'; write 'name:kind=default', with a known kind",
              self.name, piece)
       end
       self.items[#self.items + 1] = item

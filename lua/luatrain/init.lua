@@ -63,10 +63,10 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 -- The names and tensors that lt.save writes for a net or a table of tensors, in a fixed order.
 local function contents(what)
   if is_module(what) then return what:state() end
-  if type(what) ~= "table" then fail("lt.save wants a table of tensors or a net") end
+  if type(what) ~= "table" then fail("lt.save requires a table of tensors or a net") end
   for name, tensor in pairs(what) do
     if type(name) ~= "string" or not core.is_tensor(tensor) then
-      fail("lt.save: a table wants names and tensors, %s is a %s", name, type(tensor))
+      fail("lt.save: a table must map names to tensors, but %s is a %s", name, type(tensor))
     end
   end
   local names, tensors = sorted(what), {}
@@ -83,12 +83,13 @@ local META = {string = true, number = true, boolean = true}
 function lt.save(path, what, meta)
   local names, tensors = contents(what)
   local list = {}
-  if meta ~= nil and type(meta) ~= "table" then fail("lt.save: meta wants a table of texts") end
+  if meta ~= nil and type(meta) ~= "table" then fail("lt.save: meta must be a table of strings") end
   for key, value in pairs(meta or {}) do
     if type(key) ~= "string" then
-      fail("lt.save: meta wants names, one of them is a %s: %s", type(key), key)
+      fail("lt.save: the keys of meta must be strings, but one is a %s: %s", type(key), key)
     elseif not META[type(value)] then
-      fail("lt.save: meta.%s wants a string, a number or a boolean, it is a %s", key, type(value))
+      fail("lt.save: meta.%s must be a string, a number or a boolean, but is a %s", key,
+           type(value))
     end
   end
   for _, key in ipairs(sorted(meta or {})) do

@@ -59,7 +59,7 @@ local LETTERS = {n = "\n", r = "\r", t = "\t", b = "\b", f = "\f"}
 local WORDS = {["true"] = {true}, ["false"] = {false}, null = {}}
 
 local function refuse(at, wanted)
-  core.fail("EDATA", ("JSON: there is no %s at byte %d"):format(wanted, at))
+  core.fail("EDATA", ("JSON: expected %s at byte %d"):format(wanted, at))
 end
 
 local function blank(text, at) return text:match("^[ \t\r\n]*()", at) end
@@ -75,13 +75,13 @@ end
 local function read_string(text, at)
   local last = at + 1
   while true do
-    local mark = text:find('["\\]', last) or refuse(at, "string that ends")
+    local mark = text:find('["\\]', last) or refuse(at, "a closing quote")
     if text:sub(mark, mark) == '"' then
       local inside = text:sub(at + 1, mark - 1):gsub("\\(.)(%x?%x?%x?%x?)", unescape)
       return inside, mark + 1
     end
     if text:find("^\\u", mark) and not text:find("^%x%x%x%x", mark + 2) then
-      refuse(mark, "character")
+      refuse(mark, "a character")
     end
     last = mark + 2
   end
@@ -93,7 +93,7 @@ local function read_list(text, at)
   local list, n = {}, 0
   at = blank(text, at + 1)
   while text:sub(at, at) ~= "]" do
-    if n > 0 then at = text:match("^,()", at) or refuse(at, "comma") end
+    if n > 0 then at = text:match("^,()", at) or refuse(at, "a comma") end
     n = n + 1
     list[n], at = read_value(text, blank(text, at))
     at = blank(text, at)
@@ -105,10 +105,10 @@ local function read_object(text, at)
   local object, key = {}, nil
   at = blank(text, at + 1)
   while text:sub(at, at) ~= "}" do
-    if key then at = blank(text, text:match("^,()", at) or refuse(at, "comma")) end
-    if text:sub(at, at) ~= '"' then refuse(at, "key") end
+    if key then at = blank(text, text:match("^,()", at) or refuse(at, "a comma")) end
+    if text:sub(at, at) ~= '"' then refuse(at, "a key") end
     key, at = read_string(text, at)
-    at = text:match("^[ \t\r\n]*:()", at) or refuse(at, "colon")
+    at = text:match("^[ \t\r\n]*:()", at) or refuse(at, "a colon")
     object[key], at = read_value(text, blank(text, at))
     at = blank(text, at)
   end
@@ -124,14 +124,14 @@ function read_value(text, at)
   local known = WORDS[word]
   if known then return known[1], after end
   local number = word and word:find "^-?%d" and not word:find "[xX]" and tonumber(word)
-  return number or refuse(at, "value"), after
+  return number or refuse(at, "a value"), after
 end
 
 -- Parses JSON text and returns its value. Raises EDATA with the byte position of a syntax error.
 function json.read(text)
   local value, at = read_value(text, blank(text, 1))
   at = blank(text, at)
-  if at <= #text then refuse(at, "end") end
+  if at <= #text then refuse(at, "the end") end
   return value
 end
 

@@ -294,7 +294,7 @@ T.test("a run that goes on otherwise says so", function()
   local out = folder()
   fit(out, {max_steps = 3})
   fit(out, {max_steps = 5, amp = "bf16"})
-  local text = '00003.safetensors was made with amp off, now it is bf16"'
+  local text = '00003.safetensors was made with amp off, but now it is bf16"'
   assert(read(out .. "/metrics.jsonl"):find(text, 1, true))
 end)
 
@@ -308,7 +308,7 @@ T.test("who says what amp is", function()
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1, amp = "off"}), "off")
   T.equal(lt.autocast("fp16", amp_of, {max_steps = 1}), "fp16")
   T.fails(function() lt.fit{amp = "half"} end,
-          "lt.fit: 'amp' wants 'off', 'bf16', 'fp16' or 'auto', it is 'half'")
+          "lt.fit: 'amp' must be 'off', 'bf16', 'fp16' or 'auto', but is 'half'")
 end)
 
 T.test("a loop by hand", function()

@@ -134,16 +134,16 @@ T.test("an event and a line show what was found", function()
   local output = tonumber(field(line:match '"layer":"net.1",.-}', "output"))
   assert(output > 1e-5 and output < 1e-2, line)
   local text = run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
-  assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; at most "
+  assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; worst "
                    .. "error [%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
   T.equal(select(2, text:gsub("amp check", "")), 1)
 end)
 
-T.test("--amp-check wants half precision", function()
+T.test("--amp-check requires half precision", function()
   for _, amp in ipairs{"", "--amp off"} do
     local text, code = run(out, amp .. " --amp-check 4 --out refused script.lua")
-    T.equal(text, "luatrain: --amp-check N compares half precision with f32; it wants --amp bf16, "
-                  .. "fp16 or auto\n")
+    T.equal(text, "luatrain: --amp-check N compares half precision with f32; it requires --amp "
+                  .. "bf16, fp16 or auto\n")
     T.equal(code, 2)
   end
   local text, code = run(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 "
@@ -301,9 +301,9 @@ end)
 T.test("mistakes", function()
   local net = make_net(1.0, 1.0)
   local function go() net(lt.ones{3, 4}):sum():backward() end
-  T.fails(function() lt.amp.check(7) end, "amp check wants a function, it is 7")
+  T.fails(function() lt.amp.check(7) end, "amp check requires a function, but got 7")
   T.fails(function() lt.amp.check(go) end,
-          "amp check: nothing in the function is computed in half precision; lt.autocast does that")
+          "amp check: the function computes nothing in half precision; run it under lt.autocast")
   T.fails(function() lt.amp.check(function() end) end,
           "amp check: the function went through without a backward")
   T.fails(function() lt.amp.check(function() error "why" end) end, "why")

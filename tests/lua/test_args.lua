@@ -3,7 +3,7 @@ local lt = require "luatrain"
 local T = require "lt_test"
 
 local defaults = {data = "x", epochs = 3, lr = 0.5, fast = false, max_steps = 10}
-local NO_HINT = " (--help lists them; luatrain's own stand before the script)"
+local NO_HINT = " (--help lists them; luatrain's own go before the script)"
 
 local function read(...)
   arg = {[0] = "dir/script.lua", ...}
@@ -28,14 +28,14 @@ end)
 T.test("refused", function()
   refuses("script.lua: unknown option '--epoch' (did you mean '--epochs'?)", "--epoch", "3")
   refuses("script.lua: unknown option 'stray'" .. NO_HINT, "stray")
-  refuses("script.lua: --threads is an option of luatrain itself and stands before the script: "
+  refuses("script.lua: --threads is an option of luatrain itself and goes before the script: "
           .. "luatrain --threads ... script.lua", "--threads", "2")
   refuses("script.lua: unknown option '--'" .. NO_HINT, "--")
-  refuses("script.lua: --epochs wants a whole number from 1 up, it is '3.5'", "--epochs", "3.5")
-  refuses("script.lua: --lr wants a number from 0 up, it is 'big'", "--lr=big")
-  refuses("script.lua: --fast wants true or false, it is '1'", "--fast=1")
-  refuses("script.lua: --data wants a value", "--data")
-  refuses("script.lua: --data wants a value", "--data", "--epochs", "3")
+  refuses("script.lua: --epochs must be a positive integer, but is '3.5'", "--epochs", "3.5")
+  refuses("script.lua: --lr must be a non-negative number, but is 'big'", "--lr=big")
+  refuses("script.lua: --fast must be true or false, but is '1'", "--fast=1")
+  refuses("script.lua: --data requires a value", "--data")
+  refuses("script.lua: --data requires a value", "--data", "--epochs", "3")
 end)
 
 T.test("the last word of a flag's name leads to the flag", function()
@@ -46,10 +46,10 @@ T.test("the last word of a flag's name leads to the flag", function()
 end)
 
 T.test("the least number follows from the default", function()
-  refuses("script.lua: --epochs wants a whole number from 1 up, it is '0'", "--epochs", "0")
-  refuses("script.lua: --epochs wants a whole number from 1 up, it is '-1'", "--epochs", "-1")
-  refuses("script.lua: --lr wants a number from 0 up, it is '-0.1'", "--lr=-0.1")
-  refuses("script.lua: --lr wants a number from 0 up, it is '1e999'", "--lr=1e999")
+  refuses("script.lua: --epochs must be a positive integer, but is '0'", "--epochs", "0")
+  refuses("script.lua: --epochs must be a positive integer, but is '-1'", "--epochs", "-1")
+  refuses("script.lua: --lr must be a non-negative number, but is '-0.1'", "--lr=-0.1")
+  refuses("script.lua: --lr must be a non-negative number, but is '1e999'", "--lr=1e999")
   T.equal(read("--lr", "0").lr, 0.0)
   local function free(...)
     arg = {[0] = "script.lua", ...}
@@ -58,10 +58,10 @@ T.test("the least number follows from the default", function()
   T.equal(free("--skip", "0", "--below", "-7", "--gain", "-2"), {skip = 0, below = -7, gain = -2.0})
   local ok, why = pcall(free, "--skip", "-1")
   assert(not ok)
-  T.equal(why, "script.lua: --skip wants a whole number from 0 up, it is '-1'")
+  T.equal(why, "script.lua: --skip must be a non-negative integer, but is '-1'")
   ok, why = pcall(free, "--gain", "x")
   assert(not ok)
-  T.equal(why, "script.lua: --gain wants a number, it is 'x'")
+  T.equal(why, "script.lua: --gain must be a number, but is 'x'")
 end)
 
 T.test("choices", function()
@@ -72,25 +72,26 @@ T.test("choices", function()
   T.equal(choose(), "resnet20")
   T.equal(choose("--arch", "vgg"), "vgg")
   local _, why = pcall(choose, "--arch", "resnet23")
-  T.equal(why, "script.lua: --arch: there is no 'resnet23' (did you mean 'resnet20'?)")
+  T.equal(why, "script.lua: --arch must be one of resnet20, resnet32, vgg, but is 'resnet23' (did "
+               .. "you mean 'resnet20'?)")
   _, why = pcall(choose, "--arch=")
-  T.equal(why, "script.lua: --arch: there is no '': it is one of resnet20, resnet32, vgg")
+  T.equal(why, "script.lua: --arch must be one of resnet20, resnet32, vgg, but is ''")
 end)
 
 T.test("declarations", function()
-  local wants = "lt.args: the default of %s wants a string, a number, a boolean or a list of "
+  local wants = "lt.args: the default of %s must be a string, a number, a boolean or a list of "
                 .. "strings"
   T.fails(function() lt.args{f = print} end, wants:format "f")
   T.fails(function() lt.args{f = {}} end, wants:format "f")
   T.fails(function() lt.args{f = {"a", 2}} end, wants:format "f")
   T.fails(function() lt.args{"a"} end, wants:format "1")
-  T.fails(function() lt.args(3) end, "lt.args wants a table of defaults: lt.args{epochs = 3}")
-  T.fails(function() lt.args{help = "x"} end, "lt.args: help wants sentences by the names of "
-          .. "flags: help = {epochs = \"how often\"}")
+  T.fails(function() lt.args(3) end, "lt.args requires a table of defaults: lt.args{epochs = 3}")
+  T.fails(function() lt.args{help = "x"} end, "lt.args: help must map names of flags to "
+          .. "sentences: help = {epochs = \"how often\"}")
   T.fails(function() lt.args{epochs = 3, help = {epoch = "x"}} end,
-          "lt.args: help has 'epoch', which is no flag (did you mean 'epochs'?)")
+          "lt.args: help has 'epoch', which is not a flag (did you mean 'epochs'?)")
   T.fails(function() lt.args{epochs = 3, help = {epochs = 3}} end,
-          "lt.args: the help of epochs wants a string")
+          "lt.args: the help of epochs must be a string")
   arg = {[0] = "script.lua"}
   T.equal(lt.args{epochs = 3, help = {epochs = "x"}}, {epochs = 3})
 end)
@@ -120,10 +121,10 @@ T.test("exit codes", function()
   T.equal(code .. text, "2luatrain: SCRIPT: unknown option '--epoch' (did you mean '--epochs'?)\n")
   code, text = run "--epochs -1"
   T.equal(code .. text,
-          "2luatrain: SCRIPT: --epochs wants a whole number from 1 up, it is '-1'\n")
+          "2luatrain: SCRIPT: --epochs must be a positive integer, but is '-1'\n")
   code, text = run "--help"
   T.equal(code .. text, [[
-0usage: luatrain [options of luatrain] SCRIPT [options]
+0usage: luatrain [luatrain options] SCRIPT [options]
 
   --data TEXT  fashion-mnist[:DIR], cifar10:DIR, images:DIR or
                synthetic:HxWxC/CLASSES (fashion-mnist)
@@ -134,9 +135,9 @@ T.test("exit codes", function()
   --all=false
   --fast
   --out TEXT   where
-  --help       this text
+  --help       print this help
 
-luatrain's own options stand before the script: luatrain --help lists them.
+luatrain's own options go before the script: luatrain --help lists them.
 ]])
 end)
 

@@ -1,5 +1,5 @@
--- test_bench.lua - where the time goes: counts that can be done by hand, JSON, `luatrain bench`.
--- What is measured is held to be possible, not to be fast.
+-- test_bench.lua - benchmarks: counts that are known by hand, JSON, and `luatrain bench`. Measured
+-- values are checked for plausibility, not for speed.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -8,7 +8,7 @@ local nn = lt.nn
 
 local LIMITS = {gemm = {f32 = 1e11, bf16 = 2e11}, copy = 1e10, cache = 5000}
 
--- The result of so many steps of f, each of 4 images, after one that does not count.
+-- The result of n steps of f, each of 4 images, after one unmeasured step.
 local function measure(steps, f)
   local meter = bench.meter(1)
   for _ = 0, steps do meter:step(4, f) end
@@ -24,7 +24,7 @@ local function rows(result, op, backward)
   return list
 end
 
--- The one row of it.
+-- The only row of an op in one direction.
 local function row(result, op, backward)
   local list = rows(result, op, backward)
   T.equal(#list, 1)
@@ -71,7 +71,7 @@ T.test("the ops of a small net, counted by hand", function()
   T.equal(row(r, "relu", false).flops, 0.0)
   T.equal(row(r, "relu", false).shapes, {{4, 8, 8, 3}, false, {4, 8, 8, 3}})
   T.equal(row(r, "cross_entropy", false).shapes, {{4, 5}, {4}, {}})
-  -- Reads w and its gradient, writes w; a stretch of parameters may have some padding in it.
+  -- Reads w and its gradient, writes w; a range of parameters may include padding.
   local n, bytes = 0, 0.0
   for _, update in ipairs(rows(r, "sgd_step", false)) do
     n, bytes = n + update.shapes[1][1] * update.calls, bytes + update.bytes
@@ -81,7 +81,7 @@ T.test("the ops of a small net, counted by hand", function()
   T.equal(#rows(r, "reshape", false), 0)       -- a view costs nothing
 end)
 
-T.test("times and shares are possible, and in order", function()
+T.test("times and fractions are plausible, and sorted", function()
   local x = lt.randn{64, 64}
   local r = measure(5, function() (x:matmul(x) + x):relu() end)
   local sum, at_limits, last = 0, 0, math.huge
@@ -114,7 +114,7 @@ T.test("rates and waits of steps", function()
   T.equal({r.images_per_s, r.best_images_per_s, r.outside}, {4.0, 6.0, 1.0})
 end)
 
-T.test("calls that do the same are one row, others are not", function()
+T.test("equal calls share a row, others do not", function()
   local x, y = lt.zeros{8}, lt.zeros{2, 4}
   local r = measure(2, function()
     for _ = 1, 10 do x:relu() end
@@ -135,17 +135,17 @@ T.test("calls that do the same are one row, others are not", function()
   T.equal(row(r, "cat", false).bytes, 2 * 96.0 + 3 * 8)     -- keeps three lengths for backward
 end)
 
-T.test("a gradient that is added is read too", function()
+T.test("accumulating into a gradient also reads it", function()
   local w = lt.ones{8}:requires_grad()
   local both = measure(1, function()
     w:zero_grad();
     (w:exp() + w:tanh()):sum():backward()
   end)
-  -- exp: y, dy, dw; tanh likewise; the later of them adds to dw.
+  -- exp: y, dy, dw; tanh likewise; the second of them also reads dw.
   T.equal(row(both, "exp", true).bytes + row(both, "tanh", true).bytes, 7 * 32.0)
 end)
 
-T.test("more kinds of calls than the table begins with", function()
+T.test("more rows than the initial size of the table", function()
   local x = {}
   for i = 1, 700 do x[i] = lt.zeros{i} end
   local r = measure(1, function()
@@ -161,7 +161,7 @@ T.test("more kinds of calls than the table begins with", function()
   T.equal(#seen, 700)
 end)
 
-T.test("what is not within a step is not timed", function()
+T.test("ops outside a step are not timed", function()
   local x, meter = lt.zeros{3}, bench.meter(0)
   x:relu()
   meter:step(4, function() x:exp() end)
@@ -172,7 +172,7 @@ T.test("what is not within a step is not timed", function()
   T.equal(r.ops[1].calls, 1.0)
 end)
 
-T.test("batch norm reads twice what the cache cannot hold", function()
+T.test("batch norm reads tensors twice that exceed the cache", function()
   local function bytes_of(rows, dtype, backward)
     local x = lt.ones{rows, 32}:cast(dtype):requires_grad()
     local scale, shift, mean, var = lt.ones{32}, lt.zeros{32}, lt.zeros{32}, lt.ones{32}
@@ -200,7 +200,7 @@ T.test("the limits of the machine", function()
   end
 end)
 
-T.test("the middle and the largest", function()
+T.test("median and maximum", function()
   local function spread(...) return {bench.spread{...}} end
   T.equal(spread(3, 1, 2), {2, 3})
   T.equal(spread(4, 1, 2, 3), {2.5, 4})
@@ -209,7 +209,7 @@ end)
 
 -- ==== An earlier result ==========================================================================
 
--- A result as far as a comparison reads it: of an op for each of its seconds, in a step of one.
+-- The fields of a result that a comparison reads: an op per item of seconds, in a step of 1 s.
 local function made_up(seconds, amp)
   local ops = {}
   for name, s in pairs(seconds) do
@@ -221,7 +221,7 @@ local function made_up(seconds, amp)
           machine = {cpu = "A", threads = 2, backend = "B"}, limits = LIMITS}
 end
 
-T.test("what an earlier result is told apart by", function()
+T.test("how an earlier result differs", function()
   local now, before = made_up({}, "off"), made_up({}, "bf16")
   before.images_per_s, before.machine = 80.0, {cpu = "C", threads = 4, backend = "D"}
   before.limits = {gemm = {f32 = 2e11, bf16 = 1e11}, copy = 1e10}
@@ -234,13 +234,13 @@ T.test("what an earlier result is told apart by", function()
     local other = made_up({}, "off")
     other[key] = value
     local _, why = pcall(bench.compare, now, other, "x")
-    T.equal(why, "bench: x: it was another net or batch before: " .. message)
+    T.equal(why, "bench: x: the earlier result is of another net or batch: " .. message)
   end
   refused("parameters", 8, "8 parameters, 4 images")
   refused("batch", 16.0, "7 parameters, 16 images")
 end)
 
-T.test("ops that are slower by a tenth and have a hundredth of the step are named", function()
+T.test("ops that are 10 % slower and take 1 % of the step are named", function()
   local lines = bench.compare(made_up{exp = 0.56, relu = 0.218, tanh = 0.011, log = 0.0099,
                                       neg = 0.1},
                               made_up{exp = 0.50, relu = 0.200, tanh = 0.009, log = 0.0010,
@@ -283,22 +283,22 @@ T.test("JSON is read back as it was written", function()
   T.equal(math.type(json.read "3"), "integer")
 end)
 
-T.test("what is no JSON is an error with its place", function()
+T.test("invalid JSON is an error with its position", function()
   local function refused(text, wanted, at)
     T.fails(function() json.read(text) end,
-            ("JSON: there is no %s at byte %d"):format(wanted, at))
+            ("JSON: expected %s at byte %d"):format(wanted, at))
   end
-  refused("", "value", 1)
-  refused("[1 2]", "comma", 4)
-  refused('{"a" 1}', "colon", 5)
-  refused("{a:1}", "key", 2)
-  refused('{"a":1,}', "key", 8)
-  refused('"a\\"', "string that ends", 1)
-  refused("[1]]", "end", 4)
-  refused('["\\u00e9\\u12 "]', "character", 9)
-  refused("[0x10]", "value", 2)
-  refused("nan", "value", 1)
-  refused("[1", "comma", 3)
+  refused("", "a value", 1)
+  refused("[1 2]", "a comma", 4)
+  refused('{"a" 1}', "a colon", 5)
+  refused("{a:1}", "a key", 2)
+  refused('{"a":1,}', "a key", 8)
+  refused('"a\\"', "a closing quote", 1)
+  refused("[1]]", "the end", 4)
+  refused('["\\u00e9\\u12 "]', "a character", 9)
+  refused("[0x10]", "a value", 2)
+  refused("nan", "a value", 1)
+  refused("[1", "a comma", 3)
 end)
 
 -- ==== luatrain bench =============================================================================
@@ -311,10 +311,10 @@ local function write(name, text) T.write(path(name), text) end
 
 local function read(name) return json.read(T.read(path(name))) end
 
--- What `luatrain bench ARGUMENTS` prints, and its exit code.
+-- Runs `luatrain bench ARGUMENTS`. Returns its output and exit code.
 local function run(arguments) return T.run(folder, "bench " .. arguments) end
 
--- Epochs of 3 steps, so that evaluations and reports come in between.
+-- Epochs of 3 steps, so that evaluations and reports are in between.
 write("train.lua", [[
   local lt = require "luatrain"
   local train, test = lt.data.open "synthetic:8x8x2/5/12"
@@ -336,7 +336,7 @@ write("train.lua", [[
   end
   print "not reached"]])
 
-T.test("a script's training is measured, and leaves nothing", function()
+T.test("a script's training is measured, and leaves no files", function()
   local out, code = run "--steps 7 --json=out.json train.lua"
   T.equal(code, 0)
   assert(out:find "7 steps of 4 images: ")
@@ -348,7 +348,7 @@ T.test("a script's training is measured, and leaves nothing", function()
   T.equal(r.amp, "off")
   T.equal(r.parameters, 57 + 545)
   T.equal(r.batch, 4.0)
-  T.equal(row(r, "conv2d", false).calls, 1.0)          -- those of evaluations are not among them
+  T.equal(row(r, "conv2d", false).calls, 1.0)          -- excludes evaluations
   T.equal(row(r, "linear", true).calls, 1.0)
   T.equal(r.machine.version, lt.version)
   assert(r.waiting >= 0 and r.outside > 0 and r.outside < 1)
@@ -358,18 +358,18 @@ T.test("a script's training is measured, and leaves nothing", function()
   T.equal(io.open(path "runs"), nil)
 end)
 
-T.test("what a run is told is refused", function()
+T.test("options for runs are refused", function()
   for _, flag in ipairs{"--out bench", "--resume=never", "--save-every 1", "--max-steps 5",
                         "--log json"} do
     local out, code = T.run(folder, flag .. " bench train.lua")
     T.equal(code, 2)
-    T.equal(out, ("luatrain: bench: %s is for a run that stays; of this one only what --json FILE "
-                  .. "writes does\n"):format(flag:match "^[%a-]+"))
+    T.equal(out, ("luatrain: bench: %s has no effect here: a benchmark keeps only what --json FILE "
+                  .. "writes\n"):format(flag:match "^[%a-]+"))
   end
   T.equal(io.open(path "bench"), nil)
 end)
 
-T.test("--amp is that of the run", function()
+T.test("--amp sets the precision of the run", function()
   local _, code = run "--steps 1 --amp bf16 --json bf16.json train.lua"
   T.equal(code, 0)
   local r = read "bf16.json"
@@ -377,7 +377,7 @@ T.test("--amp is that of the run", function()
   T.equal(row(r, "conv2d", false).dtype, "bf16")
 end)
 
-T.test("an earlier result is compared with", function()
+T.test("comparison with an earlier result", function()
   local function baseline(factor, parameters)
     local r = read "out.json"
     r.images_per_s, r.parameters = factor * r.images_per_s, parameters or r.parameters
@@ -391,11 +391,11 @@ T.test("an earlier result is compared with", function()
   out, code = baseline(1000)
   T.equal(code, 1)
   assert(out:find("bench: slower than then.json by more than 5 % (--margin)", 1, true))
-  assert(out:find "\n  slower: [a-z_0-9]+ ")          -- those that have a hundredth of the step
+  assert(out:find "\n  slower: [a-z_0-9]+ ")          -- ops that take 1 % of the step
   out, code = baseline(1, 7)
   T.equal(code, 2)
-  assert(out:find("bench: then.json: it was another net or batch before: 7 parameters, 4 images",
-                  1, true))
+  assert(out:find("bench: then.json: the earlier result is of another net or batch: 7 parameters, "
+                  .. "4 images", 1, true))
 end)
 
 T.test("scripts that do not train, or fail", function()
@@ -413,13 +413,14 @@ T.test("scripts that do not train, or fail", function()
                .. "measure\n")
   out, code = run "left.lua"
   T.equal(code, 1)
-  T.equal(out, "luatrain: bench: left.lua ended before all steps were measured; look at --steps\n")
+  T.equal(out, "luatrain: bench: left.lua ended before all steps were measured; try fewer "
+               .. "--steps\n")
   out, code = run "fails.lua"
   T.equal(code, 1)
   T.equal(out, "luatrain: fails.lua:1: it broke\n")
 end)
 
--- Of a run in a folder whose name it prints; evaluate(net, x) is part of its evaluations, after
+-- A run that prints the name of its folder. It calls evaluate(net, x) in its evaluations, after
 -- every fourth step.
 local SIGNALLED = [[
   local lt = require "luatrain"
@@ -452,7 +453,7 @@ local function run_signalled(lines)
   return code, rest
 end
 
-T.test("a signal may come within an evaluation, or when the run is over", function()
+T.test("a signal during an evaluation, or after the run", function()
   local code, rest = run_signalled "evaluate = kill"
   T.equal(code, 75)
   T.equal(rest, "luatrain: bench: stopped by SIGINT\n")
@@ -476,7 +477,7 @@ T.test("a signal ends the measurement", function()
   T.equal(out:match "luatrain: (.*)\n", "bench: stopped by SIGTERM")
 end)
 
-T.test("files that are no results", function()
+T.test("files that are not results", function()
   write("text.json", "hello")
   write("other.json", "{}")
   local function refused(name, message)
@@ -485,24 +486,24 @@ T.test("files that are no results", function()
     T.equal(out, "luatrain: bench: " .. message .. "\n")
   end
   refused("nowhere.json", "cannot read nowhere.json: No such file or directory")
-  refused("text.json", "text.json: JSON: there is no value at byte 1")
-  refused("other.json", "other.json is no result of this benchmark: it has no 'batch'")
+  refused("text.json", "text.json: JSON: expected a value at byte 1")
+  refused("other.json", "other.json is not a result of this benchmark: it has no 'batch'")
   local function damaged(change, missing)
     local r = read "out.json"
     change(r)
     write("damaged.json", json.text(r))
     refused("damaged.json",
-            ("damaged.json is no result of this benchmark: it has no '%s'"):format(missing))
+            ("damaged.json is not a result of this benchmark: it has no '%s'"):format(missing))
   end
   damaged(function(r) r.images_per_s = "12" end, "images_per_s")
   damaged(function(r) r.limits.gemm.bf16 = nil end, "limits.gemm.bf16")
   damaged(function(r) r.ops[2].seconds = false end, "ops.2.seconds")
   damaged(function(r) r.ops[1] = 3 end, "ops.1")
   write("list.json", "[[]]")
-  refused("list.json", "list.json is no result of this benchmark: it has no 'batch'")
+  refused("list.json", "list.json is not a result of this benchmark: it has no 'batch'")
 end)
 
-T.test("what cannot be written", function()
+T.test("files that cannot be written", function()
   local out, code = run "--json nowhere/x.json train.lua"
   T.equal(code, 2)
   T.equal(out, "luatrain: bench: cannot write nowhere/x.json: No such file or directory\n")

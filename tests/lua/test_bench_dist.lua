@@ -1,5 +1,5 @@
--- test_bench_dist.lua - what ranks cost each other: the model behind the prediction against cases
--- that can be done by hand, and `luatrain bench dist`.
+-- test_bench_dist.lua - the cost of data parallelism: the model of the prediction in cases that are
+-- known by hand, and `luatrain bench dist`.
 local T = require "lt_test"
 local dist = require "luatrain.commands.bench_dist"
 local json = require "luatrain.json"
@@ -8,7 +8,7 @@ local function near(a, b) return math.abs(a - b) <= 1e-9 * math.abs(b) end
 
 -- ==== The model ==================================================================================
 
-T.test("alpha and beta are found again", function()
+T.test("alpha and beta are recovered", function()
   for _, n in ipairs{2, 4} do
     local sums = {{bytes = 1 << 10, seconds = 1.0}}            -- too small to count
     for i = 16, 24, 2 do
@@ -21,7 +21,7 @@ T.test("alpha and beta are found again", function()
   end
 end)
 
-T.test("a bucket goes when it is there and the one before is done", function()
+T.test("a bucket is sent when it is ready and the previous one is done", function()
   local apart = {total = 1.0, backward = 0.6}
   local buckets = {{bytes = 1e6, ready = 0.1}, {bytes = 2e6, ready = 0.2},
                    {bytes = 1e6, ready = 0.6}}
@@ -29,9 +29,9 @@ T.test("a bucket goes when it is there and the one before is done", function()
     return dist.predict(n, {alpha = alpha, beta = beta}, apart, buckets)
   end
   T.equal(at(2, 0, 0), 1.0)
-  assert(near(at(2, 0, 1e-7), 1.1))           -- only the last is seen
-  assert(near(at(2, 0, 2.5e-7), 1.5))         -- 0.1 + 0.25 + 0.5 + 0.25: one behind the other
-  assert(near(at(2, 0.01, 1e-7), 1.12))       -- and twice the latency
+  assert(near(at(2, 0, 1e-7), 1.1))           -- only the last is exposed
+  assert(near(at(2, 0, 2.5e-7), 1.5))         -- 0.1 + 0.25 + 0.5 + 0.25, in sequence
+  assert(near(at(2, 0.01, 1e-7), 1.12))       -- plus twice the latency
   assert(near(at(4, 0, 1e-7), 1.15))          -- 2 (n - 1) / n is 1.5
   assert(at(24, 1e-5, 1e-7) < at(32, 1e-5, 1e-7))
 end)
@@ -74,7 +74,7 @@ T.test("steps in all ways", function()
   T.equal(code, 0)
   assert(out:find("6 steps of 4 images in each way, f16 wire", 1, true))
   assert(out:find "\n2 ranks +[%d.]+ +[%d.]+ %% +[%d.]+ +[%d.]+ +measured [%d.]+ ms")
-  assert(out:find "At 10 Gbit/s 2 ranks need [%d.]+ ms")
+  assert(out:find "At 10 Gbit/s, 2 ranks need [%d.]+ ms")
   local r = read "all.json"
   local collectives = {}
   for i, way in ipairs(r.ways) do
@@ -84,8 +84,8 @@ T.test("steps in all ways", function()
   T.equal(collectives, {0, 1, 0, 1, 4, 4})
   assert(r.ways[1].waited == 0 and r.ways[3].waited > 0 and r.ways[3].sent == 0)
   local own, sent = 2 * (64 + 16 + 544 + 5), r.ways[2].sent - r.ways[1].sent
-  assert(sent > own and sent < own + 600, sent)            -- and the record of the step, and
-                                                           -- what is found in the bucket
+  assert(sent > own and sent < own + 600, sent)            -- plus the step record and the
+                                                           -- tail of the bucket
   T.equal(#r.buckets, 1)
   T.equal(r.buckets[1].bytes, 4 * (64 + 16 + 544 + 5))     -- parameters begin at 64 bytes
   T.equal(r.predictions[3].ranks, 32)
@@ -101,22 +101,22 @@ T.test("a loss scale costs no collective", function()
   T.equal(collectives, {0, 1, 0})
 end)
 
-T.test("it leaves nothing, and no process", function()
+T.test("it leaves no files and no processes", function()
   local list = assert(io.popen("ls -a " .. folder))
   T.equal(list:read "a", ".\n..\nall.json\nhalf.json\nnothing.lua\nsums.json\ntrain.lua\n")
   list:close()
 end)
 
-T.test("what is wrong is said", function()
+T.test("invalid arguments", function()
   for arguments, text in pairs{
-    ["bench dist"] = "bench: dist wants several ranks: mpirun -np 2 luatrain, or --ranks 2",
+    ["bench dist"] = "bench: dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2",
     ["--ranks 2 bench dist --step 3"] = "bench: unknown option '--step' (did you mean '--steps'?)",
-    ["--ranks 2 bench dist --most x"] = "bench: --most wants a whole number from 1 up, it is 'x'",
-    ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation takes no value",
-    ["--ranks 2 --out x bench dist"] = "bench: --out is for a run that stays",
-    ["--ranks 2 bench dist --link 0"] = "bench: --link wants more than 0 Gbit/s",
+    ["--ranks 2 bench dist --most x"] = "bench: --most must be a positive integer, but is 'x'",
+    ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation accepts no value",
+    ["--ranks 2 --out x bench dist"] = "bench: --out has no effect here",
+    ["--ranks 2 bench dist --link 0"] = "bench: --link must be above 0 Gbit/s",
     ["--ranks 2 --deterministic --vranks 4 bench dist"] =
-      "bench: dist is about one shard a rank, without --vranks",
+      "bench: dist requires one shard per rank; omit --vranks",
   } do
     local out, code = run(arguments)
     assert(out:find(text, 1, true), arguments .. ": " .. out)

@@ -1,5 +1,5 @@
--- test_checkpoint.lua - runs that stop and go on: which checkpoint is used, what it holds, what is
--- refused. tests/tools/test_resume kills whole processes.
+-- test_checkpoint.lua - runs that stop and resume: which checkpoint is used, what it contains, and
+-- which ones are refused. tests/tools/test_resume kills whole processes.
 local lt = require "luatrain"
 local checkpoint = require "luatrain.train.checkpoint"
 local nn = lt.nn
@@ -16,7 +16,7 @@ end
 
 local train, test = noise(30), noise(10)
 
--- The same net each time it is called.
+-- Returns the same net at each call.
 local function make_net(width)
   width = width or 2
   local net = nn.sequential{nn.conv2d{1, width, 3, pad = 1}, nn.batch_norm{width}, nn.relu(),
@@ -29,7 +29,7 @@ local function make_net(width)
   return net
 end
 
--- Trains until the end, or until the run is stopped. Returns the net, the report, the error.
+-- Trains until the end, or until the run is stopped. Returns the net, the report and the error.
 local function train_net(out, more)
   local o = {net = make_net(), train = train, epochs = 3, batch = 8, out = out,
              schedule = lt.schedule.linear{}}
@@ -58,7 +58,7 @@ local function write(path, text)
   file:write(text)
 end
 
--- The steps, epochs and ends in metrics.jsonl without what is measured.
+-- The lines of steps, epochs and ends in metrics.jsonl, without measured values.
 local function metrics(path)
   local list = {}
   for line in io.lines(path .. "/metrics.jsonl") do
@@ -79,13 +79,13 @@ assert(whole_result)
 -- The message of an error, without the line where it was raised.
 local function message(err) return (err:gsub("^[^:]*:%d+: ", "")) end
 
-T.test("a run in parts is the run in one piece", function()
+T.test("a run in parts equals the uninterrupted run", function()
   for _, cuts in ipairs{{1, 2, 3}, {4}, {5, 9}, {8}, {11}, {12}} do
     local out = folder()
     for _, step in ipairs(cuts) do
       local _, _, err = train_net(out, {max_steps = step})
-      local wanted = ("stopped by max_steps at step %d, saved in %s; without it, or with a larger "
-                      .. "one, this goes on:\n  "):format(step, out)
+      local wanted = ("stopped by max_steps at step %d, saved in %s; remove or raise it, then "
+                      .. "resume with:\n  "):format(step, out)
       assert(err:find(wanted, 1, true), err)
     end
     local net, result = train_net(out)
@@ -95,7 +95,7 @@ T.test("a run in parts is the run in one piece", function()
   end
 end)
 
-T.test("an optimizer that counts its steps goes on", function()
+T.test("an optimizer that counts its steps resumes", function()
   local function train_adam(out, more)
     local net = make_net()
     local o = {net = net, optim = lt.optim.adam(net, {lr = 0.01})}
@@ -107,7 +107,7 @@ T.test("an optimizer that counts its steps goes on", function()
   T.equal(train_adam(out), train_adam(folder()))
 end)
 
-T.test("a run that is complete stays so", function()
+T.test("a complete run stays complete", function()
   local before = metrics(whole)
   local net, result = train_net(whole)
   T.equal(net:sha256(), whole_net:sha256())
@@ -115,7 +115,7 @@ T.test("a run that is complete stays so", function()
   T.equal(metrics(whole), before)
 end)
 
-T.test("more epochs go on", function()
+T.test("a complete run resumes with more epochs", function()
   local out, long = folder(), folder()
   train_net(out, {schedule = lt.schedule.constant{}})
   local net = train_net(out, {schedule = lt.schedule.constant{}, epochs = 4})
@@ -123,7 +123,7 @@ T.test("more epochs go on", function()
   T.equal(metrics(out), metrics(long))
 end)
 
-T.test("two checkpoints are kept, and nothing half written", function()
+T.test("two checkpoints are kept, and no partial files", function()
   local out = folder()
   train_net(out, {save_every = 3, max_steps = 7})
   T.equal(names(out), "metrics.jsonl step-00000006.safetensors step-00000007.safetensors")
@@ -149,7 +149,7 @@ local function warnings(out)
   return list
 end
 
-T.test("a damaged checkpoint is said, and the one before used", function()
+T.test("a damaged checkpoint is reported, and the previous one used", function()
   local good
   do
     local _, _, newest = stopped_run()
@@ -169,11 +169,11 @@ T.test("a damaged checkpoint is said, and the one before used", function()
     local said = warnings(out)
     T.equal(#said, 1)
     assert(said[1]:find(newest, 1, true), said[1])
-    assert(said[1]:find("; going on from " .. before, 1, true), said[1])
+    assert(said[1]:find("; resuming from " .. before, 1, true), said[1])
   end
 end)
 
-T.test("when all are damaged nothing starts over", function()
+T.test("a run with only damaged checkpoints does not start over", function()
   local out, before, newest = stopped_run()
   write(before, "short")
   write(newest, "")
@@ -194,18 +194,19 @@ T.test("when all are damaged nothing starts over", function()
   T.equal(metrics(out), metrics(whole))
 end)
 
-T.test("a file without a digest is no checkpoint", function()
+T.test("a file without a digest is not a checkpoint", function()
   local out, before, newest = stopped_run()
-  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- damaged twice: not ours
+  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- removes the digest
   write(newest, text)
   local _, result, err = train_net(out)
   assert(result, err)
   local file <close> = assert(io.open(out .. "/metrics.jsonl"))
-  assert(file:read "a":find(newest .. ": it has no digest: it is no checkpoint of luatrain, or "
-                            .. "damaged; going on from " .. before, 1, true))
+  assert(file:read "a":find(newest .. " has no digest: it is not a checkpoint of luatrain, "
+                            .. "or is damaged; resuming from " .. before, 1, true))
 end)
 
-local MISNAMED = "%s: its name says step %s, but it holds step %d, which counts; going on from %s"
+local MISNAMED = "%s: the name says step %s, but the file has step %d, which is used; resuming "
+                 .. "from %s"
 
 T.test("a copy of a checkpoint under a later name is not the newest", function()
   local out, before, newest = stopped_run()
@@ -233,7 +234,7 @@ T.test("the newest checkpoint under an earlier name is used, and not pruned", fu
   end
 end)
 
-T.test("a step that is damaged is said, and the checkpoint before used", function()
+T.test("a damaged step number is reported, and the previous checkpoint used", function()
   local out, before, newest = stopped_run()
   local text, n = read(newest):gsub('"step":"7"', '"step":"3"')
   T.equal(n, 1)
@@ -242,10 +243,10 @@ T.test("a step that is damaged is said, and the checkpoint before used", functio
   local said = warnings(out)
   T.equal(#said, 1)
   assert(said[1]:find(newest .. ": it is damaged: ", 1, true), said[1])
-  assert(said[1]:find("; going on from " .. before, 1, true), said[1])
+  assert(said[1]:find("; resuming from " .. before, 1, true), said[1])
 end)
 
-T.test("of two names for one checkpoint the run's own is used, and pruned later", function()
+T.test("of two copies of a checkpoint, that with the run's own name is used and pruned", function()
   local out, _, newest = stopped_run()
   write(out .. "/step-7.safetensors", read(newest))
   write(out .. "/step-00000005.safetensors", read(newest))
@@ -267,7 +268,7 @@ T.test("the name of a file given as --resume is not trusted either", function()
   assert(err:find(branch .. " has a newer checkpoint, of step 12;", 1, true), err)
   os.remove(branch .. "/step-00000012.safetensors")
   os.remove(branch .. "/step-00000008.safetensors")
-  assert(train_net(branch, {resume = copy}))           -- a copy of step 6 is no newer one
+  assert(train_net(branch, {resume = copy}))           -- a copy of step 6 is not newer
 end)
 
 T.test("--resume FILE in another folder leaves that folder's older files alone", function()
@@ -288,17 +289,17 @@ T.test("a file that --resume never cannot remove is an error", function()
                          .. "not empty"):format(out))
 end)
 
-T.test("a checkpoint of something else is refused", function()
+T.test("a checkpoint of another training is refused", function()
   local out, _, newest = stopped_run()
   local function refused(more, wanted)
     local _, _, err = train_net(out, more)
     T.equal(message(err), wanted)
   end
   refused({net = make_net(3)},
-          newest .. " does not fit: net.1.w is 2x3x3x1, the net has 3x3x3x1; net.1.b is 2, the net "
-          .. "has 3; net.2.scale is 2, the net has 3; net.2.shift is 2, the net has 3; net.2.mean "
-          .. "is 2, the net has 3; net.2.var is 2, the net has 3; net.5.w is 3x32, the net has "
-          .. "3x48")
+          newest .. " does not fit: net.1.w is 2x3x3x1, but the net has 3x3x3x1; net.1.b is 2, but "
+          .. "the net has 3; net.2.scale is 2, but the net has 3; net.2.shift is 2, but the net "
+          .. "has 3; net.2.mean is 2, but the net has 3; net.2.var is 2, but the net has 3; "
+          .. "net.5.w is 3x32, but the net has 3x48")
   local net = make_net()
   refused({net = net, optim = lt.optim.sgd(net, {lr = 0.05})},
           newest .. " does not fit: optim.v.1.b is not in the optimizer; optim.v.1.w is not in the "
@@ -308,36 +309,37 @@ T.test("a checkpoint of something else is refused", function()
     local from, before = folder(), lt.optim[was](net, {lr = 0.05})
     train_net(from, {max_steps = 1, net = net, optim = before})
     local _, _, err = train_net(from, {net = net, optim = lt.optim[makes](net, {lr = 0.05})})
-    T.equal(message(err), ("%s/step-00000001.safetensors was made with optim.%s, the script now "
-                           .. "makes optim.%s; another --out begins a new run")
+    T.equal(message(err), ("%s/step-00000001.safetensors was made with optim.%s, but the script "
+                           .. "now makes optim.%s; start a new run with another --out")
                           :format(from, was, makes))
   end
   refused({train = noise(31)},
-          newest .. " was made with a training set of 30 images, here it has 31; another --out "
-          .. "begins a new run")
+          newest .. " was made with a training set of 30 images, but now it has 31; start a new "
+          .. "run with another --out")
   local images, labels = lt.randn({30, 4, 5, 1}), train.labels
   local wide = lt.data.set{images = images, labels = labels, classes = 3}
   refused({train = wide, test = wide},
-          newest .. " was made with images of 4x4x1, here they have 4x5x1; another --out begins a "
-          .. "new run")
+          newest .. " was made with images of 4x4x1, but now they are 4x5x1; start a new run with "
+          .. "another --out")
   refused({train = lt.data.set{images = train.images, labels = labels, classes = 4}},
-          newest .. " was made with 3 classes, here there are 4; another --out begins a new run")
+          newest .. " was made with 3 classes, but now there are 4; start a new run with another "
+          .. "--out")
   local seed = lt.seed()
   lt.seed(seed + 1)
-  refused({}, ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out begins a "
-               .. "new run"):format(newest, seed, seed + 1, seed))
+  refused({}, ("%s was made with seed %d, but now it is %d; resume with --seed %d, or start a "
+               .. "new run with another --out"):format(newest, seed, seed + 1, seed))
   lt.seed(seed)
   refused({resume = whole .. "/weights.safetensors"},
-          whole .. "/weights.safetensors: this is no checkpoint of a run")
+          whole .. "/weights.safetensors is not a checkpoint of a run")
   local empty = folder()
-  refused({resume = empty}, ("--resume %s: there is no checkpoint in it"):format(empty))
+  refused({resume = empty}, ("--resume %s: it has no checkpoint"):format(empty))
   refused({resume = out .. "/step-00000006.safetensors"},
           ("--resume %s/step-00000006.safetensors: %s has a newer checkpoint, of step 7; remove it "
            .. "or name another --out"):format(out, out))
   T.equal(train_net(out):sha256(), whole_net:sha256())
 end)
 
-T.test("another run may go on from a checkpoint", function()
+T.test("another run may resume from a checkpoint", function()
   local out, before, newest = stopped_run()
   for _, from in ipairs{out, before, newest} do
     local branch = folder()
@@ -346,15 +348,15 @@ T.test("another run may go on from a checkpoint", function()
   end
 end)
 
-T.test("other batches go on with a warning", function()
+T.test("another batch size causes a warning", function()
   local out, _, newest = stopped_run()
   local _, result = train_net(out, {batch = 10})
   assert(result)
-  T.equal(warnings(out), {newest .. " was made with batches of 8 images, now they have 10"})
+  T.equal(warnings(out), {newest .. " was made with batches of 8 images, but now they have 10"})
 end)
 
--- A run that the script itself steers: at the start of epoch 2 it calls change(optim). Stops after
--- max_steps, if they are given. Returns the net.
+-- A run with a loop of its own, which calls change(optim) at the start of epoch 2. Stops after
+-- max_steps, if given. Returns the net.
 local function train_by_hand(out, options, change, max_steps)
   local net = make_net()
   local groups = {{params = {table.unpack(net:parameters(), 1, 4)}},
@@ -378,7 +380,7 @@ local function train_by_hand(out, options, change, max_steps)
   return net, sgd
 end
 
-T.test("what a script sets on its optimizer goes on to hold", function()
+T.test("settings that a script changed during the run persist", function()
   local changes = {
     function(sgd) sgd.lr = 0.01 end, function(sgd) sgd.momentum = 0.5 end,
     function(sgd) sgd.clip, sgd.weight_decay, sgd.nesterov = 0.25, 0.1, true end,
@@ -389,7 +391,7 @@ T.test("what a script sets on its optimizer goes on to hold", function()
     local out, options = folder(), {lr2 = 0.2}
     local wanted = train_by_hand(folder(), options, change):sha256()
     train_by_hand(out, options, change, 5)
-    train_by_hand(out, options, change, 7)               -- what was restored is saved again
+    train_by_hand(out, options, change, 7)               -- restored settings are saved again
     T.equal(train_by_hand(out, options, change):sha256(), wanted)
     T.equal(warnings(out), {})
   end
@@ -400,24 +402,24 @@ T.test("what a script sets on its optimizer goes on to hold", function()
   T.equal(train_by_hand(out, options, nothing):sha256(), wanted)
 end)
 
-T.test("what somebody has changed since holds, and is said", function()
+T.test("settings that the user changed since apply, with a warning", function()
   local out = folder()
   local function change(sgd) sgd.lr = 0.01 end
   train_by_hand(out, {lr2 = 0.2}, change, 5)
   local _, sgd = train_by_hand(out, {lr = 0.02, lr2 = 0.1}, change)
   local made = out .. "/step-00000005.safetensors was made with "
-  T.equal(warnings(out), {made .. "2.lr = 0.2, the script now says 0.1, which holds",
-                          made .. "lr = 0.01, the script now says 0.02, which holds"})
+  T.equal(warnings(out), {made .. "2.lr = 0.2, but the script now has 0.1, which is used",
+                          made .. "lr = 0.01, but the script now has 0.02, which is used"})
   T.equal({sgd.lr, sgd.groups[2].lr}, {0.02, 0.1})
 end)
 
-T.test("other epochs go on with a warning", function()
+T.test("another number of epochs causes a warning", function()
   local out, _, newest = stopped_run()
   train_net(out, {epochs = 4})
-  T.equal(warnings(out), {newest .. " was made for 3 epochs, now there are 4"})
+  T.equal(warnings(out), {newest .. " was made for 3 epochs, but now there are 4"})
 end)
 
-T.test("numbers of a report are those that they were", function()
+T.test("a resumed run keeps the numbers of its report", function()
   local out, net = folder(), make_net()
   local reported = {top1 = 0.1, loss = 0 / 0, high = math.huge, low = -math.huge, n = 3,
                     ['a "name"'] = 1 / 3}
@@ -447,7 +449,7 @@ T.test("numbers of a report are those that they were", function()
   assert(run.result.loss ~= run.result.loss)
 end)
 
-T.test("time goes on", function()
+T.test("a resumed run continues its times", function()
   local out = folder()
   local function last(event, name)
     local value
@@ -459,14 +461,14 @@ T.test("time goes on", function()
   train_net(out, {max_steps = 4})                        -- after epoch 1, before its evaluation
   local before = last("end", "wall_s")
   train_net(out, {max_steps = 5})
-  local saved = last("start", "t")                       -- what came behind the save is forgotten
+  local saved = last("start", "t")                       -- times after the save are dropped
   assert(saved > 0 and saved <= before and last("end", "wall_s") > saved)
   local per_s, wall_s = last("epoch", "samples_per_s"), last("epoch", "wall_s")
   assert(wall_s > 0 and wall_s <= before)
   T.near(30 / per_s, wall_s, 6e-4)                       -- written with three digits
 end)
 
-T.test("a failed save is said and the old one kept", function()
+T.test("a failed save is reported, and the old checkpoint kept", function()
   local out = stopped_run()
   os.execute(("mkdir -p %s/step-00000008.safetensors/x"):format(out))  -- in the way
   local net, result = train_net(out, {save_every = 8})
@@ -475,7 +477,7 @@ T.test("a failed save is said and the old one kept", function()
   local said = table.concat(warnings(out), "\n")
   local failed = ("step 8 was not saved: %s/step-00000008.safetensors: "):format(out)
   assert(said:find(failed, 1, true), said)
-  assert(said:find "; the training goes on\n", said)
+  assert(said:find "; training continues\n", said)
   assert(said:find "\n2 checkpoints could not be saved$", said)
 end)
 

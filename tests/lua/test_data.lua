@@ -1,4 +1,4 @@
--- test_data.lua - the sources of images, on small copies of the real ones that are written here.
+-- test_data.lua - the data sets, on small files in the formats of the real ones.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -10,7 +10,7 @@ local function write(name, ...)
   file:close()
 end
 
--- n images of 2 x 2; all bytes of image i are i.
+-- Writes n images of 2 x 2; all bytes of image i are i.
 local function write_images(name, n)
   local bytes = {}
   for i = 1, n do bytes[i] = string.char(i):rep(4) end
@@ -27,14 +27,14 @@ local name = "fashion-mnist:" .. folder
 
 T.test("missing files name the package and the flag", function()
   T.fails(function() lt.data.open(name) end,
-          ("fashion-mnist: there is no %s/train-images-idx3-ubyte.gz; "
-          .. "'apt-get install dataset-fashion-mnist' brings it, or name a folder that has it: "
+          ("fashion-mnist: %s/train-images-idx3-ubyte.gz is missing; "
+          .. "run 'apt-get install dataset-fashion-mnist', or name a folder that has it: "
           .. "--data fashion-mnist:DIR")
           :format(folder))
   T.fails(function() lt.data.open("fashion-mnits") end,
           "unknown data 'fashion-mnits' (did you mean 'fashion-mnist'?)")
   T.fails(function() lt.data.open("x") end,
-          "unknown data 'x' (there is fashion-mnist[:DIR], cifar10:DIR, images:DIR, "
+          "unknown data 'x' (known: fashion-mnist[:DIR], cifar10:DIR, images:DIR, "
           .. "synthetic:HxWxC/CLASSES[/COUNT])")
 end)
 
@@ -43,13 +43,13 @@ write_labels("train-labels-idx1-ubyte", 25)
 write_images("t10k-images-idx3-ubyte", 7)
 write_labels("t10k-labels-idx1-ubyte", 7)
 
-T.test("names of files in messages", function()
+T.test("file names in messages are printable", function()
   T.fails(function() lt.data.open "images:x\27[31m\n\xc2\x9by\xc3\xa9" end,
-          "images: x?[31m??y\xc3\xa9 wants folders train, and val or test, with one for each class "
-          .. "in them; it has no train")
+          "images: x?[31m??y\xc3\xa9 must have the folders train, and val or test, each with a "
+          .. "folder per class, but has no train")
   local path = ("/0123"):rep(700)
   T.fails(function() lt.data.open("cifar10:" .. path) end,
-          ("cifar10: there is neither ...%s/data_batch_1.bin nor ...%s/train; the former comes in "
+          ("cifar10: found neither ...%s/data_batch_1.bin nor ...%s/train; the former is in "
           .. "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
           :format(path:sub(-200), path:sub(-200)))
   os.execute(("ln -s loop %s/loop"):format(folder))
@@ -58,8 +58,8 @@ T.test("names of files in messages", function()
           :format(folder))
 end)
 
--- Nobody writes into it: who waits for that is killed.
-T.test("a FIFO is no file of data", function()
+-- Nothing writes to the FIFO; the time limit kills a process that waits for it.
+T.test("a FIFO is not a data file", function()
   write("fifo.lua", ([[
     require "luatrain".data.open("fashion-mnist:%s/fifo")]]):format(folder))
   local made = os.execute(("mkdir %s/fifo && mkfifo %s/fifo/train-images-idx3-ubyte.gz")
@@ -91,7 +91,7 @@ T.test("sets and batches", function()
   for x in test:batches{7, dtype = "f64"} do T.equal(x.dtype, "f64") end
 end)
 
-T.test("an epoch has an order of its own, and each image once", function()
+T.test("each epoch has its own order and each image once", function()
   local train = lt.data.open(name)
   local function order(epoch)
     local list = {}
@@ -109,7 +109,7 @@ T.test("an epoch has an order of its own, and each image once", function()
   for i = 1, 25 do T.equal(one[i], i) end
 end)
 
-T.test("refused", function()
+T.test("invalid arguments", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
           "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, first=0, "
@@ -117,18 +117,20 @@ T.test("refused", function()
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
   T.fails(function() train:batches{batch = 0} end,
-          "batches: 'batch' wants a whole number from 1 up, it is 0")
+          "batches: 'batch' must be a positive integer, but is 0")
   T.fails(function() train:batches{batch = 4, area = 0.0} end,
-          "batches: 'area' wants a share above 0 and up to 1, it is 0")
+          "batches: 'area' must be a fraction above 0 and up to 1, but is 0")
   T.fails(function() train:batches{batch = 4, crop = 2} end,
           "batches: crop must be 0 to 1 pixels, less than the size of the images (2x2), but is 2")
   T.fails(function() train:batches{batch = 4, workers = -1} end,
-          "batches: 'workers' wants a whole number from 0 up, it is -1")
+          "batches: 'workers' must be a non-negative integer, but is -1")
   T.fails(function() lt.data.open(name, {size = 32}) end,
-          ("data.open: size is for images:DIR, the images of %s have theirs"):format(name))
+          ("data.open: size is only for images:DIR; the images of %s have a fixed size")
+          :format(name))
   write("t10k-labels-idx1-ubyte", "\0\0\8\1", (">I4"):pack(7), "\0\1\2\10\4\5\6")
   T.fails(function() lt.data.open(name) end,
-          ("%s/t10k-labels-idx1-ubyte: label 4 of 7 is 10; 10 classes are 0 to 9"):format(folder))
+          ("%s/t10k-labels-idx1-ubyte: label 4 of 7 is 10, but the 10 classes are 0 to 9")
+          :format(folder))
   write_images("t10k-images-idx3-ubyte", 0)
   write_labels("t10k-labels-idx1-ubyte", 0)
   T.fails(function() lt.data.open(name) end,
@@ -136,13 +138,13 @@ T.test("refused", function()
   write_images("t10k-images-idx3-ubyte", 7)
   write_labels("t10k-labels-idx1-ubyte", 6)
   T.fails(function() lt.data.open(name) end,
-          ("fashion-mnist: %s/t10k-*: there are images 7x2x2 u8 and labels 6 u8, "
-          .. "which do not belong together"):format(folder))
+          ("fashion-mnist: %s/t10k-*: images 7x2x2 u8 and labels 6 u8 do "
+          .. "not match"):format(folder))
 end)
 
 -- ==== Passes =====================================================================================
 
--- The images of a pass, by label.
+-- The images of a pass, indexed by label.
 local function by_label(set, options)
   local images = {}
   for x, y in set:batches(options) do
@@ -159,7 +161,7 @@ local function numbered(n)
   return lt.data.set{lt.randn({n, 5, 5, 3}), labels}
 end
 
-T.test("batch, order and workers do not change what augmentation does", function()
+T.test("batch size, order and workers do not change augmentation", function()
   local set = lt.data.open("synthetic:8x8x3/40/40")
   for _, kind in ipairs{{crop = 2, flip = true}, {area = 0.3, flip = true}} do
     local seen
@@ -176,7 +178,7 @@ T.test("batch, order and workers do not change what augmentation does", function
   end
 end)
 
-T.test("first leaves out what was seen", function()
+T.test("first skips images that were already seen", function()
   local set = numbered(30)
   local function labels(first)
     local list = {}
@@ -193,7 +195,7 @@ T.test("first leaves out what was seen", function()
           "batches: first must be 0 to 30, the number of images, but is 31")
 end)
 
-T.test("a loop may be left, and a pass has numbers", function()
+T.test("a loop may end early, and a pass has statistics", function()
   local set = numbered(100)
   for x in set:batches{batch = 10, workers = 2} do
     local function captures() return x end       -- a closing value would be lost in Lua 5.4.4
@@ -225,25 +227,25 @@ T.test("a loop may be left, and a pass has numbers", function()
           .. "on nil")
 end)
 
--- The error of fn(...); the first collection inside of it runs the finalizer.
+-- Returns the error of fn(...). The first garbage collection during the call runs the finalizer.
 local function collect_inside(finalizer, fn, ...)
-  collectgarbage("incremental", 200, 100, 60)      -- all of it in one step
+  collectgarbage("incremental", 200, 100, 60)      -- a whole collection in one step
   collectgarbage()
   setmetatable({}, {__gc = finalizer})
-  collectgarbage("restart")                        -- it is due with the next object
+  collectgarbage("restart")                        -- the next allocation starts it
   local ok, why = pcall(fn, ...)
   collectgarbage("incremental", 200, 100, 13)
   return not ok and why:gsub("^[^:]*:%d+: ", "")
 end
 
--- Under the sanitizers what is used after it was freed stops the test.
-T.test("a finalizer may close what is in use", function()
+-- Under the sanitizers, a use after free stops the test.
+T.test("a finalizer may close a pass that is in use", function()
   local set = lt.data.open "synthetic:2x2x1/2/20"
   local pass = set:open_batches{batch = 1, workers = 0}
   T.equal(collect_inside(function() pass:close() end, pass.next, pass),
           "batches: this pass over the data was closed; open another with set:batches")
 
-  local new_batches                                -- the call in which C begins
+  local new_batches                                -- the call that enters C
   for i = 1, math.huge do
     local name, value = debug.getupvalue(set.batches, i)
     if name == "core" then new_batches = value.new_batches; break end
@@ -255,7 +257,7 @@ end)
 
 -- ==== One's own data =============================================================================
 
-T.test("one's own images", function()
+T.test("a set of the user's own images", function()
   local x, y = lt.zeros({4, 3, 2}, {dtype = "u8"}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local set = lt.data.set{x, y, mean = 0.5, std = 0.25}
   T.equal({#set, set.count, set.classes, set.height, set.width, set.channels},
@@ -270,23 +272,23 @@ T.test("one's own images", function()
                     names = {"a", "b"}, mean = {0.5, 0, 1}, std = {1, 2, 4}}
   T.equal({set.classes, set.names}, {2, {"a", "b"}})
   T.equal(set:open_batches{batch = 1}:next():totable(), {{{{0.5, 0.5, 0.0}}}})
-  set.mean = 1                                     -- may be set later, too
+  set.mean = 1                                     -- may be set later
   T.equal(set:open_batches{batch = 1}:next():totable(), {{{{0.0, 0.0, 0.0}}}})
   set.mean = {1, 2}
   T.fails(function() set:batches{batch = 1} end,
-          "data: mean has 2 numbers, the images have 3 channels")
+          "data: mean has 2 numbers, but the images have 3 channels")
   set.mean = {1, "x", 3}
   T.fails(function() set:batches{batch = 1} end,
-          "data: mean wants finite numbers, channel 2 has x")
+          "data: mean must be finite, but channel 2 has x")
 
-  local kept = lt.step(function()                  -- a set outlives the step it was made in
+  local kept = lt.step(function()                  -- a set outlives the step that made it
     return lt.data.set{lt.ones({2, 1, 1}), lt.zeros({2}, {dtype = "u8"})}
   end)
   T.equal(kept.images:sum():item(), 2.0)
   T.equal(kept:open_batches{batch = 2}:next():totable(), {{{{1.0}}}, {{{1.0}}}})
 end)
 
-T.test("one's own images brought to another size", function()
+T.test("a set of the user's own images, resized", function()
   local x = lt.zeros({2, 8, 8, 1}, {dtype = "u8"})
   for row = 1, 8 do
     for column = 1, 8 do x:set(1, row, column, 1, 30 * row) end
@@ -304,36 +306,36 @@ T.test("one's own images brought to another size", function()
           .. "size is 4x4")
   for size, text in pairs{[0.5] = "0.5", [1 / 0] = "inf", ["6"] = "'6'", [true] = "true"} do
     T.fails(function() set:sized(size) end,
-            "set:sized wants a whole number of pixels, it is " .. text)
+            "set:sized requires a whole number of pixels, but got " .. text)
   end
   T.equal(set:sized(6.0).height, 6)
 end)
 
-T.test("one's own images, refused", function()
+T.test("invalid arguments of data.set", function()
   local x, y = lt.zeros({4, 3, 2, 3}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local cases = {
     {{x}, "data.set: 'labels' must be given: "
           .. "data.set{images, labels; classes?, names?, mean?, std?}"},
-    {{x, 5}, "data.set: 'labels' wants a tensor, it is 5"},
+    {{x, 5}, "data.set: 'labels' must be a tensor, but is 5"},
     {{x, y, clases = 3}, "data.set: unknown key 'clases' (did you mean 'classes'?)"},
-    {{x, y, classes = 2}, "data.set: label 1 of 4 is 2; 2 classes are 0 to 1"},
+    {{x, y, classes = 2}, "data.set: label 1 of 4 is 2, but the 2 classes are 0 to 1"},
     {{x, lt.tensor({0, 1, -1, 0}, {dtype = "i64"})},
-     "data.set: label 3 of 4 is -1; classes count from 0"},
-    {{x, y, names = {"a", 1}}, "data.set: 'names' wants a list of strings, it is a table"},
+     "data.set: label 3 of 4 is -1, but classes count from 0"},
+    {{x, y, names = {"a", 1}}, "data.set: 'names' must be a list of strings, but is a table"},
     {{x, y, names = {"a", "b"}, classes = 3}, "data.set: there are 2 names for 3 classes"},
     {{x, y, names = {[0] = "a", "b", "c"}},
-     "data.set: 'names' wants a list of strings, it is a table"},
+     "data.set: 'names' must be a list of strings, but is a table"},
     {{x, y, mean = {[0] = 1, 1, 1, 1}},
-     "data.set: 'mean' wants a number, or a list of them, it is a table"},
-    {{x, y, mean = {1, 2}}, "data: mean has 2 numbers, the images have 3 channels"},
-    {{x, y, mean = {1, 1 / 0, 1}}, "data: mean wants finite numbers, channel 2 has inf"},
-    {{x, y, std = -1 / 0}, "data: std wants finite numbers, channel 1 has -inf"},
+     "data.set: 'mean' must be a number or a list of numbers, but is a table"},
+    {{x, y, mean = {1, 2}}, "data: mean has 2 numbers, but the images have 3 channels"},
+    {{x, y, mean = {1, 1 / 0, 1}}, "data: mean must be finite, but channel 2 has inf"},
+    {{x, y, std = -1 / 0}, "data: std must be finite, but channel 1 has -inf"},
     {{lt.zeros({4, 0, 2, 3}), y},
      "data: images must have at least one pixel and one channel, but are 4x0x2x3 f32"},
-    {{x, y, std = {1, 0, 1}}, "data.set: std wants positive numbers, channel 2 has 0"},
-    {{x, y, std = "1"}, "data.set: 'std' wants a number, or a list of them, it is '1'"},
+    {{x, y, std = {1, 0, 1}}, "data.set: std must be positive, but channel 2 has 0"},
+    {{x, y, std = "1"}, "data.set: 'std' must be a number or a list of numbers, but is '1'"},
     {{lt.zeros({4, 1, 1, 5}), y, mean = 0.5},
-     "data.set: mean and std are for up to 4 channels, the images have 5"},
+     "data.set: mean and std require at most 4 channels, but the images have 5"},
     {{lt.zeros({0, 1, 1}), lt.zeros({0}, {dtype = "u8"})}, "data.set: there are no images"},
     {{x, lt.zeros({3}, {dtype = "u8"})},
      "data: labels must have one axis of 4, the number of images, but are 3 u8"},
@@ -361,8 +363,8 @@ T.test("synthetic", function()
   for _, text in ipairs{"", "6x5/4", "6x5x3", "6x5x3/4/", "6x5x3/4/7/8", "-6x5x3/4",
                        "6x5x3/99999999999999999999"} do
     T.fails(function() lt.data.open("synthetic:" .. text) end,
-            "synthetic wants HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10; "
-            .. "it is '" .. text .. "'")
+            "synthetic must be HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10, "
+            .. "but is '" .. text .. "'")
   end
   T.fails(function() lt.data.open "synthetic:6x5x9/4" end,
           "synthetic data: images must have 1 to 4 channels, but have 9")
@@ -379,7 +381,7 @@ local function crc32(text)
   return ~crc & 0xffffffff
 end
 
--- A PNG of side x side pixels of one colour, {r, g, b}; its data are stored, not compressed.
+-- A PNG of side x side pixels of one colour, {r, g, b}, without compression.
 local function png(side, colour)
   local function chunk(name, body)
     return (">I4"):pack(#body) .. name .. body .. (">I4"):pack(crc32(name .. body))
@@ -395,7 +397,7 @@ end
 
 local function make(path) assert(os.execute("mkdir -p " .. folder .. "/" .. path)) end
 
--- n images of each class in folder/part; the colour of image i of class k is {10 k, i, 0}.
+-- Writes n images per class to folder/part. The colour of image i of class k is {10 k, i, 0}.
 local function write_classes(part, classes, n, side)
   for k, class in ipairs(classes) do
     make(part .. "/" .. class)
@@ -412,18 +414,19 @@ T.test("one image", function()
   T.equal(x:totable()[1][1], {255, 0, 0})
   T.equal(lt.data.image(folder .. "/red.png", 1).shape, {4, 4, 1})
   T.fails(function() lt.data.image(folder .. "/red.png", 2) end,
-          "data.image: channels is 1 or 3, not 2")
+          "data.image: channels must be 1 or 3, but is 2")
   assert(not pcall(lt.data.image, folder .. "/none.png"))
 end)
 
 T.test("images in folders", function()
   T.fails(function() lt.data.open "images" end,
-          "images wants a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or DIR/test")
+          "images requires a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or "
+          .. "DIR/test")
   local what = "images:" .. folder .. "/photos"
   local function missing(part)
     T.fails(function() lt.data.open(what) end,
-            ("images: %s/photos wants folders train, and val or test, with one for each class "
-            .. "in them; it has no %s"):format(folder, part))
+            ("images: %s/photos must have the folders train, and val or test, each with a "
+            .. "folder per class, but has no %s"):format(folder, part))
   end
   missing "train"
   write_classes("photos/train", {"cat", "dog"}, 3, 8)
@@ -454,10 +457,11 @@ T.test("images in folders", function()
   make "photos/test/bird"
   write("photos/test/bird/1.png", png(4, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
-          ("%s/photos/test has a class 'bird', %s/photos/train has not"):format(folder, folder))
+          ("%s/photos/test has a class 'bird', but %s/photos/train does not")
+          :format(folder, folder))
   os.execute(("rm -r %s/photos/test/bird %s/photos/test/cat"):format(folder, folder))
   T.fails(function() lt.data.open(what) end,
-          ("%s/photos/train has a class 'cat', %s/photos/test has not"):format(folder, folder))
+          ("%s/photos/train has a class 'cat', but %s/photos/test does not"):format(folder, folder))
 end)
 
 T.test("an image that cannot be read is named", function()
@@ -468,7 +472,7 @@ T.test("an image that cannot be read is named", function()
   assert(not ok and why:find(folder .. "/photos/train/cat/2.png", 1, true), why)
 end)
 
-T.test("a pass that fails goes on failing", function()
+T.test("a pass that has failed fails again", function()
   make "bad/train/a"
   make "bad/test/a"
   for i = 1, 8 do write(("bad/train/a/%d.png"):format(i), png(4, {i, 0, 0})) end
@@ -487,7 +491,7 @@ end)
 
 -- ==== CIFAR-10 ===================================================================================
 
--- n records; the label of record i is i % 10, its pixels are {i, 2 i, 3 i}.
+-- Writes n records; record i has label i % 10 and pixels {i, 2 i, 3 i}.
 local function write_cifar(file, n)
   local records = {}
   for i = 1, n do
@@ -499,12 +503,12 @@ local function write_cifar(file, n)
 end
 
 T.test("CIFAR-10 as binary files", function()
-  T.fails(function() lt.data.open "cifar10" end, "cifar10 wants a folder: cifar10:DIR")
+  T.fails(function() lt.data.open "cifar10" end, "cifar10 requires a folder: cifar10:DIR")
   local what = "cifar10:" .. folder .. "/cifar"
   make "cifar/cifar-10-batches-bin"
   T.fails(function() lt.data.open(what) end,
-          ("cifar10: there is neither %s/cifar/data_batch_1.bin nor %s/cifar/train; the former "
-          .. "comes in https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
+          ("cifar10: found neither %s/cifar/data_batch_1.bin nor %s/cifar/train; the former "
+          .. "is in https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
           :format(folder, folder))
   for i = 1, 5 do write_cifar(("cifar/cifar-10-batches-bin/data_batch_%d.bin"):format(i), i) end
   write_cifar("cifar/cifar-10-batches-bin/test_batch.bin", 12)
@@ -535,12 +539,12 @@ T.test("CIFAR-10 as folders", function()
 
   os.execute(("rm -r %s/jpg/test/j"):format(folder))
   T.fails(function() lt.data.open(what) end,
-          ("cifar10: %s/jpg/test has 9 classes, CIFAR-10 has 10; for others there is images:DIR")
+          ("cifar10: %s/jpg/test must have 10 classes, but has 9; use images:DIR for others")
           :format(folder))
   write_classes("jpg/test", classes, 1, 16)
   T.fails(function() lt.data.open(what) end,
-          ("cifar10: the images of %s/jpg/test are 16x16, those of CIFAR-10 are 32x32; for others "
-          .. "there is images:DIR"):format(folder))
+          ("cifar10: the images of %s/jpg/test must be 32x32, but are 16x16; use images:DIR for "
+          .. "others"):format(folder))
   write("jpg/train/c/2.png", png(31, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
           ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), but the first image has "

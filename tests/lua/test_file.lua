@@ -43,11 +43,11 @@ T.test("texts are names with strings, numbers or booleans", function()
   lt.save(path, {x = lt.tensor(1)}, {epoch = 3, best = 0.5, done = false, note = "y"})
   T.equal(select(2, lt.load(path)), {epoch = "3", best = "0.5", done = "false", note = "y"})
   T.fails(function() lt.save(path, {x = lt.tensor(1)}, {"y"}) end,
-          "lt.save: meta wants names, one of them is a number: 1")
+          "lt.save: the keys of meta must be strings, but one is a number: 1")
   T.fails(function() lt.save(path, {x = lt.tensor(1)}, {note = {}}) end,
-          "lt.save: meta.note wants a string, a number or a boolean, it is a table")
+          "lt.save: meta.note must be a string, a number or a boolean, but is a table")
   T.fails(function() lt.save(path, {x = lt.tensor(1)}, 5) end,
-          "lt.save: meta wants a table of texts")
+          "lt.save: meta must be a table of strings")
 end)
 
 T.test("a flipped bit is found by whoever loads", function()

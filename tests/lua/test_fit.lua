@@ -1,11 +1,11 @@
--- test_fit.lua - lt.run, lt.fit and lt.micro_batches: what a loop computes, writes and refuses.
+-- test_fit.lua - lt.run, lt.fit and lt.micro_batches: results, files and errors.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
 local folder = T.folder
 
--- n images of 4 x 4 whose class is where they are bright, out of 3.
+-- n images of 4 x 4. The position of the bright pixels is the class, one of 3.
 local function make_set(n)
   local x, labels = lt.randn({n, 4, 4, 1}) * 0.5, {}
   for i = 1, n do
@@ -29,7 +29,7 @@ local function learn_with(net, optim)
   end
 end
 
--- Settings of a run on some images, and a function for run:step.
+-- Settings of a run on n images, and a function for run:step.
 local function settings(n, more)
   local net = make_net()
   local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
@@ -104,7 +104,7 @@ T.test("the lines of a run", function()
   end
 end)
 
-T.test("each sample comes once an epoch, in the order of the loader", function()
+T.test("each epoch has each sample once, in the order of the loader", function()
   local o, learn = settings(21, {augment = false})
   local run <close> = lt.run(o)
   local seen = {}
@@ -124,7 +124,7 @@ T.test("each sample comes once an epoch, in the order of the loader", function()
 end)
 
 T.test("evaluation counts every sample once", function()
-  local net = make_net(0.5)                        -- in train mode it gives other values
+  local net = make_net(0.5)                        -- dropout changes results in train mode
   local o = settings(16, {net = net, optim = lt.optim.sgd(net, {lr = 0.1})})
   local test = make_set(13)
   local run <close> = lt.run(o)
@@ -137,27 +137,27 @@ T.test("evaluation counts every sample once", function()
   T.near(run:evaluate(test, {loss = function(z) return z:mean() end}).loss, logits:mean():item(),
          1e-6)
   T.fails(function() run:evaluate(5) end,
-          "run.evaluate: 'set' wants a set of lt.data, it is 5")
+          "run.evaluate: 'set' must be a set of lt.data, but is 5")
   T.fails(function() run:evaluate(test, 5) end,
-          "run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), they are a "
-          .. "number")
+          "run:evaluate requires options as a table: run:evaluate(set, {batch = 256}), but got "
+          .. "a number")
   T.fails(function() run:evaluate(test, {loss = function() return "x" end}) end,
-          "run:evaluate: 'loss' wants to return the loss, one number; it returned a string")
+          "run:evaluate: 'loss' must return the loss, one number, but returned a string")
   T.fails(function() run:evaluate(test, {loss = function(z) return z end}) end,
-          "run:evaluate: 'loss' wants to return the loss, one number; it returned a tensor 8x3 "
+          "run:evaluate: 'loss' must return the loss, one number, but returned a tensor 8x3 "
           .. "f32")
   T.fails(function() run:evaluate(test, {batches = 5}) end,
           "run.evaluate: unknown key 'batches' (did you mean 'batch'?)")
 end)
 
-T.test("evaluation leaves each module in its mode, after an error too", function()
+T.test("evaluation restores the mode of each module, also after an error", function()
   local o = settings(16)
   local run <close> = lt.run(o)
   local function modes() return {o.net.training, o.net[2].training, o.net[4].training} end
   local function broken() error "mine" end
   for _, train in ipairs{true, false} do
     o.net[train and "train" or "eval"](o.net)
-    o.net[4].training = not train                  -- a part that goes its own way
+    o.net[4].training = not train                  -- a module with another mode
     local before = modes()
     run:evaluate(o.train)
     T.equal(modes(), before)
@@ -166,7 +166,7 @@ T.test("evaluation leaves each module in its mode, after an error too", function
   end
 end)
 
-T.test("what a script does between steps is no part of them", function()
+T.test("work between steps does not count in their times", function()
   local o, learn = settings(16)
   local large = make_set(20000)
   local run <close> = lt.run(o)
@@ -187,7 +187,7 @@ T.test("what a script does between steps is no part of them", function()
   end
 end)
 
-T.test("what is not reported is reported when the next epoch is asked for", function()
+T.test("an epoch without a report is reported when the next one begins", function()
   local o, learn = settings(8)
   local run <close> = lt.run(o)
   for _ in run:epochs() do
@@ -214,13 +214,13 @@ T.test("a run that is left early is saved, not complete", function()
   T.equal({run.epoch, run.steps}, {4, 3})
 end)
 
-T.test("a run that is left within an epoch goes on there", function()
+T.test("a run that is left within an epoch resumes there", function()
   local o, learn = settings(40)
   do
     local run <close> = lt.run(o)
     for _ in run:epochs() do
       for x, y in run:batches() do
-        if run.steps == 3 then break end           -- a batch that was given and not learnt
+        if run.steps == 3 then break end           -- a batch without a step
         run:step(learn, x, y)
       end
       break
@@ -230,7 +230,7 @@ T.test("a run that is left within an epoch goes on there", function()
   T.equal({run.epoch, run.steps, run.done}, {1, 3, 24})
 end)
 
-T.test("a run that nobody closes says so", function()
+T.test("a run that is not closed warns", function()
   local o, learn = settings(8)
   do
     local run = lt.run(o)
@@ -244,7 +244,7 @@ T.test("a run that nobody closes says so", function()
           ('"the run in %s was not closed: write local run <close> = lt.run{...}"'):format(o.out))
   T.equal(#lines(o.out, "end"), 1)
   T.equal(field(lines(o.out, "end")[1], "exit"), nil)
-  local _ <close> = lt.run(o)                      -- the folder is free
+  local _ <close> = lt.run(o)                      -- the folder is unlocked
 end)
 
 T.test("weights that are not finite are never saved", function()
@@ -272,7 +272,7 @@ T.test("weights that are not finite are never saved", function()
   end
   local o, learn = settings(16)
   train(o, learn, function()
-    for i = 1, 8 do o.net[2].w:set(i, 1, 3e38) end -- their sum is infinite, they are not
+    for i = 1, 8 do o.net[2].w:set(i, 1, 3e38) end -- finite, but their sum is not
   end)
   T.equal(#lines(o.out, "save"), 2)
 end)
@@ -298,69 +298,71 @@ T.test("an error ends the run with its exit code", function()
   T.equal(exits, {1, 1, 6})
 end)
 
-T.test("calls in the wrong order are sentences", function()
+T.test("errors of calls in the wrong order", function()
   local o, learn = settings(16)
   local run <close> = lt.run(o)
   T.fails(function() run:batches() end,
-          "run:batches: it belongs into: for epoch in run:epochs() do ... end, before the report")
+          "run:batches: call it inside: for epoch in run:epochs() do ... end, before the report")
   T.fails(function() run:step(learn) end,
-          "run:step: it belongs into: for x, y in run:batches() do ... end")
+          "run:step: call it inside: for x, y in run:batches() do ... end")
   T.fails(function() run:report() end,
-          "run:report: it belongs into: for epoch in run:epochs() do ... end")
+          "run:report: call it inside: for epoch in run:epochs() do ... end")
   local next_epoch = run:epochs()
   next_epoch()
   T.fails(function() run:epochs() end,
-          "run:epochs: it was called before, and a run is one loop")
-  T.fails(function() run:step(learn) end, "run:step: each batch of run:batches has one step")
+          "run:epochs: it was already called, and a run is one loop")
+  T.fails(function() run:step(learn) end,
+          "run:step: each batch of run:batches has exactly one step")
   T.fails(function() run:report() end, "run:report: the epoch had no steps: "
                                        .. "for x, y in run:batches() do run:step(...) end")
   local left = run:batches()
   run:step(learn, left())
   for x, y in run:batches() do                   -- the rest of the epoch
-    T.fails(function() left() end, "run:batches: another loop over the batches was begun")
+    T.fails(function() left() end, "run:batches: another loop over the batches was started")
     run:step(function() return learn(x, y) end)
     break
   end
   for x, y in run:batches() do
     run:step(learn, x, y)
     T.fails(function() run:step(learn, x, y) end,
-            "run:step: each batch of run:batches has one step")
+            "run:step: each batch of run:batches has exactly one step")
   end
   run:report()
-  T.fails(function() run:report() end, "run:report: this epoch was reported already")
+  T.fails(function() run:report() end, "run:report: this epoch was already reported")
   next_epoch()
   T.fails(function()
     for _ in run:batches() do end
-  end, "run:batches: the batch before had no run:step")
+  end, "run:batches: the previous batch had no run:step")
   for x, y in run:batches() do
     T.fails(function() run:step(function() return 1 end) end,
-            "run:step: the function took no step of the optimizer; "
-            .. "lt.micro_batches adds up parts of a batch")
+            "run:step: the function took no optimizer step; "
+            .. "use lt.micro_batches to accumulate gradients")
     T.fails(function() run:step(function() o.optim:step() return 1 end) end,
             "an optimizer step without gradients: no backward has run since the step "
             .. "before; call loss:backward() first")
     T.fails(function() run:step(function() end) end,
-            "run:step: the function wants to return the loss, one number; it returned a nil")
-    T.fails(function() run:step(5) end, "run:step wants a function, it is 5")
-    T.fails(function() run:step() end, "run:step wants a function, it is nil")
-    T.fails(function() run.step(learn, x, y) end, "run:step is written with a colon, as it is here")
+            "run:step: the function must return the loss, one number, but returned a nil")
+    T.fails(function() run:step(5) end, "run:step requires a function, but got 5")
+    T.fails(function() run:step() end, "run:step requires a function, but got nil")
+    T.fails(function() run.step(learn, x, y) end,
+            "run:step must be called with a colon, as here")
     T.fails(function() run:step(function() run:evaluate(o.train) end) end,
-            "run:evaluate: it does not belong into the function of run:step")
+            "run:evaluate must not be called inside run:step")
     T.fails(function() run:step(function() run:save() end) end,
-            "run:save: it does not belong into the function of run:step")
+            "run:save must not be called inside run:step")
     run:step(learn, x, y)
   end
   T.fails(function() run:report{top1 = "good"} end,
-          "run:report wants numbers by name, top1 is a string")
+          "run:report requires numbers by name, but top1 is a string")
   T.fails(function() run:report(5) end,
-          "run:report wants numbers by name, as run:evaluate gives them; it is a number")
+          "run:report requires numbers by name, as run:evaluate returns them, but got a number")
   T.fails(function() run:report{["gr\xfcn"] = 5} end,
-          'run:report wants names of printable UTF-8, it is "gr\xfcn"')
+          'run:report requires names in printable UTF-8, but got "gr\xfcn"')
   T.equal(next_epoch(), nil)
   T.fails(function() run:evaluate(o.train) end, "run:evaluate: this run is over")
   T.fails(function() run:report() end, "run:report: this run is over")
   T.fails(function() return run.batchs end, "a run has no 'batchs' (did you mean 'batches'?)")
-  T.fails(function() run.lr = 5 end, "a run has no 'lr' to be set")
+  T.fails(function() run.lr = 5 end, "a run has no 'lr' that can be set")
 end)
 
 T.test("settings are checked before anything is made", function()
@@ -371,17 +373,18 @@ T.test("settings are checked before anything is made", function()
     T.fails(function() lt.run(o) end, message)
     assert(not io.open(o.out), "there is a folder")
   end
-  refused({net = false}, "lt.run: 'net' wants a net, it is false")
-  refused({optim = {}}, "lt.run: 'optim' wants an optimizer of lt.optim, it is a table")
-  refused({train = 5}, "lt.run: 'train' wants a set of lt.data, it is 5")
-  refused({schedule = 5}, "lt.run: 'schedule' wants a function, it is 5")
+  refused({net = false}, "lt.run: 'net' must be a net, but is false")
+  refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim, but is a table")
+  refused({train = 5}, "lt.run: 'train' must be a set of lt.data, but is 5")
+  refused({schedule = 5}, "lt.run: 'schedule' must be a function, but is 5")
   refused({epoch = 5}, "lt.run: unknown key 'epoch' (did you mean 'epochs'?)")
-  refused({augment = true}, "lt.run: 'augment' wants a table of options, or false, it is true")
+  refused({augment = true}, "lt.run: 'augment' must be a table of options, or false, but is true")
   refused({augment = {flips = true}}, "augment: unknown key 'flips' (did you mean 'flip'?)")
-  refused({batch = 11}, "lt.run: batch wants at most the 10 images of the training set, it is 11")
+  refused({batch = 11},
+          "lt.run: batch must be at most the 10 images of the training set, but is 11")
   refused({optim = lt.optim.sgd(make_net(), {lr = 0.1})},
-          "lt.run: the optimizer has no parameter of the net; it was made for another one")
-  refused({out = ""}, "lt.run: 'out' wants a path, it is ''")
+          "lt.run: the optimizer has no parameter of the net; it was made for another net")
+  refused({out = ""}, "lt.run: 'out' must be a path, but is ''")
   T.fails(function() lt.run{} end, "lt.run: 'net' must be given: " .. usage)
   T.fails(function() lt.fit{lr = 5} end, "lt.fit: unknown key 'lr'" .. select(2, pcall(lt.fit, {}))
                                          :match "given(: .*)$")
@@ -400,18 +403,19 @@ T.test("lt.fit checks its sets and its loss", function()
                        labels = lt.zeros({6}, {dtype = "i64"})}
   end
   refused({loss = lt.cross_entropy, label_smoothing = 0.1},
-          "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+          "lt.fit: label_smoothing applies only to lt.fit's own loss, not to a function 'loss'")
   refused({test = set(4, 5, 3)},
-          "lt.fit: the images of the test set are 4x5x1, those of the training set 4x4x1")
-  refused({test = set(4, 4, 4)}, "lt.fit: the test set has 4 classes, the training set 3")
+          "lt.fit: the images of the test set are 4x5x1, but those of the training set "
+          .. "are 4x4x1")
+  refused({test = set(4, 4, 4)}, "lt.fit: the test set has 4 classes, but the training set has 3")
   assert(not io.open(o.out), "there is a folder")
   refused({loss = function() return 5 end},
-          "lt.fit: 'loss' wants to return a tensor of one number, it returned a number")
+          "lt.fit: 'loss' must return a tensor of one number, but returned a number")
   refused({loss = function(logits) return logits end},
-          "lt.fit: 'loss' wants to return a tensor of one number, it returned a tensor 8x3 f32")
+          "lt.fit: 'loss' must return a tensor of one number, but returned a tensor 8x3 f32")
 end)
 
-T.test("a schedule that gives no factor", function()
+T.test("a schedule that returns no factor", function()
   for _, item in ipairs{{nil, "a nil"}, {"x", "a string"}, {-0.5, "-0.5"}, {math.huge, "inf"}} do
     local returned, shown = item[1], item[2]
     local o, learn = settings(8, {schedule = function() return returned end})
@@ -419,8 +423,8 @@ T.test("a schedule that gives no factor", function()
     run:epochs()()
     local x, y = run:batches()()
     T.fails(function() run:step(learn, x, y) end,
-            "run:step: the schedule wants to return a number from 0 up, at epoch 0.5 it returned "
-            .. shown)
+            "run:step: the schedule must return a non-negative number, but at epoch 0.5 it "
+            .. "returned " .. shown)
   end
 end)
 
@@ -435,7 +439,7 @@ T.test("one run at a time in a folder", function()
   T.equal(run.folder, o.out)
 end)
 
-T.test("a run that waits for its data says why", function()
+T.test("a run that waits for its data warns and says why", function()
   local waits = require "luatrain.train.data_wait"
   local function warning_of(waited, stats)
     local w, text = waits.new(), nil
@@ -452,10 +456,11 @@ T.test("a run that waits for its data says why", function()
   local stats = {wait_s = 5.0, work_s = 8.0, images = 4000, workers = 1}
   T.equal(warning_of(0.01, stats), nil)
   T.equal(warning_of(0.0625, {work_s = 0.0, images = 0, workers = 0}):match "(.*) =",
-          "50 % of the last 50 steps was waiting for data. No worker makes it ahead: workers")
+          "the last 50 steps spent 50 % of their time waiting for data. No workers prepare it in "
+          .. "advance: set workers")
   local text = warning_of(0.0625, stats)
-  assert(text:find("Making an image takes 2.00 ms, 1 worker makes 500 images a second, "
-                   .. "the net could take 512. ", 1, true), text)
+  assert(text:find("An image takes 2.00 ms; 1 worker prepares 500 images per second, "
+                   .. "but the net could process 512. ", 1, true), text)
 end)
 
 -- ==== Micro-batches ==============================================================================
@@ -478,7 +483,7 @@ local function gradients(net, k, x, y)
   return list
 end
 
-T.test("micro-batches of a batch are the batch", function()
+T.test("micro-batches give the gradients of the whole batch", function()
   local net = make_net(0.5)
   for _, rows in ipairs{32, 30, 3, 1} do
     local set = make_set(rows)
@@ -499,18 +504,19 @@ T.test("micro-batches of a batch are the batch", function()
   net:zero_grad()
 end)
 
-T.test("micro-batches of something else", function()
+T.test("invalid arguments of lt.micro_batches", function()
   local x, y = lt.zeros({5, 2}), lt.zeros({5}, {dtype = "i64"})
   T.fails(function() lt.micro_batches(0, x, y) end,
-          "lt.micro_batches: 'k' wants a whole number from 1 up, it is 0")
-  T.fails(function() lt.micro_batches(2, x) end, "lt.micro_batches: 'y' wants a tensor, it is nil")
+          "lt.micro_batches: 'k' must be a positive integer, but is 0")
+  T.fails(function() lt.micro_batches(2, x) end,
+          "lt.micro_batches: 'y' must be a tensor, but is nil")
   T.fails(function() lt.micro_batches(2, {}, y) end,
-      "lt.micro_batches: 'x' wants a tensor, it is a table")
+      "lt.micro_batches: 'x' must be a tensor, but is a table")
   T.fails(function() lt.micro_batches(2, x, lt.zeros({4})) end,
-      "lt.micro_batches: x has 5 samples, y has 4")
+      "lt.micro_batches: x has 5 samples, but y has 4")
 end)
 
--- lt.fit with a batch of 32 in micro-batches: its weights as one list.
+-- The weights after lt.fit with a batch of 32 in micro-batches, as one list.
 local function fitted(accumulate)
   lt.seed(5)
   local net = make_net()
@@ -530,7 +536,7 @@ T.test("lt.fit in micro-batches takes the same steps", function()
   for i, value in ipairs(whole) do T.near(parts[i], value, 1e-6) end
 end)
 
-T.test("accumulate of more micro-batches than a batch can have", function()
+T.test("accumulate larger than the batch", function()
   local train, test = lt.data.open "synthetic:2x2x1/2/8"
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
   local result = lt.fit{

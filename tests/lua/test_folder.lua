@@ -4,7 +4,7 @@ local lt = require "luatrain"
 local checkpoint = require "luatrain.train.checkpoint"
 local T = require "lt_test"
 
--- 12 steps. In step `at` rank 0 runs a shell command; $L is this program.
+-- 12 steps. In step `at`, rank 0 runs a shell command; $L is the luatrain program.
 local SCRIPT = [[
 local lt = require "luatrain"
 local opt = lt.args{at = 0, cmd = "", epochs = 2}
@@ -26,13 +26,13 @@ local function new_folder()
   return at
 end
 
--- What t.lua prints in a folder, and its exit code. It may take 30 seconds.
+-- Runs t.lua in a folder, for at most 30 seconds. Returns its output and exit code.
 local function run(at, options, arguments)
   return T.run(at, ("--threads 1 --quiet --out out %s t.lua %s"):format(options, arguments or ""),
                "timeout -k 1 30")
 end
 
--- The names in a folder, and a digest of the weights in it, which tells who wrote them.
+-- The names in a folder, and a digest of its weights, which shows which run wrote them.
 local function contents(path)
   local pipe = assert(io.popen(("export LC_ALL=C; cd %s && ls -A && cat $(find . -name 'step-*' "
                                 .. "-o -name 'w*' | sort) | sha256sum"):format(path)))
@@ -62,7 +62,7 @@ local function stops(at, options, cmd, wanted)
   T.equal({code, (text:gsub("^luatrain: t.lua:%d+: ", ""))}, {3, wanted:format(5) .. "\n"})
 end
 
-T.test("a run whose folder is removed or renamed stops and makes no other", function()
+T.test("a run whose folder is removed or renamed stops and makes no new one", function()
   local at = new_folder()
   stops(at, "", "rm -rf out", GONE)
   assert(not io.open(at .. "/out"))
@@ -82,7 +82,7 @@ T.test("a run whose folder is replaced leaves the new one alone", function()
   T.equal(names(at .. "/other"), ".lock")
 end)
 
-T.test("two runs after rm -rf: the first stops, the second has its files", function()
+T.test("two runs after rm -rf: the first stops, the second keeps its files", function()
   local at = new_folder()
   local second = "rm -rf out; $L --threads 1 --quiet --out out --max-steps 7 t.lua; "
                  .. "LC_ALL=C ls -A out >names; cp -r out copy"
@@ -94,10 +94,10 @@ T.test("two runs after rm -rf: the first stops, the second has its files", funct
   assert(text:find(("and process %s has begun a run there. "):format(pid)
                    .. LEAVES:format(5) .. "\n", 1, true), text)
   T.equal(contents(at .. "/out"), contents(at .. "/copy"))
-  T.equal({run(at, "")}, {"", 0})                      -- the second one's folder goes on
+  T.equal({run(at, "")}, {"", 0})                      -- the second run can be resumed
 end)
 
-T.test("several ranks stop when rank 0 has lost the folder", function()
+T.test("all ranks stop when rank 0 has lost the folder", function()
   local at = new_folder()
   local text, code = run(at, "--ranks 2", "--at 5 --cmd 'rm -rf out'")
   T.equal(code, 3)
@@ -105,15 +105,15 @@ T.test("several ranks stop when rank 0 has lost the folder", function()
   assert(not io.open(at .. "/out"))
 end)
 
-T.test("a link to where the folder went keeps it the run's", function()
+T.test("a run keeps a folder that was moved and replaced by a link to it", function()
   local at = new_folder()
   T.equal({run(at, "", "--at 5 --cmd 'mv out elsewhere; ln -s elsewhere out'")}, {"", 0})
   T.equal(names(at .. "/elsewhere"), ".lock curves.svg metrics.jsonl step-00000006.safetensors "
                                      .. "step-00000012.safetensors weights.safetensors")
 end)
 
--- Trains in this process and calls a shell command right before or right after the checkpoint of
--- step 6 is written. Returns the error of the run, and the folder that has `out`.
+-- Trains in this process and runs a shell command right before or right after it writes the
+-- checkpoint of step 6. Returns the error of the run, and the folder that contains `out`.
 local function swap(cmd, before)
   local at, save = T.folder(), checkpoint.save
   local out = at .. "/out"
@@ -134,7 +134,7 @@ local function swap(cmd, before)
   return not ok and err, at
 end
 
-T.test("a folder that is replaced during a save loses no file and gets none", function()
+T.test("a save neither removes files from a replaced folder nor writes any to it", function()
   local replace = "rm -rf out; mkdir out; touch out/.lock; "
                   .. "for i in 2 4; do echo theirs >out/step-0000000$i.safetensors; done"
   for _, before in ipairs{true, false} do
@@ -149,7 +149,7 @@ T.test("a folder that is replaced during a save loses no file and gets none", fu
   end
 end)
 
-T.test("a run that its script leaves after the folder is gone says so", function()
+T.test("a run that is left early after its folder was removed reports it", function()
   local out = T.folder() .. "/out"
   local train = lt.data.open "synthetic:6x6x1/3/48"
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
@@ -174,7 +174,7 @@ T.test("a run that its script leaves after the folder is gone says so", function
   assert(not ok and err:find("out: the folder was removed or renamed", 1, true), err)
 end)
 
-T.test("only checkpoints that the run wrote or went on from are removed", function()
+T.test("a run removes only checkpoints that it wrote or resumed from", function()
   local at = new_folder()
   run(at, "--save-every 1 --max-steps 4")
   os.execute(("cd %s/out; mkdir step-00000001.safetensors; echo x >step-00000002.safetensors")
@@ -192,7 +192,7 @@ end)
 local MAKES = {folder = "mkdir %s", fifo = "mkfifo %s", full = "ln -s /dev/full %s",
                zero = "ln -s /dev/zero %s"}
 
--- Trains with something else under a name in `out`. Returns what is printed, and the exit code.
+-- Trains with another kind of file under a name in `out`. Returns the output and the exit code.
 local function taken(name, kind, options)
   local at = new_folder()
   os.execute(("mkdir %s/out; cd %s/out; " .. MAKES[kind]):format(at, at, name))
@@ -209,8 +209,8 @@ T.test("a run file that is not a regular file is an error or a warning", functio
     T.equal({code, text}, {3, ("out/.lock: cannot write there: %s\n"):format(is)})
     text, code = taken("weights.safetensors", kind)
     T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is not a "
-                              .. "regular file; it is not replaced. What was saved before is "
-                              .. "whole; the same command with --out out goes on from it\n"})
+                              .. "regular file; it is not replaced. Earlier checkpoints are "
+                              .. "intact; resume from them with the same command and --out out\n"})
     text, code = taken("curves.svg", kind)
     T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is not a "
                               .. "regular file; it is not replaced\n"})
@@ -236,7 +236,7 @@ T.test("a FIFO that replaces metrics.jsonl blocks neither the run nor a report",
                             .. "regular file\n"})
 end)
 
-T.test("--resume with the name of something that is no checkpoint", function()
+T.test("--resume with a file that is not a checkpoint", function()
   local at = new_folder()
   os.execute(("cd %s; mkfifo fifo; ln -s nowhere link; mkdir empty; ln -s loop loop"):format(at))
   for from, why in pairs{fifo = "this is not a regular file", link = "cannot open: No such file or "
@@ -247,7 +247,7 @@ T.test("--resume with the name of something that is no checkpoint", function()
   end
   local text, code = run(at, "--resume empty")
   T.equal({code, text:match ": (.*)"},
-          {5, "t.lua:6: --resume empty: there is no checkpoint in it\n"})
+          {5, "t.lua:6: --resume empty: it has no checkpoint\n"})
 end)
 
 T.test("garbage under the names of checkpoints is named, not used and not removed", function()
@@ -265,9 +265,9 @@ T.test("garbage under the names of checkpoints is named, not used and not remove
   local before = names(at .. "/out")
   local text, code = run(at, "--max-steps 5")
   T.equal(code, 0)
-  local _, n = text:gsub("; going on from out/step%-00000003.safetensors\n", "")
+  local _, n = text:gsub("; resuming from out/step%-00000003.safetensors\n", "")
   T.equal(n, 7)
-  T.equal(names(at .. "/out"), before)                 -- 5 replaced what had its name
+  T.equal(names(at .. "/out"), before)                 -- step 5 replaced the file of its name
   T.equal({run(at, "--resume never")}, {"", 0})
   T.equal(names(at .. "/out"),
           ".lock curves.svg metrics.jsonl step-00000006.safetensors step-00000012.safetensors "

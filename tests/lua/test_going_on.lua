@@ -1,10 +1,10 @@
--- test_going_on.lua - runs in fp16 that go on: what has changed of their scaler, checkpoints in
--- which something is missing, what people are told of skipped steps; options that found no run.
+-- test_going_on.lua - resumed runs in fp16: changed settings of the scaler, incomplete checkpoints,
+-- and what the log says about skipped steps; options that no run used.
 local lt = require "luatrain"
 local T = require "lt_test"
 
--- In step `at` of a run the loss is multiplied by 1e35, which no scale can help; policy "off": the
--- loss is not scaled.
+-- In step `at` of the run, the loss is multiplied by 1e35, which overflows at any scale. With
+-- policy "off", the loss is not scaled.
 local SCRIPT = [[
 local lt = require "luatrain"
 local opt = lt.args{policy = "adaptive", scale = 65536.0, interval = 2000, at = 0, epochs = 2}
@@ -29,14 +29,14 @@ local function new_folder()
   return out
 end
 
--- Runs the script, which ends with exit code 0. Returns what it has said.
+-- Runs the script, which must end with exit code 0. Returns its output.
 local function run(out, options, arguments)
   local text, code = T.run(out, ("--threads 1 %s t.lua %s"):format(options, arguments or ""))
   if code ~= 0 then error(text, 2) end
   return text
 end
 
--- The values of a field in all lines of an event; of text without its quotes.
+-- The values of a field in all lines of an event; text without its quotes.
 local function fields(out, event, name)
   local list = {}
   for line in io.lines(out .. "/run/metrics.jsonl") do
@@ -55,39 +55,39 @@ local function check_change(policy, more, was, now, text, scale)
   local options = ("--policy %s %s "):format(policy, more)
   run(out, "--quiet --amp fp16 --max-steps 4", options .. was)
   run(out, "--quiet --amp fp16 --max-steps 6", options .. now)
-  run(out, "--quiet --amp fp16 --max-steps 7", options .. now)       -- which has not changed
+  run(out, "--quiet --amp fp16 --max-steps 7", options .. now)       -- unchanged: no warning
   T.equal(fields(out, "warn", "text"), {"run/step-00000004.safetensors was made with " .. text
-                                        .. ", which holds"})
+                                        .. ", which is used"})
   T.equal(fields(out, "step", "scale")[5], scale)
   return fields(out, "step", "scale")
 end
 
-T.test("another scale, or interval, in the script holds when a run goes on", function()
-  local text = "scale = 1024, the script now says 8"
+T.test("a scale or interval that the script changed applies to the resumed run", function()
+  local text = "scale = 1024, but the script now has 8"
   T.equal(check_change("static", "", "--scale 1024", "--scale 8", text, 8.0),
           {1024.0, 1024.0, 1024.0, 1024.0, 8.0, 8.0, 8.0})
   check_change("adaptive", "", "--scale 1024", "--scale 8", text, 8.0)
   check_change("dynamic", "--interval 3", "--scale 1024", "--scale 8", text, 8.0)
   T.equal(check_change("dynamic", "--scale 8", "--interval 2000", "--interval 2",
-                       "growth_interval = 2000, the script now says 2", 8.0),
+                       "growth_interval = 2000, but the script now has 2", 8.0),
           {8.0, 8.0, 8.0, 8.0, 8.0, 16.0, 16.0})
 end)
 
-T.test("what was skipped under another scale does not count", function()
+T.test("consecutive skips under another scale do not count", function()
   local scaler <close> = lt.amp.scaler{policy = "static", scale = 8}
   local state = scaler:state()
   state.k, state.steps, state.skipped, state.in_a_row, state.at_floor = 10, 20, 9, 9, 9
   scaler:load_but(state, {})
   T.equal(scaler:state(), state)
   scaler:load_but(state, {scale = true})
-  T.equal(scaler.scale, 1024.0)                     -- that which it had
+  T.equal(scaler.scale, 1024.0)                     -- as before the load
   state.in_a_row, state.at_floor = 0, 0
   T.equal(scaler:state(), state)
 end)
 
 -- ==== A checkpoint that was changed ==============================================================
 
--- A run that was stopped at step 4, and in whose checkpoint change(texts) has changed something.
+-- A run that was stopped at step 4. change(texts) modifies the metadata of its checkpoint.
 local function changed_run(options, arguments, change)
   local out = new_folder()
   local path = out .. "/run/step-00000004.safetensors"
@@ -101,7 +101,7 @@ end
 local first = changed_run("--amp fp16", "", function() end)
 local tensors, meta = lt.load(first .. "/run/step-00000004.safetensors")
 
--- How a run goes on from this checkpoint with one text replaced.
+-- Resumes from this checkpoint with one metadata text replaced. Returns the output and exit code.
 local function go_on(name, value)
   local before = meta[name]
   meta[name] = value
@@ -110,7 +110,7 @@ local function go_on(name, value)
   return T.run(first, "--threads 1 --quiet --amp fp16 --max-steps 5 t.lua")
 end
 
-T.test("a checkpoint in which something is missing is refused by name", function()
+T.test("an incomplete checkpoint is refused, and the error names the field", function()
   local at = "luatrain: t.lua:7: run/step-00000004.safetensors: "
   local function refused(name, value, wanted)
     local text, code = go_on(name, value)
@@ -122,7 +122,7 @@ T.test("a checkpoint in which something is missing is refused by name", function
   end
   for name, value in pairs{epoch = "1.5", done = "-8", seconds = "true", auto = "1",
                            loss_sum = "7"} do
-    refused(name, value, ("no checkpoint has such a '%s'"):format(name))
+    refused(name, value, ("the checkpoint has an invalid '%s'"):format(name))
   end
   refused("scaler.policy", nil, "scaler:load: the state has no 'policy'")
   refused("scaler.policy", "9", "no scaler has such a 'policy'")
@@ -135,7 +135,7 @@ T.test("a checkpoint of a run before the optimizer was saved can be resumed", fu
   assert(text:find("stopped by --max-steps at step 5", 1, true), text)
 end)
 
-T.test("buckets that were sent again before a run went on are in its end line", function()
+T.test("the end line counts buckets that were sent again before the run was resumed", function()
   local options = "--quiet --amp fp16 --ranks 2 --wire fp16 "
   local out = changed_run(options, "", function(texts) texts["wire_scales.resends"] = "500" end)
   run(out, options .. "--max-steps 5")
@@ -143,31 +143,31 @@ T.test("buckets that were sent again before a run went on are in its end line", 
   assert(#counts == 2 and counts[1] < 100 and counts[2] >= 500, table.concat(counts, " "))
 end)
 
-T.test("a run in fp16 whose scale is not in the checkpoint says so", function()
+T.test("a resumed fp16 run warns if the checkpoint has no scale", function()
   local function drop(texts)
     for name in pairs(texts) do
       if name:find "^scaler%." then texts[name] = nil end
     end
   end
   local made = "run/step-00000004.safetensors was made with"
-  local wanted = {made .. "out a loss scale, now it is adaptive, which begins anew"}
+  local wanted = {made .. "out a loss scale, but now it is adaptive, which starts anew"}
   for _, case in ipairs{{"", drop}, {"--policy off", function() end}} do
     local out = changed_run("--amp fp16", table.unpack(case))
     run(out, "--quiet --amp fp16 --max-steps 5")
     T.equal(fields(out, "warn", "text"), wanted)
   end
-  -- In f32 there was none, and the other precision is said.
+  -- f32 has no scale; the warning is about the precision instead.
   local out = changed_run("", "", function() end)
   run(out, "--quiet --amp fp16 --max-steps 5")
-  T.equal(fields(out, "warn", "text"), {made .. " amp off, now it is fp16"})
+  T.equal(fields(out, "warn", "text"), {made .. " amp off, but now it is fp16"})
   out = changed_run("--amp fp16", "--policy off", function() end)
   run(out, "--quiet --amp fp16 --max-steps 5", "--policy off")
   T.equal(fields(out, "warn", "text"), {})
 end)
 
--- ==== What people are told =======================================================================
+-- ==== The log =================================================================================
 
-T.test("skipped steps are in the lines of epochs and in the last one", function()
+T.test("the lines of epochs and the last line count skipped steps", function()
   local out = new_folder()
   local text = run(out, "--amp fp16", "--policy static --at 8")
   local one, two, done = text:match "(epoch 1/2  loss.-)\n.-(epoch 2/2  loss.-)\n(.-)\n"
@@ -178,7 +178,7 @@ T.test("skipped steps are in the lines of epochs and in the last one", function(
   assert(text:find "\ndone after %d+ s: run has" and not text:find "skipped", text)
 end)
 
--- ==== Options that found no run ==================================================================
+-- ==== Options without a run ======================================================================
 
 local LOOP = [[
 local lt = require "luatrain"
@@ -191,25 +191,26 @@ for _ = 1, %d do
 end
 ]]
 
-T.test("options for a run that found none are warnings", function()
+T.test("options for runs in a script without a run cause warnings", function()
   local out = T.folder()
   local function said(options, before, steps, wanted)
     T.write(out .. "/loop.lua", LOOP:format(before, steps))
     local text, code = T.run(out, options .. " loop.lua")
     T.equal({code, text}, {0, wanted and "luatrain: warning: " .. wanted .. "\n" or ""})
   end
-  local scale = "--amp fp16: without lt.run and lt.fit the script has trained %s with no loss "
-                .. "scale; local scaler <close> = lt.amp.scaler{} is what its loop needs"
+  local scale = "--amp fp16: without lt.run or lt.fit, the script trained %s with no loss "
+                .. "scale; add local scaler <close> = lt.amp.scaler{} to its loop"
   said("--amp fp16", "", 3, scale:format "3 steps")
   said("--amp fp16 --ranks 2 --threads 1", "", 1, scale:format "1 step")
   said("--amp fp16", "local scaler <close> = lt.amp.scaler{}", 3)
   said("--amp fp16", "", 0)
   said("--amp bf16", "", 3)
   said("--amp off", "", 3)
-  said("--amp auto", "", 0, "--amp auto is for lt.run and lt.fit; the script has called neither, "
-                            .. "and all was in f32")
-  said("--amp bf16 --amp-check 5", "", 3, "--amp-check 5 is for lt.run and lt.fit; the script has "
-                                          .. "called neither: lt.amp.check is for its own loop")
+  said("--amp auto", "", 0, "--amp auto applies only to lt.run and lt.fit; the script called "
+                            .. "neither, and all was in f32")
+  said("--amp bf16 --amp-check 5", "", 3, "--amp-check 5 applies only to lt.run and lt.fit; the "
+                                          .. "script called neither; use lt.amp.check in its own "
+                                          .. "loop")
   said("--amp bf16 --amp-check 5", "require = nil", 3)
   local text = run(new_folder(), "--quiet --amp auto", "--epochs 1")
   T.equal(text, "")
@@ -217,13 +218,13 @@ end)
 
 -- ==== Mistakes ===================================================================================
 
-T.test("calls of a scaler that are none", function()
+T.test("invalid calls of a scaler", function()
   local scaler <close> = lt.amp.scaler{}
-  T.fails(function() scaler:inside() end, "scaler:inside wants a function, it is nil")
-  T.fails(function() scaler:at "x" end, "scaler:at wants the number of a step, it is 'x'")
-  T.fails(function() scaler:at(1.5) end, "scaler:at wants the number of a step, it is 1.5")
+  T.fails(function() scaler:inside() end, "scaler:inside requires a function, but got nil")
+  T.fails(function() scaler:at "x" end, "scaler:at requires the number of a step, but got 'x'")
+  T.fails(function() scaler:at(1.5) end, "scaler:at requires the number of a step, but got 1.5")
   for _, name in ipairs{"inside", "begin", "latest", "at", "close", "settings", "state", "load"} do
-    local wanted = ("scaler:%s is written with a colon, as it is here"):format(name)
+    local wanted = ("scaler:%s must be called with a colon, as here"):format(name)
     T.fails(function() scaler[name]() end, wanted)
     T.fails(function() scaler[name]{} end, wanted)
   end

@@ -1,5 +1,5 @@
--- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and cutting them, what a
--- pipe gets. Terminals are the business of tests/tools/test_terminal.
+-- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and cutting them, and the
+-- output to a pipe. tests/tools/test_terminal tests terminals.
 require "luatrain"
 local T = require "lt_test"
 local log = require "luatrain.train.log"
@@ -20,7 +20,7 @@ local function write_all(path, text)
   file:close()
 end
 
--- What calls of a new log write, with 0 for the times.
+-- The lines that calls of a new log write, with all times replaced by 0.
 local function lines(calls)
   os.remove(metrics)
   local l = log.new{folder = folder, quiet = true}
@@ -35,7 +35,7 @@ local STEP = {
   samples_per_s = 1180.26, data = 0.01, forward = 1 / 3, backward = 0.5, exposed_comm = 0.0,
   optimizer = 0.1, other = 0.056667}
 
--- Runs a script on a log `l` of its own; returns what it prints, stderr behind stdout.
+-- Runs a script with a new log `l`. Returns its stdout followed by its stderr.
 local function printed(settings, text)
   local script = folder .. "/script.lua"
   os.remove(metrics)
@@ -57,7 +57,7 @@ end
 
 -- ==== The file ===================================================================================
 
-T.test("a step is one line, its fields in their order", function()
+T.test("a step is one line with its fields in order", function()
   T.equal(lines(function(l) l:step(STEP) end),
           '{"event":"step","t":0,"step":689,"epoch":2,"samples":88192,"loss":0.1,"lr":0.08,'
           .. '"samples_per_s":1180.3,"data":0.0100,"forward":0.3333,"backward":0.5000,'
@@ -73,7 +73,7 @@ T.test("an epoch is one line", function()
           .. '"test_loss":0.5,"samples_per_s":1000.0,"wall_s":60.000,"top5":0.99}\n')
 end)
 
-T.test("texts are escaped, what is no UTF-8 too", function()
+T.test("texts are escaped, also invalid UTF-8", function()
   T.equal(lines(function(l)
             l:event("x", {text = 'a "b" \\ c\n\t\r\1', path = "gr\u{fc}n", script = "gr\xfcn"})
           end),
@@ -88,7 +88,7 @@ T.test("nan and inf are null, true is true, lists are lists", function()
           '{"event":"x","t":0,"loss":null,"lr":null,"data":null,"a":[1,2.5],"z":true}\n')
 end)
 
-T.test("numbers are read back to the last bit, whole ones as whole", function()
+T.test("numbers are read back exactly, integers as integers", function()
   local values = {0, -1, math.maxinteger, 0.1, 1.0, -0.0, 1e300, 5e-324, 1 / 3, 2^53, 123456.789}
   for _ = 1, 500 do values[#values + 1] = (math.random() - 0.5) * 10.0 ^ math.random(-30, 30) end
   lines(function(l)
@@ -103,7 +103,7 @@ T.test("numbers are read back to the last bit, whole ones as whole", function()
   T.equal(i, #values)
 end)
 
-T.test("a log goes on in the file that is there", function()
+T.test("a log appends to an existing file", function()
   lines(function(l) l:event("one", {}) end)
   local l = log.new{folder = folder, quiet = true}
   l:event("two", {})
@@ -111,7 +111,7 @@ T.test("a log goes on in the file that is there", function()
   T.equal(select(2, read_all(metrics):gsub("\n", "")), 2)
 end)
 
-T.test("time goes on from where it was", function()
+T.test("time continues from the given seconds", function()
   local l = log.new{folder = folder, quiet = true, seconds = 1000.0}
   l:event("later", {})
   l:close()
@@ -119,7 +119,7 @@ T.test("time goes on from where it was", function()
   assert(t >= 1000 and t < 1010, t)
 end)
 
-T.test("a folder that is not there", function()
+T.test("a missing folder", function()
   T.fails(function() log.new{folder = folder .. "/no"} end,
           ("cannot write %s/no/metrics.jsonl: No such file or directory"):format(folder))
   T.fails(function() log.new{folder = folder, mod = "json"} end,
@@ -179,13 +179,13 @@ T.test("cuts back to a position", function()
   T.equal(cut(4, 2), "start step1 step2 epoch2 save2 step3 step4")
   T.equal(cut(0, 1), "start")
   os.remove(metrics)
-  log.cut(metrics, 0, 1)                               -- nothing there: nothing to do
+  log.cut(metrics, 0, 1)                               -- no file: does nothing
   T.equal(io.open(metrics), nil)
 end)
 
 -- ==== For people =================================================================================
 
-T.test("a damaged line between good ones stays, and costs none of them", function()
+T.test("a damaged line between good ones stays, and so do these", function()
   local function cut(damaged, step)
     write_all(metrics, table.concat({
       '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}', damaged,
@@ -224,13 +224,13 @@ T.test("the note at the start", function()
   T.equal(log.start_text(fields), text)
   fields.step, fields.epoch = 1200, 3
   T.equal(log.start_text(fields), text .. "  resumed: step 1200, epoch 3")
-  fields.epoch = nil                                   -- all are done
+  fields.epoch = nil                                   -- all epochs are done
   T.equal(log.start_text(fields), text .. "  resumed: step 1200")
   fields.ranks, fields.threads = 4, 2
   T.equal(log.start_text(fields):match "kernels.-seed", "kernels  4 ranks  2 threads each  seed")
 end)
 
-T.test("a pipe gets the first step, epochs, notes and what is printed", function()
+T.test("a pipe gets the first step, epochs, notes and print", function()
   T.equal(printed("", [[
     l:note "a note"
     for i = 1, 10 do step(i) end
@@ -256,7 +256,7 @@ epoch 1/1  loss 1.23e+05  3.1 img/s  3 s
 ]])
 end)
 
-T.test("quiet is quiet, but for warnings", function()
+T.test("quiet prints only warnings", function()
   T.equal(printed("quiet = true", [[
     l:note "a note"
     step(1)
@@ -284,17 +284,17 @@ T.test("mode json: all events on stdout, nothing else", function()
 ]])
 end)
 
-T.test("percent and the time that is left come from the samples", function()
+T.test("percent and remaining time are computed from the samples", function()
   local out = printed("", [[
     local function step(step, epoch, samples, steps)
-      l.shown = -math.huge                         -- as if the line before were long ago
+      l.shown = -math.huge                         -- makes the next line due
       l:step{step = step, epoch = epoch, epochs = 3, steps = steps, samples = samples,
              images = 1000, batch = 100, loss = 0.5, lr = 0.1, samples_per_s = 10}
     end
     step(1, 1, 100, 30)
     step(3, 1, 300, 30)
     step(4, 2, 1100, 24)                           -- epoch 1 was left after three steps
-    step(5, 2, 1550, 7)]])                         -- and went on with larger batches
+    step(5, 2, 1550, 7)]])                         -- and resumed with larger batches
   local texts = {}
   for line in out:gmatch "[^\n]+" do
     texts[#texts + 1] = line:match "  (%d+ %%)" .. (line:match "  eta.*" or "")
@@ -302,7 +302,7 @@ T.test("percent and the time that is left come from the samples", function()
   T.equal(texts, {"10 %", "30 %  eta 4:30", "10 %  eta 3:10", "55 %  eta 2:25"})
 end)
 
-T.test("print is back when the log is closed; closing twice is fine", function()
+T.test("closing a log restores print; closing twice is allowed", function()
   local before = print
   local l = log.new{folder = folder, quiet = true}
   T.equal(print ~= before, true)
@@ -322,8 +322,8 @@ T.test("a full disk: one warning, and the lines after it are whole", function()
     os.remove(l.path)
     l.file = io.open(l.path, "ab")
     step(3)]])
-  T.equal(output, ("luatrain: warning: cannot write %s: No space left on device; the training goes "
-                   .. "on\n"):format(metrics))
+  T.equal(output, ("luatrain: warning: cannot write %s: No space left on device; training "
+                   .. "continues\n"):format(metrics))
   T.equal(names(), "step3")
 end)
 

@@ -63,9 +63,10 @@ end)
 
 T.test("refused", function()
   local x, y = lt.ones{2}, lt.ones{3}
-  T.fails(function() lt.mixup(x, y, 0.2) end, "lt.mixup: x has 2 samples, y has 3")
-  T.fails(function() lt.mixup(x, x, -1) end, "lt.mixup: 'alpha' wants a number from 0 up, it is -1")
-  T.fails(function() lt.mixup(x, 5, 1) end, "lt.mixup: 'y' wants a tensor, it is 5")
+  T.fails(function() lt.mixup(x, y, 0.2) end, "lt.mixup: x has 2 samples, but y has 3")
+  T.fails(function() lt.mixup(x, x, -1) end,
+          "lt.mixup: 'alpha' must be a non-negative number, but is -1")
+  T.fails(function() lt.mixup(x, 5, 1) end, "lt.mixup: 'y' must be a tensor, but is 5")
 end)
 
 -- ==== In a training ==============================================================================

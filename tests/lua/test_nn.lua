@@ -29,7 +29,8 @@ T.test("named layers run in the order of their making", function()
   T.equal(names(net), "stem.w stem.b head.w head.b")
   T.equal(net(lt.ones({4, 2})).shape, {4, 1})
   net.more = nn.relu()
-  T.fails(function() net:parameters() end, "sequential: its layers are those that it was made with")
+  T.fails(function() net:parameters() end,
+          "sequential: layers cannot be added or removed after it is made")
 end)
 
 T.test("modules of one's own", function()
@@ -109,10 +110,10 @@ T.test("initialisers", function()
   uniform:parameters()
   T.near(lt.abs(uniform.b):max():item(), 0.1, 0.01)
   T.equal(tostring(nn.linear{1, 2, init = "he"}), "net: linear{1, 2}  4")
-  T.fails(function() nn.linear{1, 2, init = "xavier"} end, "nn.linear: 'init' wants 'uniform', "
-          .. "'he' or a standard deviation, it is 'xavier'")
-  T.fails(function() nn.linear{1, 2, init = -1} end, "nn.linear: 'init' wants 'uniform', "
-          .. "'he' or a standard deviation, it is -1")
+  T.fails(function() nn.linear{1, 2, init = "xavier"} end, "nn.linear: 'init' must be 'uniform', "
+          .. "'he' or a standard deviation, but is 'xavier'")
+  T.fails(function() nn.linear{1, 2, init = -1} end, "nn.linear: 'init' must be 'uniform', "
+          .. "'he' or a standard deviation, but is -1")
 end)
 
 T.test("tostring", function()
@@ -143,34 +144,34 @@ T.test("makers are strict", function()
           "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
   T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' must be given: "
           .. CONV2D)
-  T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d takes 3 values by position: "
+  T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d accepts 3 values by position: "
           .. CONV2D)
   T.fails(function() nn.conv2d{3, 64, "3"} end,
-          "nn.conv2d: 'kernel' wants a whole number, or two (height, width), it is '3'")
+          "nn.conv2d: 'kernel' must be a non-negative integer, or two (height, width), but is '3'")
   T.fails(function() nn.conv2d{3, 64, 3, groups = 2} end,
-          "nn.conv2d: 'groups' must divide 'in' and 'out', they are 2, 3 and 64")
-  T.fails(function() nn.linear{0, 3} end, "nn.linear: 'in' wants a whole number from 1 up, it is 0")
+          "nn.conv2d: 'groups' must divide 'in' and 'out', but they are 2, 3 and 64")
+  T.fails(function() nn.linear{0, 3} end, "nn.linear: 'in' must be a positive integer, but is 0")
   T.fails(function() nn.linear{2, 3, out = 3} end, "nn.linear: 'out' is given twice")
   T.fails(function() nn.linear(2, 3) end,
-          "nn.linear wants one table: nn.linear{in, out; bias=true, init=uniform}, it is 2")
+          "nn.linear requires one table: nn.linear{in, out; bias=true, init=uniform}, but got 2")
   T.fails(function() nn.linear{2, 3, bias = 1} end,
-          "nn.linear: 'bias' wants true or false, it is 1")
+          "nn.linear: 'bias' must be true or false, but is 1")
   T.fails(function() return nn.conv3d end, "nn has no 'conv3d' (did you mean 'conv2d'?)")
   T.fails(function() nn.sequential{nn.linear{1, 1}, nn.relu} end,
           "nn.sequential: layer 2 is the maker nn.relu; write nn.relu{...}")
   T.fails(function() nn.sequential{nn.linear{1, 1}, 5} end,
-          "nn.sequential: layer 2 wants a module or a function, it is a number")
+          "nn.sequential: layer 2 must be a module or a function, but is a number")
   T.fails(function() nn.sequential{nn.linear{1, 1}, nil, lt.relu} end,
           "nn.sequential: layer 2 is nil")
   T.fails(function() nn.sequential{nn.linear{1, 1}, head = nn.relu()} end,
-          "nn.sequential: layers have numbers or names, not both")
+          "nn.sequential: layers must have numbers or names, not both")
   T.fails(function() nn.sequential{act = lt.relu} end, "nn.sequential: layer 'act' is a function, "
-          .. "whose place among names is not known; use a module or numbers")
+          .. "which has no order among named layers; use a module, or number the layers")
   T.fails(function() nn.sequential{train = nn.relu()} end,
           "nn: 'train' is a method of modules; give the field another name")
   T.fails(function() nn.residual{5} end,
-          "nn.residual: 'body' wants a module or a function, it is 5")
-  T.fails(function() nn.module(5) end, "nn.module wants a table of fields and a function: "
+          "nn.residual: 'body' must be a module or a function, but is 5")
+  T.fails(function() nn.module(5) end, "nn.module requires a table of fields and a function: "
           .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
 end)
 
@@ -181,15 +182,17 @@ T.test("lt.check makes strict options of one's own", function()
   local given, text = spec{depth = 3, at = {1, 2.5}}
   T.equal(given.at, {1, 2.5})
   T.equal(text, "net{3, at = {1, 2.5}}")
-  T.fails(function() spec{3, width = -1} end, "net: 'width' wants a number from 0 up, it is -1")
+  T.fails(function() spec{3, width = -1} end,
+          "net: 'width' must be a non-negative number, but is -1")
   T.fails(function() spec{3, with = 1} end, "net: unknown key 'with' (did you mean 'width'?)")
   T.fails(function() lt.check "net" end,
-          "lt.check wants a text like 'net{in, out; bias=true}', it is 'net'")
+          "lt.check requires a text like 'net{in, out; bias=true}', but got 'net'")
   T.fails(function() lt.check() end,
-          "lt.check wants a text like 'net{in, out; bias=true}', it is nil")
+          "lt.check requires a text like 'net{in, out; bias=true}', but got nil")
   for _, piece in ipairs{"width:float=1.0", "a b", "=3"} do
-    T.fails(function() lt.check("net{depth; " .. piece .. "}") end, "lt.check: net: '" .. piece
-            .. "' is not understood: 'name:kind=default' is, with a known kind")
+    T.fails(function() lt.check("net{depth; " .. piece .. "}") end,
+            "lt.check: net: cannot read '" .. piece
+            .. "'; write 'name:kind=default', with a known kind")
   end
 end)
 
@@ -217,8 +220,8 @@ T.test("a module that is no field of its caller is an error", function()
   local hidden = nn.linear{2, 2}
   local net = nn.module({}, function(_, x) return hidden(x) end)
   T.fails(function() net(lt.ones({1, 2})) end,
-          "net linear{2, 2} is called but is not among the fields of its caller, "
-          .. "so nothing would train or save it")
+          "net linear{2, 2} is called but is not a field of its caller, "
+          .. "so it would not be trained or saved")
 end)
 
 T.test("the tree may grow and change", function()
@@ -406,8 +409,8 @@ T.test("saving and loading", function()
   T.equal(tensors["1.w"]:totable(), a[1].w:totable())
   T.equal(tensors["2.var"].shape, {3})
   T.fails(function() make(4):load(path) end,
-          path .. " does not fit: 3.w is 2x3, the net has 4x3; "
-          .. "3.b is 2, the net has 4")
+          path .. " does not fit: 3.w is 2x3, but the net has 4x3; "
+          .. "3.b is 2, but the net has 4")
   local other = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.relu(), nn.linear{3, 2}}
   T.fails(function() other:load(path) end, path .. " does not fit: 4.w is missing; 4.b is missing; "
           .. "2.scale is not in the net; 2.shift is not in the net; 2.mean is not in the net; "
@@ -415,10 +418,10 @@ T.test("saving and loading", function()
   lt.save(path, {b = lt.ones({2}), a = lt.tensor(1)})
   T.equal(lt.load(path).b:totable(), {1.0, 1.0})
   T.fails(function() lt.save(path, {lt.ones({2})}) end,
-          "lt.save: a table wants names and tensors, 1 is a userdata")
+          "lt.save: a table must map names to tensors, but 1 is a userdata")
   T.fails(function() lt.save(path, {x = {}}) end,
-          "lt.save: a table wants names and tensors, x is a table")
-  T.fails(function() lt.save(path, 5) end, "lt.save wants a table of tensors or a net")
+          "lt.save: a table must map names to tensors, but x is a table")
+  T.fails(function() lt.save(path, 5) end, "lt.save requires a table of tensors or a net")
   os.remove(path)
   local ok, why = pcall(lt.load, path)
   assert(not ok and why:find(path, 1, true), why)

@@ -103,10 +103,10 @@ T.test("settings may change between steps", function()
           "optim.sgd: unknown key 'decay' (did you mean 'weight_decay'?)")
   o.lr = "fast"
   net():backward()
-  T.fails(function() o:step() end, "optim.sgd: 'lr' wants a number from 0 up, it is 'fast'")
+  T.fails(function() o:step() end, "optim.sgd: 'lr' must be a non-negative number, but is 'fast'")
   o.lr, o.momentum = 0.1, 0.9
   T.fails(function() o:step() end,
-          "optim.sgd: this one was made without momentum; make a new one to have it")
+          "optim.sgd: this optimizer was made without momentum; make a new one to use it")
 end)
 
 T.test("groups", function()
@@ -121,7 +121,7 @@ T.test("groups", function()
   T.near(a.w:item(), 1 - 0.2)
   T.near(b.w:item(), 1 - 0.02)
   T.fails(function() o.groups[1].ram = 1 end, "optim.sgd: unknown key 'ram': " .. USAGE)
-  T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip is one for all groups")
+  T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip cannot be set for a single group")
   o.lr, o.groups[2].lr = 0.2, 0
   step()
   T.near(a.w:item(), 1 - 0.2 - 0.4)
@@ -185,7 +185,8 @@ T.test("lr_factor multiplies every lr", function()
   T.near(a.w:item(), 1 - 0.1)
   T.near(b.w:item(), 1 - 0.01)
   o.lr_factor = -1
-  T.fails(function() o:step() end, "optim.sgd: 'lr_factor' wants a number from 0 up, it is -1")
+  T.fails(function() o:step() end,
+          "optim.sgd: 'lr_factor' must be a non-negative number, but is -1")
 end)
 
 T.test("clip bounds the norm of all gradients together", function()
@@ -209,7 +210,7 @@ T.test("clip bounds the norm of all gradients together", function()
   T.equal(net.w:item(), (run(0.0)).w:item())
   o.clip, o.lr = 3, -1
   net():backward()
-  T.fails(function() o:step() end, "optim.sgd: 'lr' wants a number from 0 up, it is -1")
+  T.fails(function() o:step() end, "optim.sgd: 'lr' must be a non-negative number, but is -1")
   o.clip, o.lr, o.momentum = 0, 0.2, 0
   local before = net.w:item()
   o:step()
@@ -338,15 +339,16 @@ T.test("state goes on where it was", function()
   T.equal(run(2, half.w, optim.lars).w:totable(), run(4, nil, optim.lars).w:totable())
   lt.save(path, (select(2, run(2))):state())
   T.fails(function() optim.adam(one(), {lr = 1}):load(lt.load(path)) end,
-          "optim: m.w is 2x2 f32, this optimizer has 1 f32")
+          "optim: m.w is 2x2 f32, but this optimizer has 1 f32")
   local sgd = optim.sgd(one(), {lr = 1, momentum = 0.5})
   T.fails(function() sgd:load({steps = lt.tensor(1)}) end, "optim: the state has no v.w")
   T.fails(function() sgd:load({steps = lt.tensor(1), ["v.w"] = lt.ones({1}), x = lt.ones({1})}) end,
-          "optim: the state has x, this optimizer has not")
+          "optim: the state has x, but this optimizer does not")
   local before = sgd:state()["v.w"]:totable()
   for text, steps in pairs{["2.5"] = 2.5, ["-3"] = -3, ["inf"] = math.huge} do
     local state = {steps = lt.tensor(steps), ["v.w"] = lt.ones({1})}
-    T.fails(function() sgd:load(state) end, ("optim: there cannot be %s steps"):format(text))
+    T.fails(function() sgd:load(state) end,
+            ("optim: 'steps' must be a non-negative integer, but is %s"):format(text))
   end
   T.equal(sgd:state()["v.w"]:totable(), before)
   os.remove(path)
@@ -358,16 +360,16 @@ T.test("makers are strict", function()
   T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,
           "optim.sgd: unknown key 'momentun' (did you mean 'momentum'?)")
   T.fails(function() optim.sgd(5, {lr = 1}) end,
-          "optim.sgd wants a net, a list of parameters or a list of groups")
+          "optim.sgd requires a net, a list of parameters or a list of groups")
   T.fails(function() optim.sgd({}, {lr = 1}) end, "optim.sgd: there are no parameters to optimize")
   T.fails(function() optim.sgd({lt.ones({1})}, {lr = 1}) end,
-          "optim.sgd: item 1 of the list is no parameter")
+          "optim.sgd: item 1 of the list is not a parameter")
   T.fails(function() optim.sgd({{params = net, lrr = 1}}, {lr = 1}) end,
           "optim.sgd: unknown key 'lrr' (did you mean 'lr'?)")
   T.fails(function() optim.sgd({{params = net, lr_factor = 1}}, {lr = 1}) end,
-          "optim.sgd: lr_factor is one for all groups")
+          "optim.sgd: lr_factor cannot be set for a single group")
   T.fails(function() optim.sgd(net, {lr = 1, clip = -1}) end,
-          "optim.sgd: 'clip' wants a number from 0 up, it is -1")
+          "optim.sgd: 'clip' must be a non-negative number, but is -1")
   T.fails(function() optim.sgd({{lr = 1}}, {lr = 1}) end, "optim.sgd: group 1 has no params")
   T.fails(function() return optim.rmsprop end, "optim has no 'rmsprop'")
 end)

@@ -1,4 +1,4 @@
--- test_report.lua - what runs have cost: the end line, and `luatrain report`.
+-- test_report.lua - the cost of runs: the end line, and `luatrain report`.
 local lt = require "luatrain"
 local json = require "luatrain.json"
 local cost = require "luatrain.train.cost"
@@ -6,7 +6,7 @@ local T = require "lt_test"
 
 local START = '"device":"cpu","threads":1'
 
--- A run of two ranks that was killed in its second epoch, and went on with four.
+-- A run of two ranks that was killed in its second epoch and resumed with four.
 local LINES = {
   '{"event":"start","t":1.000,"ranks":2,' .. START .. ',"target":0.75}',
   '{"event":"step","t":5.000,"step":1,"loss":3}',
@@ -26,7 +26,7 @@ local function write(lines)
   return folder
 end
 
-T.test("device-hours of a run that went on with more ranks", function()
+T.test("device-hours of a run that was resumed with more ranks", function()
   local c = cost.of(write(LINES) .. "/metrics.jsonl")
   T.equal(c.reached, {epoch = 2, top1 = 0.76, seconds = 7201.0, device_s = 2 * 3601.0 + 4 * 3600})
   T.equal({c.best, c.seconds, c.device_s, c.start.ranks},
@@ -60,7 +60,7 @@ T.test("the end line of a run", function()
   last = run(nil)
   T.equal({last.target, last.target_epoch, last.target_device_hours}, {})
   local ok, why = pcall(run, 2)
-  assert(not ok and why:find "lt.fit: 'target' wants a number from 0 to 1, it is 2", why)
+  assert(not ok and why:find "lt.fit: 'target' must be a number from 0 to 1, but is 2", why)
 end)
 
 local here = io.popen("pwd"):read "l"
@@ -87,7 +87,7 @@ T.test("luatrain report", function()
   T.equal(n, 2)
 end)
 
-T.test("refused", function()
+T.test("invalid arguments and logs", function()
   local function refused(arguments, wanted)
     local text, code = report(arguments)
     T.equal(text, "luatrain: report: " .. wanted .. "\n")
@@ -95,10 +95,10 @@ T.test("refused", function()
   end
   local folder = write{'{"event":"start","t":1.000,"ranks":2,' .. START .. '}', ""}
   refused("", "a folder of a run must be given: luatrain report runs/train-1")
-  refused(folder, folder .. " has no target; --target 0.75 says what is to be reached")
+  refused(folder, folder .. " has no target; give one with --target 0.75")
   refused("/nowhere", "cannot read /nowhere/metrics.jsonl: No such file or directory")
   folder = write{""}
-  refused(folder, folder .. "/metrics.jsonl is no run: it has no line \"start\"")
+  refused(folder, folder .. "/metrics.jsonl is not from a run: it has no line \"start\"")
   for name, line in pairs{
     ranks = '"event":"start","t":1.0,"device":"cpu","threads":1',
     threads = '"event":"start","t":1.0,"ranks":1,"device":"cpu","threads":0.5',
@@ -109,18 +109,18 @@ T.test("refused", function()
     epoch = '"event":"epoch","t":1.0,"top1":0.5',
   } do
     folder = write{"{" .. line .. "}", ""}
-    refused(folder, ("%s/metrics.jsonl is not as a run writes it: no line \"%s\" has such a '%s'")
-                    :format(folder, line:match '^"event":"(%a+)"', name))
+    refused(folder, ("%s/metrics.jsonl is not a valid log of a run: the line \"%s\" has an invalid "
+                     .. "'%s'"):format(folder, line:match '^"event":"(%a+)"', name))
   end
-  refused("--target 76 x", "--target wants a number from 0 to 1, it is '76'")
-  refused("--target", "--target wants a value")
-  refused("--peak=fast x", "--peak wants a number of Tflop/s, it is 'fast'")
+  refused("--target 76 x", "--target must be a number from 0 to 1, but is '76'")
+  refused("--target", "--target requires a value")
+  refused("--peak=fast x", "--peak must be a number of Tflop/s, but is 'fast'")
   refused("--taget 1 x", "unknown option '--taget' (did you mean '--target'?)")
   local text, code = report "--help"
   T.equal(code, 0)
   assert(text:find("usage: luatrain report", 1, true), text)
   text, code = T.run(here, "--ranks 2 report x")
-  T.equal({text, code}, {"luatrain: report looks at one rank, not at several\n", 2})
+  T.equal({text, code}, {"luatrain: report works on one rank, not on several\n", 2})
 end)
 
 T.finish()

@@ -18,7 +18,7 @@ T.test("backward", function()
   assert(not (x * 2).on_tape)
 end)
 
-T.test("backward refuses", function()
+T.test("invalid calls of backward", function()
   local x = lt.tensor({1, 2}):requires_grad()
   T.fails(function() (x * 2):backward() end,
           "backward: the loss wants one element, it is 2 f32; "
@@ -34,7 +34,7 @@ T.test("backward refuses", function()
           "only float tensors have gradients, this one is i64")
 end)
 
-T.test("an error of backward has the line of the op", function()
+T.test("an error in backward names the line of the op", function()
   local x = lt.tensor({1, 2}):requires_grad()
   local w = lt.tensor({3, 4}):requires_grad()
   local line = debug.getinfo(1, "l").currentline + 1
@@ -80,7 +80,7 @@ T.test("hooks", function()
   T.fails(function() x:on_grad(5) end, "on_grad: the hook wants a function, it is 5")
 end)
 
-T.test("an error in a hook comes out of backward", function()
+T.test("an error in a hook propagates from backward", function()
   local x = lt.tensor({1, 2}):requires_grad()
   local line
   x:on_grad(function(g)
@@ -128,7 +128,7 @@ T.test("a hook may use coroutines", function()
   T.equal(sums, {6.0, 6.0})
 end)
 
-T.test("a step's temporaries die, its results do not", function()
+T.test("a step frees its temporaries but keeps its results", function()
   local kept, dead
   local y, t = lt.step(function(a)
     dead = a * 2
@@ -186,11 +186,11 @@ T.test("grad_check", function()
   local labels = lt.tensor({0, 2}, {dtype = "i64"})
   T.equal(lt.grad_check(lt.cross_entropy, {x, labels}), true)
   T.fails(function() lt.grad_check(function() return 5 end, {x}) end,
-          "lt.grad_check: the function wants to return a tensor, it returned a number")
+          "lt.grad_check: the function must return a tensor, but returned a number")
   T.fails(function() lt.grad_check(function(a) return a:dropout(0.5) end, {x}) end,
-          "lt.grad_check: the function gives other values when it is called again")
+          "lt.grad_check: the function returns another value when it is called again")
   T.fails(function() lt.grad_check(x, {x}) end,
-          "lt.grad_check: wants a function and a list of tensors: lt.grad_check(f, {x, w})")
+          "lt.grad_check: requires a function and a list of tensors: lt.grad_check(f, {x, w})")
 end)
 
 T.test("grad_check finds a wrong gradient", function()
@@ -201,11 +201,11 @@ T.test("grad_check finds a wrong gradient", function()
        :format(7 * math.cos(1), math.cos(1)))
 end)
 
-T.test("a script's own error has its own words", function()
+T.test("an error of a script keeps its message", function()
   T.fails(function() local t = nil; return t.x end, "attempt to index a nil value (local 't')")
 end)
 
-T.test("what a dead coroutine left open is closed", function()
+T.test("scopes that a dead coroutine left open are closed", function()
   local co = coroutine.create(function() lt.step(function() error "x" end) end)
   coroutine.resume(co)
   co = nil
@@ -225,7 +225,7 @@ T.test("what a dead coroutine left open is closed", function()
   T.equal(p.grad:get(2), 1.0)
 end)
 
-T.test("what fails in a coroutine is closed at once", function()
+T.test("a scope that fails in a coroutine is closed at once", function()
   local function dtype() return lt.matmul(lt.ones{1, 1}, lt.ones{1, 1}).dtype end
   local function dies(fn, ...)
     local co = coroutine.create(fn)
@@ -254,7 +254,7 @@ T.test("what fails in a coroutine is closed at once", function()
   end)
   look()
   T.equal(p.grad:get(1), 6.0)
-  -- In one that goes on all is as it was; it does not yield out of a step.
+  -- A coroutine that continues keeps its state; it must not yield out of a step.
   local co = coroutine.wrap(function()
     local ok, why = pcall(lt.step, coroutine.yield)
     coroutine.yield(ok, why, dtype(), lt.autocast("bf16", dtype))
@@ -280,7 +280,7 @@ end
 
 local core = assert(upvalue(lt.load, "core"))
 
-T.test("draws are counted and go on from any number", function()
+T.test("draws are counted and can continue from any number", function()
   local first = core.draws()
   local a = lt.randn({3}):totable()
   local b = lt.randn({3}):totable()
@@ -292,14 +292,14 @@ T.test("draws are counted and go on from any number", function()
           "set_draws wants a whole number from 0 up, it is -1")
 end)
 
-T.test("steps go on from any number", function()
+T.test("steps can continue from any number", function()
   local before = lt.steps()
   core.set_step(1234)
   T.equal(lt.steps(), 1234)
   core.set_step(before)
 end)
 
-T.test("micro-batches of a batch draw what the whole does", function()
+T.test("micro-batches draw the same numbers as the whole batch", function()
   local x = lt.ones({6, 4}):requires_grad()
   core.set_first_row(0)
   local whole = lt.dropout(lt.dropout(x)):totable()
@@ -342,10 +342,11 @@ T.test("errors have exit codes", function()
   end), 4)
 end)
 
--- Calls fn(x) with x closed by a finalizer: in the k-th collection from the call on, of which there
--- is one whenever Lua makes anything. Returns whether that came in the call, and pcall's results.
+-- Calls fn(x), in which a finalizer closes x at the k-th garbage collection after the call began.
+-- Each allocation by Lua starts a collection. Returns whether x was closed during the call, and the
+-- results of pcall.
 local function closed_within(k, x, fn)
-  local closed, usurper = false, nil   -- the one who gets the memory of x
+  local closed, usurper = false, nil   -- the tensor that reuses the memory of x
   local function arm(left)
     setmetatable({}, {__gc = function()
       if left > 1 then return arm(left - 1) end
@@ -357,7 +358,7 @@ local function closed_within(k, x, fn)
   collectgarbage()
   collectgarbage "stop"
   collectgarbage("incremental", 1, 1000, 63)   -- no pause, and each step is a whole collection
-  coroutine.wrap(arm)(k)                       -- nothing of it is left on this stack
+  coroutine.wrap(arm)(k)                       -- leaves no reference on this stack
   collectgarbage "restart"
   local ok, value = pcall(fn, x)
   local came = closed
@@ -365,7 +366,8 @@ local function closed_within(k, x, fn)
   return came, ok, value
 end
 
--- Whenever what make() gives is closed in fn(it), that is an error, or what fn gives is right.
+-- Checks that fn(object), if the object of make() is closed during the call, either raises an error
+-- or returns the right result.
 local function survives(what, make, fn, read)
   local wanted, times = read(fn(make())), 0
   for k = 1, 8 do
@@ -380,7 +382,7 @@ local function survives(what, make, fn, read)
   assert(times > 0, what .. " makes nothing")
 end
 
-T.test("a finalizer may close what a call works on", function()
+T.test("a finalizer may close the object that a call uses", function()
   local relu, add, y = lt.relu, lt.add, lt.ones({64, 64})
   local function ones() return lt.ones({64, 64}) end
   local function leaf()
@@ -406,7 +408,7 @@ T.test("a finalizer may close what a call works on", function()
   survives("an optimizer", parameter, function(x) return core.new_optim("sgd_step", {x}) end, type)
 end)
 
-T.test("a hook may close what backward works on", function()
+T.test("a hook may close the tensors that backward uses", function()
   local x <const> = lt.ones({3}):requires_grad()
   local loss, grad = x * 2, lt.ones({3})
   x:on_grad(function()
@@ -426,7 +428,7 @@ T.test("a hook may close what backward works on", function()
   last:backward()
 end)
 
-T.test("a request to stop stays until it is taken", function()
+T.test("a stop request stays until it is cleared", function()
   local listener = core.listen()
   os.execute "kill -TERM $PPID; sleep 0.1"
   T.equal(core.stop_reason(), "SIGTERM")

@@ -212,32 +212,32 @@ T.test("a scaler goes on from its state", function()
   T.equal(b.scale, 8.0)
   state.k = nil
   T.fails(function() b:load(state) end, "scaler:load: the state has no 'k'")
-  T.fails(function() b:load(7) end, "scaler:load wants a table, it is a number")
+  T.fails(function() b:load(7) end, "scaler:load requires a table, but got a number")
   local other = b:state()
   other.policy = 0
   T.fails(function() b:load(other) end,
-          "scaler:load: the state is that of policy adaptive, the scaler's is dynamic")
+          "scaler:load: the state has policy adaptive, but the scaler has policy dynamic")
 end)
 
 T.test("mistakes", function()
   T.fails(function() lt.amp.scaler{scale = 3} end,
-          "amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is 3")
+          "amp.scaler: 'scale' must be a power of two from 2^-14 to 2^24, but is 3")
   for _, scale in ipairs{0, 2.0 ^ 25, 2.0 ^ -15} do
     T.fails(function() lt.amp.scaler{scale = scale} end,
-            ("amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is %.14g")
+            ("amp.scaler: 'scale' must be a power of two from 2^-14 to 2^24, but is %.14g")
             :format(scale))
   end
   T.fails(function() lt.amp.scaler{policy = "none"} end,
-          "amp.scaler: 'policy' wants 'adaptive', 'dynamic' or 'static', it is 'none'")
+          "amp.scaler: 'policy' must be 'adaptive', 'dynamic' or 'static', but is 'none'")
   T.fails(function() return lt.amp.scale end, "lt.amp has no 'scale' (did you mean 'scaler'?)")
   local scaler <close> = lt.amp.scaler{}
   T.fails(function() lt.amp.scaler{} end,
-          "amp.scaler: another one is in use; scaler:close() ends that")
-  T.fails(function() scaler.scale = 4 end, "a scaler has no 'scale' to be set")
+          "amp.scaler: another scaler is in use; close it with scaler:close()")
+  T.fails(function() scaler.scale = 4 end, "a scaler has no 'scale' that can be set")
   T.fails(function() return scaler.scales end,
           "a scaler has no 'scales'")
   T.fails(function() lt.fit{scaler = scaler} end,
-          "lt.fit: 'scaler' wants a table of options, or false, it is a luatrain.Scaler")
+          "lt.fit: 'scaler' must be a table of options, or false, but is a luatrain.Scaler")
   scaler:close()
   scaler:close()
   local _ <close> = lt.amp.scaler{}
@@ -340,9 +340,9 @@ T.test("a run that goes on otherwise says so", function()
   fit(out, {max_steps = 5})
   fit(out, {max_steps = 7, scaler = {policy = "static", scale = 4}})
   local text = T.read(out .. "/metrics.jsonl")
-  assert(text:find('00003.safetensors was made with amp off, now it is fp16"', 1, true))
-  assert(text:find('00005.safetensors was made with scaler adaptive, now it is static, which '
-                   .. 'begins anew"', 1, true))
+  assert(text:find('00003.safetensors was made with amp off, but now it is fp16"', 1, true))
+  assert(text:find('00005.safetensors was made with scaler adaptive, but now it is static, which '
+                   .. 'starts anew"', 1, true))
   T.equal(field(events(out, "step")[6], "scale"), 4.0)
 end)
 
@@ -439,7 +439,7 @@ T.test("a fault that does not come is a warning", function()
   T.write(out .. "/fit.lua", FIT)
   for step, message in pairs{
     [1] = false,
-    [99] = "luatrain: warning: the fault of step 99 did not come: no gradient of 1.w was computed "
+    [99] = "luatrain: warning: the fault of step 99 did not occur: no gradient of 1.w was computed "
            .. "in it\n"} do
     local text, code = run_with(("inf:rank=0:step=%d:param=1.w"):format(step), out,
                                 "--amp fp16 fit.lua")
@@ -455,7 +455,7 @@ T.test("a fault that names nothing is an error", function()
   for fault, message in pairs{
     ["inf:rank=0:step=1:param=1.v"] = "the fault is one of 1.v, which is no parameter of an "
                                       .. "optimizer",
-    ["inf:rank=1:step=1:param=1.w"] = "the fault is one of rank 1, there are ranks 0 to 0",
+    ["inf:rank=1:step=1:param=1.w"] = "the fault's rank 1 is out of range 0 to 0",
     ["inf:rank=0:param=1.w"] = "unknown fault 'inf:rank=0:param=1.w'",
   } do
     local text, code = run_with(fault, out, "--amp fp16 fit.lua")

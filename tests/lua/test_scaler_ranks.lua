@@ -61,7 +61,7 @@ T.test("scalers that are not alike are named", function()
     good = scale .. "rank 0 has 'good 1', rank 1 has 'good 0'",
     one = "the loss scale",
     run = scale .. "rank 0 has 'scale 16', rank 1 has 'scale 8'",
-    precision = "their precision: rank 0 has 'fp16 with a loss scale', rank 1 has 'fp16'"} do
+    precision = "the precision: rank 0 has 'fp16 with a loss scale', rank 1 has 'fp16'"} do
     local is_run = what == "run" or what == "precision"
     local text, code = run(what, "--wire fp16 " .. (is_run and "--amp fp16" or ""))
     assert(text:find("the ranks disagree: " .. (what == "one" and "" or message), 1, true),

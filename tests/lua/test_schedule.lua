@@ -125,7 +125,7 @@ T.test("a learning rate in proportion to the batch", function()
   T.fails(function() schedule.lr_for_batch{0.1} end, "schedule.lr_for_batch: 'batch' must be "
           .. "given: schedule.lr_for_batch{base, batch; per=256}")
   T.fails(function() schedule.lr_for_batch{0.1, 8, per = 0} end,
-          "schedule.lr_for_batch: 'per' wants a whole number from 1 up, it is 0")
+          "schedule.lr_for_batch: 'per' must be a positive integer, but is 0")
 end)
 
 T.test("warm-up ends without a jump", function()
@@ -158,33 +158,35 @@ end)
 
 T.test("refused", function()
   T.fails(function() schedule.cosine{warmup = -1} end,
-          "schedule.cosine: 'warmup' wants a number from 0 up, it is -1")
+          "schedule.cosine: 'warmup' must be a non-negative number, but is -1")
   T.fails(function() schedule.linear{final = 0 / 0} end,
-          "schedule.linear: 'final' wants a number from 0 up, it is " .. tostring(0 / 0))
+          "schedule.linear: 'final' must be a non-negative number, but is " .. tostring(0 / 0))
   T.fails(function() schedule.cosine{warm_up = 1} end,
           "schedule.cosine: unknown key 'warm_up' (did you mean 'warmup'?)")
   T.fails(function() schedule.constant(5) end,
-          "schedule.constant wants one table: schedule.constant{warmup=0.0, ramp=linear, "
-          .. "start=0.0}, it is 5")
+          "schedule.constant requires one table: schedule.constant{warmup=0.0, ramp=linear, "
+          .. "start=0.0}, but got 5")
   T.fails(function() schedule.step{} end, "schedule.step: 'at' must be given: "
           .. "schedule.step{at; factor=0.1, warmup=0.0, ramp=linear, start=0.0}")
   for _, ramp in ipairs{"constant", "exponential"} do
     schedule.cosine{ramp = ramp}                       -- there is no warm-up
     T.fails(function() schedule.cosine{warmup = 1, ramp = ramp} end, ("schedule.cosine: ramp = '%s'"
-            .. " wants a 'start' above 0, as in start = 0.1"):format(ramp))
+            .. " requires a 'start' above 0, as in start = 0.1"):format(ramp))
   end
-  T.fails(function() schedule.cosine{warmup = 1, ramp = "slow"} end, "schedule.cosine: 'ramp' wants"
-          .. " 'linear', 'cosine', 'exponential' or 'constant', it is 'slow'")
+  T.fails(function() schedule.cosine{warmup = 1, ramp = "slow"} end,
+          "schedule.cosine: 'ramp' must be "
+          .. "'linear', 'cosine', 'exponential' or 'constant', but is 'slow'")
   T.fails(function() schedule.cosine{warmup = 1, start = 2} end,
-          "schedule.cosine: 'start' wants a number from 0 to 1, it is 2")
+          "schedule.cosine: 'start' must be a number from 0 to 1, but is 2")
   T.fails(function() schedule.cosine_linear{mix = 1.5} end,
-          "schedule.cosine_linear: 'mix' wants a number from 0 to 1, it is 1.5")
+          "schedule.cosine_linear: 'mix' must be a number from 0 to 1, but is 1.5")
   for _, at in ipairs{{}, {3, 3}, {6, 3}, {0, 3}, {-1}, {"a"}, {1, math.huge}} do
     T.fails(function() schedule.step{at = at} end,
-            "schedule.step: 'at' wants a list of numbers that rise, like {30, 60}, it is a table")
+            "schedule.step: 'at' must be a list of increasing numbers, like {30, 60}, but is a "
+            .. "table")
   end
   T.fails(function() schedule.step{at = 30} end,
-          "schedule.step: 'at' wants a list of numbers that rise, like {30, 60}, it is 30")
+          "schedule.step: 'at' must be a list of increasing numbers, like {30, 60}, but is 30")
   T.fails(function() return schedule.cosin end,
           "schedule has no 'cosin' (did you mean 'cosine'?)")
 end)

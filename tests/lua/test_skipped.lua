@@ -279,10 +279,10 @@ end)
 T.test("a scaler's interval", function()
   for _, interval in ipairs{0, 2 ^ 31 | 0, math.maxinteger} do
     T.fails(function() lt.amp.scaler{policy = "dynamic", growth_interval = interval} end,
-            ("amp.scaler: 'growth_interval' wants 1 to 2147483647, it is %d"):format(interval))
+            ("amp.scaler: 'growth_interval' must be 1 to 2147483647, but is %d"):format(interval))
   end
   T.fails(function() lt.amp.scaler{growth_interval = 7} end,
-          "amp.scaler: 'growth_interval' is of policy dynamic, this is adaptive")
+          "amp.scaler: 'growth_interval' is only for policy dynamic, not for adaptive")
 end)
 
 T.finish()

@@ -1,4 +1,4 @@
--- test_stages.lua - runs whose images change their size between epochs.
+-- test_stages.lua - runs whose image size changes between epochs.
 local lt = require "luatrain"
 local nn = lt.nn
 local stages = require "luatrain.train.stages"
@@ -6,7 +6,7 @@ local T = require "lt_test"
 
 local START = lt.randn{2, 3, 3, 3}
 
--- Settings of a run on 20 images of 8 x 8 and 10 to test with; the net notes what comes.
+-- Settings of a run on 20 images of 8 x 8, with 10 test images. The net records its inputs.
 local function settings(sizes, more)
   local train, test = lt.data.open "synthetic:8x8x3/2/20"
   local seen = {}
@@ -42,7 +42,7 @@ T.test("sizes and batches change between epochs", function()
   T.equal(sizes, {"4", "8", "8", "12"})
 end)
 
-T.test("a run that is stopped in a stage goes on in it", function()
+T.test("a run that is stopped in a stage resumes in it", function()
   local function train(out, max_steps)
     local o, _, test = settings(SIZES, {out = out, max_steps = max_steps})
     o.test = test
@@ -90,22 +90,22 @@ T.test("evaluation has the size of the epoch, also after its report", function()
   end
 end)
 
-T.test("refused", function()
+T.test("invalid sizes", function()
   local function refused(sizes, message)
     local o = settings(sizes)
     T.fails(function() lt.run(o) end, message)
     assert(not io.open(o.out), "there is a folder")
   end
   refused({{size = 4}, {size = 8}},
-          "lt.run: item 1 of sizes has no epochs; only the last one needs none")
+          "lt.run: item 1 of sizes has no epochs; only the last item may omit them")
   refused({{epochs = 1, size = 4}, {epochs = 7, size = 8}},
-          "lt.run: the epochs of sizes are 8 together, those of the run 4")
+          "lt.run: the epochs of sizes sum to 8, but those of the run are 4")
   refused({{epochs = 1}}, "sizes: 'size' must be given: sizes{size, epochs?, batch?, area?}")
   refused({{size = 4, batch = 21}},
-          "lt.run: batch wants at most the 20 images of the training set, it is 21")
-  refused({4, 8}, "lt.run: 'sizes' wants a list of tables, it is a table")
-  refused({{size = 4, area = 2}}, "sizes: 'area' wants a number from 0 to 1, it is 2")
-  refused({}, "lt.run: sizes has no item")
+          "lt.run: batch must be at most the 20 images of the training set, but is 21")
+  refused({4, 8}, "lt.run: 'sizes' must be a list of tables, but is a table")
+  refused({{size = 4, area = 2}}, "sizes: 'area' must be a number from 0 to 1, but is 2")
+  refused({}, "lt.run: sizes is empty")
   local o = settings({{size = 4}})
   o.train = lt.data.set{images = lt.zeros{20, 8, 8, 3}, labels = lt.zeros({20}, {dtype = "u8"})}
   T.fails(function() lt.run(o) end, "data: only u8 images can be resized, to 1x1 to 16384x16384; "
@@ -144,7 +144,7 @@ local function soon(fn, ...)
   return fn(...)
 end
 
-T.test("the number of steps of more epochs than anyone trains", function()
+T.test("the number of steps of a huge number of epochs", function()
   local one = {{batch = 16, last = math.huge}}
   T.equal(soon(stages.steps, one, 1, 0, 100000000, 48), 300000000)
   T.equal(soon(stages.steps, one, 5, 20, 100000000, 48), 300000000 - 13)

@@ -49,8 +49,8 @@ net: sequential                    4x5         302   29.6  3.0
   4: flatten                      4x48
   5: linear{48, 5}                 4x5         245    1.9
 
-302 parameters; a batch of 4: 29.57 KFLOP forward, 3.01 KB kept for backward, itself included
-FLOP: 2 a multiply-add, of convolutions, linear layers and matmuls alone]])
+302 parameters; a batch of 4: 29.57 KFLOP forward, 3.01 KB kept for backward, incl. the batch
+FLOP: 2 per multiply-add; counts only convolutions, linear layers and matmuls]])
 end)
 
 T.test("counts grow with the batch, small or large", function()
@@ -142,7 +142,7 @@ T.test("looking changes nothing", function()
   T.equal(train(true), hex)
 end)
 
-T.test("nets that people know", function()
+T.test("well-known nets", function()
   local function check(name, parameters, multiply_adds)
     local text = lt.summary(lt.models[name]{}, {1, 224, 224, 3})
     T.equal(text:match "\n\n([%d,]+) parameters", parameters)
@@ -153,15 +153,16 @@ T.test("nets that people know", function()
   check("mobilenet_v1", "4,231,976", 0.569)
 end)
 
-T.test("what is no net, no shape, or does not fit", function()
-  local wants = "lt.summary wants a net and the shape of its input: lt.summary(net, {n, h, w, c})"
+T.test("invalid nets and shapes", function()
+  local usage = "lt.summary requires a net and the shape of its input: "
+                .. "lt.summary(net, {n, h, w, c})"
   local net = nn.sequential{nn.linear{5, 5}}
   local call = getmetatable(net).__call
-  T.fails(function() lt.summary(lt.relu, {1, 5}) end, wants)
-  T.fails(function() lt.summary(net) end, wants)
-  T.fails(function() lt.summary(net, {0, 5}) end, wants)
-  T.fails(function() lt.summary(net, {2.5, 5}) end, wants)
-  T.fails(function() lt.summary(net, {"2", 5}) end, wants)
+  T.fails(function() lt.summary(lt.relu, {1, 5}) end, usage)
+  T.fails(function() lt.summary(net) end, usage)
+  T.fails(function() lt.summary(net, {0, 5}) end, usage)
+  T.fails(function() lt.summary(net, {2.5, 5}) end, usage)
+  T.fails(function() lt.summary(net, {"2", 5}) end, usage)
   T.fails(function() lt.summary(net, {2, 6}) end,
           "net.1 linear: w wants 5 input features, x has 6 (x 2x6 f32, w 5x5 f32)")
   T.equal(getmetatable(net).__call == call, true)             -- and all is as before
@@ -169,10 +170,10 @@ T.test("what is no net, no shape, or does not fit", function()
     return x:dim(1) == 2 and self.fc(x) or self.fc(x):relu()
   end)
   T.fails(function() lt.summary(odd, {2, 5}) end,
-          "lt.summary: the net does not do the same with 2 images and with 3")
+          "lt.summary: the net does not run the same ops for 2 images and for 3")
 end)
 
-T.test("after attach() a run shows its net, makes nothing and is done", function()
+T.test("after attach(), a run shows its net, makes no folder and ends", function()
   local out, code, is_clean = run_script [[
     require "luatrain.commands.summary".attach "script.lua"
     local lt = require "luatrain"
@@ -181,7 +182,7 @@ T.test("after attach() a run shows its net, makes nothing and is done", function
     lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, epochs = 1, batch = 20}
     print "not reached"]]
   T.equal(row(out, "net: sequential")[1], "20x5")
-  T.equal(out:match "alone\n(.*)$", "")
+  T.equal(out:match "matmuls\n(.*)$", "")
   T.equal(code, 0)
   assert(is_clean)
 end)

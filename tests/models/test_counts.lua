@@ -130,11 +130,11 @@ T.test("bad options are refused", function()
   T.fails(function() models.resnet50{clases = 10} end,
           "resnet50: unknown key 'clases' (did you mean 'classes'?)")
   T.fails(function() models.resnet20{classes = 0} end,
-          "resnet20: 'classes' wants a whole number from 1 up, it is 0")
+          "resnet20: 'classes' must be a positive integer, but is 0")
   T.fails(function() models.mobilenet_v1{width = -1} end,
-          "mobilenet_v1: 'width' wants a number from 0 up, it is -1")
+          "mobilenet_v1: 'width' must be a non-negative number, but is -1")
   T.fails(function() models.lenet(10) end,
-          "lenet wants one table: lenet{classes=10, channels=1, size=28}, it is 10")
+          "lenet requires one table: lenet{classes=10, channels=1, size=28}, but got 10")
   T.fails(function() models.vgg16_bn{width = 3} end, "vgg16_bn: unknown key 'width': "
           .. "vgg16_bn{classes=1000, channels=3, size=224, hidden=4096, dropout=0.5, "
           .. "sync_bn=false}")

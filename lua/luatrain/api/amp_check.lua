@@ -103,11 +103,11 @@ end
 
 -- Returns the result described above, and the worst values for text().
 function amp_check.check(fn, ...)
-  if type(fn) ~= "function" then fail("amp check wants a function, it is %s", tostring(fn)) end
+  if type(fn) ~= "function" then fail("amp check requires a function, but got %s", tostring(fn)) end
   local check <close> = core.new_precision_check()
   local loss = check:pass(false, fn, ...)
   if not check:half() then
-    fail "amp check: nothing in the function is computed in half precision; lt.autocast does that"
+    fail "amp check: the function computes nothing in half precision; run it under lt.autocast"
   end
   local loss_f32 = check:pass(true, fn, ...)
   local layers, worst, all = sum_up(check:rows())
@@ -129,7 +129,7 @@ local function loss_text(loss) return loss ~= loss and "nan" or ("%.6g"):format(
 
 -- The line that the log shows for a check.
 function amp_check.text(step, result, worst)
-  return ("amp check at step %d, scale %.14g: loss %s, in f32 %s; at most %s, %s, %s"):format(
+  return ("amp check at step %d, scale %.14g: loss %s, in f32 %s; worst %s, %s, %s"):format(
     step, result.scale, loss_text(result.loss), loss_text(result.loss_f32),
     worst_text(worst, "error"), worst_text(worst, "underflow"), worst_text(worst, "overflow"))
 end

@@ -44,7 +44,7 @@ local function read_flag(name, value)
   end
   local known = {choice = true, integer = true, float = true, string = true, boolean = true}
   if type(name) ~= "string" or not known[f.kind] then
-    refuse(": the default of %s wants a string, a number, a boolean or a list of strings", name)
+    refuse(": the default of %s must be a string, a number, a boolean or a list of strings", name)
   end
   f.flag = flag_of(name)
   return f
@@ -52,21 +52,21 @@ end
 
 local function read_help(help, by_name, names)
   if type(help) ~= "table" then
-    refuse(": help wants sentences by the names of flags: help = {epochs = \"how often\"}")
+    refuse(": help must map names of flags to sentences: help = {epochs = \"how often\"}")
   end
   for name, sentence in pairs(help) do
     if not by_name[name] then
       local hint = check.hint(tostring(name), names, "")
-      refuse(": help has '%s', which is no flag%s", name, hint)
+      refuse(": help has '%s', which is not a flag%s", name, hint)
     end
-    if type(sentence) ~= "string" then refuse(": the help of %s wants a string", name) end
+    if type(sentence) ~= "string" then refuse(": the help of %s must be a string", name) end
     by_name[name].help = sentence
   end
 end
 
 -- Returns the flags by name, and their names in the order of --help.
 local function read_flags(defaults)
-  if type(defaults) ~= "table" then refuse " wants a table of defaults: lt.args{epochs = 3}" end
+  if type(defaults) ~= "table" then refuse " requires a table of defaults: lt.args{epochs = 3}" end
   local by_name, names, rank = {}, {}, {}
   for i, name in ipairs(FIRST) do rank[name] = i end
   for name, value in pairs(defaults) do
@@ -89,8 +89,8 @@ local function to_choice(f, text)
   for _, choice in ipairs(f.choices) do
     if text == choice then return text end
   end
-  local others = (": it is one of %s"):format(table.concat(f.choices, ", "))
-  fail("%s: there is no '%s'%s", f.flag, text, check.hint(text, f.choices, others))
+  fail("%s must be one of %s, but is '%s'%s", f.flag, table.concat(f.choices, ", "), text,
+       check.hint(text, f.choices, ""))
 end
 
 local function to_number(f, text)
@@ -100,9 +100,10 @@ local function to_number(f, text)
   if number and number >= (f.least or -math.huge) and math.abs(number) < math.huge then
     return whole and number or number + 0.0
   end
-  local wanted = whole and "a whole number" or "a number"
-  if f.least then wanted = ("%s from %d up"):format(wanted, f.least) end
-  fail("%s wants %s, it is '%s'", f.flag, wanted, text)
+  local sign = f.least and (f.least > 0 and "positive " or "non-negative ") or ""
+  local article = whole and sign == "" and "an" or "a"
+  fail("%s must be %s %s%s, but is '%s'", f.flag, article, sign, whole and "integer" or "number",
+       text)
 end
 
 local function convert(f, text)
@@ -110,7 +111,7 @@ local function convert(f, text)
   if f.kind == "choice" then return to_choice(f, text) end
   if f.kind ~= "boolean" then return to_number(f, text) end
   if text == "true" or text == "false" then return text == "true" end
-  fail("%s wants true or false, it is '%s'", f.flag, text)
+  fail("%s must be true or false, but is '%s'", f.flag, text)
 end
 
 -- ==== Help =======================================================================================
@@ -151,15 +152,15 @@ local function print_help(by_name, names)
     rows[i] = {left, right}
     width = math.max(width, #left)
   end
-  rows[#rows + 1] = {"--help", "this text"}
-  print(("usage: luatrain [options of luatrain] %s [options]\n"):format(script()))
+  rows[#rows + 1] = {"--help", "print this help"}
+  print(("usage: luatrain [luatrain options] %s [options]\n"):format(script()))
   for _, row in ipairs(rows) do
     for i, line in ipairs(wrap(row[2], WIDTH - width - 4)) do
       local left = ("  %-" .. width .. "s  "):format(i == 1 and row[1] or "")
       print(((left .. line):gsub("%s+$", "")))
     end
   end
-  print "\nluatrain's own options stand before the script: luatrain --help lists them."
+  print "\nluatrain's own options go before the script: luatrain --help lists them."
 end
 
 -- ==== The command line ===========================================================================
@@ -167,11 +168,11 @@ end
 local function unknown(text, names)
   local flags = {}
   if command_line.options[text] ~= nil then
-    fail("%s is an option of luatrain itself and stands before the script: luatrain %s ... %s",
+    fail("%s is an option of luatrain itself and goes before the script: luatrain %s ... %s",
          text, text, script())
   end
   for i, name in ipairs(names) do flags[i] = flag_of(name) end
-  local otherwise = " (--help lists them; luatrain's own stand before the script)"
+  local otherwise = " (--help lists them; luatrain's own go before the script)"
   fail("unknown option '%s'%s", text, check.hint(text, flags, otherwise))
 end
 
@@ -195,7 +196,7 @@ return core.in_c_locale(function(defaults)
     elseif not text then
       i = i + 1
       text = given[i]
-      if not text or text:match "^%-%-" then fail("%s wants a value", flag) end
+      if not text or text:match "^%-%-" then fail("%s requires a value", flag) end
     end
     values[f.name] = convert(f, text)
     i = i + 1

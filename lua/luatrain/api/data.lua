@@ -49,11 +49,11 @@ local function per_channel(name, value, channels)
     for c = 1, channels do list[c] = value end
   end
   if #list ~= channels then
-    refuse("data: %s has %d numbers, the images have %d channels", name, #list, channels)
+    refuse("data: %s has %d numbers, but the images have %d channels", name, #list, channels)
   end
   for c, number in ipairs(list) do
     if not math.type(number) or number - number ~= 0 then          -- inf, nan
-      refuse("data: %s wants finite numbers, channel %d has %s", name, c, number)
+      refuse("data: %s must be finite, but channel %d has %s", name, c, number)
     end
   end
   return list
@@ -64,7 +64,7 @@ local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32
 
 local function open_batches(set, o)
   if o.area <= 0 then                              -- to the core, 0 would mean the whole image
-    refuse("batches: 'area' wants a share above 0 and up to 1, it is %g", o.area)
+    refuse("batches: 'area' must be a fraction above 0 and up to 1, but is %g", o.area)
   end
   if o.workers == 0 then o.workers = -1 end        -- no workers; to the core, 0 is the default
   return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
@@ -113,7 +113,7 @@ function Set:sized(size)
   if not size or self.height == size and self.width == size then return self end
   local pixels = type(size) == "number" and math.tointeger(size)
   if not pixels then
-    refuse("set:sized wants a whole number of pixels, it is %s", check.shown(size))
+    refuse("set:sized requires a whole number of pixels, but got %s", check.shown(size))
   end
   return new_set(core.source_sized(self.source, pixels), {
     names = self.names, classes = self.classes, labels = self.labels, mean = self.mean,
@@ -125,10 +125,10 @@ end
 local function check_labels(where, labels, classes)
   local highest, i, label = core.scan_labels(labels, classes or math.maxinteger)
   if i and classes then
-    fail("%s: label %d of %d is %d; %d classes are 0 to %d", where, i, #labels, label, classes,
-         classes - 1)
+    fail("%s: label %d of %d is %d, but the %d classes are 0 to %d", where, i, #labels, label,
+         classes, classes - 1)
   elseif i then
-    fail("%s: label %d of %d is %d; classes count from 0", where, i, #labels, label)
+    fail("%s: label %d of %d is %d, but classes count from 0", where, i, #labels, label)
   end
   return classes or highest + 1
 end
@@ -155,11 +155,12 @@ function data.set(given)
   local set = in_memory("data.set", o.images, o.labels,
                         {names = o.names, mean = o.mean, std = o.std})
   if set.channels > 4 and (o.mean or o.std) then
-    refuse("data.set: mean and std are for up to 4 channels, the images have %d", set.channels)
+    refuse("data.set: mean and std require at most 4 channels, but the images have %d",
+           set.channels)
   end
   for c, value in ipairs(set.std) do
     if value <= 0 then
-      refuse("data.set: std wants positive numbers, channel %d has %g", c, value)
+      refuse("data.set: std must be positive, but channel %d has %g", c, value)
     end
   end
   set.classes = check_labels("data.set", o.labels, classes)
@@ -169,7 +170,7 @@ end
 -- Reads a JPEG or PNG file. Returns a u8 tensor (h, w, channels). channels: 1 or 3, the default.
 function data.image(path, channels)
   if channels ~= nil and channels ~= 1 and channels ~= 3 then
-    refuse("data.image: channels is 1 or 3, not %s", channels)
+    refuse("data.image: channels must be 1 or 3, but is %s", channels)
   end
   return core.read_image(path, channels or 3)
 end
@@ -187,11 +188,15 @@ local function same_classes(train, test, train_path, test_path)
   local all = {}
   for _, name in ipairs(train.names) do all[name] = true end
   for _, name in ipairs(test.names) do
-    if not all[name] then fail("%s has a class '%s', %s has not", test_path, name, train_path) end
+    if not all[name] then
+      fail("%s has a class '%s', but %s does not", test_path, name, train_path)
+    end
     all[name] = nil
   end
   local missing = next(all)
-  if missing then fail("%s has a class '%s', %s has not", train_path, missing, test_path) end
+  if missing then
+    fail("%s has a class '%s', but %s does not", train_path, missing, test_path)
+  end
 end
 
 -- ---- Fashion-MNIST ----
@@ -203,8 +208,8 @@ local function read_idx(folder, file)
   for _, path in ipairs{folder .. "/" .. file .. ".gz", folder .. "/" .. file} do
     if exists(path) then return core.read_idx(path), path end
   end
-  fail("fashion-mnist: there is no %s/%s.gz; 'apt-get install dataset-fashion-mnist' brings it, or "
-       .. "name a folder that has it: --data fashion-mnist:DIR", folder, file)
+  fail("fashion-mnist: %s/%s.gz is missing; run 'apt-get install dataset-fashion-mnist', or name a "
+       .. "folder that has it: --data fashion-mnist:DIR", folder, file)
 end
 
 local function read_fashion(folder, part)
@@ -212,7 +217,7 @@ local function read_fashion(folder, part)
   local labels, path = read_idx(folder, part .. "-labels-idx1-ubyte")
   if #images.shape ~= 3 or #labels.shape ~= 1 or #images ~= #labels then
     local has, have = core.describe(images), core.describe(labels)
-    fail("fashion-mnist: %s/%s-*: there are images %s and labels %s, which do not belong together",
+    fail("fashion-mnist: %s/%s-*: images %s and labels %s do not match",
          folder, part, has, have)
   end
   return in_memory(folder .. "/" .. part .. "-*", images, labels, {
@@ -250,12 +255,12 @@ local function read_cifar_folder(folder)
   local height, width = source:shape()
   local names = source:names()
   if height ~= 32 or width ~= 32 then
-    fail("cifar10: the images of %s are %dx%d, those of CIFAR-10 are 32x32; for others there is "
-         .. "images:DIR", folder, height, width)
+    fail("cifar10: the images of %s must be 32x32, but are %dx%d; use images:DIR for others",
+         folder, height, width)
   end
   if #names ~= #cifar_names then
-    fail("cifar10: %s has %d classes, CIFAR-10 has %d; for others there is images:DIR", folder,
-         #names, #cifar_names)
+    fail("cifar10: %s must have %d classes, but has %d; use images:DIR for others", folder,
+         #cifar_names, #names)
   end
   local all <close> = core.new_batches(source, {batch = source:count(), dtype = "u8"}, {}, {})
   local images, labels = all:next()
@@ -263,7 +268,7 @@ local function read_cifar_folder(folder)
 end
 
 local function open_cifar10(folder)
-  if folder == "" then fail "cifar10 wants a folder: cifar10:DIR" end
+  if folder == "" then fail "cifar10 requires a folder: cifar10:DIR" end
   for _, inner in ipairs{folder, folder .. "/cifar-10-batches-bin"} do
     if exists(inner .. "/data_batch_1.bin") then
       return read_cifar_files(inner, "data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
@@ -273,7 +278,7 @@ local function open_cifar10(folder)
   end
   local paths = {folder .. "/train", folder .. "/test"}
   if not exists(paths[1]) then
-    fail("cifar10: there is neither %s/data_batch_1.bin nor %s/train; the former comes in "
+    fail("cifar10: found neither %s/data_batch_1.bin nor %s/train; the former is in "
          .. "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", folder, folder)
   end
   local train, test = read_cifar_folder(paths[1]), read_cifar_folder(paths[2])
@@ -293,13 +298,13 @@ end
 
 local function open_images(folder, size)
   if folder == "" then
-    fail "images wants a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or DIR/test"
+    fail "images requires a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or DIR/test"
   end
   local train_path, test_path = folder .. "/train", folder .. "/val"
   if not exists(test_path) then test_path = folder .. "/test" end
   if not exists(train_path) or not exists(test_path) then
-    fail("images: %s wants folders train, and val or test, with one for each class in them; it "
-         .. "has no %s", folder, exists(train_path) and "val or test" or "train")
+    fail("images: %s must have the folders train, and val or test, each with a folder per class, "
+         .. "but has no %s", folder, exists(train_path) and "val or test" or "train")
   end
   local train, test = open_folder(train_path, size), open_folder(test_path, size)
   same_classes(train, test, train_path, test_path)
@@ -318,8 +323,8 @@ local function open_synthetic(text)
   end
   local height, width, channels, classes, count = table.unpack(numbers)
   if not good then
-    fail("synthetic wants HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10; "
-         .. "it is '%s'", text)
+    fail("synthetic must be HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10, but "
+         .. "is '%s'", text)
   end
   local function open(part, n)
     local ok, source = pcall(core.source_synthetic, part, n, height, width, channels, classes)
@@ -348,10 +353,10 @@ function data.open(what, given)
   local size = options(given).size
   local open = sources[name]
   if not open then
-    fail("unknown data '%s'%s", name, check.hint(name, names, (" (there is %s)"):format(forms)))
+    fail("unknown data '%s'%s", name, check.hint(name, names, (" (known: %s)"):format(forms)))
   end
   if size and name ~= "images" then
-    refuse("data.open: size is for images:DIR, the images of %s have theirs", what)
+    refuse("data.open: size is only for images:DIR; the images of %s have a fixed size", what)
   end
   return open(rest, size or 224)
 end

@@ -13,7 +13,7 @@ local function fail(...) core.fail("EINVAL", "lt.grad_check: " .. string.format(
 -- several elements do not cancel.
 local function project(y)
   if not core.is_tensor(y) then
-    fail("the function wants to return a tensor, it returned a %s", type(y))
+    fail("the function must return a tensor, but returned a %s", type(y))
   end
   local weights = {}
   for i = 1, y:count() do weights[i] = math.cos(i) end
@@ -57,17 +57,17 @@ end
 return function(f, inputs, options)
   local given, copies, differences = spec(options), {}, {}
   if type(f) ~= "function" or type(inputs) ~= "table" then
-    fail("wants a function and a list of tensors: lt.grad_check(f, {x, w})")
+    fail("requires a function and a list of tensors: lt.grad_check(f, {x, w})")
   end
   for i, x in ipairs(inputs) do
-    if not core.is_tensor(x) then fail("input %d wants a tensor, it is a %s", i, type(x)) end
+    if not core.is_tensor(x) then fail("input %d must be a tensor, but is a %s", i, type(x)) end
     copies[i] = is_float(x) and leaf(x) or x.device == "cpu" and x or x:to "cpu"
   end
   local function value()
     return core.step(function() return project(f(table.unpack(copies))):item() end)
   end
   if core.no_grad(value) ~= core.no_grad(value) then
-    fail("the function gives other values when it is called again")
+    fail("the function returns another value when it is called again")
   end
   for i, x in ipairs(copies) do
     if is_float(x) then differences[i] = core.no_grad(numeric, x, value, given.eps) end

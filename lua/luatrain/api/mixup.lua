@@ -45,7 +45,7 @@ local spec = check "lt.mixup{x:tensor, y:tensor, alpha:amount}"
 return function(x, y, alpha)
   x, y, alpha = spec:value("x", x), spec:value("y", y), spec:value("alpha", alpha)
   if x:dim(1) ~= y:dim(1) then
-    core.fail("EINVAL", ("lt.mixup: x has %d samples, y has %d"):format(x:dim(1), y:dim(1)))
+    core.fail("EINVAL", ("lt.mixup: x has %d samples, but y has %d"):format(x:dim(1), y:dim(1)))
   end
   if alpha == 0 then return x, y, 1.0 end
   local share = draw_beta(alpha, core.mixup_draws(core.steps()))

@@ -85,7 +85,7 @@ local function flatten(node, prefix, owner, list, above)
   local found = parts(node)
   local order = is_module(node) and node[KEY].order
   if order and #order ~= #found then
-    fail("%s: its layers are those that it was made with", node[KEY].text)
+    fail("%s: layers cannot be added or removed after it is made", node[KEY].text)
   end
   for _, part in ipairs(found) do
     local name, value = prefix .. part.name, part.value
@@ -187,8 +187,8 @@ local function place_for_call(module, record)
   if caller and not parent_of(module) then
     record.parent = owner_in(caller, module)
     if not record.parent then
-      fail("%s is called but is not among the fields of its caller, so nothing would train or "
-           .. "save it", record.text)
+      fail("%s is called but is not a field of its caller, so it would not be trained or saved",
+           record.text)
     end
   end
   place(module)
@@ -313,7 +313,7 @@ end
 -- Freezes all parameters: they get no gradients and no updates. freeze(false) unfreezes them.
 function Module:freeze(on)
   if on ~= nil and type(on) ~= "boolean" then
-    fail("net:freeze wants true or false, it is %s", shown(on))
+    fail("net:freeze requires true or false, but got %s", shown(on))
   end
   local names, tensors = collect(self, "parameter")
   core.freeze(names, tensors, on ~= false)
@@ -360,7 +360,7 @@ local function differences(file, in_file, prefix, names, tensors, owner)
     elseif in_file[name] then
       local has, wants = file:shape(name), table.concat(tensors[i].shape, "x")
       if has ~= wants then
-        list[#list + 1] = ("%s is %s, the %s has %s"):format(name, has, owner, wants)
+        list[#list + 1] = ("%s is %s, but the %s has %s"):format(name, has, owner, wants)
       end
     end
   end

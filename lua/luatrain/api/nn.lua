@@ -17,10 +17,10 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 -- the fields; tostring shows text. Takes the table of fields.
 function nn.module(fields, forward, text)
   if not is_list(fields) or type(forward) ~= "function" then
-    fail("nn.module wants a table of fields and a function: "
+    fail("nn.module requires a table of fields and a function: "
          .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
   elseif text ~= nil and type(text) ~= "string" then
-    fail("nn.module: its text wants a string, it is %s", check.shown(text))
+    fail("nn.module: text must be a string, but is %s", check.shown(text))
   end
   return new(text or "module", fields, forward)
 end
@@ -34,7 +34,7 @@ local function make_tensor(shape, given, buffer)
   local init = initial(given)
   local uniform, normal = init.low or init.high, init.mean or init.deviation
   if uniform and normal or (uniform or normal) and given.value then
-    fail "nn.parameter: it starts with one of value, low and high, or mean and deviation"
+    fail "nn.parameter: give only one of value, low and high, or mean and deviation"
   end
   local kind, a, b = "constant", init.value, 0
   if uniform then kind, a, b = "uniform", init.low or 0, init.high or 0 end
@@ -78,7 +78,7 @@ function nn.conv2d(given)
   local kernel = type(f.kernel) == "table" and f.kernel or {f.kernel, f.kernel}
   local each_group = f["in"] // f.groups
   if f["in"] % f.groups ~= 0 or f.out % f.groups ~= 0 then
-    fail("nn.conv2d: 'groups' must divide 'in' and 'out', they are %d, %d and %d", f.groups,
+    fail("nn.conv2d: 'groups' must divide 'in' and 'out', but they are %d, %d and %d", f.groups,
          f["in"], f.out)
   end
   local area = math.max(kernel[1] * kernel[2], 1)
@@ -199,11 +199,11 @@ local function check_layer(key, value)
     end
   end
   if not is_module(value) and type(value) ~= "function" then
-    fail("nn.sequential: layer %s wants a module or a function, it is a %s", key, type(value))
+    fail("nn.sequential: layer %s must be a module or a function, but is a %s", key, type(value))
   end
   if type(key) == "string" and type(value) == "function" then
-    fail("nn.sequential: layer '%s' is a function, whose place among names is not known; "
-         .. "use a module or numbers", key)
+    fail("nn.sequential: layer '%s' is a function, which has no order among named layers; use a "
+         .. "module, or number the layers", key)
   end
 end
 
@@ -225,7 +225,7 @@ end
 -- string field `name` is the name of the root in messages.
 function nn.sequential(layers)
   if not is_list(layers) then
-    fail("nn.sequential wants one table of layers: nn.sequential{nn.conv2d{...}, lt.relu}")
+    fail("nn.sequential requires one table of layers: nn.sequential{nn.conv2d{...}, lt.relu}")
   end
   local numbers, names = 0, 0
   for key, value in pairs(layers) do
@@ -235,7 +235,7 @@ function nn.sequential(layers)
     end
   end
   if numbers > 0 and names > 0 then
-    fail("nn.sequential: layers have numbers or names, not both")
+    fail("nn.sequential: layers must have numbers or names, not both")
   end
   for i = 1, numbers do
     if layers[i] == nil then fail("nn.sequential: layer %d is nil", i) end

@@ -53,17 +53,17 @@ local function add_parameters(list, what, group, prefix, who)
     return
   end
   if type(what) ~= "table" then
-    fail("%s wants a net, a list of parameters or a list of groups", who)
+    fail("%s requires a net, a list of parameters or a list of groups", who)
   end
   for key in pairs(what) do
     if math.type(key) ~= "integer" then
-      fail("%s: the list of parameters has a key %s; settings go into the table behind it", who,
+      fail("%s: the list of parameters has a key %s; settings go into the next table", who,
            check.shown(key))
     end
   end
   for i, tensor in ipairs(what) do
     if core.role(tensor) ~= "parameter" then
-      fail("%s: item %d of the list is no parameter", who, i)
+      fail("%s: item %d of the list is not a parameter", who, i)
     end
     list[#list + 1] = {name = prefix .. i, tensor = tensor, group = group}
   end
@@ -74,9 +74,9 @@ local of_all = {clip = true, lr_factor = true}      -- groups cannot override th
 
 local function group_value(spec, key, value)
   if type(key) ~= "string" then
-    fail("%s: a group has settings by name, %s is none", spec.name, check.shown(key))
+    fail("%s: the settings of a group must have names, but got %s", spec.name, check.shown(key))
   end
-  if of_all[key] then fail("%s: %s is one for all groups", spec.name, key) end
+  if of_all[key] then fail("%s: %s cannot be set for a single group", spec.name, key) end
   return spec:value(key, value)
 end
 
@@ -108,8 +108,7 @@ local function arm_fault(list)
   local name, of = core.fault()
   local rank, size = core.rank()
   if name and of >= size then
-    core.fail("EUSAGE", ("the fault is one of rank %d, there are ranks 0 to %d")
-                        :format(of, size - 1))
+    core.fail("EUSAGE", ("the fault's rank %d is out of range 0 to %d"):format(of, size - 1))
   end
   for _, item in ipairs(list) do
     if item.name == name then core.arm_fault(item.tensor, rank) end
@@ -155,7 +154,7 @@ local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, we
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
-    if self.nesterov and not momentum then fail("optim.sgd: nesterov wants a momentum") end
+    if self.nesterov and not momentum then fail("optim.sgd: nesterov requires a momentum") end
     for _, group in ipairs(groups) do momentum = momentum or (group.momentum or 0) ~= 0 end
     if momentum then
       return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "weight_decay"}}
@@ -231,7 +230,7 @@ function Optim:step()
   local inner, list = self[INNER], {}
   count_pending(inner)
   if inner.plain and self.momentum ~= 0 then
-    fail("optim.sgd: this one was made without momentum; make a new one to have it")
+    fail("optim.sgd: this optimizer was made without momentum; make a new one to use it")
   end
   for g, group in ipairs(self.groups) do
     list[g] = options_of(self, group, false)
@@ -292,20 +291,22 @@ end
 function Optim:load(state, _)
   local mine = self:state()
   if type(state) ~= "table" then
-    fail("optim: load wants a table of tensors, it is a %s", type(state))
+    fail("optim:load requires a table of tensors, but got a %s", type(state))
   end
   for _, name in ipairs(sorted(mine)) do
     if not state[name] then fail("optim: the state has no %s", name) end
     local has, wants = core.describe(state[name]), core.describe(mine[name])
     if name ~= "steps" and has ~= wants then
-      fail("optim: %s is %s, this optimizer has %s", name, has, wants)
+      fail("optim: %s is %s, but this optimizer has %s", name, has, wants)
     end
   end
   local given = state.steps:item()
   local steps = math.tointeger(given)
-  if not steps or steps < 0 then fail("optim: there cannot be %.14g steps", given) end
+  if not steps or steps < 0 then
+    fail("optim: 'steps' must be a non-negative integer, but is %.14g", given)
+  end
   for _, name in ipairs(sorted(state)) do
-    if not mine[name] then fail("optim: the state has %s, this optimizer has not", name) end
+    if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
   end
   agree.state(self:class(), steps, state)
   for name, tensor in pairs(mine) do

@@ -32,7 +32,7 @@ meta = {
     if fields[key] then return fields[key](rawget(self, HANDLE)) end
     return check.strict(Scaler, "a scaler")[key]
   end,
-  __newindex = function(_, key) fail("a scaler has no '%s' to be set", tostring(key)) end,
+  __newindex = function(_, key) fail("a scaler has no '%s' that can be set", tostring(key)) end,
 }
 
 local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "
@@ -45,12 +45,12 @@ function scaler.new(options)
   while fraction >= 2 and exponent < 25 do fraction, exponent = fraction / 2, exponent + 1 end
   while fraction < 1 and exponent > -15 do fraction, exponent = fraction * 2, exponent - 1 end
   if fraction ~= 1 or exponent < -14 or exponent > 24 then
-    fail("amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is %.14g", o.scale)
+    fail("amp.scaler: 'scale' must be a power of two from 2^-14 to 2^24, but is %.14g", o.scale)
   end
   if o.growth_interval < 1 or o.growth_interval > 0x7fffffff then
-    fail("amp.scaler: 'growth_interval' wants 1 to 2147483647, it is %d", o.growth_interval)
+    fail("amp.scaler: 'growth_interval' must be 1 to 2147483647, but is %d", o.growth_interval)
   elseif options and options.growth_interval and o.policy ~= "dynamic" then
-    fail("amp.scaler: 'growth_interval' is of policy dynamic, this is %s", o.policy)
+    fail("amp.scaler: 'growth_interval' is only for policy dynamic, not for %s", o.policy)
   end
   local made = {scale = o.scale,
                 growth_interval = o.policy == "dynamic" and o.growth_interval or nil}
@@ -59,7 +59,7 @@ function scaler.new(options)
 end
 
 local function handle_of(self, who)
-  if getmetatable(self) ~= meta then fail("%s is written with a colon, as it is here", who) end
+  if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
   return rawget(self, HANDLE)
 end
 
@@ -84,7 +84,7 @@ end
 function Scaler:inside(fn, ...)
   local handle = handle_of(self, "scaler:inside")
   if type(fn) ~= "function" then
-    fail("scaler:inside wants a function, it is %s", check.shown(fn))
+    fail("scaler:inside requires a function, but got %s", check.shown(fn))
   end
   local before = core.use_loss_scale(handle)
   local _ <close> = setmetatable({}, {__close = function() core.use_loss_scale(before) end})
@@ -99,7 +99,7 @@ function Scaler:begin()
   local before = core.use_loss_scale(handle)
   if before and before ~= handle then
     core.use_loss_scale(before)
-    fail "amp.scaler: another one is in use; scaler:close() ends that"
+    fail "amp.scaler: another scaler is in use; close it with scaler:close()"
   end
   unused_options.scaler = true
   return self
@@ -114,7 +114,7 @@ function Scaler:latest() return handle_of(self, "scaler:latest"):latest() end
 function Scaler:at(number)
   local handle = handle_of(self, "scaler:at")
   if number ~= nil and not math.tointeger(number) then
-    fail("scaler:at wants the number of a step, it is %s", check.shown(number))
+    fail("scaler:at requires the number of a step, but got %s", check.shown(number))
   end
   local k, headroom, skipped = handle:last(number)
   return 2.0 ^ k, headroom, skipped
@@ -141,10 +141,10 @@ end
 
 function Scaler:load(state)
   local handle = handle_of(self, "scaler:load")
-  if type(state) ~= "table" then fail("scaler:load wants a table, it is a %s", type(state)) end
+  if type(state) ~= "table" then fail("scaler:load requires a table, but got a %s", type(state)) end
   local was, is = scaler.policy_of(state), scaler.policy_of(self:state())
   if was and was ~= is then
-    fail("scaler:load: the state is that of policy %s, the scaler's is %s", was, is)
+    fail("scaler:load: the state has policy %s, but the scaler has policy %s", was, is)
   end
   handle:load(state)
   self:compare()

@@ -39,7 +39,7 @@ local settings = "warmup:amount=0.0, ramp:ramp=linear, start:share=0.0}"
 local function rising(o, name)
   local ramp, warmup, start = ramps[o.ramp], o.warmup, o.start
   if warmup > 0 and start == 0 and (o.ramp == "constant" or o.ramp == "exponential") then
-    core.fail("EINVAL", ("schedule.%s: ramp = '%s' wants a 'start' above 0, as in start = 0.1")
+    core.fail("EINVAL", ("schedule.%s: ramp = '%s' requires a 'start' above 0, as in start = 0.1")
                         :format(name, o.ramp))
   end
   return function(epoch) return epoch < warmup and ramp(epoch / warmup, start) or 1 end

@@ -297,10 +297,10 @@ local function text_of(r)
     ("%d steps of %s images: %s img/s median, %s best; %.1f ms a step"):format(
       r.steps, number_text(r.batch):gsub("%.0$", ""), number_text(r.images_per_s),
       number_text(r.best_images_per_s), 1e3 * r.step_s),
-    ("%.1f %% of it outside of ops, with %.1f %% waiting for data; with each op at its limit it "
+    ("%.1f %% of it outside ops, including %.1f %% waiting for data; with each op at its limit it "
      .. "would take %.0f %%"):format(100 * r.outside, 100 * r.waiting,
                                      100 * (r.of_limit + r.outside)),
-    ("memory at most %.2f GB, tensors %.2f GB of it"):format(r.peak_rss_bytes / 1e9,
+    ("peak memory %.2f GB, of which tensors %.2f GB"):format(r.peak_rss_bytes / 1e9,
                                                             r.peak_tensor_bytes / 1e9))
 end
 
@@ -332,7 +332,7 @@ function bench.read(path, wanted)
   file:close()
   if not ok then refuse("%s: %s", path, checkpoint.reason(value)) end
   local missing = lack(type(value) == "table" and value or {}, wanted)
-  if missing then refuse("%s is no result of this benchmark: it has no '%s'", path, missing) end
+  if missing then refuse("%s is not a result of this benchmark: it has no '%s'", path, missing) end
   return value
 end
 
@@ -367,7 +367,7 @@ end
 -- machine, and the ops that became notably slower. EUSAGE if the net or the batch differs.
 function bench.compare(r, before, who)
   if r.parameters ~= before.parameters or r.batch ~= before.batch then
-    refuse("%s: it was another net or batch before: %d parameters, %g images", who,
+    refuse("%s: the earlier result is of another net or batch: %d parameters, %g images", who,
            before.parameters, before.batch)
   end
   local then_of = {}
@@ -388,28 +388,28 @@ end
 -- ==== luatrain bench =============================================================================
 
 local HELP = [[
-usage: luatrain [options] bench [options of bench] script.lua [options of the script]
+usage: luatrain [options] bench [bench options] script.lua [script options]
 
-Times some steps of the script's training, op by op, and what the machine can do.
+Times steps of the script's training, op by op, and measures the limits of the machine.
 
-  --steps N          how many, after %d to warm up (20)
-  --amp PRECISION    off, bf16 or fp16 (what the script says)
-  --json FILE        writes everything there
-  --baseline FILE    compares with what --json wrote before; when slower, the exit code is 1
-  --margin PERCENT   by how much it must be slower for that (5)
-  --help             this text
+  --steps N          steps to time, after %d warm-up steps (20)
+  --amp PRECISION    off, bf16 or fp16 (that of the script)
+  --json FILE        write all results to FILE
+  --baseline FILE    compare with an earlier --json FILE; exit with 1 if slower
+  --margin PERCENT   slowdown that --baseline tolerates (5)
+  --help             print this help
 
-`luatrain bench dispatch` measures what an op costs beside its arithmetic; `luatrain bench dist`
-what it costs to train on several ranks.]]
+`luatrain bench dispatch` measures the overhead of an op; `luatrain bench dist` measures the cost
+of training on several ranks.]]
 
 -- Kinds of option values: a description, and a function that converts the text or returns false.
 local values = {
   path = {"a path", function(text) return text ~= "" and text end},
-  count = {"a whole number from 1 up", function(text)
+  count = {"a positive integer", function(text)
     local n = text:find "^%d+$" and math.tointeger(tonumber(text))
     return n and n > 0 and n
   end},
-  number = {"a number from 0 up", function(text)
+  number = {"a non-negative number", function(text)
     return text:find "^%d+%.?%d*$" and tonumber(text)
   end},
   amp = {"off, bf16 or fp16", function(text)
@@ -425,7 +425,7 @@ local FOR_RUNS = {"--out", "--resume", "--save-every", "--max-steps", "--log"}
 function bench.read_options(list, kinds, o, help)
   for _, name in ipairs(FOR_RUNS) do
     if command_line.has(name) then
-      refuse("%s is for a run that stays; of this one only what --json FILE writes does", name)
+      refuse("%s has no effect here: a benchmark keeps only what --json FILE writes", name)
     end
   end
   local wants = {}
@@ -458,7 +458,7 @@ function bench.change(settings, steps, folder, amp)
   settings.log, settings.quiet = "text", true
   settings.amp = amp or settings.amp
   if settings.amp == "auto" then
-    core.fail("EUSAGE", "bench: amp auto takes what is faster; off and bf16 show that here")
+    core.fail("EUSAGE", "bench: amp auto chooses the faster precision; measure off and bf16")
   end
 end
 
@@ -480,7 +480,7 @@ end
 function bench.attach(...)
   local o = {steps = 20, margin = 5}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
-    "a script must be given: luatrain bench train_lenet.lua; luatrain bench --help says more")
+    "a script must be given: luatrain bench train_lenet.lua; see luatrain bench --help")
   local name = select(script, ...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end
@@ -504,7 +504,7 @@ function bench.attach(...)
     bench.remove_folder(folder)  -- before limits(), where a signal ends the process
     if #meter.rates < o.steps then
       core.fail("ESCRIPT", ("bench: %s %s"):format(
-        name, parameters and "ended before all steps were measured; look at --steps"
+        name, parameters and "ended before all steps were measured; try fewer --steps"
               or "calls neither lt.run nor lt.fit, so there is no step to measure"))
     end
     local r = bench.result(meter, bench.limits())
@@ -531,7 +531,7 @@ function bench.dispatch(rounds, n)
   end
   local plain = run_adds()
   a:requires_grad()
-  print(("Lua  %7.0f ns an op on the tape, %7.0f without"):format(run_adds(), plain))
+  print(("Lua  %7.0f ns per op on the tape, %7.0f without"):format(run_adds(), plain))
 end
 
 return bench

@@ -104,10 +104,10 @@ end
 local WAYS = {
   {name = "apart", apart = true, blocking = false, bucket = 0},
   {name = "together", apart = false, blocking = false, bucket = 0},
-  {name = "apart, but in step", apart = true, blocking = false, bucket = 0, in_step = true},
-  {name = "not before backward ends", apart = false, blocking = true, bucket = 0},
-  {name = "each parameter by itself", apart = false, blocking = false, bucket = 1},
-  {name = "each, not before backward ends", apart = false, blocking = true, bucket = 1},
+  {name = "apart, synchronized", apart = true, blocking = false, bucket = 0, in_step = true},
+  {name = "sent after backward", apart = false, blocking = true, bucket = 0},
+  {name = "a bucket per parameter", apart = false, blocking = false, bucket = 1},
+  {name = "a bucket each, after backward", apart = false, blocking = true, bucket = 1},
 }
 
 local PARTS = {"forward", "backward", "optimizer", "waited"}
@@ -150,7 +150,7 @@ end
 -- Switches to the next way, for one untimed step and FEW timed ones. Synchronizes the ranks first.
 function Turns:change()
   core.configure(false, false, 0)
-  core.sum("a change of the way", 0)
+  core.sum("the switch to the next way", 0)
   self.at = self.at % #self.ways + 1
   local kind = self.ways[self.at].kind
   core.configure(kind.apart, kind.blocking, kind.bucket)
@@ -305,21 +305,21 @@ end
 -- ==== luatrain bench dist ========================================================================
 
 local HELP = [[
-usage: mpirun -np N luatrain [options] bench dist [options of bench dist] [script.lua ...]
+usage: mpirun -np N luatrain [options] bench dist [bench options] [script.lua ...]
        luatrain --ranks N [options] bench dist ...
 
-Times the allreduce by size and, with a script, steps of its training: the ranks apart, each as if
-it were alone, and together, in turn; and apart, but ending each step together, which shows what
-they lose by not being equally fast. Predicts a step of 24 and 32 ranks.
+Times the allreduce by size. With a script, also times steps of its training in turn: with the ranks
+apart, each as if it were alone; together; and apart but ending each step together, which shows the
+cost of ranks that are not equally fast. Predicts the time of a step of 24 and 32 ranks.
 
-  --steps N          how many in each way (12)
-  --amp PRECISION    off, bf16 or fp16: the precision of the run (what the script says)
-  --most MIB         the largest allreduce (64)
-  --ablation         also steps whose buckets wait for the end of backward, or are one parameter
-  --link GBIT        predicts for a network of so many Gbit/s (as fast as the ranks here are)
-  --latency US       whose messages take so many microseconds (%d)
-  --json FILE        writes everything there
-  --help             this text]]
+  --steps N          steps to time in each way (12)
+  --amp PRECISION    off, bf16 or fp16 (that of the script)
+  --most MIB         size of the largest allreduce (64)
+  --ablation         also time steps that send after backward, or a bucket per parameter
+  --link GBIT        bandwidth of the predicted network, in Gbit/s (that between these ranks)
+  --latency US       latency of a message in that network, in microseconds (%d)
+  --json FILE        write all results to FILE
+  --help             print this help]]
 
 local OPTIONS = {steps = "count", amp = "amp", most = "count", ablation = true, link = "number",
                  latency = "number", json = "path"}
@@ -335,10 +335,10 @@ local function show_steps(o, r, turns)
     predictions_text(r.predictions, r.ways[1])))
   if o.link then
     r.bound = bound(o, r.ways[1], r.buckets)
-    print(("\nAt %g Gbit/s %d ranks need %.1f ms for the gradients of a step; forward and the "
-           .. "longer of\nthat and backward take %.1f ms, the step takes %.3f times that"):format(
-      o.link, size, 1e3 * r.bound.wire, 1e3 * r.bound.seconds,
-      r.ways[2].total / r.bound.seconds))
+    print(("\nAt %g Gbit/s, %d ranks need %.1f ms to exchange the gradients of a step. Forward "
+           .. "plus the\nlonger of that and backward takes %.1f ms; the step takes %.3f times "
+           .. "that"):format(o.link, size, 1e3 * r.bound.wire, 1e3 * r.bound.seconds,
+                             r.ways[2].total / r.bound.seconds))
   end
 end
 
@@ -347,7 +347,7 @@ local function finish(o, turns)
   local r = {machine = bench.machine(), ranks = size, wire = wire,
              copy = core.sum("the copies of all ranks", bench.copy_rate())}
   r.sums = all_sums(o.most << 20)
-  print(("%s a rank, %d ranks; copy %.1f GB/s\n\n%s"):format(
+  print(("%s per rank, %d ranks; copy %.1f GB/s\n\n%s"):format(
     bench.machine_text(r.machine), size, r.copy / 1e9, sums_text(r.sums, r.copy)))
   if turns then show_steps(o, r, turns) end
   if o.json and rank == 0 then bench.write(o.json, r) end
@@ -358,9 +358,11 @@ function bench_dist.attach(...)
   local o = {steps = 12, most = 64, latency = LATENCY}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))
   local name = script and select(script, ...)
-  if size == 1 then bench.refuse "dist wants several ranks: mpirun -np 2 luatrain, or --ranks 2" end
-  if core.shards() > 1 then bench.refuse "dist is about one shard a rank, without --vranks" end
-  if o.link == 0 then bench.refuse "--link wants more than 0 Gbit/s" end
+  if size == 1 then
+    bench.refuse "dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2"
+  end
+  if core.shards() > 1 then bench.refuse "dist requires one shard per rank; omit --vranks" end
+  if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end
   if not script then return nil, function() finish(o) end end
   local turns, folder = new_turns(o), bench.passing_folder()

@@ -21,13 +21,13 @@ return function(list, known, o, help, refuse)
       for k = 1, #names do names[k] = "--" .. names[k] end
       refuse("unknown option '%s'%s", list[i], check.hint(list[i], names, " (--help lists them)"))
     elseif wants == true and list[i]:find("=", 1, true) then
-      refuse("--%s takes no value", name)
+      refuse("--%s accepts no value", name)
     elseif wants ~= true and not list[i]:find("=", 1, true) then
       i = i + 1
-      text = list[i] or refuse("--%s wants a value", name)
+      text = list[i] or refuse("--%s requires a value", name)
     end
     local value = wants == true or wants[2](text)
-    if not value then refuse("--%s wants %s, it is '%s'", name, wants[1], text) end
+    if not value then refuse("--%s must be %s, but is '%s'", name, wants[1], text) end
     o[name], i = value, i + 1
   end
   return i

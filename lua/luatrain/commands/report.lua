@@ -34,14 +34,14 @@ local PUBLISHED = {
 }
 
 local HELP = [[
-usage: luatrain report [options of report] FOLDER...
+usage: luatrain report [report options] FOLDER...
 
-What the runs in these folders have cost until the test accuracy was reached: the time, and
-device-hours, which is the time times the ranks. Beside them what is known of others.
+Shows the cost of the runs in these folders until they reached the test accuracy: the time, and
+device-hours, which is the time multiplied by the ranks. Below them are published results.
 
-  --target X     the accuracy, as 0.75 (that of the run: lt.fit{target = 0.75})
-  --peak TFLOPS  of a device in 16 bits, to bring device-hours to those of a V100
-  --help         this text]]
+  --target X     accuracy to reach, such as 0.75 (that of the run, lt.fit{target = 0.75})
+  --peak TFLOPS  peak rate of a device in 16 bits, to convert device-hours to those of a V100
+  --help         print this help]]
 
 -- ==== The table ==================================================================================
 
@@ -60,11 +60,11 @@ local function run_cells(folder, o)
   local path = folder .. "/metrics.jsonl"
   local ok, cost, odd = pcall(cost_of, path, o.target)
   if not ok then refuse("%s", cost) end
-  if not cost then refuse("%s is not as a run writes it: %s", path, odd) end
+  if not cost then refuse("%s is not a valid log of a run: %s", path, odd) end
   local s = cost.start
-  if not s then refuse("%s is no run: it has no line \"start\"", path) end
+  if not s then refuse("%s is not from a run: it has no line \"start\"", path) end
   if not cost.target then
-    refuse("%s has no target; --target 0.75 says what is to be reached", folder)
+    refuse("%s has no target; give one with --target 0.75", folder)
   end
   local devices = ("%d x %s, %d thread%s"):format(s.ranks, s.device, s.threads,
                                                  s.threads == 1 and "" or "s")

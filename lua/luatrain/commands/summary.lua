@@ -90,7 +90,7 @@ end
 -- Extrapolates the trees for batches of 2 and 3, a and b, to a batch of n.
 local function extend(a, b, n)
   if #a ~= #b or a.op ~= b.op then
-    fail("lt.summary: the net does not do the same with 2 images and with 3")
+    fail("lt.summary: the net does not run the same ops for 2 images and for 3")
   end
   local function at(first, second) return first + (second - first) * (n - 2) end
   local node = {module = a.module, op = a.op, shape = {}}
@@ -205,11 +205,10 @@ local function write(net, root, n)
     if #row[1] > widths[1] then row[1] = row[1]:sub(1, widths[1] - 3) .. "..." end
     list[i] = format:format(table.unpack(row)):gsub(" +$", "")
   end
-  list[#list + 1] = ("\n%s parameters; a batch of %d: %s forward, %s kept for backward, itself "
-                     .. "included"):format(thousands(net:count()), n,
-                                           amount_text(root.flops, "FLOP"),
-                                           amount_text(root.kept, "B"))
-  list[#list + 1] = "FLOP: 2 a multiply-add, of convolutions, linear layers and matmuls alone"
+  list[#list + 1] = ("\n%s parameters; a batch of %d: %s forward, %s kept for backward, incl. the "
+                     .. "batch"):format(thousands(net:count()), n, amount_text(root.flops, "FLOP"),
+                                        amount_text(root.kept, "B"))
+  list[#list + 1] = "FLOP: 2 per multiply-add; counts only convolutions, linear layers and matmuls"
   return table.concat(list, "\n")
 end
 
@@ -224,7 +223,7 @@ end
 -- lt.summary(net, {n, h, w, c}): returns the table as text, for a batch of n images.
 local function summarize(_, net, shape)
   if not module.is_module(net) or not is_shape(shape) then
-    fail("lt.summary wants a net and the shape of its input: lt.summary(net, {n, h, w, c})")
+    fail("lt.summary requires a net and the shape of its input: lt.summary(net, {n, h, w, c})")
   end
   local root = look(net, shape)
   label(root, {})
@@ -236,7 +235,7 @@ end
 function summary.attach(script)
   local shown = false
   if not script or script:sub(1, 1) == "-" then
-    core.fail("EUSAGE", "summary wants a script: luatrain [options] summary train_lenet.lua")
+    core.fail("EUSAGE", "summary requires a script: luatrain [options] summary train_lenet.lua")
   end
   core.on_run = function(settings)
     local train = settings.train

@@ -37,7 +37,7 @@ local function compare_files()
   for label in labels:gmatch "[^\n]+" do
     if not compared[label] then
       compared[label] = true
-      local what, own = "their " .. label, sources.texts[label]
+      local what, own = "the " .. label, sources.texts[label]
       local first = core.broadcast_text(what, own or "")
       compare_text(what, own or first)
     end
@@ -49,10 +49,10 @@ local program_compared = false
 local function compare_program()
   if not program_compared then
     program_compared = true
-    core.compare("their luatrain", core.version)
-    core.compare("their seed", tostring(core.seed()))
-    core.compare("their --amp", core.amp())
-    compare_text("their script " .. command_line.script(), script_text())
+    core.compare("the version of luatrain", core.version)
+    core.compare("the seed", tostring(core.seed()))
+    core.compare("--amp", core.amp())
+    compare_text("the script " .. command_line.script(), script_text())
   end
   compare_files()
 end
@@ -78,7 +78,7 @@ function agree.optimizer(who, settings, parameters)
   end
   compare_program()
   core.compare(who, settings_text(settings))
-  core.compare("the parameters to be trained", table.concat(lines, "\n"))
+  core.compare("the parameters of the optimizer", table.concat(lines, "\n"))
 end
 
 -- Compares the state that an optimizer of a class loads: tensors by name, and its number of steps.
@@ -123,7 +123,7 @@ end
 function agree.set(what, set)
   if is_alone() or compared[set] then return end
   local labels, images = digests_of(set)
-  local names = set.names and "classes " .. table.concat(set.names, ", ") or "no names of classes"
+  local names = set.names and "classes " .. table.concat(set.names, ", ") or "no class names"
   local dtype = set.images and set.images.dtype or "u8"
   core.compare(what, ("%d images\n%dx%dx%d (height, width, channels) %s\n%d classes\n%s\n"
                       .. "labels with digest %08x\na sample of images with digest %08x"):format(
@@ -191,13 +191,13 @@ function agree.start(run)
   local o = run.settings
   if is_alone() then return end
   due = is_due(o, run.steps + 1)
-  core.compare("where the run stands", ("step %d, epoch %d, %d images of it")
+  core.compare("the position of the run", ("step %d, epoch %d, %d images of it")
                                        :format(run.steps, run.epoch, run.done))
   core.compare("the optimizer of lt.run", settings_text(o.optim:settings()))
   core.compare("the net", tree_text(o.net))
   core.compare("the parameters of the net", frozen_text(o.net))
   core.compare("the weights and buffers", o.net:sha256())
-  core.compare("their precision", o.trial and "auto" or o.scaler and "fp16 with a loss scale"
+  core.compare("the precision", o.trial and "auto" or o.scaler and "fp16 with a loss scale"
                                   or o.amp or "off")
   if o.scaler then o.scaler:compare() end
 end

@@ -115,14 +115,14 @@ end)
 -- The state in the header of an open file. Does not verify the file. EFILE if it is no checkpoint.
 local function read_state(file, path)
   if not file:has_digest() then
-    fail("%s: it has no digest: it is no checkpoint of luatrain, or damaged", path)
+    fail("%s has no digest: it is not a checkpoint of luatrain, or is damaged", path)
   end
   local state, meta = {}, file:meta()
   for key, text in pairs(meta) do state[key] = value_of(text) end
   state.optim = (meta.optim or ""):match "^optim%.%w+$"
-  if not state.format then fail("%s: this is no checkpoint of a run", path) end
+  if not state.format then fail("%s is not a checkpoint of a run", path) end
   if state.format ~= FORMAT then
-    fail("%s: this checkpoint has format %d, this luatrain reads %d", path, state.format, FORMAT)
+    fail("%s has format %d, but this luatrain reads format %d", path, state.format, FORMAT)
   end
   return state
 end
@@ -138,7 +138,7 @@ end
 local function step_in(path)
   local file <close> = core.open_file(path)
   local step = read_state(file, path).step
-  if math.type(step) ~= "integer" then fail("%s: this is no checkpoint of a run", path) end
+  if math.type(step) ~= "integer" then fail("%s is not a checkpoint of a run", path) end
   return step
 end
 
@@ -146,8 +146,8 @@ end
 local function misnamed(path, step)
   local digits = path:match "step%-0*(%d+)%.safetensors$"
   return digits and tonumber(digits) ~= step
-         and ("%s: its name says step %s, but it holds step %d, which counts"):format(path, digits,
-                                                                                     step)
+         and ("%s: the name says step %s, but the file has step %d, which is used"):format(
+           path, digits, step)
          or nil
 end
 

@@ -61,7 +61,7 @@ function cost.of(path, target, until_t)
   end
   for event in events(path) do
     local odd = odd_field(event)
-    if odd then return nil, ("no line \"%s\" has such a '%s'"):format(event.event, odd) end
+    if odd then return nil, ("the line \"%s\" has an invalid '%s'"):format(event.event, odd) end
     ranks = ranks or event.ranks or 1
     go_to(event.t)
     if event.event == "start" then

@@ -16,19 +16,20 @@ end
 
 local function cause(share, images_per_s, stats)
   if stats.workers == 0 then
-    return ("%.0f %% of the last %d steps was waiting for data. No worker makes it ahead: "
-            .. "workers = %d in lt.run or lt.fit"):format(100 * share, LAST, core.threads())
+    return ("the last %d steps spent %.0f %% of their time waiting for data. No workers prepare it "
+            .. "in advance: set workers = %d in lt.run or lt.fit")
+           :format(LAST, 100 * share, core.threads())
   end
   local each = stats.work_s / math.max(stats.images, 1)
-  local text = ("%.0f %% of the last %d steps was waiting for data. Making an image takes %.2f ms, "
-                .. "%d %s %s images a second, the net could take %s. ")
-               :format(100 * share, LAST, 1000 * each, stats.workers,
-                       stats.workers == 1 and "worker makes" or "workers make",
+  local text = ("the last %d steps spent %.0f %% of their time waiting for data. An image takes "
+                .. "%.2f ms; %d %s %s images per second, but the net could process %s. ")
+               :format(LAST, 100 * share, 1000 * each, stats.workers,
+                       stats.workers == 1 and "worker prepares" or "workers prepare",
                        log.thousands(stats.workers / each), log.thousands(images_per_s))
   if stats.workers < core.threads() then
-    return text .. ("workers = %d in lt.run or lt.fit makes more at once"):format(core.threads())
+    return text .. ("Set workers = %d in lt.run or lt.fit"):format(core.threads())
   end
-  return text .. "Smaller images, less augmentation or more CPUs help"
+  return text .. "Use smaller images, less augmentation or more CPUs"
 end
 
 -- Called after each step. waited: seconds spent waiting for its batch of `images` images; total:

@@ -16,8 +16,8 @@ local spec = check "run.evaluate{set:set; batch?, loss?:call}"
 local function read(set, given)
   local all = {set = set}
   if given ~= nil and type(given) ~= "table" then
-    core.fail("EINVAL", ("run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), "
-                         .. "they are %s"):format(check.described(given)))
+    core.fail("EINVAL", ("run:evaluate requires options as a table: run:evaluate(set, {batch = "
+                         .. "256}), but got %s"):format(check.described(given)))
   end
   for key, value in pairs(given or {}) do all[key] = value end
   return spec(all)

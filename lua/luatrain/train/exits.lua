@@ -34,7 +34,7 @@ local function exit_rank(code, ...)
   local number = number_of(code)
   if not number then return exit(code, ...) end
   local call = number == 0 and "os.exit()" or ("os.exit(%d)"):format(number)
-  left = ("rank %d has called %s"):format((core.rank()), call)
+  left = ("rank %d called %s"):format((core.rank()), call)
   if number == 0 then core.fail("EDONE", left) end
   core.exit(number, left)
 end

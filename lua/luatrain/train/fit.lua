@@ -25,7 +25,7 @@ function exports.micro_batches(k, x, y)
   k, x, y = micro_batches:value("k", k), micro_batches:value("x", x), micro_batches:value("y", y)
   local rows = x:dim(1)
   if y:dim(1) ~= rows then
-    fail("EINVAL", "lt.micro_batches: x has %d samples, y has %d", rows, y:dim(1))
+    fail("EINVAL", "lt.micro_batches: x has %d samples, but y has %d", rows, y:dim(1))
   end
   local n, i, last = math.min(k, core.least_rows(rows)), 0, 0
   core.expect_backwards(n)
@@ -48,10 +48,10 @@ local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, ba
 -- not more.
 local function check_sets(train, test)
   if shape_of(train) ~= shape_of(test) then
-    fail("EDATA", "lt.fit: the images of the test set are %s, those of the training set %s",
+    fail("EDATA", "lt.fit: the images of the test set are %s, but those of the training set are %s",
          shape_of(test), shape_of(train))
   elseif test.classes > train.classes then
-    fail("EDATA", "lt.fit: the test set has %d classes, the training set %d", test.classes,
+    fail("EDATA", "lt.fit: the test set has %d classes, but the training set has %d", test.classes,
          train.classes)
   end
 end
@@ -62,8 +62,8 @@ end
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.label_smoothing ~= 0 then
-    fail("EINVAL",
-        "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+    fail("EINVAL", "lt.fit: label_smoothing applies only to lt.fit's own loss, not to a function "
+                   .. "'loss'")
   end
   check_sets(o.train, o.test)
   core.compare("lt.fit", ("accumulate = %d\nlabel_smoothing = %.9g\neval_batch = %s")
@@ -72,7 +72,7 @@ function exports.fit(given)
     if not o.loss then return ops.cross_entropy(logits, y, o.label_smoothing) end
     local loss = o.loss(logits, y)
     if not core.is_tensor(loss) or loss:count() ~= 1 then
-      fail("EINVAL", "lt.fit: 'loss' wants to return a tensor of one number, it returned %s",
+      fail("EINVAL", "lt.fit: 'loss' must return a tensor of one number, but returned %s",
            check.described(loss))
     end
     return loss

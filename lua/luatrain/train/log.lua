@@ -280,7 +280,7 @@ local function record(self, name, fields, unsaid)
   self.torn = not done
   if not done and not self.warned then
     self.warned = true
-    complain(self, ("cannot write %s: %s; the training goes on"):format(self.path, why))
+    complain(self, ("cannot write %s: %s; training continues"):format(self.path, why))
   end
   return line
 end

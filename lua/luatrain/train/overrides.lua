@@ -18,7 +18,7 @@ local function count_of(name)
   local text = text_of(name)
   local number = text and text:find "^%d+$" and math.tointeger(text)
   if text and (not number or number < 1) then
-    fail("%s wants a whole number from 1 up, it is '%s'", name, text)
+    fail("%s must be a positive integer, but is '%s'", name, text)
   end
   return number
 end
@@ -30,7 +30,7 @@ local function choice_of(name, words)
   end
   if text then
     local first = table.concat(words, ", ", 1, #words - 1)
-    fail("%s wants %s or %s, it is '%s'", name, first, words[#words], text)
+    fail("%s must be %s or %s, but is '%s'", name, first, words[#words], text)
   end
 end
 
@@ -58,7 +58,7 @@ return function(o)
   o.amp_check = count_of "LUATRAIN_AMP_CHECK"
   o.amp = choice_of("LUATRAIN_AMP", check.precisions) or o.amp or core.amp()
   if o.amp_check and o.amp == "off" then
-    fail "--amp-check N compares half precision with f32; it wants --amp bf16, fp16 or auto"
+    fail "--amp-check N compares half precision with f32; it requires --amp bf16, fp16 or auto"
   end
   o.log = choice_of("LUATRAIN_LOG", {"text", "json"}) or "text"
   o.quiet = choice_of("LUATRAIN_QUIET", {"0", "1"}) == "1"

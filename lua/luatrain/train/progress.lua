@@ -59,14 +59,14 @@ end
 -- EINVAL unless the argument of run:report is nil or a table of numbers by name.
 function progress.check_report(numbers)
   if numbers ~= nil and type(numbers) ~= "table" then
-    fail("run:report wants numbers by name, as run:evaluate gives them; it is %s",
+    fail("run:report requires numbers by name, as run:evaluate returns them, but got %s",
          check.described(numbers))
   end
   for name, value in pairs(numbers or {}) do
     if type(name) ~= "string" or type(value) ~= "number" then
-      fail("run:report wants numbers by name, %s is a %s", tostring(name), type(value))
+      fail("run:report requires numbers by name, but %s is a %s", tostring(name), type(value))
     elseif not utf8.len(name) or name == "" or name:find "%c" then
-      fail("run:report wants names of printable UTF-8, it is %q", name)
+      fail("run:report requires names in printable UTF-8, but got %q", name)
     end
   end
 end

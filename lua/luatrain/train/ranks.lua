@@ -74,7 +74,7 @@ function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end
 function ranks.missed_fault()
   local name, of, step, injected = core.fault()
   if not name or injected or of ~= core.rank() then return nil end
-  return ("the fault of step %d did not come: no gradient of %s was computed in it")
+  return ("the fault of step %d did not occur: no gradient of %s was computed in it")
          :format(step, name)
 end
 

@@ -55,7 +55,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 local meta = {
   __name = "luatrain.Run",
   __index = check.strict(Run, "a run"),
-  __newindex = function(_, key) fail("a run has no '%s' to be set", tostring(key)) end,
+  __newindex = function(_, key) fail("a run has no '%s' that can be set", tostring(key)) end,
 }
 
 -- ==== Beginning ==================================================================================
@@ -79,7 +79,7 @@ end
 local function read_settings(given)
   local o = overrides(spec(given))
   if not has_one_of(o.optim, o.net:parameters()) then
-    fail "lt.run: the optimizer has no parameter of the net; it was made for another one"
+    fail "lt.run: the optimizer has no parameter of the net; it was made for another net"
   end
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
@@ -120,12 +120,12 @@ local function start(self)
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
   say_start(self)
   if self.unfinished then
-    self.log:note(("%s is not finished; --out %s goes on with it"):format(self.unfinished,
+    self.log:note(("%s is not finished; resume it with --out %s"):format(self.unfinished,
                                                                         self.unfinished))
   end
   for _, text in ipairs(warnings) do self.log:warn(text) end
   if self.epoch > o.epochs then
-    self.log:note "all epochs are done already; another --out begins a new run"
+    self.log:note "all epochs are already done; start a new run with another --out"
   end
   exits.add(self)
 end
@@ -253,15 +253,15 @@ end
 local function save_or_warn(self)
   local ok, err = save(self)
   if not ok then
-    self.log:warn(("step %d was not saved: %s; the training goes on"):format(self.steps, err))
+    self.log:warn(("step %d was not saved: %s; training continues"):format(self.steps, err))
   end
 end
 
 -- Ends the run with an error because a required file could not be saved.
 local function give_up(self, what, err)
   finish(self, 5)
-  core.fail("EFILE", ("%s: %s. What was saved before is whole; the same command with --out %s goes "
-                      .. "on from it"):format(what, checkpoint.reason(err),
+  core.fail("EFILE", ("%s: %s. Earlier checkpoints are intact; resume from them with the same "
+                      .. "command and --out %s"):format(what, checkpoint.reason(err),
                                               self.out or self.folder))
 end
 
@@ -299,7 +299,7 @@ local function leave(self, exit)
     save_or_warn(self)
   end
   if self.steps > 0 then
-    self.log:note(("left at step %d, with %d of %d epochs done; this goes on:\n  %s")
+    self.log:note(("left at step %d, with %d of %d epochs done; resume with:\n  %s")
                   :format(self.steps, self.epoch - 1, self.settings.epochs,
                           command_line.line(self.out, self.settings.resume)))
   end
@@ -341,12 +341,12 @@ local function stop_if_wanted(self)
   state.check_weights(self)
   local saved, err = save(self)
   if reason then core.clear_stop() end
-  if not saved then give_up(self, what .. " and not saved", err) end
+  if not saved then give_up(self, what .. ", but not saved", err) end
   finish(self, early and 0 or 75)
   local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil
-  local change = early and not flag and "without it, or with a larger one, " or ""
+  local change = early and not flag and "remove or raise it, then " or ""
   core.fail(early and "EDONE" or "ESTOPPED",
-            ("%s, saved in %s; %sthis goes on:\n  %s"):format(
+            ("%s, saved in %s; %sresume with:\n  %s"):format(
               what, self.folder, change, command_line.line(self.out, o.resume, flag)))
 end
 
@@ -354,9 +354,9 @@ end
 
 -- The checks that all methods share.
 local function check_call(self, who)
-  if getmetatable(self) ~= meta then fail("%s is written with a colon, as it is here", who) end
+  if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
   if self.phase == "over" then fail("%s: this run is over", who) end
-  if self.inside then fail("%s: it does not belong into the function of run:step", who) end
+  if self.inside then fail("%s must not be called inside run:step", who) end
 end
 
 local function expect(self, phase, who, otherwise)
@@ -367,7 +367,7 @@ end
 -- for epoch in run:epochs() do: iterates over the remaining epochs. Reports an epoch that the
 -- script did not report. After the last epoch, completes the run.
 function Run:epochs()
-  expect(self, "new", "run:epochs", "it was called before, and a run is one loop")
+  expect(self, "new", "run:epochs", "it was already called, and a run is one loop")
   return function()
     if self.phase == "epoch" then self:report() end
     if self.epoch > self.settings.epochs then return complete(self) end
@@ -383,7 +383,7 @@ end
 -- close it; the next call on the run closes a loader that was left open.
 function Run:batches()
   local o, stage = self.settings, self.stage
-  expect(self, "epoch", "run:batches", "it belongs into: for epoch in run:epochs() do ... end, "
+  expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
   close_loader(self)
   if self.done >= #o.train then return function() end end
@@ -396,8 +396,8 @@ function Run:batches()
   self.loader, self.shard = loader, self.shards
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
-    if self.loader ~= loader then fail "run:batches: another loop over the batches was begun" end
-    if self.rows then fail "run:batches: the batch before had no run:step" end
+    if self.loader ~= loader then fail "run:batches: another loop over the batches was started" end
+    if self.rows then fail "run:batches: the previous batch had no run:step" end
     local before = core.clock()
     local x, y = loader:next()
     core.trace("wait for data", before)
@@ -416,8 +416,8 @@ local function set_rate(self, rows)
     local epoch = (progress.samples(self) + rows / 2) / #o.train
     local factor = o.schedule(epoch, o.epochs)
     if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
-      fail("run:step: the schedule wants to return a number from 0 up, at epoch %.6g it returned "
-           .. "%s", epoch, type(factor) == "number" and factor or check.described(factor))
+      fail("run:step: the schedule must return a non-negative number, but at epoch %.6g it "
+           .. "returned %s", epoch, type(factor) == "number" and factor or check.described(factor))
     end
     o.optim.lr_factor = factor
   end
@@ -478,8 +478,8 @@ local function end_step(self, loss)
   local rows, o = self.rows, self.settings
   close_step(self)
   if core.steps() == self.counter then
-    fail("run:step: the function took no step of the optimizer; "
-         .. "lt.micro_batches adds up parts of a batch")
+    fail("run:step: the function took no optimizer step; use lt.micro_batches to accumulate "
+         .. "gradients")
   end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
@@ -512,9 +512,9 @@ end
 -- shard's loss until the last shard of the batch. On an accelerator, a loss that fn returned as a
 -- tensor is returned unchanged, without waiting for it.
 function Run:step(fn, ...)
-  expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
-  if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
-  if not self.rows then fail("run:step: each batch of run:batches has one step") end
+  expect(self, "epoch", "run:step", "call it inside: for x, y in run:batches() do ... end")
+  if type(fn) ~= "function" then fail("run:step requires a function, but got %s", tostring(fn)) end
+  if not self.rows then fail("run:step: each batch of run:batches has exactly one step") end
   if self.shard == 1 then
     local o = self.settings
     if o.trial then o.amp = o.trial:precision() end
@@ -536,7 +536,7 @@ end
 -- run:mixup(x, y): lt.mixup with the run's setting `mixup` as alpha. The setting also makes the run
 -- keep pairs of images on one rank. For use in the function of run:step.
 function Run:mixup(x, y)
-  if getmetatable(self) ~= meta then fail "run:mixup is written with a colon, as it is here" end
+  if getmetatable(self) ~= meta then fail "run:mixup must be called with a colon, as here" end
   return mixup(x, y, self.settings.mixup)
 end
 
@@ -561,8 +561,8 @@ end
 -- run:report(numbers): ends the epoch. Logs it with numbers, a table by name such as run:evaluate
 -- returns, saves a checkpoint, and returns the report: the numbers and train_loss.
 function Run:report(numbers)
-  expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was reported already"
-                                      or "it belongs into: for epoch in run:epochs() do ... end")
+  expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was already reported"
+                                      or "call it inside: for epoch in run:epochs() do ... end")
   if self.done == 0 then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end

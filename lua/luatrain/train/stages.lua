@@ -20,15 +20,15 @@ local spec = check "sizes{; size, epochs?, batch?, area?:share}"
 -- The list of stages of a run with settings o. Checks `sizes`.
 function stages.read(o)
   local list, last = {}, 0
-  if o.sizes and #o.sizes == 0 then fail("EINVAL", "lt.run: sizes has no item") end
+  if o.sizes and #o.sizes == 0 then fail("EINVAL", "lt.run: sizes is empty") end
   for i, given in ipairs(o.sizes or {}) do
     local stage, is_last = spec(given), i == #o.sizes
     if not is_last and not stage.epochs then
-      fail("EINVAL", "lt.run: item %d of sizes has no epochs; only the last one needs none", i)
+      fail("EINVAL", "lt.run: item %d of sizes has no epochs; only the last item may omit them", i)
     end
     last = last + (stage.epochs or math.huge)
     if is_last and stage.epochs and last ~= o.epochs then
-      fail("EINVAL", "lt.run: the epochs of sizes are %d together, those of the run %d", last,
+      fail("EINVAL", "lt.run: the epochs of sizes sum to %d, but those of the run are %d", last,
            o.epochs)
     end
     if is_last then last = math.huge end
@@ -40,7 +40,7 @@ function stages.read(o)
   for _, stage in ipairs(list) do
     o.train:sized(stage.size)          -- raises an error if the images cannot be resized
     if stage.batch > #o.train then
-      fail("EDATA", "lt.run: batch wants at most the %d images of the training set, it is %d",
+      fail("EDATA", "lt.run: batch must be at most the %d images of the training set, but is %d",
            #o.train, stage.batch)
     end
   end

@@ -92,7 +92,7 @@ local function check_whole(s, path)
         core.fail("EFILE", ("%s: the checkpoint has no '%s'"):format(path, name))
       elseif (math.type(value) or type(value)) ~= kind
              or kind == "integer" and value < 0 and name ~= "seed" then
-        core.fail("EFILE", ("%s: no checkpoint has such a '%s'"):format(path, name))
+        core.fail("EFILE", ("%s: the checkpoint has an invalid '%s'"):format(path, name))
       end
     end
   end
@@ -102,18 +102,19 @@ end
 local function check(o, s, path)
   check_whole(s, path)
   if s.seed ~= core.seed() then
-    core.fail("EFILE", ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out "
-                        .. "begins a new run"):format(path, s.seed, core.seed(), s.seed))
+    core.fail("EFILE", ("%s was made with seed %d, but now it is %d; resume with --seed %d, or "
+                        .. "start a new run with another --out"):format(path, s.seed, core.seed(),
+                                                                        s.seed))
   end
   for _, item in ipairs{
-    {"a training set of %d images, here it has %d", s.images, #o.train},
-    {"images of %s, here they have %s", shape_of(s), shape_of(o.train)},
-    {"%d classes, here there are %d", s.classes, o.train.classes},
-    {"%s, the script now makes %s", s.optim or o.optim:class(), o.optim:class()},
+    {"a training set of %d images, but now it has %d", s.images, #o.train},
+    {"images of %s, but now they are %s", shape_of(s), shape_of(o.train)},
+    {"%d classes, but now there are %d", s.classes, o.train.classes},
+    {"%s, but the script now makes %s", s.optim or o.optim:class(), o.optim:class()},
   } do
     local text, was, is = table.unpack(item)
     if was ~= is then
-      core.fail("EFILE", ("%s was made with %s; another --out begins a new run")
+      core.fail("EFILE", ("%s was made with %s; start a new run with another --out")
                          :format(path, text:format(was, is)))
     end
   end
@@ -133,7 +134,7 @@ local function shown(value)
 end
 
 local function changed_text(path, name, was, is)
-  return ("%s was made with %s = %s, the script now says %s, which holds")
+  return ("%s was made with %s = %s, but the script now has %s, which is used")
          :format(path, name, shown(was), shown(is))
 end
 
@@ -177,7 +178,7 @@ local function restore_scaler(run, s, path, warnings)
     local ok, why = pcall(is.load_but, is, state, changed)
     if not ok then core.fail("EFILE", ("%s: %s"):format(path, checkpoint.reason(why))) end
   elseif was or s.fp16 then
-    warnings[#warnings + 1] = ("%s was made %s, now it is %s, which begins anew"):format(
+    warnings[#warnings + 1] = ("%s was made %s, but now it is %s, which starts anew"):format(
       path, was and "with scaler " .. was or "without a loss scale", policy)
   end
 end
@@ -197,9 +198,9 @@ end
 -- resuming.
 local function differences(o, s, path, warnings)
   for _, item in ipairs{
-    {"with batches of %d images, now they have %d", s.batch, o.batch},
-    {"for %d epochs, now there are %d", s.epochs, o.epochs},
-    {"with amp %s, now it is %s",
+    {"with batches of %d images, but now they have %d", s.batch, o.batch},
+    {"for %d epochs, but now there are %d", s.epochs, o.epochs},
+    {"with amp %s, but now it is %s",
      s.trial and "auto" or s.bf16 and "bf16" or s.fp16 and "fp16" or "off", o.amp, o.auto},
   } do
     local text, was, is, open = table.unpack(item)
@@ -221,7 +222,7 @@ function state.resume(run)
   local from = o.resume == "auto" and folder or o.resume
   local s, path, warnings = checkpoint.load(from, o.net, o.optim, function(...) check(o, ...) end)
   for i, text in ipairs(warnings) do
-    warnings[i] = ("%s; going on from %s"):format(text, path)
+    warnings[i] = ("%s; resuming from %s"):format(text, path)
   end
   if s then
     local newest = checkpoint.newest_step(folder)
@@ -238,7 +239,7 @@ function state.resume(run)
     restore_settings(run, s, path, warnings)
     restore_scaler(run, s, path, warnings)
   elseif o.resume ~= "auto" then
-    core.fail("EFILE", ("--resume %s: there is no checkpoint in it"):format(from))
+    core.fail("EFILE", ("--resume %s: it has no checkpoint"):format(from))
   end
   if run.root then log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch) end
   return warnings

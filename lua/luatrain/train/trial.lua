@@ -19,8 +19,8 @@ local LEAST = 0.05      -- fraction of the time that bf16 must save to be worth 
 function trial.begin(o)
   if o.amp ~= "auto" then return false end
   if core.deterministic() then
-    core.fail("EUSAGE", "amp auto takes what turns out to be faster, which need not be the same "
-              .. "each time; --deterministic wants off, bf16 or fp16")
+    core.fail("EUSAGE", "amp auto chooses the faster precision, which may differ from run to run; "
+              .. "--deterministic requires off, bf16 or fp16")
   end
   o.amp = "off"
   return setmetatable({done = 0, seconds = {{}, {}}}, meta)

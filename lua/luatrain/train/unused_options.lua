@@ -26,16 +26,15 @@ function unused_options.warn()
   local amp, precision = given("--amp", "LUATRAIN_AMP")
   local steps = core.steps()
   if precision == "auto" then
-    say("%s is for lt.run and lt.fit; the script has called neither, and all was in f32", amp)
+    say("%s applies only to lt.run and lt.fit; the script called neither, and all was in f32", amp)
   elseif precision == "fp16" and steps > 0 and not unused_options.scaler then
-    say("%s: without lt.run and lt.fit the script has trained %d step%s with no loss scale; "
-        .. "local scaler <close> = lt.amp.scaler{} is what its loop needs", amp, steps,
-        steps == 1 and "" or "s")
+    say("%s: without lt.run or lt.fit, the script trained %d step%s with no loss scale; add local "
+        .. "scaler <close> = lt.amp.scaler{} to its loop", amp, steps, steps == 1 and "" or "s")
   end
   local amp_check = given("--amp-check", "LUATRAIN_AMP_CHECK")
   if amp_check then
-    say("%s is for lt.run and lt.fit; the script has called neither: lt.amp.check is for its own "
-        .. "loop", amp_check)
+    say("%s applies only to lt.run and lt.fit; the script called neither; use lt.amp.check in its "
+        .. "own loop", amp_check)
   end
 end
 
