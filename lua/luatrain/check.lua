@@ -40,10 +40,10 @@ end
 
 -- Converts a loss, a number or a tensor of one element, to a number. who names the function that
 -- returned it, for errors.
-function check.number(loss, who)
-  if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
-  if type(loss) == "number" then return loss end
-  fail("%s must return the loss, one number, but returned %s", who, check.described(loss))
+function check.number(value, who, what)
+  if core.is_tensor(value) and value:count() == 1 then return value:item() end
+  if type(value) == "number" then return value end
+  fail("%s must return %s, one number, but returned %s", who, what, check.described(value))
 end
 
 local function whole(value, least)

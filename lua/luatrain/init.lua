@@ -11,6 +11,7 @@ local lt = {
   nn = require "luatrain.api.nn",
   optim = require "luatrain.api.optim",
   schedule = require "luatrain.api.schedule",
+  metrics = require "luatrain.api.metrics",
   models = require "luatrain.api.models",
   check = require "luatrain.check",   -- lt.check "net{; classes=10}": checks a maker's options
   data = require "luatrain.api.data",

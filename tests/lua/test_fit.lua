@@ -77,10 +77,10 @@ T.test("the lines of a run", function()
       seen[#seen + 1] = {epoch, x:dim(1)}
       sums[epoch] = sums[epoch] + loss * x:dim(1)
     end
-    run:report{top1 = 0.5, loss = 0.25, other = 7}
+    run:report{top1 = 0.5, loss = 0.25, other = 7.123456}
   end
   T.equal(seen, {{1, 8}, {1, 8}, {1, 4}, {2, 8}, {2, 8}, {2, 4}})
-  T.equal(run.result, {top1 = 0.5, loss = 0.25, other = 7, train_loss = sums[2] / 20})
+  T.equal(run.result, {top1 = 0.5, loss = 0.25, other = 7.123456, train_loss = sums[2] / 20})
 
   local samples = {8, 16, 20, 28, 36, 40}
   for i, line in ipairs(lines(o.out, "step")) do
@@ -100,7 +100,8 @@ T.test("the lines of a run", function()
   end
   for epoch, line in ipairs(lines(o.out, "epoch")) do
     T.near(field(line, "loss"), sums[epoch] / 20, 1e-12)
-    T.equal({field(line, "top1"), field(line, "test_loss"), field(line, "other")}, {0.5, 0.25, 7})
+    T.equal({field(line, "top1"), field(line, "test_loss"), field(line, "other")},
+            {0.5, 0.25, 7.123456})       -- not shortened like the other of a step
   end
 end)
 
@@ -121,6 +122,37 @@ T.test("each epoch has each sample once, in the order of the loader", function()
     end
   end
   T.equal(seen, wanted)
+end)
+
+T.test("top k counts labels among the k largest logits", function()
+  local z = lt.tensor{{5, 4, 3, 2, 1, 0}, {0, 1, 2, 3, 4, 5}, {1, 1, 1, 1, 1, 1}}
+  local function count(k, ...)
+    return lt.metrics.top(k).count(z, lt.tensor({...}, {dtype = "i64"})):item()
+  end
+  T.equal({count(1, 0, 5, 0), count(1, 1, 4, 1)}, {3, 0})
+  T.equal({count(2, 1, 4, 5), count(2, 2, 3, 5)}, {3, 1})      -- equal logits are not larger
+  T.equal({count(5, 4, 1, 0), count(5, 5, 0, 0), count(6, 5, 0, 0)}, {3, 1, 3})
+  T.equal({count(9, 5, 0, 0), lt.metrics.top5.name}, {3, "top5"})
+  -- NaN is above all numbers, and a label with a NaN logit is wrong.
+  z = lt.tensor{{0, 0 / 0, 1, 0, 0, 0}, {0, 0, 0 / 0, 0, 0, 0}, {-1 / 0, 1 / 0, 0, 0, 0, 0}}
+  T.equal({count(2, 2, 2, 1), count(2, 0, 0, 0)}, {2, 1})
+  -- Counts up to 300 have no exact bf16.
+  local many = lt.arange(0, 300):reshape{1, 300}:cast "bf16"
+  T.equal(lt.metrics.top(5).count(many, lt.tensor({299}, {dtype = "i64"})):item(), 1)
+  T.equal(lt.metrics.top(5).count(many, lt.tensor({200}, {dtype = "i64"})):item(), 0)
+end)
+
+T.test("an evaluation returns its metrics", function()
+  local net = make_net()
+  local o = settings(16, {net = net, optim = lt.optim.sgd(net, {lr = 0.1})})
+  local test = make_set(13)
+  local run <close> = lt.run(o)
+  local label_sum = {name = "label_sum", count = function(_, y) return y:sum():item() / 4 end}
+  local got = run:evaluate(test, {batch = 5, metrics = {lt.metrics.top(2), label_sum}})
+  T.equal(got.top1, nil)
+  T.near(got.label_sum, test.labels:cast "f32":sum():item() / 4 / 13, 1e-12)
+  assert(got.top2 > run:evaluate(test).top1 and got.top2 <= 1)
+  T.equal(run:evaluate(test, {metrics = {}}).top1, nil)
 end)
 
 T.test("evaluation counts every sample once", function()
@@ -146,6 +178,15 @@ T.test("evaluation counts every sample once", function()
   T.fails(function() run:evaluate(test, {loss = function(z) return z end}) end,
           "run:evaluate: 'loss' must return the loss, one number, but returned a tensor 8x3 "
           .. "f32")
+  T.fails(function() run:evaluate(test, {metrics = {lt.metrics.top1, lt.metrics.top(1)}}) end,
+          "run:evaluate: two metrics are called 'top1'")
+  T.fails(function() run:evaluate(test, {metrics = {{name = "loss", count = print}}}) end,
+          'run:evaluate: a metric cannot be called "loss"')
+  T.fails(function() run:evaluate(test, {metrics = {{name = "x"}}}) end, 
+          "metric: 'count' must be given: metric{name, count}")
+  T.fails(function()
+    run:evaluate(test, {metrics = {{name = "x", count = function() return {} end}}})
+  end, "run:evaluate: metric 'x' must return a count, one number, but returned a table")
   T.fails(function() run:evaluate(test, {batches = 5}) end,
           "run.evaluate: unknown key 'batches' (did you mean 'batch'?)")
 end)
@@ -358,6 +399,12 @@ T.test("errors of calls in the wrong order", function()
           "run:report requires numbers by name, as run:evaluate returns them, but got a number")
   T.fails(function() run:report{["gr\xfcn"] = 5} end,
           'run:report requires names in printable UTF-8, but got "gr\xfcn"')
+  for _, name in ipairs{"epoch", "wall_s", "train_loss", "t"} do
+    T.fails(function() run:report{[name] = 1} end,
+            ("run:report: luatrain reports '%s' itself; choose another name"):format(name))
+  end
+  T.fails(function() run:report{loss = 1, test_loss = 1} end,
+          "run:report: luatrain reports 'test_loss' itself; choose another name")
   T.equal(next_epoch(), nil)
   T.fails(function() run:evaluate(o.train) end, "run:evaluate: this run is over")
   T.fails(function() run:report() end, "run:report: this run is over")

@@ -21,7 +21,7 @@ end
 function deferred.take(loss, who)
   if getmetatable(loss) == Sum then return loss end
   if not core.is_tensor(loss) or loss:count() ~= 1 or loss.device == "cpu" then
-    return check.number(loss, who)
+    return check.number(loss, who, "the loss")
   end
   return core.deferred(loss)
 end

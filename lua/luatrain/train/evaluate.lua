@@ -1,16 +1,18 @@
 -- evaluate.lua - evaluates a net on a set; the part of run:evaluate that does not need the run.
 --
 -- Each sample of the set counts once, whatever the number of ranks: each rank evaluates its shards
--- of every batch. After each batch the ranks sum their results in the order of the shards.
+-- of every batch. After each batch the ranks sum their results in the order of the shards, so the
+-- sums are the same for any number of ranks.
 
 local core = ...
 local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
+local metrics = require "luatrain.api.metrics"
 local module = require "luatrain.api.module"
 local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
-local spec = check "run.evaluate{set:set; batch?, loss?:call}"
+local spec = check "run.evaluate{set:set; batch?, loss?:call, metrics?:list}"
 
 -- Checks the arguments of run:evaluate and returns them as one table.
 local function read(set, given)
@@ -23,47 +25,57 @@ local function read(set, given)
   return spec(all)
 end
 
--- Returns the number of correct predictions and the sum of the losses of the samples in x, y.
-local function evaluate_batch(net, loss, x, y)
+-- Sets sums to the results of the batch x, y: the loss of its samples, then each metric.
+local function add_batch(sums, net, o, x, y)
   local logits = net(x)
-  local lost = check.number(loss(logits, y), "run:evaluate: 'loss'")
-  return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
+  sums[1] = check.number(o.loss(logits, y), "run:evaluate: 'loss'", "the loss") * x:dim(1)
+  for i, metric in ipairs(o.metrics) do
+    sums[i + 1] = check.number(metric.count(logits, y),
+                               ("run:evaluate: metric '%s'"):format(metric.name), "a count")
+  end
 end
 
--- Evaluates this rank's shards of a batch of `rows` samples. Returns the number of correct
--- predictions, and a list of the summed loss of each shard.
-local function evaluate_shards(pass, rows, amp, net, loss)
-  local hits, losses = 0, {}
+-- Evaluates this rank's shards of a batch of `rows` samples. Returns a list with the sums of each
+-- shard in turn.
+local function evaluate_shards(pass, rows, amp, net, o)
+  local list = {}
   for part = 1, core.shards() do
     local _, count = core.shard(rows, part)
     local x, y = pass:next()
-    local right, lost = core.step(core.autocast, amp, core.no_grad, evaluate_batch, net, loss, x, y)
-    if count == 0 then right, lost = 0, 0.0 end
-    hits, losses[part] = hits + right, lost
+    local sums = {}
+    core.step(core.autocast, amp, core.no_grad, add_batch, sums, net, o, x, y)
+    for i, sum in ipairs(sums) do
+      list[#list + 1] = count > 0 and sum or 0.0           -- an empty shard has a sample of padding
+    end
   end
-  return hits, losses
+  return list
 end
 
--- Returns {top1 = , loss = } of net in eval mode. given: the options of run:evaluate; like: the
--- run's batch, amp and image size. Calls stop(reason) after each batch, with the signal by which a
--- stop was requested on any rank, or false. Restores the net's mode, also after an error.
+-- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
+-- options of run:evaluate; like: the run's batch, amp and image size. Calls stop(reason) after each
+-- batch, with the signal by which a stop was requested on any rank, or false. Restores the net's
+-- mode, also after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
+  o.loss, o.metrics = o.loss or ops.cross_entropy, metrics.read(o.metrics, "run:evaluate")
   agree.set("an evaluation", set)
   set = set:sized(like.size)
   local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()
   local batch = o.batch or like.batch
   local pass <close> = set:open_batches{batch = batch, shard = true}
-  local hits, lost = 0, 0.0
+  local n, totals = 1 + #o.metrics, {}
+  for i = 1, n do totals[i] = 0.0 end
   for done = 0, #set - 1, batch do
-    local right, losses = evaluate_shards(pass, math.min(batch, #set - done), like.amp, net,
-                                       o.loss or ops.cross_entropy)
+    local list = evaluate_shards(pass, math.min(batch, #set - done), like.amp, net, o)
     local _, signal = core.stop_reason()
-    local all, signals, ranks_stop = core.sum("an evaluation", right, signal or 0,
-                                              signal and 1 or 0)
-    hits, lost = hits + all, lost + ranks.sum_shards("an evaluation", losses)
+    local signals, ranks_stop = core.sum("an evaluation", signal or 0, signal and 1 or 0)
+    for i, sum in ipairs(ranks.gather("an evaluation", list)) do
+      totals[(i - 1) % n + 1] = totals[(i - 1) % n + 1] + sum
+    end
     stop(ranks_stop > 0 and core.stop_reason(math.tointeger(signals // ranks_stop)))
   end
-  return {top1 = hits / #set, loss = lost / #set}
+  local result = {loss = totals[1] / #set}
+  for i, metric in ipairs(o.metrics) do result[metric.name] = totals[i + 1] / #set end
+  return result
 end

@@ -5,6 +5,7 @@
 local core = ...
 local check = require "luatrain.check"
 local deferred = require "luatrain.train.deferred"
+local metrics = require "luatrain.api.metrics"
 local new_run = require "luatrain.train.run"
 local shape_of = require "luatrain.train.state".shape_of
 local ops = core.ops
@@ -39,10 +40,10 @@ function exports.micro_batches(k, x, y)
 end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
-                   .. "label_smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
-                   .. "sizes?:list, target?:share, accumulate=1, eval_batch?, workers?:integer, "
-                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp, "
-                   .. "scaler?:options}")
+                   .. "label_smoothing=0.0, metrics?:list, schedule?:call, augment?:options, "
+                   .. "mixup:amount=0.0, sizes?:list, target?:share, accumulate=1, eval_batch?, "
+                   .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
+                   .. "amp?:amp, scaler?:options}")
 
 -- EDATA unless the images of the test set have the shape of the training set's, and its classes are
 -- not more.
@@ -58,7 +59,7 @@ end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k splits
 -- each batch into k micro-batches, which saves memory and gives the same step. mixup, sizes, target
--- and scaler are as in lt.run.
+-- and scaler are as in lt.run, metrics as in run:evaluate.
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.label_smoothing ~= 0 then
@@ -66,6 +67,7 @@ function exports.fit(given)
                    .. "'loss'")
   end
   check_sets(o.train, o.test)
+  metrics.read(o.metrics, "lt.fit")      -- before the first epoch
   core.compare("lt.fit", ("accumulate = %d\nlabel_smoothing = %.9g\neval_batch = %s")
                          :format(o.accumulate, o.label_smoothing, o.eval_batch))
   local function loss_of(logits, y)
@@ -110,7 +112,7 @@ function exports.fit(given)
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
     local eval_batch = o.eval_batch or (run.stage.batch - 1) // o.accumulate + 1
-    run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss}))
+    run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss, metrics = o.metrics}))
   end
   return run.result
 end

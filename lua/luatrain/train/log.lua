@@ -23,17 +23,19 @@ local FADE = 30                -- time constant of the rate's exponential mean, 
 -- ==== JSON =======================================================================================
 
 -- The fields in the order of a line; other fields follow, sorted by name. A format limits the
--- digits of measured values to the significant ones.
+-- digits of measured values to the significant ones. Some apply to one event only, because a script
+-- may report a number of the same name.
 local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
-  {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
-  {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"wire_bytes"}, {"scale"},
+  {"samples_per_s", "%.1f"}, {"data", "%.4f", "step"}, {"forward", "%.4f", "step"},
+  {"backward", "%.4f", "step"}, {"exposed_comm", "%.4f", "step"}, {"optimizer", "%.4f", "step"},
+  {"other", "%.4f", "step"}, {"wire_bytes"}, {"scale"},
   {"skipped"}, {"headroom"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"},
   {"ranks"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"},
   {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"},
   {"wall_s", "%.3f"},
-  {"device_hours", "%.6g"}, {"target_epoch"},
-  {"target_device_hours", "%.6g"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
+  {"device_hours", "%.6g", "end"}, {"target_epoch"},
+  {"target_device_hours", "%.6g", "end"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
   {"exit"},
 }
 
@@ -55,7 +57,8 @@ local line_of = core.in_c_locale(function(name, t, fields, unsaid)
     local field = FIELDS[i]
     local value = fields[field[1]]
     if value ~= nil and not unsaid[field[1]] then
-      items[n + 1], items[n + 2] = field.key, value_text(value, field[2])
+      local format = (field[3] or name) == name and field[2]
+      items[n + 1], items[n + 2] = field.key, value_text(value, format)
       n = n + 2
     end
   end
@@ -198,20 +201,22 @@ local step_text = core.in_c_locale(function(f, rate, eta, without)
 end)
 
 local IN_EPOCH_LINE = {epoch = true, epochs = true, step = true, samples = true, loss = true,
-                       top1 = true, test_loss = true, size = true, samples_per_s = true,
-                       wall_s = true}
+                       test_loss = true, size = true, samples_per_s = true, wall_s = true}
 
 local epoch_text = core.in_c_locale(function(f, remark)
-  local others = {}
+  local tops, others = {}, {}
   for name, value in pairs(f) do
-    if not IN_EPOCH_LINE[name] and type(value) == "number" then
+    if name:find "^top%d+$" then
+      tops[#tops + 1] = ("%s %.2f %%"):format(name, 100 * value)
+    elseif not IN_EPOCH_LINE[name] and type(value) == "number" then
       others[#others + 1] = name .. " " .. short(value)
     end
   end
+  table.sort(tops)
   table.sort(others)
   return joined(
     ("epoch %d/%d"):format(f.epoch, f.epochs), f.size and ("size %d"):format(f.size),
-    "loss " .. short(f.loss), f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
+    "loss " .. short(f.loss), tops[1] and table.concat(tops, "  "),
     f.test_loss and "test loss " .. short(f.test_loss), others[1] and table.concat(others, "  "),
     remark, rate_text(f.samples_per_s), log.duration(f.wall_s))
 end)

@@ -56,6 +56,10 @@ function progress.record(run, step)
   run.log:step(f)
 end
 
+-- The fields of an epoch's event that luatrain sets itself, and of the report.
+local OWN = {event = true, t = true, epoch = true, epochs = true, step = true, samples = true,
+             size = true, samples_per_s = true, wall_s = true, train_loss = true}
+
 -- EINVAL unless the argument of run:report is nil or a table of numbers by name.
 function progress.check_report(numbers)
   if numbers ~= nil and type(numbers) ~= "table" then
@@ -67,6 +71,8 @@ function progress.check_report(numbers)
       fail("run:report requires numbers by name, but %s is a %s", tostring(name), type(value))
     elseif not utf8.len(name) or name == "" or name:find "%c" then
       fail("run:report requires names in printable UTF-8, but got %q", name)
+    elseif OWN[name] or name == "test_loss" and numbers.loss then
+      fail("run:report: luatrain reports '%s' itself; choose another name", name)
     end
   end
 end

@@ -542,9 +542,9 @@ end
 
 -- ==== Evaluation and report ======================================================================
 
--- run:evaluate(set[, {batch = , loss = }]): returns {top1 = , loss = } of the net in eval mode over
--- the set, each sample counted once. batch defaults to the training batch, which needs no more
--- memory than training. Images are resized to the size of the current training stage.
+-- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
+-- eval mode over the set, each sample counted once. batch defaults to the training batch, which needs no
+-- more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
