@@ -241,7 +241,7 @@ T.test("a pipe gets the first step, epochs, notes and print", function()
 a note
 epoch 1/3  10 %  step 1/30  loss 0.500  lr 0.100  1,000 img/s
 printed 1
-epoch 1/3  loss 0.334  top1 90.91 %  test loss 0.253  top5 0.990  1,173 img/s  51 s
+epoch 1/3  loss 0.334  top1 90.91 %  top5 99.00 %  test loss 0.253  1,173 img/s  51 s
 ]])
 end)
 
