@@ -1,8 +1,8 @@
-/* lenet.c - a program built against the installed library alone: trains LeNet from ops, saves it.
+/* lenet.c - a program built only against the installed library: trains LeNet from ops and saves it.
  *
  *     lenet [bf16] OUT.safetensors [IMAGES LABELS]   IDX files; without them, synthetic images
  *
- * It succeeds when the loss falls to half and the file reads back as the same weights.
+ * It succeeds if the loss falls by half and the file has the same weights when it is read back.
  */
 #include <luatrain/luatrain.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* lenet.h - LeNet and its training step from ops, in C: convolution 32 3x3, pool, convolution 64
- * 3x3, pool, linear 128, linear 10, ReLU between. For the programs of this folder; the library's
- * header is included before it.
+ * 3x3, pool, linear 128, linear 10, ReLU between. For the programs of this folder, which
+ * include the header of the library first.
  */
 #ifndef TESTS_EMBED_LENET_H
 #define TESTS_EMBED_LENET_H
@@ -32,8 +32,8 @@ static void lenet_close(lenet *net)
     memset(net, 0, sizeof *net);
 }
 
-/* For images of side x side, one channel; side is a multiple of 4. Close it when this fails,
- * too. */
+/* For images of side x side with one channel; side must be a multiple of 4. Close the net also if
+ * this fails. */
 static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
 {
     int64_t pixels = side / 4 * (side / 4);
@@ -69,7 +69,7 @@ static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
     return lt_opts_parse(&lt_optim_def(net->optim)->schema, "lr=0.05 momentum=0.9", net->options);
 }
 
-/* y = op(x, w, b); x is taken, and may be the NULL of a layer that failed. New. */
+/* y = op(x, w, b); x is taken; it may be NULL from a failed layer. New. */
 static lt_tensor *lenet_layer(lenet *net, lt_tensor *x, const char *op, const char *options,
                               lt_tensor *w, lt_tensor *b)
 {
@@ -106,7 +106,7 @@ static lt_status lenet_learn(lenet *net, lt_tensor *x, lt_tensor *labels, double
     return status;
 }
 
-/* The same in a scope, which ends what the step left. */
+/* As lenet_learn(), in a scope, which frees the temporaries of the step. */
 static lt_status lenet_step(lenet *net, lt_tensor *x, lt_tensor *labels, double *loss)
 {
     LT_TRY(lt_scope_push(net->ctx));
@@ -115,7 +115,7 @@ static lt_status lenet_step(lenet *net, lt_tensor *x, lt_tensor *labels, double 
     return status;
 }
 
-/* n images (side, side) that can be learnt, u8: noise, and in it a bright row that tells the
+/* n u8 images (side, side) that can be learned: noise with a bright row whose position is the
  * class. */
 static lt_status lenet_synthetic(lt_ctx *ctx, int64_t n, int64_t side, lt_tensor **images,
                                  lt_tensor **labels)

@@ -14,7 +14,7 @@ static inline lt_ctx *open_on(bool accelerator)
     return ctx;
 }
 
-/* The test twice: with ctx on the CPU, and on an accelerator. */
+/* Defines a test that runs twice: with ctx on the CPU and on an accelerator. */
 #define TEST_BOTH(title)                                                                           \
     static void both_##title(lt_ctx *ctx);                                                         \
     TEST(title)                                                                                    \

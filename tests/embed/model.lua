@@ -1,4 +1,4 @@
--- model.lua: the model that two.c trains. Returns a function (x, labels) that takes a step and
+-- model.lua - the model that two.c trains. Returns a function (x, labels) that takes a step and
 -- returns the loss.
 local lt = require "luatrain"
 local nn = lt.nn

@@ -1,7 +1,7 @@
-/* test_fault.c - memory runs out at every allocation of two LeNet training steps, one after
- * another: each time LT_ENOMEM comes up to the caller, nothing is left behind, and the same
- * training then goes through in the same context. The sanitizers, under which this runs too, see
- * what this cannot: memory from elsewhere, and reads of what was freed.
+/* test_fault.c - memory runs out at each allocation of two LeNet training steps in turn. Each time,
+ * the caller must get LT_ENOMEM, nothing may leak, and the same training must then succeed in the
+ * same context. The test also runs under the sanitizers, which find what it cannot: leaks of other
+ * memory, and reads of freed memory.
  */
 #include "data/data.h"
 #include "ops/ops.h"
@@ -36,7 +36,7 @@ static lt_status train(lt_ctx *ctx)
     return status;
 }
 
-/* What a context holds after a training: the plans of oneDNN, which stay for the next one. */
+/* The bytes in use after a training: the plans of oneDNN, which are kept for the next training. */
 static size_t live_after_training(bool reference)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.reference = reference, .threads = 1});
@@ -56,7 +56,7 @@ static void fail_at_every_allocation(bool reference)
         char fault[32];
         snprintf(fault, sizeof fault, "alloc:n=%d", n + 1);
         lt_ctx *ctx = lt_open(&(lt_config){.fault = fault, .reference = reference, .threads = 1});
-        if (!ctx) { /* the fault hit what a context itself needs */
+        if (!ctx) { /* the fault hit an allocation of the context itself */
             CHECK_EQ(lt_errcode(), LT_ENOMEM);
             continue;
         }
@@ -64,7 +64,7 @@ static void fail_at_every_allocation(bool reference)
         if (status != LT_OK) {
             CHECK_EQ(status, LT_ENOMEM);
             CHECK_MSG("(fault alloc)");
-            CHECK_OK(train(ctx)); /* the context is as good as new */
+            CHECK_OK(train(ctx)); /* the context is still usable */
         }
         CHECK_EQ(lt_memory_stats(ctx).live, live);
         lt_ctx_free(ctx);

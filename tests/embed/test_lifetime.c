@@ -1,6 +1,6 @@
-/* test_lifetime.c - what was made in a context may outlive it: see lt_ctx_free(). Each kind of
- * object is used and freed after its context was closed, on the CPU and on an accelerator, and the
- * memory of the context goes with the last of them. AddressSanitizer watches.
+/* test_lifetime.c - objects may outlive their context: see lt_ctx_free(). Each kind of object is
+ * used and freed after its context was closed, on the CPU and on an accelerator. The memory of the
+ * context must be freed with the last of them, which AddressSanitizer checks.
  */
 #include "amp/amp.h"
 #include "autograd/tape.h"
@@ -208,7 +208,7 @@ TEST_BOTH(a_precision_check)
     lt_release(y);
 }
 
-/* ==== What trains ============================================================================= */
+/* ==== Training ================================================================================ */
 
 typedef struct trainer {
     lt_tensor *w, *frozen, *buffer;
@@ -368,7 +368,7 @@ TEST_BOTH(sources_and_batches)
     lt_batches *b = lt_batches_new(ctx, sized, &(lt_batch_options){.batch = 8, .workers = 2});
     CHECK(b != NULL);
     CHECK_OK(lt_batches_next(b, &x, &y));
-    lt_ctx_free(ctx); /* threads of b make batches meanwhile */
+    lt_ctx_free(ctx); /* while threads of b make batches */
     lt_source_release(source);
     lt_source_release(sized);
     CHECK_OK(lt_batches_next(b, &x2, &y2));
@@ -418,7 +418,7 @@ TEST_BOTH(a_file)
     remove_folder(folder);
 }
 
-/* ==== What watches ============================================================================ */
+/* ==== Checks and traces ======================================================================= */
 
 static void note_nothing(void *ud, const lt_call *call, bool backward, double seconds)
 {

@@ -1,12 +1,12 @@
-/* test_lifetime_lua.c - Lua states and what they have made, after their context was closed. */
+/* test_lifetime_lua.c - Lua states and their objects after their context was closed. */
 #include <lauxlib.h>
 #include <lualib.h>
 
 #include "lua/luatrain.h"
 #include "tests/embed/lifetime.h"
 
-/* A tensor that C has taken out of a state. Its hook is a function of the state, which is gone. */
-TEST_BOTH(what_a_lua_state_has_made)
+/* A tensor that C got from a state. Its hook is a function of the state, which is closed. */
+TEST_BOTH(objects_of_a_lua_state)
 {
     static const char script[] = "local lt = require 'luatrain'\n"
                                  "local w = lt.ones({4}):requires_grad()\n"
@@ -32,8 +32,8 @@ TEST_BOTH(what_a_lua_state_has_made)
     remove_folder(folder);
 }
 
-/* A state whose context is its own, which ends while objects of it are left: the library is loaded
- * once more, and nothing but the tensors refers to the first context. */
+/* A state that owns its context loads the library again. Then only tensors refer to the first
+ * context, which ends while they exist. */
 TEST(objects_of_a_library_that_was_loaded_twice)
 {
     static const char script[] =
@@ -69,7 +69,7 @@ TEST(objects_of_a_library_that_was_loaded_twice)
     CHECK_STR(text, "");
 }
 
-/* The tensors were finalized before the table, which is older, and the library after it. */
+/* The tensors are finalized before the table, which is older, and the library after it. */
 TEST(finalizers_that_use_tensors_while_a_state_closes)
 {
     static const char script[] =
@@ -96,7 +96,7 @@ TEST(finalizers_that_use_tensors_while_a_state_closes)
     remove_folder(folder);
 }
 
-/* What it has made can still be looked at, and its hooks are dropped when it closes. */
+/* Its objects can still be read, and its hooks are dropped when it closes. */
 TEST_BOTH(a_lua_state)
 {
     static const char script[] = "local lt = require 'luatrain'\n"

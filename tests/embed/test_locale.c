@@ -1,11 +1,11 @@
-/* The library in a program that has called setlocale(): numbers have decimal points, and the
- * program's locale is what it was. */
+/* The library in a program that has called setlocale(): numbers have decimal points, and the locale
+ * of the program does not change. */
 #include <pthread.h>
 
 #include "lua/luatrain.h"
 #include "tests/locale.h"
 
-/* The thread has no locale of its own, and the program's has commas. */
+/* Checks that the thread has no locale of its own, and that the program's has commas. */
 static void check_host(void)
 {
     char text[16];
@@ -182,7 +182,7 @@ TEST(scripts_run_in_the_c_locale)
 static void *run_in_thread(void *ud)
 {
     char text[16];
-    locale_t own = duplocale(LC_GLOBAL_LOCALE); /* newlocale() leaks what LOCPATH holds */
+    locale_t own = duplocale(LC_GLOBAL_LOCALE); /* newlocale() leaks with LOCPATH */
     (void)ud;
     CHECK(own);
     uselocale(own);

@@ -1,10 +1,10 @@
-/* two.c - a program built against the installed library alone, with two contexts in one process:
- * one trains LeNet from ops in C, the other a model written in Lua.
+/* two.c - a program built only against the installed library, with two contexts in one process: one
+ * trains LeNet from ops in C, the other a model written in Lua.
  *
  *     two MODEL.lua
  *
- * Each is trained alone, then both in turn, then both in threads of their own. The losses must be
- * the same bits each time: nothing that one does reaches the other.
+ * Each is trained alone, then both in turn, then each in its own thread. The losses must have
+ * the same bits each time: the contexts do not affect each other.
  */
 #include <luatrain/luatrain.h>
 #include <pthread.h>
@@ -61,7 +61,7 @@ static lt_status step_trainer(trainer *t, int i)
     return status;
 }
 
-/* Only what says how to train, and the losses, stay. */
+/* Keeps the settings and the losses. */
 static void close_trainer(trainer *t)
 {
     lt_lua_close(t->L);
@@ -76,7 +76,7 @@ static void close_trainer(trainer *t)
     t->ctx = NULL;
 }
 
-/* The message of a failure belongs to the thread it happened in, so it is shown there. */
+/* Error messages are per thread, so the failing thread prints them. */
 static void note(trainer *t, lt_status status)
 {
     if (status != LT_OK && t->status == LT_OK) {
