@@ -45,6 +45,31 @@ static void warn_of_unused(lua_State *L)
     (void)status; /* ignored: a script may have replaced require() */
 }
 
+/* Passes the options and this process's command line to luatrain/train/command_line.lua. */
+static int pass_command_line(lua_State *L)
+{
+    const settings *s = lua_touserdata(L, 1);
+    char **words = s->argv - s->n_options;
+    lua_getglobal(L, "require");
+    lua_pushstring(L, "luatrain.train.command_line");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "set");
+    lua_newtable(L);
+    for (int i = 0; words[i]; i++) {
+        lua_pushstring(L, words[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_pushinteger(L, s->n_options);
+    lua_newtable(L);
+    for (int i = 0; option_name(i); i++) {
+        lua_pushfstring(L, "--%s", option_name(i));
+        lua_pushboolean(L, true);
+        lua_rawset(L, -3);
+    }
+    lua_call(L, 3, 0);
+    return 0;
+}
+
 /* Subcommands that observe how a script trains. attach() in luatrain/commands/NAME.lua gets the
  * arguments after the name. It returns the position of the script among them, or nil for no script,
  * and a function. The script runs until it ends or the observer ends it with LT_EDONE; then the
@@ -193,6 +218,9 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 {
     int argc = s->argc;
     char **argv = s->argv;
+    lua_pushcfunction(L, pass_command_line);
+    lua_pushlightuserdata(L, (void *)s);
+    LT_TRY(lt_lua_call(L, 1, 0));
     if (strcmp(argv[0], "bench") == 0)
         return shown("bench", bench(ctx, L, argc - 1, argv + 1));
     if (looks(argv[0]))
@@ -307,6 +335,7 @@ static lt_status run_process(void *ud, lt_group *group)
     warn_of_binding(s, group, cpus);
     if (lt_group_rank(group) == 0)
         warn_of_limit(s);
+    LT_TRY(compare_options(group));
     LT_TRY(choose_threads(s, lt_group_size(group), cpus));
     if (s->trace && lt_group_rank(group) == 0)
         LT_TRY(lt_trace_create(s->trace));

@@ -169,41 +169,52 @@ static lt_status set_verbose(settings *s, const char *who, const char *value)
     return set_level(s, who, value, LT_LOG_DEBUG);
 }
 
+/* Whether an option may differ between ranks. */
+enum { ANY, SAME };
+
+/* The only list of luatrain's options. */
 static const struct option {
     const char *name, *value; /* value: its placeholder in the help; NULL for a switch */
     const char *help;
-    setter set; /* NULL for --help and --version */
+    setter set;   /* NULL for --help and --version */
+    int on_ranks; /* ANY or SAME */
 } options[] = {
-    {"device", "auto|cpu|cuda[:I]", "device that computes (auto: CUDA if available)", set_device},
+    {"device", "auto|cpu|cuda[:I]", "device that computes (auto: CUDA if available)", set_device,
+     ANY},
     {"threads", "N", "CPU threads of each rank (the available CPUs, divided among the ranks)",
-     set_threads},
-    {"ranks", "N", "ranks in this process; each trains on its part of every batch (1)", set_ranks},
-    {"seed", "S", "seed of all random numbers (0)", set_seed},
+     set_threads, ANY},
+    {"ranks", "N", "ranks in this process; each trains on its part of every batch (1)", set_ranks,
+     ANY},
+    {"seed", "S", "seed of all random numbers (0)", set_seed, SAME},
     {"amp", "off|bf16|fp16|auto",
-     "mixed precision (that of the script, or off); auto: bf16 if it is faster", set_amp},
-    {"amp-check", "N", "every N steps, compare each layer in half precision with f32", set_count},
-    {"out", "DIR", "folder of the run (a new one, runs/SCRIPT-N)", set_path},
-    {"resume", "auto|PATH|never", "auto: resume the run in DIR (auto if --out is given)", set_path},
+     "mixed precision (that of the script, or off); auto: bf16 if it is faster", set_amp, SAME},
+    {"amp-check", "N", "every N steps, compare each layer in half precision with f32", set_count,
+     SAME},
+    {"out", "DIR", "folder of the run (a new one, runs/SCRIPT-N)", set_path, ANY},
+    {"resume", "auto|PATH|never", "auto: resume the run in DIR (auto if --out is given)", set_path,
+     ANY},
     {"save-every", "N", "save a checkpoint every N steps, besides each epoch and every 10 minutes",
-     set_count},
-    {"max-steps", "N", "stop after step N of the run and save", set_count},
-    {"wire", "fp32|fp16|bf16", "dtype of gradients sent between ranks (fp32)", set_wire},
+     set_count, SAME},
+    {"max-steps", "N", "stop after step N of the run and save", set_count, SAME},
+    {"wire", "fp32|fp16|bf16", "dtype of gradients sent between ranks (fp32)", set_wire, SAME},
     {"sums", "auto|host|nccl",
-     "where to sum gradients of GPUs: on the CPU or by NCCL (auto: NCCL if possible)", set_sums},
+     "where to sum gradients of GPUs: on the CPU or by NCCL (auto: NCCL if possible)", set_sums,
+     SAME},
     {"tf32", NULL, "let a GPU round the factors of f32 products to 10 bits, for its tensor cores",
-     set_tf32},
+     set_tf32, SAME},
     {"deterministic", NULL, "make results bit-identical for any --ranks; see --vranks",
-     set_deterministic},
+     set_deterministic, SAME},
     {"vranks", "V", "parts of each batch in a deterministic run, divided among the ranks (--ranks)",
-     set_vranks},
-    {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout},
-    {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count},
-    {"trace", "FILE", "write a timeline of all ranks to FILE, for ui.perfetto.dev", set_trace},
-    {"log", "text|json", "json: print the lines of metrics.jsonl instead of text", set_log},
-    {"quiet", NULL, "show only warnings and errors", set_quiet},
-    {"verbose", NULL, "show more messages, and tracebacks of script errors", set_verbose},
-    {"help", NULL, "print this help; after a script: the script's own options", NULL},
-    {"version", NULL, "print versions, the device and its libraries", NULL},
+     set_vranks, SAME},
+    {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout, ANY},
+    {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count,
+     SAME},
+    {"trace", "FILE", "write a timeline of all ranks to FILE, for ui.perfetto.dev", set_trace, ANY},
+    {"log", "text|json", "json: print the lines of metrics.jsonl instead of text", set_log, ANY},
+    {"quiet", NULL, "show only warnings and errors", set_quiet, ANY},
+    {"verbose", NULL, "show more messages, and tracebacks of script errors", set_verbose, ANY},
+    {"help", NULL, "print this help; after a script: the script's own options", NULL, ANY},
+    {"version", NULL, "print versions, the device and its libraries", NULL, ANY},
 };
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
@@ -290,6 +301,22 @@ static const char *variable_of(const struct option *o, char name[32])
     for (char *p = name; *p; p++)
         *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
     return name;
+}
+
+const char *option_name(int i) { return i < N_OPTIONS ? options[i].name : NULL; }
+
+/* Every value that was given is in the option's variable; see set_option(). */
+lt_status compare_options(lt_group *group)
+{
+    char text[N_OPTIONS * 64] = "", *at = text;
+    for (int i = 0; i < N_OPTIONS; i++) {
+        char name[32];
+        const char *value = options[i].on_ranks == SAME ? getenv(variable_of(&options[i], name))
+                                                        : NULL;
+        if (value && *value)
+            at += snprintf(at, 64, "--%s %.32s\n", options[i].name, value);
+    }
+    return lt_group_compare(group, "the options of luatrain", text);
 }
 
 static lt_status read_variables(settings *s)
@@ -397,6 +424,7 @@ lt_status read_options(settings *s, char **argv)
         take_out(at, 1);
         LT_TRY(read_flags(s, &at));
     }
+    s->n_options = (int)(at - argv);
     for (s->argv = at; *at; at++)
         s->argc++;
     return LT_OK;

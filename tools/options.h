@@ -24,11 +24,17 @@ typedef struct settings {
     const char *text;  /* "help" or "version": print it instead of a run; or NULL */
     int argc;          /* subcommand or script, and its arguments */
     char **argv;       /* borrowed from main() */
+    int n_options;     /* number of words before argv: the program, and options with their values */
 } settings;
 
 /* Reads environment variables and flags into s, and warns of misspelled variables. Removes "launch"
  * and its own flags from argv, which then holds the command of one rank. LT_EUSAGE, LT_ENOMEM. */
 LT_MUST lt_status read_options(settings *s, char **argv);
+/* The name of the i-th option, such as "save-every"; NULL if there are fewer. */
+const char *option_name(int i);
+/* Compares the options that must be equal on all ranks. A collective. LT_EDESYNC, or as
+ * lt_group_compare(). */
+LT_MUST lt_status compare_options(lt_group *group);
 /* Prints the list of options. */
 void print_help(FILE *to);
 /* Prints versions, the number of threads and the device of s to stdout. Fails as lt_open(). */

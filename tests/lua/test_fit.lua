@@ -182,7 +182,7 @@ T.test("evaluation counts every sample once", function()
           "run:evaluate: two metrics are called 'top1'")
   T.fails(function() run:evaluate(test, {metrics = {{name = "loss", count = print}}}) end,
           'run:evaluate: a metric cannot be called "loss"')
-  T.fails(function() run:evaluate(test, {metrics = {{name = "x"}}}) end, 
+  T.fails(function() run:evaluate(test, {metrics = {{name = "x"}}}) end,
           "metric: 'count' must be given: metric{name, count}")
   T.fails(function()
     run:evaluate(test, {metrics = {{name = "x", count = function() return {} end}}})

@@ -3,17 +3,19 @@
 
 local command_line = {}
 
--- luatrain's own options for a run, and whether each takes a value.
-command_line.options = {
-  ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
-  ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
-  ["--amp"] = true, ["--ranks"] = true, ["--wire"] = true, ["--timeout"] = true,
-  ["--sums"] = true, ["--trace"] = true, ["--vranks"] = true, ["--deterministic"] = false,
-  ["--tf32"] = false,
-  ["--check-sync"] = true, ["--amp-check"] = true, ["--quiet"] = false, ["--verbose"] = false}
+command_line.options = {}      -- luatrain's own options: "--seed" -> true
 
--- The arguments of this process, the program first. Not from `arg`, which a script may change.
+local words, last = {}, nil    -- the command line; the index of its last word before the script
+
+-- The program luatrain calls this before a script runs. Another program, such as a Lua interpreter
+-- that requires luatrain, does not; then the command line is that of the process.
+function command_line.set(list, index, options)
+  words, last, command_line.options = list, index, options
+end
+
+-- A copy of the command line, the program first. Not from `arg`, which a script may change.
 local function arguments()
+  if last then return table.move(words, 1, #words, 1, {}) end
   local list = {}
   local file = io.open("/proc/self/cmdline", "rb")
   if file then
@@ -23,22 +25,9 @@ local function arguments()
   return list
 end
 
--- The index in list of the last argument before the script; nil if the program is not luatrain but
--- a Lua interpreter that required luatrain.
-local function last_option(list)
-  if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
-  local i = 2
-  while list[i] and list[i]:find "^%-." do
-    i = i + ((command_line.options[list[i]] == false or list[i]:find "=") and 1 or 2)
-  end
-  return i - 1
-end
-
 -- The name of the script without folder and extension; "stdin" for "-".
 function command_line.script()
-  local list = arguments()
-  local last = last_option(list)
-  local path = last and list[last + 1] or not last and type(arg) == "table" and arg[0]
+  local path = last and words[last + 1] or not last and type(arg) == "table" and arg[0]
   if path == "-" then return "stdin" end
   return (tostring(path or "run"):match "[^/]*$":gsub("%.lua$", ""))
 end
@@ -55,23 +44,22 @@ end
 
 -- Whether luatrain was called with the option `name`.
 function command_line.has(name)
-  local list = arguments()
-  for i = 2, last_option(list) or 0 do
-    if names_option(list[i], name) then return true end
+  for i = 2, last or 0 do
+    if names_option(words[i], name) then return true end
   end
   return false
 end
 
--- Removes `--name VALUE` or `--name=VALUE` from the options in list[2..last]. Returns the new last.
-local function drop(list, last, name)
-  for i = last, 2, -1 do
+-- Removes `--name VALUE` or `--name=VALUE` from the options in list[2..n]. Returns the new n.
+local function drop(list, n, name)
+  for i = n, 2, -1 do
     if names_option(list[i], name) then
-      local n = list[i] == name and 2 or 1
-      for _ = 1, n do table.remove(list, i) end
-      last = last - n
+      local count = list[i] == name and 2 or 1
+      for _ = 1, count do table.remove(list, i) end
+      n = n - count
     end
   end
-  return last
+  return n
 end
 
 local function insert(list, name, value)
@@ -83,12 +71,12 @@ end
 -- itself. resume: the run's setting. without: an option to leave out, or nil.
 function command_line.line(out, resume, without)
   local list = arguments()
-  local last = last_option(list)
   if not last then
     if resume then table.insert(list, 1, "LUATRAIN_RESUME=auto") end
     if out then table.insert(list, 1, "LUATRAIN_OUT=" .. out) end
   else
-    for _, name in ipairs{"--out", "--resume", without} do last = drop(list, last, name) end
+    local n = last
+    for _, name in ipairs{"--out", "--resume", without} do n = drop(list, n, name) end
     if resume and resume ~= "auto" then insert(list, "--resume", "auto") end
     if out then insert(list, "--out", out) end
   end

@@ -44,7 +44,7 @@ local function evaluate_shards(pass, rows, amp, net, o)
     local x, y = pass:next()
     local sums = {}
     core.step(core.autocast, amp, core.no_grad, add_batch, sums, net, o, x, y)
-    for i, sum in ipairs(sums) do
+    for _, sum in ipairs(sums) do
       list[#list + 1] = count > 0 and sum or 0.0           -- an empty shard has a sample of padding
     end
   end

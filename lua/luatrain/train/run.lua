@@ -543,8 +543,8 @@ end
 -- ==== Evaluation and report ======================================================================
 
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
--- eval mode over the set, each sample counted once. batch defaults to the training batch, which needs no
--- more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
+-- eval mode over the set, each sample counted once. batch defaults to the training batch, which
+-- needs no more memory than training. metrics: see metrics.lua. Images are resized to the stage's.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
