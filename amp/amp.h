@@ -5,6 +5,7 @@
 #ifndef LUATRAIN_AMP_H
 #define LUATRAIN_AMP_H
 
+#include "dist/dist.h"
 #include "ops/ops.h"
 
 #ifdef __cplusplus
@@ -138,31 +139,11 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 
 /* ==== Several ranks =========================================================================== */
 
-/* All ranks must make the same decision, so they vote: each bucket of gradients carries whole
- * numbers, which come back summed over the ranks and replace what the rank found itself. The
- * callbacks of a bucket filter in dist call these functions: measure() calls lt_loss_scale_last(),
- * done() lt_loss_scale_finish(), the others those of their own names. */
-enum {
-    LT_EXPONENT_LOW = -40,
-    LT_EXPONENT_HIGH = 80, /* range of the exponents in a vote */
-    LT_EXPONENTS = LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
-    LT_SCALE_NUMBERS = 1 + LT_EXPONENTS
-};
-/* Statistics of the gradient that was completed last, unscaled, as its hooks left it. On the rank's
- * thread. */
-LT_API lt_grad_stats lt_loss_scale_last(const lt_loss_scale *scale);
-/* Writes this rank's vote on a bucket, given the statistics of its unscaled gradients. numbers
- * (LT_SCALE_NUMBERS) must be 0 before. */
-LT_API void lt_loss_scale_pack(lt_loss_scale *scale, const lt_grad_stats *stats, float *numbers);
-/* Starts a vote: the first bucket of a step follows. Earlier votes are discarded. */
-LT_API void lt_loss_scale_start(lt_loss_scale *scale);
-/* Reads the sums of all votes on a bucket. */
-LT_API void lt_loss_scale_unpack(lt_loss_scale *scale, const float *numbers);
-/* Ends the vote after the last bucket; before an optimizer asks for the decision, as in
- * lt_grad_slots.update. */
-LT_API void lt_loss_scale_finish(lt_loss_scale *scale);
-
-/* A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
+/* All ranks must make the same decision, so they vote. Each bucket of gradients carries the votes
+ * in its allreduce: the number of ranks that have a gradient that is not finite, and how many ranks
+ * have each exponent as their largest. The sums replace what a rank found itself.
+ *
+ * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
  * 2^exponent, which leaves 2 spare bits for gradients that grow from step to step. If they grow
  * more or shrink by more than 12 bits, the numbers sent with the bucket show it and it is sent
  * again: overflow on the wire costs no step and changes no loss scale. */
@@ -171,7 +152,6 @@ enum {
     /* fits f32, with spare bits for the ranks' shares. Unscaled gradients below about 2^-112 become
      * 0 on the wire */
     LT_WIRE_SCALE_HIGH = 100,
-    LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS,
     LT_WIRE_SCALES = 256
 };
 typedef struct lt_wire_scales {   /* checkpoints must save all of it */
@@ -180,14 +160,22 @@ typedef struct lt_wire_scales {   /* checkpoints must save all of it */
     int64_t resends;              /* buckets sent again so far */
 } lt_wire_scales;
 LT_API lt_wire_scales lt_wire_scales_init(void);
-/* Returns the exponent for a bucket, and writes this rank's numbers for it. largest: the largest
- * finite magnitude of this rank's unscaled gradients. numbers (LT_WIRE_SCALE_NUMBERS) must be 0
- * before. */
-LT_API int lt_wire_scales_pack(const lt_wire_scales *wires, int bucket, double largest,
-                               float *numbers);
-/* Reads the sums of the numbers of all ranks, and adjusts the exponent. True if the bucket must be
- * sent again, because it may have overflowed or has underflowed more than it has to. */
-LT_API bool lt_wire_scales_unpack(lt_wire_scales *wires, int bucket, const float *numbers);
+
+/* As lt_use_loss_scale() in the context of reducer, for all its ranks together: from the next
+ * backward on they apply or skip each step alike, and their scalers stay equal. scale may be NULL.
+ * All ranks must make the same call, with scalers in equal states.
+ *
+ *     scale = lt_loss_scale_new(ctx, &scaler);
+ *     reducer = lt_reducer_new(ctx, group, NULL);
+ *     lt_reducer_use_loss_scale(reducer, scale, NULL);
+ *
+ * wires: the wire scales. Required if gradients travel in f16, with or without a scale; otherwise
+ * ignored, and may be NULL. Before a rank reads or writes them or its scaler, it calls
+ * lt_group_wait(). scale and wires are borrowed until the next call or the end of the reducer.
+ * Waits for an exchange under way, after which the previous scale and wires are not used any more.
+ * LT_EINVAL as lt_use_loss_scale(), or if wires is missing. */
+LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *scale,
+                                            lt_wire_scales *wires);
 
 /* ==== Precision check ========================================================================= */
 

@@ -50,7 +50,7 @@ static void release_measured(lt_loss_scale *s)
 static void end_step(lt_loss_scale *s)
 {
     s->reduced = (lt_grad_stats){0};
-    s->is_reduced = s->has_backward = s->found_inf_here = s->found_inf_elsewhere = false;
+    s->is_reduced = s->has_backward = s->found_inf_here = false;
 }
 
 /* Starts a step with its first backward. If the last step was skipped, discards the gradients whose
@@ -112,7 +112,7 @@ lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
     return step;
 }
 
-lt_grad_stats lt_loss_scale_last(const lt_loss_scale *s)
+lt_grad_stats lt__loss_scale_last(const lt_loss_scale *s)
 {
     lt_grad_stats stats;
     if (lt_grad_table_read(s->table, s->last, 1, &stats) != LT_OK)
@@ -235,13 +235,19 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_clear(s->table, s->last);
 }
 
+/* Whether only other ranks have a gradient that is not finite in a skipped step. */
+static bool found_inf_elsewhere(const lt_loss_scale *s)
+{
+    return s->is_reduced && !s->found_inf_here;
+}
+
 /* LT_ENUMERIC when no scale helps, but only after a step with anomaly detection: a training resumed
  * from a checkpoint starts without it. */
 static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
     lt_status status = LT_OK;
-    if (s->detects_anomaly && s->scaler.at_floor >= MAX_AT_FLOOR && !s->found_inf_elsewhere)
+    if (s->detects_anomaly && s->scaler.at_floor >= MAX_AT_FLOOR && !found_inf_elsewhere(s))
         status =
             s->anomaly[0]
                 ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)

@@ -73,7 +73,8 @@ static const lt_bucket_item *item_of(const lt_reducer *r, const part *b, int i)
 static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 {
     lt_dtype dtype = item_of(r, b, 0)->place.dtype;
-    return (lt_packet){.bucket = b->index,
+    return (lt_packet){.ctx = r->ctx,
+                       .bucket = b->index,
                        .x = r->sent,
                        .data = data,
                        .dtype = dtype,

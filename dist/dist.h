@@ -212,6 +212,8 @@ typedef struct lt_reducer_config { /* zero means default */
  * injected fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
+LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
+LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* as in its config */
 /* Changes the bucket sizes, blocking and no_sync from the next step on. All ranks must make the
  * same change. wire, sum_backend and vranks keep their values. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
@@ -263,15 +265,16 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
 
 /* Callbacks that measure, pack and unpack each bucket; amp uses them. A bucket carries a tail of
  * numbers in its allreduce, and each rank gets their sums. This lets all ranks make the same
- * decision without a further collective. If gradients travel in f16, the filter may multiply a
- * bucket by a power of two, so that its values fit f16. If the sum overflows all the same, the
- * filter can have the bucket sent again. */
+ * decision about a step, in lt_scaling.decide(), without a further collective. If gradients travel
+ * in f16, the filter may multiply a bucket by a power of two, so that its values fit f16. If the
+ * sum overflows all the same, the filter can have the bucket sent again. */
 enum {
     LT_MAX_TAIL = 256, /* numbers in a tail */
     LT_MAX_RESENDS = 4 /* of one bucket in one exchange */
 };
 
 typedef struct lt_packet { /* a bucket in an allreduce */
+    lt_ctx *ctx;           /* of this rank. Borrowed */
     int bucket;            /* index, in the order of sending */
     lt_tensor *const *x;   /* (n) parameters with a gradient of this rank in it. Borrowed */
     int n;
@@ -317,10 +320,6 @@ typedef struct lt_bucket_filter {
     /* Called after the allreduce. Returns true to send the bucket again, beginning with pack();
      * this applies to f16 only. All ranks must return the same value. */
     bool (*unpack)(void *ud, const lt_packet *packet);
-    /* Called on the rank's thread when an optimizer needs the gradients and all buckets have been
-     * summed. Returns what becomes of the step; all ranks must return the same value. Not called
-     * between the shards of a step with vranks. NULL means LT_APPLIED. */
-    lt_step_status (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 
 /* Sets the filter from the next exchange on; all ranks must make the same change. Waits for an

@@ -104,6 +104,9 @@ void lt_reducer_free(lt_reducer *r)
     lt__ctx_release(ctx);
 }
 
+lt_ctx *lt_reducer_ctx(const lt_reducer *r) { return r->ctx; }
+lt_dtype lt_reducer_wire(const lt_reducer *r) { return r->config.wire; }
+
 void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
     r->share = (double)rows / (double)total;
@@ -522,8 +525,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
         r->plan.items[i].added = false;
     }
     lt__bucket_plan_drop_leftover(&r->plan);
-    r->step_status = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLIED;
-    *step_status = r->step_status;
+    *step_status = r->step_status = LT_APPLIED;
     return LT_OK;
 }
 

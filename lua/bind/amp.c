@@ -1,6 +1,5 @@
-/* amp.c - the loss scale for scaler.lua, and the injected fault that tests it. With several ranks,
- * a filter of the reducer's buckets exchanges the votes of the loss scale, and applies the wire
- * scales if buckets travel in f16.
+/* amp.c - the loss scale and the wire scales for scaler.lua, and the injected fault that tests
+ * them.
  */
 #include <math.h>
 
@@ -35,96 +34,13 @@ static int new_loss_scale(lua_State *L)
     return 1;
 }
 
-/* ==== The bucket filter; ud is the lt_lua ===================================================== */
-
-/* The tail of a bucket: first the numbers of the loss scale if one is in use, then the numbers of
- * the wire scale if buckets travel in f16. The tail's length depends on both, so a rank without a
- * scaler is never mistaken for one that has one. */
-
-static bool goes_in_f16(const lt_lua *s) { return s->reducer_config.wire == LT_F16; }
-static int scale_numbers(const lt_lua *s) { return s->scale ? LT_SCALE_NUMBERS : 0; }
-
-static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)
-{
-    (void)x;
-    (void)grad;
-    return lt_loss_scale_last(((lt_lua *)ud)->scale);
-}
-
-static lt_grad_stats measure_tensor(void *ud, const lt_tensor *grad)
-{
-    (void)ud;
-    return lt_grad_stats_of(grad);
-}
-
-static void start(void *ud)
-{
-    const lt_lua *s = ud;
-    if (s->scale)
-        lt_loss_scale_start(s->scale);
-}
-
-static void pack(void *ud, lt_packet *p)
-{
-    const lt_lua *s = ud;
-    if (s->scale)
-        lt_loss_scale_pack(s->scale, &p->stats, p->tail);
-    if (p->in_f16)
-        p->exponent =
-            lt_wire_scales_pack(&s->wire_scales, p->bucket, p->largest, p->tail + scale_numbers(s));
-}
-
-static bool unpack(void *ud, const lt_packet *p)
-{
-    lt_lua *s = ud;
-    char text[64];
-    if (s->scale)
-        lt_loss_scale_unpack(s->scale, p->tail);
-    bool again = p->in_f16 &&
-                 lt_wire_scales_unpack(&s->wire_scales, p->bucket, p->tail + scale_numbers(s));
-    snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
-             s->scale && p->tail[0] > 0 ? "not finite"
-             : again                    ? "sent again"
-                                        : "finite");
-    lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
-    return again;
-}
-
-static lt_step_status done(void *ud, lt_ctx *ctx)
-{
-    (void)ctx;
-    lt_loss_scale_finish(((lt_lua *)ud)->scale);
-    return LT_APPLIED; /* autograd asks the scaler next */
-}
-
-/* Installs the bucket filter that s needs, or removes it if s needs none. */
-static lt_status set_filter(lt_lua *s)
-{
-    lt_bucket_filter filter = {
-        .ud = s, .look = measure_tensor, .start = start, .pack = pack, .unpack = unpack};
-    filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_SCALE_NUMBERS : 0);
-    if (s->scale) {
-        filter.measure = measure;
-        filter.done = done;
-    }
-    return lt_reducer_set_filter(s->reducer, filter.tail > 0 ? &filter : NULL);
-}
-
-lt_status lt__send_in_f16(lt_lua *s)
-{
-    s->wire_scales = lt_wire_scales_init();
-    return set_filter(s);
-}
-
-/* Makes scale the loss scale in use; NULL for none. The order of the calls ensures that no other
- * thread uses a scale that was freed. */
+/* Makes scale the loss scale in use; NULL for none. */
 static lt_status use(lt_lua *s, lt_loss_scale *scale)
 {
-    LT_TRY(lt_use_loss_scale(s->ctx, scale));
-    if (s->reducer)
-        LT_TRY(lt_reducer_set_filter(s->reducer, NULL));
+    LT_TRY(s->reducer ? lt_reducer_use_loss_scale(s->reducer, scale, &s->wire_scales)
+                      : lt_use_loss_scale(s->ctx, scale));
     s->scale = scale;
-    return s->reducer ? set_filter(s) : LT_OK;
+    return LT_OK;
 }
 
 /* The registry holds the scale in use, so that one is collected only when the state closes. */
@@ -273,7 +189,7 @@ static int wire_scales(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     lua_newtable(L);
-    if (!goes_in_f16(s))
+    if (s->reducer_config.wire != LT_F16)
         return 1;
     wait_for_buckets(s);
     for (int i = 0; i < s->wire_scales.used; i++) {

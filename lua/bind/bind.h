@@ -192,9 +192,6 @@ void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
-/* Makes the buckets of s->reducer travel in f16, each multiplied by its own power of two, with or
- * without a loss scale. */
-lt_status lt__send_in_f16(lt_lua *s);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);

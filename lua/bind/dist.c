@@ -411,8 +411,8 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducer_config)))
         return lt_errcode();
     s->group = group;
-    if (s->reducer_config.wire == LT_F16)
-        LT_TRY(lt__send_in_f16(s));
+    s->wire_scales = lt_wire_scales_init();
+    LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */

@@ -1,6 +1,6 @@
 /* Who was the first that is not finite: after ten steps that no scale would have saved, the message
  * names it. */
-#include "amp/amp.h"
+#include "amp/scale.h"
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
@@ -300,16 +300,16 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
         net n = begin(4, 1, 1, 1);
         lt_status status = LT_OK;
         for (int i = 1; i <= 10; i++) {
-            float numbers[LT_SCALE_NUMBERS] = {1};
+            float numbers[LT_VOTE_NUMBERS] = {1};
             lt_opt opts[LT_MAX_OPT];
             CHECK_OK(status);
             CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
             lt_tensor *loss = then(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
-            lt_loss_scale_pack(n.scale, &(lt_grad_stats){1, mine}, (float[LT_SCALE_NUMBERS]){0});
-            lt_loss_scale_unpack(n.scale, numbers);
-            lt_loss_scale_finish(n.scale);
+            lt__vote_start(n.scale);
+            lt__vote_pack(n.scale, &(lt_grad_stats){1, mine}, (float[LT_VOTE_NUMBERS]){0});
+            lt__vote_unpack(n.scale, numbers);
             lt_step_status step_status = LT_APPLIED;
             status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &step_status);
             CHECK(status != LT_OK || step_status == LT_SKIPPED);

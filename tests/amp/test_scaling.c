@@ -1,6 +1,6 @@
 /* The scale in use: gradients are what they are without it, and a step with one that is not finite
  * changes nothing. */
-#include "amp/amp.h"
+#include "amp/scale.h"
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
@@ -206,7 +206,7 @@ static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
         s->sum += value;
     }
     if (s->scale)
-        s->stats = lt_loss_scale_last(s->scale);
+        s->stats = lt__loss_scale_last(s->scale);
     return LT_OK;
 }
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "amp/amp.h"
+#include "amp/scale.h"
 #include "tests/lt_test.h"
 
 enum { RANKS = 3 };
@@ -16,8 +16,10 @@ static job begin(int k)
 {
     job j = {.ctx = lt_open(NULL)};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_ADAPTIVE, k, 0);
-    for (int i = 0; i < RANKS; i++)
+    for (int i = 0; i < RANKS; i++) {
         j.scale[i] = lt_loss_scale_new(j.ctx, &scaler);
+        lt__vote_start(j.scale[i]);
+    }
     return j;
 }
 
@@ -31,15 +33,15 @@ static void end(job *j)
 /* One bucket, in which rank i has gradients up to largest[i]. */
 static void send(job *j, const double *largest, const int *not_finite)
 {
-    float sum[LT_SCALE_NUMBERS] = {0};
+    float sum[LT_VOTE_NUMBERS] = {0};
     for (int i = 0; i < RANKS; i++) {
-        float numbers[LT_SCALE_NUMBERS] = {0};
-        lt_loss_scale_pack(j->scale[i], &(lt_grad_stats){largest[i], not_finite[i]}, numbers);
-        for (int n = 0; n < LT_SCALE_NUMBERS; n++)
+        float numbers[LT_VOTE_NUMBERS] = {0};
+        lt__vote_pack(j->scale[i], &(lt_grad_stats){largest[i], not_finite[i]}, numbers);
+        for (int n = 0; n < LT_VOTE_NUMBERS; n++)
             sum[n] += numbers[n];
     }
     for (int i = 0; i < RANKS; i++)
-        lt_loss_scale_unpack(j->scale[i], sum);
+        lt__vote_unpack(j->scale[i], sum);
 }
 
 static void send_finite(job *j, double a, double b, double c)
@@ -61,11 +63,11 @@ static lt_scaled_step decide(job *j)
         lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
         CHECK_OK(lt_use_loss_scale(ctx, j->scale[i]));
         CHECK_OK(lt_backward(w, NULL)); /* finds 1 on this rank, which does not count */
-        lt_loss_scale_finish(j->scale[i]);
         lt_opt opts[LT_MAX_OPT];
         CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1", opts));
         CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, NULL));
         CHECK_OK(lt_use_loss_scale(ctx, NULL));
+        lt__vote_start(j->scale[i]); /* of the next step */
         lt_scaled_step step = lt_loss_scale_step(j->scale[i]);
         lt_scaler *mine = lt_loss_scale_scaler(j->scale[i]);
         if (i == 0)
@@ -138,7 +140,7 @@ TEST(what_was_heard_before_all_came_anew_does_not_count)
     job j = begin(0);
     send(&j, (double[]){1, 2, 4}, (int[]){1, 0, 0});
     for (int i = 0; i < RANKS; i++)
-        lt_loss_scale_start(j.scale[i]);
+        lt__vote_start(j.scale[i]);
     send_finite(&j, 1, 0, 0);
     lt_scaled_step step = decide(&j);
     CHECK(step.finite);
@@ -165,14 +167,14 @@ static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
     int exponent = 0;
     for (int i = 0; i < RANKS; i++) {
         float numbers[LT_WIRE_SCALE_NUMBERS] = {0};
-        int packed = lt_wire_scales_pack(&w->of[i], bucket, largest[i], numbers);
+        int packed = lt__wire_scales_pack(&w->of[i], bucket, largest[i], numbers);
         CHECK(i == 0 || packed == exponent);
         exponent = packed;
         for (int n = 0; n < LT_WIRE_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }
     for (int i = 0; i < RANKS; i++) {
-        bool once_more = lt_wire_scales_unpack(&w->of[i], bucket, sum);
+        bool once_more = lt__wire_scales_unpack(&w->of[i], bucket, sum);
         CHECK(i == 0 || once_more == *again);
         *again = once_more;
     }

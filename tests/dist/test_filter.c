@@ -1,5 +1,5 @@
-/* test_filter.c - what goes with the buckets of a reducer, and what it decides: numbers that come
- * back as sums, buckets that are sent again, steps that are skipped. */
+/* test_filter.c - what goes with the buckets of a reducer: numbers that come back as sums, buckets
+ * that are sent again. */
 #include "tests/dist/trainer.h"
 
 /* Number i of a rank in a bucket of a step; so small that bf16 holds the sums of five ranks. */
@@ -31,12 +31,6 @@ static bool check_numbers(void *ud, const lt_packet *packet)
     return false;
 }
 
-static lt_step_status apply(void *ud, lt_ctx *ctx)
-{
-    (void)ud, (void)ctx;
-    return LT_APPLIED;
-}
-
 /* The ranks end with the bits that they have without a filter. */
 static void check_unchanged(plan p, const lt_bucket_filter *filter)
 {
@@ -55,7 +49,7 @@ static void check_unchanged(plan p, const lt_bucket_filter *filter)
 TEST(numbers_of_all_ranks_go_with_the_buckets)
 {
     static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
-    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .done = apply};
+    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers};
     for (int tail = 0; tail <= LT_MAX_TAIL; tail = tail * 11 + 1)
         for (int n = 2; n <= MOST; n++) {
             plan p = usual;
@@ -197,32 +191,6 @@ TEST(buckets_may_be_multiplied_for_their_way)
     train_all(&p, none);
     CHECK(memcmp(good[0].w, bad[0].w, sizeof good[0].w) != 0);
     CHECK(memcmp(none[0].w, bad[0].w, sizeof none[0].w) != 0);
-}
-
-/* ==== What is decided ========================================================================= */
-
-static lt_step_status skip(void *ud, lt_ctx *ctx)
-{
-    (void)ud, (void)ctx;
-    return LT_SKIPPED;
-}
-
-TEST(a_step_may_be_skipped)
-{
-    static result results[MOST];
-    lt_bucket_filter filter = {
-        .pack = pack_numbers, .unpack = check_numbers, .done = skip, .tail = 3};
-    plan p = usual;
-    train_all(&p, results);
-    CHECK(memcmp(results[1].w, results[1].first, sizeof results[1].w) != 0);
-    p.filter = &filter;
-    train_all(&p, results);
-    for (int i = 0; i < p.ranks; i++) {
-        CHECK_STR(results[i].text, "");
-        CHECK(results[i].loss[STEPS - 1] > 0);
-        CHECK(memcmp(results[i].w, results[i].first, sizeof results[i].w) == 0);
-        CHECK(memcmp(results[i].w, results[0].w, sizeof results[i].w) == 0);
-    }
 }
 
 TEST(no_more_numbers_than_there_is_room_for)
