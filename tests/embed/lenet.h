@@ -136,7 +136,8 @@ static lt_status lenet_synthetic(lt_ctx *ctx, int64_t n, int64_t side, lt_tensor
 }
 
 /* One pass over images in memory. New; NULL with a message. */
-static lt_batches *lenet_batches(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels, int64_t batch)
+static inline lt_batches *lenet_batches(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels,
+                                        int64_t batch)
 {
     lt_source *source = lt_source_tensors(ctx, images, labels);
     lt_batch_options options = {.batch = batch, .shuffle = true};
