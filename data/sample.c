@@ -14,14 +14,6 @@
 
 #include "data/sample.h"
 
-void lt__sample_buffers_free(lt_sample_buffers *buffers)
-{
-    free(buffers->file.data);
-    free(buffers->decoded.data);
-    free(buffers->resized.data);
-    free(buffers->arranged.data);
-}
-
 /* ==== Resizing ================================================================================ */
 
 static double draw_between(uint32_t word, double low, double high)

@@ -18,6 +18,5 @@ void lt__sample_table(const lt_sample_spec *spec, void *table);
  * LT_ENOMEM. */
 lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers,
                           void *x, int64_t *label);
-void lt__sample_buffers_free(lt_sample_buffers *buffers);
 
 #endif

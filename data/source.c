@@ -8,20 +8,6 @@
 #include "core/hash.h"
 #include "data/sample.h"
 
-uint8_t *lt__bytes_reserve(lt_bytes *buffer, size_t bytes)
-{
-    if (bytes > buffer->room || !buffer->data) {
-        free(buffer->data);
-        buffer->room = bytes > 0 ? bytes : 1;
-        buffer->data = malloc(buffer->room);
-    }
-    if (!buffer->data) {
-        buffer->room = 0;
-        lt_fail(LT_ENOMEM, "out of memory for an image of %zu bytes", bytes);
-    }
-    return buffer->data;
-}
-
 lt_source *lt_source_retain(lt_source *source)
 {
     atomic_fetch_add_explicit(&source->refs, 1, memory_order_relaxed);

@@ -34,6 +34,7 @@ typedef struct lt_sample_buffers {
     lt_bytes resized;
     lt_bytes arranged; /* shifted and mirrored pixels */
 } lt_sample_buffers;
+void lt__sample_buffers_free(lt_sample_buffers *buffers);
 
 struct lt_source {
     atomic_int refs;
