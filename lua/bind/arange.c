@@ -57,7 +57,7 @@ static range read_range(lua_State *L, lt_lua *s, int *n_numbers)
     return r;
 }
 
-int lt__arange(lua_State *L)
+static int arange(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int n_numbers;
@@ -84,4 +84,13 @@ int lt__arange(lua_State *L)
     lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, 1, &n, false));
     lt__check(L, s, lt_write(*box, data));
     return 1;
+}
+
+static const luaL_Reg functions[] = {{"arange", arange}, {NULL, NULL}};
+
+void lt__open_arange(lua_State *L)
+{
+    lua_getfield(L, -1, "makers");
+    lt__register(L, functions);
+    lua_pop(L, 1);
 }

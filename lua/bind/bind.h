@@ -17,7 +17,7 @@
 
 #include "lua/luatrain.h"
 
-enum { LT_MAX_OPEN = 64, LT_KEPT_ERRORS = 8 };
+enum { LT_MAX_OPEN = 64, LT_KEPT_ERRORS = 8, LT_MIN_FRESH = 128 << 20 };
 typedef enum lt_opened { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_opened;
 
 /* The binding's data for one Lua state. It is a userdata that lives as long as the state, and
@@ -65,6 +65,8 @@ static inline lt_lua *lt__lua(lua_State *L)
     return s;
 }
 
+/* Pops the lt_lua of a new state and stores it in the registry. */
+void lt__set_lua(lua_State *L);
 /* Pushes the lt_lua, to build a closure with further upvalues. */
 void lt__push_lua(lua_State *L);
 /* Returns the lt_lua from the registry, for functions without upvalues; NULL before it exists. */
@@ -150,8 +152,6 @@ void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element);
 lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x);
 /* Pushes the shape of x as a table. */
 void lt__push_dims(lua_State *L, const lt_tensor *x);
-/* lt.arange; see arange.c. */
-int lt__arange(lua_State *L);
 
 /* Sets opts[0..n_opt) to the defaults of schema, overridden by the named values in the table at
  * index. */
@@ -183,6 +183,7 @@ void lt__open_load(lua_State *L);
 
 void lt__open_error(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
+void lt__open_arange(lua_State *L);         /* after lt__open_tensor(): it adds one to its makers */
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor(): ops are also methods */
 void lt__open_run(lua_State *L);
 void lt__open_optim(lua_State *L);

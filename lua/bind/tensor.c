@@ -511,8 +511,8 @@ static int index_tensor(lua_State *L)
 }
 
 static const luaL_Reg makers[] = {
-    {"tensor", tensor},     {"zeros", zeros},       {"ones", ones},         {"full", full},
-    {"rand", rand_uniform}, {"randn", rand_normal}, {"arange", lt__arange}, {NULL, NULL}};
+    {"tensor", tensor},     {"zeros", zeros},       {"ones", ones}, {"full", full},
+    {"rand", rand_uniform}, {"randn", rand_normal}, {NULL, NULL}};
 
 static const luaL_Reg methods[] = {
     {"get", get},   {"set", set}, {"item", item}, {"totable", totable},      {"fill", fill},
