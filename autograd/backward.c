@@ -454,17 +454,6 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
     return one;
 }
 
-lt_status lt__refuse_loss(int64_t step, double value, const char *why)
-{
-    const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-    return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
-                          (long long)step)
-                : lt_fail(LT_ENUMERIC,
-                          "the loss is %s at step %lld; look at the learning rate and "
-                          "at the data",
-                          word, (long long)step);
-}
-
 /* Checks the loss synchronously. */
 static lt_status check_finite(lt_tensor *loss)
 {

@@ -12,24 +12,6 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
     return lt_apply(ctx, def, in, 4, opts, NULL);
 }
 
-static void free_entry(lt_ctx *ctx, lt_bn_entry *s)
-{
-    lt_release(s->running_mean);
-    lt_release(s->running_var);
-    lt_release(s->mean);
-    lt_release(s->var);
-    lt__free(ctx, s, sizeof *s);
-}
-
-void lt_bn_stats_clear(lt_ctx *ctx)
-{
-    lt_bn_entry *s;
-    while ((s = ctx->slots.autograd->bn_stats)) {
-        ctx->slots.autograd->bn_stats = s->next;
-        free_entry(ctx, s);
-    }
-}
-
 lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                           lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
@@ -65,7 +47,7 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     s->count = count;
     s->momentum = momentum;
     if (!s->mean || !s->var) {
-        free_entry(ctx, s);
+        lt__bn_entry_free(ctx, s);
         return lt_errcode();
     }
     *end = s;
@@ -87,7 +69,7 @@ static lt_status commit(lt_ctx *ctx, bool all)
                             (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
                             (double)s->count, s->momentum));
         *link = s->next;
-        free_entry(ctx, s);
+        lt__bn_entry_free(ctx, s);
     }
     return LT_OK;
 }

@@ -29,16 +29,6 @@ lt_status lt__deferred_check_open(lt_ctx *ctx)
                : lt_errcode();
 }
 
-void lt__deferred_check_free(lt_ctx *ctx)
-{
-    lt_deferred_check *check = &ctx->slots.autograd->deferred;
-    lt__device_free(ctx, device_of(ctx), check->on_device, sizeof *check->on_device);
-    if (check->on_host)
-        device_of(ctx)->free_host(device_of(ctx), check->on_host);
-    check->on_device = check->on_host = NULL;
-    check->sent = false;
-}
-
 lt_status lt__deferred_check_send(lt_ctx *ctx)
 {
     lt_deferred_check *check = &ctx->slots.autograd->deferred;
@@ -47,6 +37,25 @@ lt_status lt__deferred_check_send(lt_ctx *ctx)
     check->mark = device->mark(device);
     check->sent = true;
     return LT_OK;
+}
+
+lt_status lt__refuse_loss(int64_t step, double value, const char *why)
+{
+    const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+    return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
+                          (long long)step)
+                : lt_fail(LT_ENUMERIC,
+                          "the loss is %s at step %lld; look at the learning rate and "
+                          "at the data",
+                          word, (long long)step);
+}
+
+lt_status lt__refuse_norm(int64_t step, double norm)
+{
+    return lt_fail(LT_ENUMERIC,
+                   "the norm of the gradients is %s at step %lld; look at the "
+                   "learning rate and at the data",
+                   isnan(norm) ? "nan" : "inf", (long long)step);
 }
 
 /* The step check has arrived on the host: acts on it. */
@@ -66,7 +75,8 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
         applied &= scaling.resolve(scaling.ud, is_lost ? NULL : &v.grads);
     if (ctx->slots.autograd->step_status == LT_PENDING)
         ctx->slots.autograd->step_status = applied ? LT_APPLIED : LT_SKIPPED;
-    lt__optims_resolve(check, applied ? LT_APPLIED : LT_SKIPPED);
+    for (; check->steps; check->steps = check->steps->next)
+        check->steps->status = applied ? LT_APPLIED : LT_SKIPPED;
 }
 
 /* Waits for the copy of the step check, if one was sent. After a failure nothing is pending. */

@@ -30,9 +30,8 @@ struct lt_optim {
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
     item *items;                          /* sorted by arena, then offset */
     arena *arenas;
-    uint64_t backwards;         /* count of the context's backwards at the last step */
-    lt_step_status step_status; /* of the last step */
-    lt_optim *next;             /* in the list of optimizers whose step is pending */
+    uint64_t backwards;   /* count of the context's backwards at the last step */
+    lt_pending_step last; /* the last step */
 };
 
 static int by_place(const void *a, const void *b)
@@ -92,7 +91,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->backwards = ctx->slots.autograd->backwards;
     o->n_slots = def->schema.n_in - 2;
     o->room = n;
-    o->step_status = LT_ACCUMULATING;
+    o->last.status = LT_ACCUMULATING;
     o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
     lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
@@ -114,32 +113,26 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
 static void start_waiting(lt_optim *o)
 {
     lt_deferred_check *check = &o->ctx->slots.autograd->deferred;
-    o->next = check->pending_optims;
-    check->pending_optims = o;
+    o->last.next = check->steps;
+    check->steps = &o->last;
 }
 
 static void stop_waiting(lt_optim *o)
 {
-    if (o->step_status != LT_PENDING)
+    if (o->last.status != LT_PENDING)
         return;
-    lt_optim **link = &o->ctx->slots.autograd->deferred.pending_optims;
-    while (*link != o)
+    lt_pending_step **link = &o->ctx->slots.autograd->deferred.steps;
+    while (*link != &o->last)
         link = &(*link)->next;
-    *link = o->next;
-}
-
-void lt__optims_resolve(lt_deferred_check *check, lt_step_status step_status)
-{
-    for (lt_optim *o; (o = check->pending_optims); check->pending_optims = o->next)
-        o->step_status = step_status;
+    *link = o->last.next;
 }
 
 lt_step_status lt_optim_step_status(lt_optim *o)
 {
-    if (o->step_status == LT_PENDING)
+    if (o->last.status == LT_PENDING)
         lt_synchronize_quiet(o->ctx);
-    return o->step_status == LT_PENDING ? LT_SKIPPED
-                                        : o->step_status; /* LT_SKIPPED if the device has failed */
+    return o->last.status == LT_PENDING ? LT_SKIPPED
+                                        : o->last.status; /* LT_SKIPPED if the device has failed */
 }
 
 void lt_optim_free(lt_optim *o)
@@ -383,14 +376,6 @@ static lt_tensor *add_squares(lt_optim *o)
     return NULL;
 }
 
-lt_status lt__refuse_norm(int64_t step, double norm)
-{
-    return lt_fail(LT_ENUMERIC,
-                   "the norm of the gradients is %s at step %lld; look at the "
-                   "learning rate and at the data",
-                   isnan(norm) ? "nan" : "inf", (long long)step);
-}
-
 /* *norm = the root of squares. LT_ENUMERIC if it is not finite. */
 static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
 {
@@ -575,8 +560,8 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     o->ctx->step += ag->step_status != LT_ACCUMULATING;
     lt_tape_set_first_row(ag->tape, 0);
     stop_waiting(o);
-    o->step_status = ag->step_status;
-    if (o->step_status == LT_PENDING)
+    o->last.status = ag->step_status;
+    if (o->last.status == LT_PENDING)
         start_waiting(o);
     if (step_status)
         *step_status = ag->step_status;

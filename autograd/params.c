@@ -24,68 +24,6 @@ struct lt_params {
     int n_names, n_spans, n_segments, room; /* room: of each of the three arrays */
 };
 
-/* ==== Segments ================================================================================ */
-
-static lt_segment *segment_new(lt_ctx *ctx, lt_dtype dtype, int64_t count)
-{
-    lt_segment *s = lt__alloc_zero(ctx, sizeof *s);
-    if (!s)
-        return NULL;
-    atomic_init(&s->refs, 1);
-    s->ctx = lt__ctx_retain(ctx);
-    s->dtype = dtype;
-    s->count = count;
-    s->values = lt__storage_new(ctx, ctx->device, (size_t)count * lt_dtype_bytes(dtype));
-    if (!s->values || s->values->device->fill(s->values->device, s->values->data, dtype,
-                                              (size_t)count, 0) != LT_OK) {
-        lt__segment_release(s);
-        return NULL;
-    }
-    return s;
-}
-
-static lt_segment *segment_retain(lt_segment *s)
-{
-    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
-    return s;
-}
-
-void lt__segment_release(lt_segment *s)
-{
-    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
-        return;
-    lt_ctx *ctx = s->ctx;
-    lt__storage_release(s->values);
-    lt__storage_release(s->grads);
-    lt__storage_release(s->half);
-    lt__free(ctx, s, sizeof *s);
-    lt__ctx_release(ctx);
-}
-
-/* Memory from lt_grad_slots.alloc_arena, or NULL if that has none. */
-static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
-{
-    const lt_grad_slots *slots = &ctx->slots.autograd->slots;
-    lt_external_memory memory;
-    if (!slots->alloc_arena || !slots->alloc_arena(slots->ud, bytes, &memory))
-        return NULL;
-    lt_storage *storage = lt__storage_over(ctx, memory.data, bytes, memory.deleter, memory.ud);
-    if (!storage)
-        memory.deleter(memory.ud, memory.data);
-    return storage;
-}
-
-lt_status lt__segment_need_grads(lt_segment *s)
-{
-    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype) + LT_GRAD_ROOM;
-    if (s->grads || (s->grads = borrow(s->ctx, bytes)))
-        return LT_OK;
-    s->grads = lt__storage_new(s->ctx, s->values->device, bytes);
-    if (!s->grads)
-        return LT_ENOMEM;
-    return s->grads->device->fill(s->grads->device, s->grads->data, s->dtype, (size_t)s->count, 0);
-}
-
 lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
 {
     if (!lt_is_param(param))
@@ -265,7 +203,7 @@ static int segment_index(lt_params *p, lt_segment *s)
     for (int i = 0; i < p->n_segments; i++)
         if (p->segments[i] == s)
             return i;
-    p->segments[p->n_segments] = segment_retain(s);
+    p->segments[p->n_segments] = lt__segment_retain(s);
     return p->n_segments++;
 }
 
@@ -368,7 +306,7 @@ lt_status lt_params_place(lt_params *p)
         bool needed;
         status = measure_arena(p, dtype, kind % 2, &count, &needed);
         any |= needed;
-        if (status == LT_OK && needed && !(fresh[kind] = segment_new(p->ctx, dtype, count)))
+        if (status == LT_OK && needed && !(fresh[kind] = lt__segment_new(p->ctx, dtype, count)))
             status = lt_errcode();
     }
     uint64_t tree = any && status == LT_OK ? p->ctx->slots.autograd->trees++ : 0;
@@ -379,7 +317,7 @@ lt_status lt_params_place(lt_params *p)
             if (!fresh[kind] || !belongs(span, kind / 2, kind % 2))
                 continue;
             lt_leaf *leaf = span->value->leaf;
-            leaf->segment = segment_retain(fresh[kind]);
+            leaf->segment = lt__segment_retain(fresh[kind]);
             leaf->offset = offset;
             lt__tensor_place(span->value, fresh[kind]->values, offset);
             status = initialise(span->value, span->name, tree);

@@ -36,6 +36,24 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
+void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *s)
+{
+    lt_release(s->running_mean);
+    lt_release(s->running_var);
+    lt_release(s->mean);
+    lt_release(s->var);
+    lt__free(ctx, s, sizeof *s);
+}
+
+void lt_bn_stats_clear(lt_ctx *ctx)
+{
+    lt_bn_entry *s;
+    while ((s = ctx->slots.autograd->bn_stats)) {
+        ctx->slots.autograd->bn_stats = s->next;
+        lt__bn_entry_free(ctx, s);
+    }
+}
+
 /* Called by lt_ctx_free(). Frees the graphs and statistics now, not with the last reference to the
  * context: they hold tensors, which hold the context. */
 static void closed(lt_ctx *ctx)
@@ -46,10 +64,20 @@ static void closed(lt_ctx *ctx)
     lt_bn_stats_clear(ctx);
 }
 
+/* Frees the memory of the step check. */
+static void free_step_check(lt_ctx *ctx)
+{
+    const lt_deferred_check *check = &ctx->slots.autograd->deferred;
+    lt_device *device = ctx->devices[1];
+    lt__device_free(ctx, device, check->on_device, sizeof *check->on_device);
+    if (check->on_host)
+        device->free_host(device, check->on_host);
+}
+
 static void ctx_freed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt__deferred_check_free(ctx);
+    free_step_check(ctx);
     free(ag->noted);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);

@@ -110,6 +110,11 @@ typedef struct lt_dry_run {
     uint64_t draws; /* ctx->draws */
 } lt_dry_run;
 
+typedef struct lt_pending_step { /* the last step of an optimizer, which embeds it */
+    lt_step_status status;
+    struct lt_pending_step *next; /* in lt_deferred_check.steps, while status is LT_PENDING */
+} lt_pending_step;
+
 typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
@@ -117,11 +122,11 @@ typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
     uint64_t cleared;                   /* 1 + the period in which on_device was last cleared */
     bool sent;                          /* a copy to on_host is under way, and complete at `mark` */
     uint64_t mark;
-    lt_scaling pending_scaling;      /* whose resolve() waits for the copy, or all NULL */
-    int64_t step, norm_step;         /* of the last loss checked, and of the last norm, from 1 */
-    double loss, norm;               /* not finite and not reported as an error yet; otherwise 0 */
-    bool reported;                   /* an error was reported since on_device was cleared */
-    struct lt_optim *pending_optims; /* optimizers whose last step is pending */
+    lt_scaling pending_scaling;    /* whose resolve() waits for the copy, or all NULL */
+    int64_t step, norm_step;       /* of the last loss checked, and of the last norm, from 1 */
+    double loss, norm;             /* not finite and not reported as an error yet; otherwise 0 */
+    bool reported;                 /* an error was reported since on_device was cleared */
+    struct lt_pending_step *steps; /* list of the pending steps of optimizers */
 } lt_deferred_check;
 
 struct lt_autograd {
@@ -182,10 +187,10 @@ void lt__deferred_check_set_reported(lt_ctx *ctx);
 lt_status lt__deferred_check_send(lt_ctx *ctx);
 /* Whether the host knows of a loss or norm that is not finite and has not reported it yet. */
 bool lt__deferred_check_is_unreported(const lt_deferred_check *check);
+/* Frees an entry that is no longer in the list. */
+void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *entry);
 /* lt_bn_stats_commit() for an optimizer step: does not synchronize. */
 lt_status lt__bn_stats_commit(lt_ctx *ctx);
-/* Frees the memory of the step check. */
-void lt__deferred_check_free(lt_ctx *ctx);
 /* Sets the error for a loss that is not finite. why: a sentence, or "". LT_ENUMERIC. */
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
 /* Sets the error for a gradient norm that is not finite. LT_ENUMERIC. */
@@ -201,8 +206,6 @@ typedef struct lt_noted { /* the settings of one parameter group in a step of an
 /* Adds the settings of a step to the digest and to the list. LT_ENOMEM if there is no room. */
 LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                                     const lt_opt *const *options, int n_groups, double clip);
-/* Sets the status of all optimizers whose step is pending: it was applied or skipped. */
-void lt__optims_resolve(struct lt_deferred_check *check, lt_step_status step_status);
 
 /* Appends a node for the call to the tape, and sets it as the history of the outputs. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
@@ -240,6 +243,9 @@ typedef struct lt_segment {
     uint32_t half_stamp; /* version of `values` + `updates` at the conversion */
 } lt_segment;
 
+/* A segment with zeroed values for count elements. New. NULL with LT_ENOMEM. */
+lt_segment *lt__segment_new(lt_ctx *ctx, lt_dtype dtype, int64_t count);
+lt_segment *lt__segment_retain(lt_segment *segment);
 void lt__segment_release(lt_segment *segment);
 lt_status lt__segment_need_grads(lt_segment *segment);
 
