@@ -1,10 +1,8 @@
-/* context.c - contexts: configuration, reference counts, stop requests and the log. */
+/* context.c - opens contexts from their configuration, and closes them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "core/locale.h"
 #include "core/pool.h"
 
 /* Parses the fault to inject, for tests; see lt_config. */
@@ -86,32 +84,6 @@ fail:
     return NULL;
 }
 
-lt_ctx *lt__ctx_retain(lt_ctx *ctx)
-{
-    atomic_fetch_add_explicit(&ctx->refs, 1, memory_order_relaxed);
-    return ctx;
-}
-
-void lt__ctx_release(lt_ctx *ctx)
-{
-    if (atomic_fetch_sub_explicit(&ctx->refs, 1, memory_order_acq_rel) != 1)
-        return;
-    lt__trace_close(ctx);
-    lt__deferred_pool_close(ctx);
-    if (ctx->slots.ops_freed)
-        ctx->slots.ops_freed(ctx);
-    if (ctx->slots.ctx_freed)
-        ctx->slots.ctx_freed(ctx);
-    for (int i = 0; i < LT_MAX_DEVICES; i++) {
-        if (!ctx->devices[i])
-            continue;
-        lt__pool_close(ctx, ctx->devices[i]);
-        ctx->devices[i]->close(ctx->devices[i]);
-    }
-    pthread_mutex_destroy(&ctx->lock);
-    free(ctx);
-}
-
 void lt_ctx_free(lt_ctx *ctx)
 {
     if (!ctx)
@@ -122,67 +94,4 @@ void lt_ctx_free(lt_ctx *ctx)
     if (ctx->slots.closed)
         ctx->slots.closed(ctx);
     lt__ctx_release(ctx);
-}
-
-lt_status lt__check_open(const lt_ctx *ctx, const char *who)
-{
-    return ctx->closed ? lt_fail(LT_EINVAL, "%s: the context was closed by lt_ctx_free()", who)
-                       : LT_OK;
-}
-
-uint64_t lt_seed(const lt_ctx *ctx) { return ctx->config.seed; }
-
-void lt_set_seed(lt_ctx *ctx, uint64_t seed)
-{
-    ctx->config.seed = seed;
-    ctx->draws = 0;
-}
-
-int lt_threads(const lt_ctx *ctx) { return ctx->threads; }
-int64_t lt_step(const lt_ctx *ctx) { return ctx->step; }
-void lt_set_step(lt_ctx *ctx, int64_t step) { ctx->step = step; }
-uint64_t lt_next_draw(lt_ctx *ctx) { return ctx->draws++; }
-void lt_set_next_draw(lt_ctx *ctx, uint64_t draw) { ctx->draws = draw; }
-
-_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "lt_stop() is called by signal handlers");
-
-bool lt_stop(lt_ctx *ctx, int reason)
-{
-    if (reason != 0 && atomic_load(&ctx->listeners) == 0)
-        return false;
-    atomic_store(&ctx->stop_reason, reason);
-    return reason != 0;
-}
-
-void lt_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
-
-int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
-
-double lt__seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
-{
-    ctx->log = fn;
-    ctx->log_ud = ud;
-    if (fn && *ctx->note)
-        fn(ud, ctx->note_level, ctx->note);
-    if (fn)
-        *ctx->note = '\0';
-}
-
-void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
-{
-    if (!ctx->log)
-        return;
-    char line[1024];
-    va_list args;
-    va_start(args, fmt);
-    lt__vformat(line, sizeof line, fmt, args);
-    va_end(args);
-    ctx->log(ctx->log_ud, level, line);
 }

@@ -1,22 +1,12 @@
 /* deferred.c - deferred scalars: single elements that are copied from an accelerator to the host in
  * the background.
  *
- * They use slots in one block of pinned memory, allocated at the first request. If no slot is free,
- * or there is no pinned memory, the read is synchronous. The context's thread makes the requests;
- * one other thread may read the values.
+ * They use slots of pinned memory. If no slot is free, or there is no pinned memory, the read is
+ * synchronous. The context's thread makes the requests; one other thread may read the values.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "core/tensor.h"
-
-enum { SLOTS = 256, SLOT_BYTES = 8 };
-
-typedef struct lt_deferred_pool {
-    char *block;
-    int n_free;
-    uint8_t free[SLOTS];
-} lt_deferred_pool;
 
 struct lt_deferred {
     lt_ctx *ctx;
@@ -27,62 +17,23 @@ struct lt_deferred {
     double value;
 };
 
-static lt_deferred_pool *pool_of(lt_ctx *ctx, lt_device *device)
-{
-    if (ctx->deferred_pool)
-        return ctx->deferred_pool;
-    lt_deferred_pool *l = malloc(sizeof *l);
-    char *block = l ? device->alloc_host(device, SLOTS * SLOT_BYTES) : NULL;
-    if (!block) {
-        free(l);
-        return NULL;
-    }
-    *l = (lt_deferred_pool){.block = block, .n_free = SLOTS};
-    for (int i = 0; i < SLOTS; i++)
-        l->free[i] = (uint8_t)i;
-    return ctx->deferred_pool = l;
-}
-
-void lt__deferred_pool_close(lt_ctx *ctx)
-{
-    if (!ctx->deferred_pool)
-        return;
-    ctx->devices[1]->free_host(ctx->devices[1], ctx->deferred_pool->block);
-    free(ctx->deferred_pool);
-    ctx->deferred_pool = NULL;
-}
-
 static char *slot_of(const lt_deferred *deferred)
 {
-    return deferred->ctx->deferred_pool->block + deferred->slot * SLOT_BYTES;
+    return lt__pinned_slot(deferred->ctx, deferred->slot);
 }
 
 static void give_slot(lt_deferred *deferred)
 {
-    lt_deferred_pool *l = deferred->ctx->deferred_pool;
-    if (deferred->slot < 0)
-        return;
-    pthread_mutex_lock(&deferred->ctx->lock);
-    l->free[l->n_free++] = (uint8_t)deferred->slot;
-    pthread_mutex_unlock(&deferred->ctx->lock);
+    if (deferred->slot >= 0)
+        lt__pinned_slot_give(deferred->ctx, deferred->slot);
     deferred->slot = -1;
-}
-
-/* Returns a free slot, or -1. */
-static int take_slot(lt_ctx *ctx)
-{
-    lt_deferred_pool *l = ctx->deferred_pool;
-    pthread_mutex_lock(&ctx->lock);
-    int slot = l->n_free > 0 ? l->free[--l->n_free] : -1;
-    pthread_mutex_unlock(&ctx->lock);
-    return slot;
 }
 
 static lt_status send(lt_deferred *deferred, lt_tensor *x)
 {
     lt_device *device = deferred->device;
-    if (!device->is_host && pool_of(deferred->ctx, device))
-        deferred->slot = take_slot(deferred->ctx);
+    if (!device->is_host)
+        deferred->slot = lt__pinned_slot_take(deferred->ctx, device);
     if (deferred->slot < 0)
         return lt_item(x, 0, &deferred->value);
     LT_TRY(device->copy(device, slot_of(deferred), x->data, lt_dtype_bytes(deferred->dtype)));

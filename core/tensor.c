@@ -274,27 +274,6 @@ void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset)
     x->pending = false;
 }
 
-lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, double value)
-{
-    lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
-    if (x && lt_fill(x, value) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
-}
-
-lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
-                          const void *data)
-{
-    lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
-    if (x && lt_write(x, data) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
-}
-
 lt_tensor *lt_retain(lt_tensor *x)
 {
     if (x)
@@ -377,7 +356,7 @@ char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
     return buffer;
 }
 
-/* ==== Views and writes ======================================================================== */
+/* ==== Views =================================================================================== */
 
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept)
 {
@@ -414,69 +393,4 @@ lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
     memcpy(dims, x->dims, sizeof dims);
     dims[0] = count;
     return lt__tensor_view(x, x->ndim, dims, first * row, false);
-}
-
-lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
-{
-    char a[96], b[96];
-    LT_TRY(lt__check_alive(dst));
-    LT_TRY(lt__check_alive(src));
-    if (dst->count != src->count)
-        return lt_fail(LT_EINVAL, "copy requires the same number of elements: %s and %s differ",
-                       lt_describe(src, a, sizeof a), lt_describe(dst, b, sizeof b));
-    lt_device *device = dst->storage->device;
-    lt__wrote(dst);
-    if (device != src->storage->device && !(device->is_host && src->storage->device->is_host))
-        return lt__copy_across(dst, src);
-    if (dst->dtype == src->dtype)
-        return device->copy(device, dst->data, src->data,
-                            (size_t)dst->count * lt_dtype_bytes((lt_dtype)dst->dtype));
-    return device->convert(device, dst->data, (lt_dtype)dst->dtype, src->data, (lt_dtype)src->dtype,
-                           (size_t)dst->count);
-}
-
-lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype)
-{
-    lt_tensor *y = lt__tensor_new(x->ctx, x->storage->device, dtype, x->ndim, x->dims, true);
-    if (y && lt_copy(y, x) != LT_OK) {
-        lt_release(y);
-        return NULL;
-    }
-    return y;
-}
-
-lt_status lt_fill(lt_tensor *dst, double value)
-{
-    lt_dtype dtype = (lt_dtype)dst->dtype;
-    LT_TRY(lt__check_alive(dst));
-    if (!lt__dtype_holds(dtype, value))
-        return lt_fail(LT_EINVAL, "%g does not fit into %s", value, lt_dtype_name(dtype));
-    lt__wrote(dst);
-    lt_device *device = dst->storage->device;
-    return device->fill(device, dst->data, dtype, (size_t)dst->count, value);
-}
-
-/* Devices fill with a double. A value that a double cannot hold is written once and then copied
- * repeatedly, doubling the filled part each time. */
-lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
-{
-    lt_dtype dtype = (lt_dtype)dst->dtype;
-    if (!lt__dtype_holds_integer(dtype, value))
-        return lt_fail(LT_EINVAL, "%lld does not fit into %s", (long long)value,
-                       lt_dtype_name(dtype));
-    if (lt__is_exact_double(value))
-        return lt_fill(dst, (double)value);
-    LT_TRY(lt__check_alive(dst));
-    lt__wrote(dst);
-    lt_device *device = dst->storage->device;
-    char one[8], *to = dst->data;
-    size_t size = lt_dtype_bytes(dtype), n = (size_t)dst->count;
-    lt_convert(one, dtype, &value, LT_I64, 1);
-    if (n > 0)
-        LT_TRY(lt__move(device, to, dst->ctx->devices[0], one, size));
-    for (size_t done = 1, more; done < n; done += more) {
-        more = done < n - done ? done : n - done;
-        LT_TRY(device->copy(device, to + done * size, to, more * size));
-    }
-    return LT_OK;
 }

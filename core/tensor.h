@@ -195,8 +195,8 @@ struct lt_ctx {
     void *log_ud;
     char note[256]; /* logged once a log callback is set */
     lt_log_level note_level;
-    struct lt_trace *trace;                 /* or NULL */
-    struct lt_deferred_pool *deferred_pool; /* see deferred.c; or NULL */
+    struct lt_trace *trace;               /* or NULL */
+    struct lt_pinned_slots *pinned_slots; /* see pinned.c; or NULL */
     lt_fault fault;
     lt_inf_fault inf;
 
@@ -212,6 +212,13 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes);
 /* Pinned memory from the alloc_host() of an accelerator; errors as above. */
 void *lt__host_alloc(lt_device *device, size_t bytes);
 void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
+/* Slots of 8 bytes of pinned memory of an accelerator, allocated at once at the first request. take
+ * returns the number of a free slot, or -1 if there is none or no pinned memory; for the context's
+ * thread. Another thread may use and give back the slot. */
+int lt__pinned_slot_take(lt_ctx *ctx, lt_device *device);
+void *lt__pinned_slot(const lt_ctx *ctx, int slot); /* its address */
+void lt__pinned_slot_give(lt_ctx *ctx, int slot);
+void lt__pinned_slots_close(lt_ctx *ctx);
 /* The same for the CPU. */
 void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
@@ -240,8 +247,6 @@ lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int nd
 lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype);
 /* Returns x if it is on the CPU, otherwise a copy on the CPU outside any scope. New. */
 lt_tensor *lt__on_host(lt_tensor *x);
-/* lt_copy() between two devices. The caller has checked the tensors. */
-lt_status lt__copy_across(lt_tensor *dst, lt_tensor *src);
 /* Creates a tensor over elements [offset, offset + count(dims)) of storage. storage is kept. The
  * tensor is in the current scope unless kept. New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -260,7 +265,6 @@ lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*deleter)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
 void lt__trace_close(lt_ctx *ctx);
-void lt__deferred_pool_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
 /* LT_EINVAL after lt_ctx_free(): "backward: the context was closed by lt_ctx_free()". */

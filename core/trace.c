@@ -1,6 +1,6 @@
-/* trace.c - writes traces in the format of chrome://tracing (Google, Trace Event Format): a JSON
- * array with one event per line, whose closing bracket may be missing. Several contexts, also in
- * several processes, can therefore append to one file, in whole lines.
+/* trace.c - the clock, and traces in the format of chrome://tracing (Google, Trace Event Format): a
+ * JSON array with one event per line, whose closing bracket may be missing. Several contexts, also
+ * in several processes, can therefore append to one file, in whole lines.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +13,13 @@
 
 #include "core/locale.h"
 #include "core/tensor.h"
+
+double lt__seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
 
 enum { ROOM = 1 << 16, LINE = 256 };
 
