@@ -37,16 +37,6 @@ static lt_status check_floats(const lt_call *c, int n)
     return LT_OK;
 }
 
-lt_status lt__check_rows(const lt_call *c)
-{
-    if (!lt__flag(c, TRAIN) || lt__all_rows(c) != 1)
-        return LT_OK;
-    return lt_fail(LT_EINVAL,
-                   "train=true wants more than one value per channel, x has one (%s); "
-                   "use a larger batch or train=false",
-                   LT_TEXT(c->in[X]));
-}
-
 static lt_status shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X];

@@ -82,7 +82,17 @@ static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, dou
 }
 
 /* LT_EINVAL in training if lt__all_rows() is 1, because one row has no variance. */
-lt_status lt__check_rows(const lt_call *c);
+#ifndef __cplusplus
+static inline lt_status lt__check_rows(const lt_call *c)
+{
+    if (!lt__flag(c, TRAIN) || lt__all_rows(c) != 1)
+        return LT_OK;
+    return lt_fail(LT_EINVAL,
+                   "train=true wants more than one value per channel, x has one (%s); "
+                   "use a larger batch or train=false",
+                   LT_TEXT(c->in[X]));
+}
+#endif
 
 /* ==== Arithmetic ============================================================================== */
 

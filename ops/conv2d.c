@@ -21,6 +21,8 @@ enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };
 enum { BLOCK = 32 }; /* output channels of a task of the weight gradient */
 
+extern const lt_op lt__op_linear; /* in matmul.c */
+
 /* ==== Shape =================================================================================== */
 
 /* Fills *v from the inputs and options of the call. LT_EINVAL if they do not fit together. */

@@ -156,32 +156,4 @@ static inline int64_t lt__integer(const lt_tensor *x, int64_t i)
 /* Whether backward must add to d_in[i] instead of overwriting it. */
 static inline bool lt__adds(const lt_call *c, int i) { return c->add >> i & 1; }
 
-/* ==== State and devices ======================================================================= */
-
-/* What ops keeps in a context. Freed with the context. */
-struct lt_ops {
-    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; dnnl.c makes it on first use */
-    struct lt_accelerator *accelerator; /* filled by the plugin; NULL if none is open */
-};
-void lt__dnnl_free(struct lt_dnnl *dnnl);
-/* The CPU part of lt_backend(): writes the backend's name to buffer and returns buffer. */
-char *lt__cpu_backend(char *buffer, size_t bytes);
-
-/* Whether device, which may be NULL, names an accelerator or is "auto". */
-bool lt__is_accelerator(const char *device);
-/* Opens the accelerator and makes it the device of new tensors in ctx. The ops of ctx must be
- * registered already. LT_EENV if it cannot be used, or with "auto" LT_OK and a note for the log;
- * LT_ENOMEM. */
-lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
-void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
-/* The accelerator of ctx, or NULL. Borrowed. */
-const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
-/* The statistics of both sets of elements together. */
-lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b);
-
-#define X(name) extern const lt_op lt__op_##name;
-#include "ops/list.h"
-LT_OP_LIST(X)
-#undef X
-
 #endif

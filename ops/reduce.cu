@@ -279,6 +279,20 @@ lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *
     return lt__reduce<lt_sum_reduction<float>>(cuda, &plan, src, end, scratch);
 }
 
+size_t lt__cuda_grad_scratch(const lt_call *c, bool backward)
+{
+    size_t most = 0;
+    const lt_tensor *dz = backward ? c->d_out[0] : NULL;
+    for (int i = 0; backward && i < c->n_in; i++) {
+        if (!c->d_in[i] || !lt__is_stretched(c, i))
+            continue;
+        size_t need = lt__aligned((size_t)dz->count * sizeof(float)) +
+                      lt__cuda_sum_to_scratch(c->d_in[i], dz);
+        most = need > most ? need : most;
+    }
+    return most;
+}
+
 /* ==== Backward ================================================================================ */
 
 /* n: number of elements that were reduced to one. */

@@ -23,6 +23,7 @@
 #include <stdio.h>
 
 #include "ops/cpu/dnnl.h"
+#include "ops/state.h"
 
 /* Operands of a task. */
 enum { X, W, BIAS, Y, OPERANDS };

@@ -1,8 +1,9 @@
 /* grad_table.c - rows of gradient statistics, on the CPU or the accelerator. */
 #include <stdlib.h>
 
-#include "ops/kernel.h"
+#include "ops/cpu/rescale.h"
 #include "ops/plugin.h"
+#include "ops/state.h"
 
 struct lt_grad_table {
     lt_ctx *ctx;
@@ -11,11 +12,6 @@ struct lt_grad_table {
     bool *is_on_device;
     int room;
 };
-
-lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b)
-{
-    return (lt_grad_stats){fmax(a.largest, b.largest), a.not_finite + b.not_finite};
-}
 
 static void free_rows(lt_grad_table *table)
 {

@@ -1,4 +1,4 @@
-/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting, and their gradients. */
+/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting. */
 #include "ops/cpu/loops.h"
 
 enum { TASK = 16 * LT_BLOCK }; /* cheap elements per task of a thread */
@@ -73,10 +73,6 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
-/* The dtype that a map computes in. Halves are widened block by block and rounded once, unless fn
- * handles bf16 itself, number by number. */
-static lt_dtype widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
-
 /* Returns n dense elements of input x from element i on, in place or in the buffer. widen: convert
  * halves to f32. fresh: the buffer does not hold them yet. */
 static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
@@ -116,7 +112,7 @@ static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int6
     bool widen = !is_direct(m), half = widen && lt__is_half(m->z.dtype);
     _Alignas(64) char buffer[3][LT_BLOCK * 8];
     _Alignas(64) float wide[LT_BLOCK];
-    lt_block b = {.dtype = widen ? widened(m->dtype) : LT_BF16, .add = m->add, .c = c};
+    lt_block b = {.dtype = widen ? lt__widened(m->dtype) : LT_BF16, .add = m->add, .c = c};
     int64_t block = LT_BLOCK;
     for (int k = 0; k < m->n_in; k++)
         if (walks[k].ndim > 0 && walks[k].period > 0)
@@ -155,53 +151,4 @@ void lt__map(const lt_call *c, const lt_map *m)
     LT_PARALLEL_FOR(c, count * m->cost)
     for (int64_t first = 0; first < count; first += task)
         map_range(c, m, walks, first, lt__least(first + task, count));
-}
-
-/* ==== Gradients =============================================================================== */
-
-/* Bytes of x's elements in the dtype to compute in, padded so that the next part is aligned. */
-static size_t wide_bytes(const lt_tensor *x)
-{
-    return lt__aligned((size_t)x->count * lt_dtype_bytes(widened((lt_dtype)x->dtype)));
-}
-
-/* d (+)= z, summed over the stretched axes; in f32 if d is half. */
-static void put_sum(const lt_call *c, lt_tensor *d, lt_array z, bool add, char *scratch)
-{
-    lt_array sum = lt__array(d);
-    if (lt__is_half(sum.dtype)) {
-        sum.dtype = LT_F32;
-        sum.data = scratch;
-        scratch += wide_bytes(d);
-        if (add)
-            lt_convert(sum.data, LT_F32, d->data, (lt_dtype)d->dtype, (size_t)d->count);
-    }
-    lt__sum_to(c, sum, z, add, scratch);
-    if (sum.data != d->data)
-        lt_convert(d->data, (lt_dtype)d->dtype, sum.data, LT_F32, (size_t)d->count);
-}
-
-void lt__put_grad(const lt_call *c, int i, lt_map *m)
-{
-    lt_tensor *d = c->d_in[i];
-    bool stretched = d->count != m->z.count, add = lt__adds(c, i);
-    m->add = !stretched && add;
-    m->z.data = stretched ? c->scratch : d->data;
-    m->z.dtype = stretched ? widened(m->dtype) : (lt_dtype)d->dtype;
-    lt__map(c, m);
-    if (stretched)
-        put_sum(c, d, m->z, add, (char *)c->scratch + wide_bytes(c->d_out[0]));
-}
-
-size_t lt__grad_scratch(const lt_call *c, bool backward)
-{
-    size_t most = 0;
-    for (int i = 0; backward && i < c->n_in; i++) {
-        const lt_tensor *d = c->d_in[i], *dz = c->d_out[0];
-        if (!d || d->count == dz->count)
-            continue;
-        size_t need = wide_bytes(dz) + wide_bytes(d) + lt__sum_to_scratch(d, dz);
-        most = need > most ? need : most;
-    }
-    return most;
 }

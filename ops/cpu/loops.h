@@ -136,6 +136,9 @@ typedef struct lt_map { /* z (+)= fn(in...), where each input broadcasts to z's 
     lt_array z, in[3];
 } lt_map;
 void lt__map(const lt_call *c, const lt_map *map);
+/* The dtype that a map computes in. Halves are widened block by block and rounded once, unless fn
+ * handles bf16 itself, number by number. */
+static inline lt_dtype lt__widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
 
 /* Computes the gradient of input i of a broadcasting op. map computes the gradient for each element
  * of the output, whose dims are in map->z; this function fills in its destination and `add`. If the

@@ -4,8 +4,10 @@
  * almost all gradients are, works on bits. The bits of finite magnitudes are ordered like the
  * magnitudes, and are smaller than those of infinity and NaN.
  */
+#include "ops/cpu/rescale.h"
 #include "ops/kernel.h"
 #include "ops/plugin.h"
+#include "ops/state.h"
 
 enum { BLOCK = 16384, INFINITE = 0x7f800000, MAGNITUDE = 0x7fffffff };
 

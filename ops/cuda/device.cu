@@ -23,33 +23,6 @@ static lt_cuda *enter(lt_device *device)
     return cuda;
 }
 
-lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
-{
-    if (error == cudaSuccess)
-        return LT_OK;
-    (void)cudaGetLastError(); /* clears errors that persist until they are read */
-    return cuda->host->fail(error == cudaErrorMemoryAllocation ? LT_ENOMEM : LT_EENV, "%s: %s",
-                            cuda->name, cudaGetErrorString(error));
-}
-
-static const char *dtype_name(int dtype)
-{
-    static const char *const names[] = {
-#define X(name, bytes, text) text,
-        LT_DTYPE_LIST(X)
-#undef X
-    };
-    return names[dtype];
-}
-
-lt_status lt__no_kernel(const lt_cuda *cuda, int dtype)
-{
-    return cuda->host->fail(LT_EUNSUPPORTED,
-                            "%s does not compute in %s here; cast it to f32, or "
-                            "compute it on the CPU",
-                            cuda->name, dtype_name(dtype));
-}
-
 /* ==== Memory ================================================================================== */
 
 static void *cuda_alloc(lt_device *device, size_t bytes)
@@ -223,7 +196,8 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     lt_walk w;
     walk_dense(&w, n);
     if (!lt__is_float(dtype))
-        return cuda->host->fail(LT_EINVAL, "gradients are floats, not %s", dtype_name(dtype));
+        return cuda->host->fail(LT_EINVAL, "gradients are floats, not %s",
+                                lt__cuda_dtype_name(dtype));
     if (dtype == LT_F64)
         return lt__map(cuda, w, converted<double, double>(), true, dst, src);
     LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)

@@ -46,6 +46,16 @@ static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
            : dtype == LT_U8                     ? 1
                                                 : 2;
 }
+/* The name of a dtype, instead of lt_dtype_name(). */
+static inline const char *lt__cuda_dtype_name(int dtype)
+{
+    static const char *const names[] = {
+#define X(name, bytes, text) text,
+        LT_DTYPE_LIST(X)
+#undef X
+    };
+    return names[dtype];
+}
 
 #ifdef __cplusplus
 }

@@ -69,17 +69,3 @@ void lt__walk_inputs(lt_walk *w, const lt_tensor *z, int n, const lt_tensor *con
             lt__walk_stretch(w, k + 1, in[k]->ndim, in[k]->dims);
     lt__walk_merge(w, n + 1);
 }
-
-size_t lt__cuda_grad_scratch(const lt_call *c, bool backward)
-{
-    size_t most = 0;
-    const lt_tensor *dz = backward ? c->d_out[0] : NULL;
-    for (int i = 0; backward && i < c->n_in; i++) {
-        if (!c->d_in[i] || !lt__is_stretched(c, i))
-            continue;
-        size_t need = lt__aligned((size_t)dz->count * sizeof(float)) +
-                      lt__cuda_sum_to_scratch(c->d_in[i], dz);
-        most = need > most ? need : most;
-    }
-    return most;
-}

@@ -10,6 +10,7 @@
  */
 #include "ops/kernel.h"
 #include "ops/plugin.h"
+#include "ops/state.h"
 #include "tests/cuda/libs.h"
 #include "tests/device/reference.h"
 

@@ -1,0 +1,19 @@
+/* status.cu - the errors of CUDA, and of kernels that do not exist. */
+#include "ops/cuda/cuda.h"
+
+lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
+{
+    if (error == cudaSuccess)
+        return LT_OK;
+    (void)cudaGetLastError(); /* clears errors that persist until they are read */
+    return cuda->host->fail(error == cudaErrorMemoryAllocation ? LT_ENOMEM : LT_EENV, "%s: %s",
+                            cuda->name, cudaGetErrorString(error));
+}
+
+lt_status lt__no_kernel(const lt_cuda *cuda, int dtype)
+{
+    return cuda->host->fail(LT_EUNSUPPORTED,
+                            "%s does not compute in %s here; cast it to f32, or "
+                            "compute it on the CPU",
+                            cuda->name, lt__cuda_dtype_name(dtype));
+}

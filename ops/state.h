@@ -1,0 +1,27 @@
+/* state.h - what ops keeps in a context: oneDNN and the accelerator. Op files do not need this. */
+#ifndef LT_OPS_STATE_H
+#define LT_OPS_STATE_H
+
+#include "core/tensor.h"
+#include "ops/ops.h"
+
+/* Freed with the context. */
+struct lt_ops {
+    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; dnnl.c makes it on first use */
+    struct lt_accelerator *accelerator; /* filled by the plugin; NULL if none is open */
+};
+void lt__dnnl_free(struct lt_dnnl *dnnl);
+/* The CPU part of lt_backend(): writes the backend's name to buffer and returns buffer. */
+char *lt__cpu_backend(char *buffer, size_t bytes);
+
+/* Whether device, which may be NULL, names an accelerator or is "auto". */
+bool lt__is_accelerator(const char *device);
+/* Opens the accelerator and makes it the device of new tensors in ctx. The ops of ctx must be
+ * registered already. LT_EENV if it cannot be used, or with "auto" LT_OK and a note for the log;
+ * LT_ENOMEM. */
+lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
+void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
+/* The accelerator of ctx, or NULL. Borrowed. */
+const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
+
+#endif
