@@ -8,14 +8,11 @@
  * depthwise. Each part of a result is computed by one thread. linear() computes pointwise
  * convolutions.
  *
- * The fast kernels make one task for each result, and run it with the first implementation that
- * accepts it: cpu/depthwise.c, cpu/winograd.c, cpu/conv_thin.c, cpu/conv_weights.c, else oneDNN.
+ * A call makes one task for each result. The fast kernels run it with the first implementation of
+ * the list `implementations` that accepts it, the reference kernels with the portable one.
  */
-#include "ops/cpu/conv_thin.h"
-#include "ops/cpu/conv_weights.h"
-#include "ops/cpu/depthwise.h"
+#include "ops/cpu/dnnl.h"
 #include "ops/cpu/loops.h"
-#include "ops/cpu/winograd.h"
 
 enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };
@@ -265,131 +262,138 @@ static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t k
         }
 }
 
-static void portable_outputs(const lt_call *c, const lt_conv *v)
+static void portable_outputs(const lt_call *c, const lt_conv_task *task)
 {
-    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
-    lt_tensor *y = c->out[0];
-    lt_dtype dtype = (lt_dtype)y->dtype;
+    const lt_conv *v = task->conv;
+    lt_dtype dtype = task->y.dtype;
+    void *y = task->y.data;
     int64_t height = v->window.out[0], width = v->window.out[1];
     size_t bytes = (size_t)v->out * lt_dtype_bytes(dtype);
+    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, multiplications(v))
     for (int64_t row = 0; row < v->n * height; row++) {
         for (int64_t i = row * width; i < (row + 1) * width; i++)
-            if (bias)
-                memcpy(lt__at(y->data, dtype, i * v->out), bias->data, bytes);
+            if (task->bias.data)
+                memcpy(lt__at(y, dtype, i * v->out), task->bias.data, bytes);
             else
-                memset(lt__at(y->data, dtype, i * v->out), 0, bytes);
-        output_row(v, dtype, row / height, row % height, c->in[X]->data, c->in[W]->data, y->data);
+                memset(lt__at(y, dtype, i * v->out), 0, bytes);
+        output_row(v, dtype, row / height, row % height, task->x.data, task->w.data, y);
     }
 }
 
-static void portable_data_gradient(const lt_call *c, const lt_conv *v)
+static void portable_data_gradient(const lt_call *c, const lt_conv_task *task)
 {
-    lt_tensor *dx = c->d_in[X];
-    lt_dtype dtype = (lt_dtype)dx->dtype;
+    const lt_conv *v = task->conv;
+    lt_dtype dtype = task->x.dtype;
+    void *dx = task->x.data;
     int64_t height = v->window.in[0], length = v->window.in[1] * v->in;
+    (void)c;
     LT_PARALLEL_FOR(c, multiplications(v))
     for (int64_t row = 0; row < v->n * height; row++) {
-        if (!lt__adds(c, X))
-            memset(lt__at(dx->data, dtype, row * length), 0,
-                   (size_t)length * lt_dtype_bytes(dtype));
-        input_row(v, dtype, row / height, row % height, c->d_out[0]->data, c->in[W]->data,
-                  dx->data);
+        if (!task->add)
+            memset(lt__at(dx, dtype, row * length), 0, (size_t)length * lt_dtype_bytes(dtype));
+        input_row(v, dtype, row / height, row % height, task->y.data, task->w.data, dx);
     }
 }
 
-static void portable_weight_gradient(const lt_call *c, const lt_conv *v)
+static void portable_weight_gradient(const lt_call *c, const lt_conv_task *task)
 {
-    lt_tensor *dw = c->d_in[W];
-    lt_dtype dtype = (lt_dtype)dw->dtype;
+    const lt_conv *v = task->conv;
+    lt_dtype dtype = task->w.dtype;
     int64_t width = v->window.kernel[1], taps = v->window.kernel[0] * width;
     int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* a block stays in one run */
-    int64_t blocks = (run + BLOCK - 1) / BLOCK;
-    if (!lt__adds(c, W))
-        memset(dw->data, 0, (size_t)dw->count * lt_dtype_bytes(dtype));
+    int64_t blocks = (run + BLOCK - 1) / BLOCK, count = v->out * taps * (v->in / v->groups);
+    (void)c;
+    if (!task->add)
+        memset(task->w.data, 0, (size_t)count * lt_dtype_bytes(dtype));
     if (run == 0)
         return;
     LT_PARALLEL_FOR(c, multiplications(v))
-    for (int64_t task = 0; task < v->out / run * blocks * taps; task++) {
-        int64_t at = task / taps % blocks * BLOCK, first = task / taps / blocks * run + at;
-        weight_block(v, dtype, task % taps / width, task % width, first,
-                     run - at < BLOCK ? run - at : BLOCK, c->in[X]->data, c->d_out[0]->data,
-                     dw->data);
+    for (int64_t i = 0; i < v->out / run * blocks * taps; i++) {
+        int64_t at = i / taps % blocks * BLOCK, first = i / taps / blocks * run + at;
+        weight_block(v, dtype, i % taps / width, i % width, first,
+                     run - at < BLOCK ? run - at : BLOCK, task->x.data, task->y.data, task->w.data);
     }
 }
 
-/* ==== Kernels ================================================================================= */
-
-static lt_status fwd(lt_call *c)
+static lt_status portable_accepts(const lt_call *c, const lt_conv_task *task)
 {
-    lt_conv v;
-    LT_TRY(describe(c, &v));
-    if (pointwise(&v))
-        return lt__op_linear.fwd(c);
-    portable_outputs(c, &v);
+    lt_dtype dtype = task->y.dtype;
+    bool yes = (dtype == LT_F32 || dtype == LT_F64) && task->x.dtype == dtype &&
+               task->w.dtype == dtype;
+    (void)c;
+    return yes ? LT_OK : LT_EUNSUPPORTED;
+}
+
+static lt_status portable_run(const lt_call *c, const lt_conv_task *task)
+{
+    (task->kind == LT_CONV        ? portable_outputs
+     : task->kind == LT_CONV_DATA ? portable_data_gradient
+                                  : portable_weight_gradient)(c, task);
     return LT_OK;
 }
+
+/* ==== Implementations ========================================================================= */
+
+static const lt_conv_impl onednn = {"oneDNN", lt__dnnl_ready, NULL, lt__dnnl_run};
+static const lt_conv_impl portable = {"portable", portable_accepts, NULL, portable_run};
+
+/* The first one that accepts a task runs it. */
+static const lt_conv_impl *const implementations[] = {
+    &lt__depthwise, &lt__winograd, &lt__conv_thin, &lt__conv_weights, &onednn, &portable};
+enum { IMPLEMENTATIONS = sizeof implementations / sizeof *implementations };
+
+lt_status lt__conv_choose(const lt_call *c, const lt_conv_task *task, const lt_conv_impl **impl)
+{
+    lt_status status = LT_EUNSUPPORTED;
+    for (int i = 0; i < IMPLEMENTATIONS && status == LT_EUNSUPPORTED; i++) {
+        *impl = implementations[i];
+        status = (*impl)->accepts(c, task);
+    }
+    return status;
+}
+
+static size_t scratch(const lt_call *c, bool backward)
+{
+    lt_conv v;
+    size_t most = 0;
+    lt_dtype dtype = (lt_dtype)(backward ? c->d_out : c->out)[0]->dtype;
+    if (describe(c, &v) != LT_OK)
+        return 0;
+    for (int i = 0; i < IMPLEMENTATIONS; i++)
+        if (implementations[i]->scratch) {
+            size_t bytes = implementations[i]->scratch(c, &v, dtype, backward);
+            most = bytes > most ? bytes : most;
+        }
+    return most;
+}
+
+/* ==== Kernels ================================================================================= */
 
 static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
 {
     return lt__operand(c->n_in > B ? of[B] : NULL, 0);
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
-static size_t scratch(const lt_call *c, bool backward)
+static lt_conv_task output_task(const lt_call *c, const lt_conv *v)
 {
-    lt_conv v;
-    bool half = (backward ? c->d_out : c->out)[0]->dtype == LT_BF16;
-    if (describe(c, &v) != LT_OK)
-        return 0;
-    size_t bytes =
-        larger(lt__depthwise_scratch(&v, backward), lt__winograd_scratch(c, &v, half, backward));
-    bytes = larger(bytes, lt__conv_thin_scratch(c, &v, backward));
-    return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
+    return (lt_conv_task){.kind = LT_CONV,
+                          .conv = v,
+                          .x = lt__operand(c->in[X], 0),
+                          .w = lt__operand(c->in[W], 0),
+                          .bias = bias_of(c, c->in),
+                          .y = lt__operand(c->out[0], 0)};
 }
 
-/* Whether one of our own kernels accepts the task. */
-static bool ours(const lt_call *c, const lt_conv_task *task)
+/* The task of the gradient of input i, which is X or W. */
+static lt_conv_task gradient_task(const lt_call *c, const lt_conv *v, int i)
 {
-    return lt__depthwise_accepts(task) || lt__winograd_accepts(task) ||
-           lt__conv_thin_accepts(task) || lt__conv_weights_accepts(c, task);
-}
-
-/* LT_OK if task_run() can run the task, else LT_EUNSUPPORTED. */
-static lt_status task_ready(const lt_call *c, const lt_conv_task *task)
-{
-    return ours(c, task) ? LT_OK : lt__dnnl_ready(c, task);
-}
-
-static lt_status task_run(const lt_call *c, const lt_conv_task *task)
-{
-    if (lt__depthwise_accepts(task))
-        lt__depthwise_run(c, task);
-    else if (lt__winograd_accepts(task))
-        lt__winograd_run(c, task);
-    else if (lt__conv_thin_accepts(task))
-        lt__conv_thin_run(c, task);
-    else if (lt__conv_weights_accepts(c, task))
-        lt__conv_weights_run(c, task);
-    else
-        return lt__dnnl_run(c, task);
-    return LT_OK;
-}
-
-static lt_status fast_fwd(lt_call *c)
-{
-    lt_conv v;
-    LT_TRY(describe(c, &v));
-    if (pointwise(&v))
-        return lt__op_linear.fast_fwd(c);
-    lt_conv_task task = {.kind = LT_CONV,
-                         .conv = &v,
-                         .x = lt__operand(c->in[X], 0),
-                         .w = lt__operand(c->in[W], 0),
-                         .bias = bias_of(c, c->in),
-                         .y = lt__operand(c->out[0], 0)};
-    return task_run(c, &task);
+    return (lt_conv_task){.kind = i == X ? LT_CONV_DATA : LT_CONV_WEIGHTS,
+                          .conv = v,
+                          .x = lt__operand((i == X ? c->d_in : c->in)[X], 0),
+                          .w = lt__operand((i == W ? c->d_in : c->in)[W], 0),
+                          .y = lt__operand(c->d_out[0], 0),
+                          .add = lt__adds(c, i)};
 }
 
 static void bias_gradient(const lt_call *c, const lt_conv *v)
@@ -400,16 +404,39 @@ static void bias_gradient(const lt_call *c, const lt_conv *v)
                      lt__operand(c->d_out[0], 0), db, lt__adds(c, B));
 }
 
+static lt_status fwd(lt_call *c)
+{
+    lt_conv v;
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return lt__op_linear.fwd(c);
+    lt_conv_task task = output_task(c, &v);
+    return portable_run(c, &task);
+}
+
+static lt_status fast_fwd(lt_call *c)
+{
+    lt_conv v;
+    const lt_conv_impl *impl;
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return lt__op_linear.fast_fwd(c);
+    lt_conv_task task = output_task(c, &v);
+    LT_TRY(lt__conv_choose(c, &task, &impl));
+    return impl->run(c, &task);
+}
+
 static lt_status bwd(lt_call *c)
 {
     lt_conv v;
     LT_TRY(describe(c, &v));
     if (pointwise(&v))
         return lt__op_linear.bwd(c);
-    if (c->d_in[X])
-        portable_data_gradient(c, &v);
-    if (c->d_in[W])
-        portable_weight_gradient(c, &v);
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i]) {
+            lt_conv_task task = gradient_task(c, &v, i);
+            LT_TRY(portable_run(c, &task));
+        }
     bias_gradient(c, &v);
     return LT_OK;
 }
@@ -418,49 +445,31 @@ static lt_status bwd(lt_call *c)
  * conv_weights.c accepts it. */
 static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
 {
-    if (!c->d_in[W] || !lt__conv_weights_accepts(c, weights))
+    if (!c->d_in[W] || lt__conv_weights.accepts(c, weights) != LT_OK)
         return lt__op_linear.fast_bwd(c);
     lt_tensor *d_in[] = {c->d_in[X], NULL, c->n_in > B ? c->d_in[B] : NULL};
     lt_call others = *c;
     others.d_in = d_in;
     LT_TRY(lt__op_linear.fast_bwd(&others));
-    lt__conv_weights_run(c, weights);
-    return LT_OK;
+    return lt__conv_weights.run(c, weights);
 }
 
-/* If no fast kernel accepts one of the two tasks, the portable kernel runs for that gradient alone.
- * A fallback of the whole call could add the other gradient twice. The portable kernels do not take
- * bf16: in this case the call returns LT_EUNSUPPORTED before it writes anything. */
+/* Chooses for both gradients before it computes the first: if one of them is LT_EUNSUPPORTED,
+ * nothing may be written, because the call is then repeated in f32. */
 static lt_status fast_bwd(lt_call *c)
 {
     lt_conv v;
+    const lt_conv_impl *impl[2];
     LT_TRY(describe(c, &v));
-    lt_operand dy = lt__operand(c->d_out[0], 0);
-    const lt_conv_task task[2] = {[X] = {.kind = LT_CONV_DATA,
-                                         .conv = &v,
-                                         .x = lt__operand(c->d_in[X], 0),
-                                         .w = lt__operand(c->in[W], 0),
-                                         .y = dy,
-                                         .add = lt__adds(c, X)},
-                                  [W] = {.kind = LT_CONV_WEIGHTS,
-                                         .conv = &v,
-                                         .x = lt__operand(c->in[X], 0),
-                                         .w = lt__operand(c->d_in[W], 0),
-                                         .y = dy,
-                                         .add = lt__adds(c, W)}};
-    lt_status ready[2];
+    const lt_conv_task task[2] = {gradient_task(c, &v, X), gradient_task(c, &v, W)};
     if (pointwise(&v))
         return pointwise_bwd(c, &task[W]);
-    for (int i = X; i <= W; i++) {
-        ready[i] = c->d_in[i] ? task_ready(c, &task[i]) : LT_OK;
-        if (ready[i] != LT_OK && (ready[i] != LT_EUNSUPPORTED || dy.dtype == LT_BF16))
-            return ready[i];
-    }
     for (int i = X; i <= W; i++)
-        if (c->d_in[i] && ready[i] == LT_OK)
-            LT_TRY(task_run(c, &task[i]));
-        else if (c->d_in[i])
-            (i == X ? portable_data_gradient : portable_weight_gradient)(c, &v);
+        if (c->d_in[i])
+            LT_TRY(lt__conv_choose(c, &task[i], &impl[i]));
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i])
+            LT_TRY(impl[i]->run(c, &task[i]));
     bias_gradient(c, &v);
     return LT_OK;
 }

@@ -13,7 +13,7 @@
  * For gradients, each thread sums a part of the rows, and the parts are summed in order. The bits
  * depend on the number of threads, as they do in oneDNN.
  */
-#include "ops/cpu/conv_thin.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/panel.h"
 
@@ -194,10 +194,12 @@ static bool pays(const lt_conv_task *task)
            (task->kind == LT_CONV && task->conv->in <= 2 && w->stride[0] * w->stride[1] == 1);
 }
 
-bool lt__conv_thin_accepts(const lt_conv_task *task)
+static lt_status thin_accepts(const lt_call *c, const lt_conv_task *task)
 {
+    (void)c;
     bool f32 = task->x.dtype == LT_F32 && task->w.dtype == LT_F32 && task->y.dtype == LT_F32;
-    return f32 && pays(task) && fits(task->conv) && has_fast_products(false);
+    bool yes = f32 && pays(task) && fits(task->conv) && has_fast_products(false);
+    return yes ? LT_OK : LT_EUNSUPPORTED;
 }
 
 /* Layout of the scratch: the packed weights (forward only), then for each thread the sums (gradient
@@ -212,8 +214,9 @@ static int64_t words_of_panel(const plan *p, bool backward)
     return backward ? 0 : p->taps * p->conv->out;
 }
 
-size_t lt__conv_thin_scratch(const lt_call *c, const lt_conv *v, bool backward)
+static size_t thin_scratch(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward)
 {
+    (void)dtype;
     if (!fits(v))
         return 0;
     plan p = plan_of(v);
@@ -222,7 +225,7 @@ size_t lt__conv_thin_scratch(const lt_call *c, const lt_conv *v, bool backward)
            sizeof(float);
 }
 
-void lt__conv_thin_run(const lt_call *c, const lt_conv_task *task)
+static lt_status thin_run(const lt_call *c, const lt_conv_task *task)
 {
     plan p = plan_of(task->conv);
     bool backward = task->kind == LT_CONV_WEIGHTS;
@@ -248,4 +251,7 @@ void lt__conv_thin_run(const lt_call *c, const lt_conv_task *task)
     }
     if (backward)
         put_gradient(task, p.taps, parts, c->threads, each);
+    return LT_OK;
 }
+
+const lt_conv_impl lt__conv_thin = {"thin", thin_accepts, thin_scratch, thin_run};

@@ -11,7 +11,7 @@
  * both into panels that stay in its cache while their products are summed, and prefetches the next
  * pixels meanwhile.
  */
-#include "ops/cpu/conv_weights.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/panel.h"
 
@@ -259,23 +259,25 @@ static bool pays(const lt_call *c, const lt_conv *v, bool half)
            (half && v->in >= 2 * LT_LANES && v->in * v->out <= 64 * 128);
 }
 
-bool lt__conv_weights_accepts(const lt_call *c, const lt_conv_task *task)
+static lt_status weights_accepts(const lt_call *c, const lt_conv_task *task)
 {
     lt_dtype dtype = task->x.dtype;
     bool half = dtype == LT_BF16;
-    return task->kind == LT_CONV_WEIGHTS && fits(task->conv) && pays(c, task->conv, half) &&
-           task->w.dtype == LT_F32 && task->y.dtype == dtype && (dtype == LT_F32 || half) &&
-           has_fast_products(half);
+    bool yes = task->kind == LT_CONV_WEIGHTS && fits(task->conv) && pays(c, task->conv, half) &&
+               task->w.dtype == LT_F32 && task->y.dtype == dtype && (dtype == LT_F32 || half) &&
+               has_fast_products(half);
+    return yes ? LT_OK : LT_EUNSUPPORTED;
 }
 
-size_t lt__conv_weights_scratch(const lt_call *c, const lt_conv *v)
+static size_t weights_scratch(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward)
 {
-    if (!fits(v) || !pays(c, v, true))
+    (void)dtype;
+    if (!backward || !fits(v) || !pays(c, v, true))
         return 0;
     return (size_t)(c->threads * layout_of(v).all) * sizeof(float);
 }
 
-void lt__conv_weights_run(const lt_call *c, const lt_conv_task *task)
+static lt_status weights_run(const lt_call *c, const lt_conv_task *task)
 {
     const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
@@ -300,4 +302,7 @@ void lt__conv_weights_run(const lt_call *c, const lt_conv_task *task)
     LT_PARALLEL_FOR(c, (double)at.dy)
     for (int64_t o = 0; o < v->out; o++)
         put_channel(task, sums, c->threads, at.all, o);
+    return LT_OK;
 }
+
+const lt_conv_impl lt__conv_weights = {"weights", weights_accepts, weights_scratch, weights_run};

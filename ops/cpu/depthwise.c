@@ -17,7 +17,7 @@
  * the parts in order. Both depend only on the sizes, so that the bits do not depend on the number
  * of threads.
  */
-#include "ops/cpu/depthwise.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/simd.h"
 
@@ -504,7 +504,8 @@ static bool fits(const lt_conv *v)
     return yes;
 }
 
-bool lt__depthwise_accepts(const lt_conv_task *task)
+/* Whether the task is supported and pays. */
+static bool is_accepted(const lt_conv_task *task)
 {
     const lt_conv *v = task->conv;
     bool weights = task->kind == LT_CONV_WEIGHTS;
@@ -519,7 +520,13 @@ bool lt__depthwise_accepts(const lt_conv_task *task)
     return dtype == LT_F32 || v->in >= block_of(true) || v->window.stride[0] == 2 || weights;
 }
 
-void lt__depthwise_run(const lt_call *c, const lt_conv_task *task)
+static lt_status depthwise_accepts(const lt_call *c, const lt_conv_task *task)
+{
+    (void)c;
+    return is_accepted(task) ? LT_OK : LT_EUNSUPPORTED;
+}
+
+static lt_status depthwise_run(const lt_call *c, const lt_conv_task *task)
 {
     const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
@@ -540,17 +547,22 @@ void lt__depthwise_run(const lt_call *c, const lt_conv_task *task)
     memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
     if (task->kind == LT_CONV_WEIGHTS) {
         sum_weights(c, task, &p, way, room);
-        return;
+        return LT_OK;
     }
     pack(task, x.half, turned, room);
     compute(c, &p, way);
+    return LT_OK;
 }
 
-size_t lt__depthwise_scratch(const lt_conv *v, bool backward)
+static size_t depthwise_scratch(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward)
 {
+    (void)c, (void)dtype;
     if (!fits(v))
         return 0;
     int64_t sums = backward ? parts_of(v) * TAPS : 0;
     int64_t vectors = 1 + (sums > PACKED ? sums : PACKED); /* for each of room_of() channels */
     return (size_t)(room_of(v->in) * vectors) * sizeof(float) + 2 * REST;
 }
+
+const lt_conv_impl lt__depthwise = {"depthwise", depthwise_accepts, depthwise_scratch,
+                                    depthwise_run};

@@ -22,7 +22,7 @@
  * Whether this is faster depends on memory. A thread processes as many tiles at a time as stay in
  * its cache until they are used, and prefetches the next ones meanwhile.
  */
-#include "ops/cpu/winograd.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/winograd_tile.h"
 
@@ -507,20 +507,23 @@ bool lt__winograd_can(const lt_conv_task *task)
  * save. In bf16 direct convolution costs half: there 50 tiles do not repay U, while 128 do, and
  * tiles that extend far beyond the image do not pay (5x5 pixels, as opposed to 7x7). But oneDNN's
  * gradients of w are slow in bf16, even with one vector of channels on both sides. */
-bool lt__winograd_accepts(const lt_conv_task *task)
+static lt_status winograd_accepts(const lt_call *c, const lt_conv_task *task)
 {
+    (void)c;
     enum { ENOUGH = 128 };
     bool half = task->y.dtype == LT_BF16, weights = task->kind == LT_CONV_WEIGHTS;
     bool wide = task->conv->in + task->conv->out > 2 * LT_LANES;
     if (!lt__winograd_can(task))
-        return false;
+        return LT_EUNSUPPORTED;
     grid g = grid_of(task->kind, task->conv, half);
     bool full = 20 * g.down * g.across < 7 * g.y.h * g.y.w;
-    return half ? g.count >= ENOUGH && (weights || (wide && full)) : wide;
+    bool pays = half ? g.count >= ENOUGH && (weights || (wide && full)) : wide;
+    return pays ? LT_OK : LT_EUNSUPPORTED;
 }
 
-size_t lt__winograd_scratch(const lt_call *c, const lt_conv *v, bool half, bool backward)
+static size_t winograd_scratch(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward)
 {
+    bool half = dtype == LT_BF16;
     if (!fits(v) || !has_fast_products(half))
         return 0;
     grid g = grid_of(LT_CONV_WEIGHTS, v, half);
@@ -532,7 +535,7 @@ size_t lt__winograd_scratch(const lt_call *c, const lt_conv *v, bool half, bool 
     return (size_t)(gradient > convolution ? gradient : convolution) * sizeof(float);
 }
 
-void lt__winograd_run(const lt_call *c, const lt_conv_task *task)
+static lt_status winograd_run(const lt_call *c, const lt_conv_task *task)
 {
     grid g = grid_of(task->kind, task->conv, task->y.dtype == LT_BF16);
     bool turned = task->kind == LT_CONV_DATA;
@@ -542,4 +545,7 @@ void lt__winograd_run(const lt_call *c, const lt_conv_task *task)
         run_kernel_gradient(c, &g, task);
     else
         run_convolution(c, &g, task);
+    return LT_OK;
 }
+
+const lt_conv_impl lt__winograd = {"winograd", winograd_accepts, winograd_scratch, winograd_run};

@@ -2,7 +2,7 @@
  * Their values are compared with the reference in test_conv2d.c. */
 #include <stdlib.h>
 
-#include "ops/cpu/conv_thin.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/panel.h"
 #include "tests/ops/cases.h"
 
@@ -26,8 +26,8 @@ static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t
 static bool takes(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    return lt__conv_thin_accepts(
-        &(lt_conv_task){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
+    lt_conv_task task = {.kind = kind, .conv = v, .x = of, .w = of, .y = of};
+    return lt__conv_thin.accepts(NULL, &task) == LT_OK;
 }
 
 static void want_fast_products(void)
@@ -71,7 +71,7 @@ TEST(others_are_not_taken)
         odd = v;
         *changed[i] += 1;
         CHECK(!takes(&odd, LT_CONV_WEIGHTS, LT_F32));
-        CHECK_EQ(lt__conv_thin_scratch(&(lt_call){.threads = 1}, &odd, true), 0);
+        CHECK_EQ(lt__conv_thin.scratch(&(lt_call){.threads = 1}, &odd, LT_F32, true), 0);
     }
     odd = v;
     odd.window.pad[0] = 7;
@@ -93,11 +93,12 @@ static lt_operand random_operand(int64_t count, uint64_t seed)
 static void run(const lt_conv_task *task, int threads, int poison)
 {
     lt_call call = {.threads = threads};
-    size_t bytes = lt__conv_thin_scratch(&call, task->conv, task->kind == LT_CONV_WEIGHTS);
+    bool backward = task->kind == LT_CONV_WEIGHTS;
+    size_t bytes = lt__conv_thin.scratch(&call, task->conv, LT_F32, backward);
     if (!(call.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
         FAIL("out of memory");
     memset(call.scratch, poison, bytes);
-    lt__conv_thin_run(&call, task);
+    CHECK_OK(lt__conv_thin.run(&call, task));
     free(call.scratch);
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "ops/cpu/conv_weights.h"
+#include "ops/cpu/conv.h"
 #include "ops/cpu/panel.h"
 #include "tests/ops/cases.h"
 
@@ -34,7 +34,7 @@ static lt_conv_task task_of(const lt_conv *v, lt_dtype dtype)
 static bool takes(const lt_conv *v, lt_dtype dtype, int threads)
 {
     lt_conv_task task = task_of(v, dtype);
-    return lt__conv_weights_accepts(&(lt_call){.threads = threads}, &task);
+    return lt__conv_weights.accepts(&(lt_call){.threads = threads}, &task) == LT_OK;
 }
 
 static void want_fast_products(void)
@@ -62,10 +62,10 @@ TEST(each_thread_wants_many_pixels)
     lt_conv v = conv_of(16, 14, 1024, 256, 1, 1), large = conv_of(16, 14, 1024, 2048, 1, 1);
     lt_call call = {.threads = 3};
     CHECK(takes(&v, LT_BF16, 3));
-    CHECK(lt__conv_weights_scratch(&call, &v) > 3 * 1024 * 256 * sizeof(float));
+    CHECK(lt__conv_weights.scratch(&call, &v, LT_BF16, true) > 3 * 1024 * 256 * sizeof(float));
     CHECK(!takes(&v, LT_BF16, 4));
     CHECK(!takes(&large, LT_BF16, 1));
-    CHECK_EQ(lt__conv_weights_scratch(&call, &large), 0);
+    CHECK_EQ(lt__conv_weights.scratch(&call, &large, LT_BF16, true), 0);
 }
 
 /* Windows that overlap: in bf16, and few channels. */
@@ -85,14 +85,15 @@ TEST(other_tasks_are_not_accepted)
     lt_conv_task half = task_of(&v, LT_BF16), forward = task_of(&v, LT_F32);
     half.w.dtype = LT_BF16;
     forward.kind = LT_CONV;
-    CHECK(!lt__conv_weights_accepts(&call, &half) && !lt__conv_weights_accepts(&call, &forward));
+    CHECK_EQ(lt__conv_weights.accepts(&call, &half), LT_EUNSUPPORTED);
+    CHECK_EQ(lt__conv_weights.accepts(&call, &forward), LT_EUNSUPPORTED);
     for (int i = 0; i < 4; i++) {
         lt_conv odd = v;
         int64_t *changed[] = {&odd.window.dilation[0], &odd.window.dilation[1], &odd.groups,
                               &odd.in};
         *changed[i] += 1;
         CHECK(!takes(&odd, LT_F32, 1));
-        CHECK_EQ(lt__conv_weights_scratch(&call, &odd), 0);
+        CHECK_EQ(lt__conv_weights.scratch(&call, &odd, LT_BF16, true), 0);
     }
 }
 
@@ -117,12 +118,13 @@ static void run(const lt_conv_task *task, int threads, int poison)
 {
     enum { PAGE = 4096 };
     lt_call call = {.threads = threads};
-    size_t bytes = lt__conv_weights_scratch(&call, task->conv), room = (bytes + PAGE - 1) & -PAGE;
+    size_t bytes = lt__conv_weights.scratch(&call, task->conv, task->x.dtype, true),
+           room = (bytes + PAGE - 1) & -PAGE;
     char *all = mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED || mprotect(all + room, PAGE, PROT_NONE) != 0)
         FAIL("out of memory");
     call.scratch = memset(all + room - bytes, poison, bytes);
-    lt__conv_weights_run(&call, task);
+    CHECK_OK(lt__conv_weights.run(&call, task));
     munmap(all, room + PAGE);
 }
 

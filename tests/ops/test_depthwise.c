@@ -3,7 +3,7 @@
  * scratch and results full of NaNs and a guard behind every result. */
 #include <stdlib.h>
 
-#include "ops/cpu/depthwise.h"
+#include "ops/cpu/conv.h"
 #include "tests/ops/cases.h"
 
 enum { SHAPES = 400, GUARD = 64 }; /* bytes */
@@ -87,15 +87,17 @@ static void define(const lt_conv_task *task, array *x, array *w, array *y)
 static void run(lt_conv_task *task, lt_operand *result, const array *truth, const void *before,
                 int threads)
 {
-    size_t bytes = bytes_of(truth), scratch = lt__depthwise_scratch(task->conv, true);
-    lt_call call = {.threads = threads, .scratch = aligned_alloc(64, (scratch + 127) / 64 * 64)};
+    lt_call call = {.threads = threads};
+    size_t bytes = bytes_of(truth);
+    size_t scratch = lt__depthwise.scratch(&call, task->conv, task->y.dtype, true);
+    call.scratch = aligned_alloc(64, (scratch + 127) / 64 * 64);
     if (!call.scratch)
         FAIL("out of memory");
     memset(call.scratch, 0xff, scratch);
     memset(result->data, 0xff, bytes + GUARD);
     if (task->add)
         memcpy(result->data, before, bytes);
-    lt__depthwise_run(&call, task);
+    CHECK_OK(lt__depthwise.run(&call, task));
     free(call.scratch);
     for (int i = 0; i < GUARD; i++)
         CHECK(((unsigned char *)result->data)[bytes + (size_t)i] == 0xff);
@@ -115,6 +117,8 @@ static void check_result(const array *truth, const char *name)
     free(got);
 }
 
+static bool takes(const lt_conv_task *task) { return lt__depthwise.accepts(NULL, task) == LT_OK; }
+
 static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w,
                        bool add, bool biased, uint64_t seed)
 {
@@ -133,7 +137,7 @@ static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype,
     if (biased)
         task.bias = bias.operand;
     bool narrow = dtype == LT_BF16 && v->in < 32 && k->stride[0] == 1 && kind != LT_CONV_WEIGHTS;
-    if (lt__depthwise_accepts(&task) == narrow)
+    if (takes(&task) == narrow)
         FAIL("%s: is %staken", name, narrow ? "" : "not ");
 
     void *before = malloc(bytes_of(result) + 1), *first = malloc(bytes_of(result) + 1);
@@ -233,19 +237,19 @@ TEST(other_tasks_are_not_accepted)
     lt_conv v = conv_of(1, 8, 8, 4, 1, 1);
     lt_operand f32 = {NULL, LT_F32}, bf16 = {NULL, LT_BF16}, f16 = {NULL, LT_F16};
     lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = f32, .w = f32, .y = f32}, other = task;
-    CHECK(lt__depthwise_accepts(&task));
-    CHECK(lt__depthwise_scratch(&v, false) > 0);
+    CHECK(takes(&task));
+    CHECK(lt__depthwise.scratch(NULL, &v, LT_F32, false) > 0);
     other.w = bf16;
-    CHECK(!lt__depthwise_accepts(&other));
+    CHECK(!takes(&other));
     other = task;
     other.x = other.w = other.y = f16;
-    CHECK(!lt__depthwise_accepts(&other));
+    CHECK(!takes(&other));
     other = (lt_conv_task){.kind = LT_CONV_DATA, .conv = &v, .x = f32, .w = bf16, .y = bf16};
-    CHECK(!lt__depthwise_accepts(&other));
+    CHECK(!takes(&other));
     other = (lt_conv_task){.kind = LT_CONV_WEIGHTS, .conv = &v, .x = bf16, .w = f32, .y = bf16};
-    CHECK(lt__depthwise_accepts(&other));
+    CHECK(takes(&other));
     other.bias = (lt_operand){&v, LT_F32};
-    CHECK(!lt__depthwise_accepts(&other));
+    CHECK(!takes(&other));
     for (int i = 0; i < 6; i++) {
         lt_conv odd = v;
         int64_t *changed[] = {&odd.window.kernel[1],
@@ -257,7 +261,7 @@ TEST(other_tasks_are_not_accepted)
         *changed[i] *= 2;
         other = task;
         other.conv = &odd;
-        CHECK(!lt__depthwise_accepts(&other));
-        CHECK_EQ(lt__depthwise_scratch(&odd, true), 0);
+        CHECK(!takes(&other));
+        CHECK_EQ(lt__depthwise.scratch(NULL, &odd, LT_F32, true), 0);
     }
 }

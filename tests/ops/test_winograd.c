@@ -1,4 +1,4 @@
-/* test_winograd.c - lt__winograd_run() against the reference, for each kind of task, over random
+/* test_winograd.c - lt__winograd.run() against the reference, for each kind of task, over random
  * shapes, whether it would be the fastest way or not: odd sizes, images of one pixel, pads from 0
  * to 2; in f32 and in bf16, written or added; one thread and three.
  *
@@ -8,7 +8,7 @@
  * The mean error may be a fifth more here, or twice as much in results of few elements, and a
  * single one eight times as much as the mean one.
  */
-#include "ops/cpu/winograd.h"
+#include "ops/cpu/conv.h"
 #include "tests/ops/cases.h"
 
 enum { X, W, B, Y, ROLES };
@@ -109,11 +109,11 @@ static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
                          .y = lt__operand(of[Y], 0),
                          .add = t->add};
     CHECK(lt__winograd_can(&task));
-    size_t bytes = lt__winograd_scratch(&c, &t->conv, t->dtype == LT_BF16, t->kind != LT_CONV);
+    size_t bytes = lt__winograd.scratch(&c, &t->conv, t->dtype, t->kind != LT_CONV);
     if (!(c.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
         FAIL("out of memory");
     memset(c.scratch, 0xff, bytes);
-    lt__winograd_run(&c, &task);
+    CHECK_OK(lt__winograd.run(&c, &task));
     free(c.scratch);
 }
 
@@ -260,7 +260,7 @@ static bool takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
     lt_conv_task task = {.kind = kind, .conv = &v, .x = of, .w = of, .y = of};
-    return lt__winograd_accepts(&task);
+    return lt__winograd.accepts(NULL, &task) == LT_OK;
 }
 
 /* As has been measured beside oneDNN. */
@@ -293,6 +293,6 @@ TEST(other_convolutions_are_not_taken)
                               &other.groups, &other.in,       &other.out};
         *changed[i] += 2;
         CHECK(!takes(LT_CONV_WEIGHTS, other, LT_F32) && !takes(LT_CONV, other, LT_BF16));
-        CHECK_EQ(lt__winograd_scratch(&c, &other, true, true), 0);
+        CHECK_EQ(lt__winograd.scratch(&c, &other, LT_BF16, true), 0);
     }
 }
