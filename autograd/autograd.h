@@ -183,7 +183,8 @@ struct lt_op {
     lt_cast_policy cast;
     uint8_t n_out; /* tensors it returns; 0 means 1, unless in_place is set */
     uint8_t n_aux; /* extra outputs, visible to backward and `after` only */
-    /* bit i: writes input i. Such an op returns nothing and is never recorded */
+    /* bit i: writes input i. Such an op returns nothing, is never recorded, and is not part of the
+     * Lua API */
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */

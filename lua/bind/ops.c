@@ -347,6 +347,29 @@ static void push_op(lua_State *L, const lt_def *def, lua_CFunction function)
     lua_pushcclosure(L, function, 2);
 }
 
+/* Ops that write their inputs, as optimizers use them, are not part of the Lua API. */
+static bool is_public(const lt_def *def) { return !def->op->in_place; }
+
+/* The public op of this name. Raises an error with a suggestion if there is none. */
+static const lt_def *public_op(lua_State *L, lt_lua *s, const char *name)
+{
+    enum { ROOM = 400 };
+    const char *names[ROOM];
+    const lt_def *def;
+    int n = 0;
+    for (int i = 0; n < ROOM && (def = lt_op_at(s->ctx, i)) != NULL; i++) {
+        if (!is_public(def))
+            continue;
+        if (strcmp(def->schema.name, name) == 0)
+            return def;
+        names[n++] = def->schema.name;
+    }
+    int near = lt_nearest(name, names, n);
+    if (near >= 0)
+        lt__refuse(L, s, "unknown op '%s' (did you mean '%s'?)", name, names[near]);
+    lt__refuse(L, s, "unknown op '%s'", name);
+}
+
 /* help(name): returns the signature and the description of an op. */
 static int help(lua_State *L)
 {
@@ -354,9 +377,7 @@ static int help(lua_State *L)
     const char *name = lua_tostring(L, 1);
     if (!name)
         lt__refuse(L, s, "help wants the name of an op, it is %s", lt__text(L, 1));
-    const lt_def *def = lt_op_find(s->ctx, name);
-    if (!def)
-        lt__raise(L, s);
+    const lt_def *def = public_op(L, s, name);
     lua_pushfstring(L, "%s\n%s", def->op->sig, def->op->doc);
     return 1;
 }
@@ -393,8 +414,8 @@ static int memory_of(lua_State *L)
 static const luaL_Reg functions[] = {
     {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of}, {NULL, NULL}};
 
-/* Adds the table ops to the core, the ops to the tensor methods, and the operators to the
- * metatable. */
+/* Adds the ops to the table ops of the core and to the tensor methods, the ops that are not public
+ * to the table in_place_ops of the core, and the operators to the metatable. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
     static const char *const operators[][2] = {{"__add", "add"}, {"__sub", "sub"},
@@ -405,12 +426,17 @@ void lt__open_ops(lua_State *L, lt_lua *s)
     lt__register(L, functions);
     lua_getfield(L, core, "tensor_methods");
     lua_newtable(L);
+    lua_newtable(L);
     for (int i = 0; (def = lt_op_at(s->ctx, i)) != NULL; i++) {
+        const char *name = def->schema.name;
         push_op(L, def, call);
-        lua_pushvalue(L, -1);
-        lua_setfield(L, -3, def->schema.name);
-        lua_setfield(L, -3, def->schema.name);
+        if (is_public(def)) {
+            lua_pushvalue(L, -1);
+            lua_setfield(L, -5, name); /* a method */
+        }
+        lua_setfield(L, is_public(def) ? -3 : -2, name);
     }
+    lua_setfield(L, core, "in_place_ops");
     lua_setfield(L, core, "ops");
     lua_getfield(L, core, "tensor_meta");
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {

@@ -132,4 +132,14 @@ T.test("help", function()
   T.fails(function() lt.help(nil) end, "help wants the name of an op, it is nil")
 end)
 
+T.test("ops that write their inputs are not part of the API", function()
+  for name in ("sgd_step momentum_step lars_step adam_step add_squares batch_norm_merge "
+               .. "batch_norm_update"):gmatch "%S+" do
+    T.equal(rawget(lt, name), nil)
+    T.equal(pcall(function() return x[name] end), false)
+    T.fails(function() lt.help(name) end, "unknown op '" .. name .. "'")
+  end
+  T.fails(function() lt.help "sgd_ste" end, "unknown op 'sgd_ste'")
+end)
+
 T.finish()
