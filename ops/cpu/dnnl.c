@@ -23,6 +23,7 @@
 #include <stdio.h>
 
 #include "ops/cpu/dnnl.h"
+#include "ops/plan_cache.h"
 #include "ops/state.h"
 
 /* Operands of a task. */
@@ -53,7 +54,7 @@ typedef struct {
 enum { OWN, PACKER_OWN, PACKED, ADDED, PARTS };
 
 typedef struct plan {
-    struct plan *next; /* next plan in its bucket */
+    lt_plan cached;
     key key;
     dnnl_primitive_t primitive;      /* NULL if oneDNN has no optimised code */
     dnnl_primitive_t packer;         /* NULL if weights are used as they are */
@@ -65,8 +66,6 @@ typedef struct plan {
     int n_args, n_packer_args;
 } plan;
 
-enum { BUCKETS = 256, MAX_PLANS = 1024 };
-
 struct lt_dnnl {
     lt_ctx *ctx;
     dnnl_engine_t engine;
@@ -74,8 +73,7 @@ struct lt_dnnl {
     dnnl_primitive_attr_t attr; /* user-provided scratchpads */
     void *workspace;
     size_t workspace_bytes;
-    int n_plans;
-    plan *bucket[BUCKETS];
+    lt_plan_cache plans;
 };
 
 char *lt__cpu_backend(char *buffer, size_t bytes)
@@ -284,7 +282,7 @@ static dnnl_status_t complete(struct lt_dnnl *d, plan *p, drafts *m)
     return dnnl_primitive_create(&p->primitive, m->primitive);
 }
 
-/* ==== The cache =============================================================================== */
+/* ==== Plans =================================================================================== */
 
 static void plan_free(struct lt_dnnl *d, plan *p)
 {
@@ -299,37 +297,20 @@ static void plan_free(struct lt_dnnl *d, plan *p)
 
 static void plans_free(struct lt_dnnl *d)
 {
-    for (int i = 0; i < BUCKETS; i++)
-        for (plan *p; (p = d->bucket[i]);) {
-            d->bucket[i] = p->next;
-            plan_free(d, p);
-        }
-    d->n_plans = 0;
-}
-
-static plan **bucket_of(struct lt_dnnl *d, const key *k)
-{
-    uint64_t words[sizeof *k / sizeof(uint64_t)], hash = 0;
-    memcpy(words, k, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-    }
-    return &d->bucket[hash % BUCKETS];
+    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+        plan_free(d, (plan *)p);
 }
 
 /* Returns the plan for k, which is made if needed, or NULL on failure. Borrowed until the next
  * call. */
 static plan *plan_for(struct lt_dnnl *d, const key *k)
 {
-    plan **bucket = bucket_of(d, k);
-    for (plan *p = *bucket; p; p = p->next)
-        if (memcmp(&p->key, k, sizeof *k) == 0)
-            return p;
-    if (d->n_plans == MAX_PLANS) /* sizes keep changing: start over instead of growing */
+    plan *p = (plan *)lt__plan_find(&d->plans, k);
+    if (p)
+        return p;
+    if (lt__plans_are_full(&d->plans))
         plans_free(d);
-    plan *p = check_room() == LT_OK ? lt__alloc_zero(d->ctx, sizeof *p) : NULL;
-    if (!p)
+    if (check_room() != LT_OK || !(p = lt__alloc_zero(d->ctx, sizeof *p)))
         return NULL;
     drafts m = {.free_w = NULL};
     p->key = *k;
@@ -340,9 +321,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
         failed(status);
         return NULL;
     }
-    p->next = *bucket;
-    *bucket = p;
-    d->n_plans++;
+    lt__plan_add(&d->plans, &p->cached, &p->key);
     return p;
 }
 
@@ -353,6 +332,7 @@ static struct lt_dnnl *state_of(lt_ctx *ctx)
     if (d || check_room() != LT_OK || !(d = lt__alloc_zero(ctx, sizeof *d)))
         return d;
     d->ctx = ctx;
+    d->plans.key_bytes = sizeof(key);
     dnnl_status_t status = dnnl_engine_create(&d->engine, dnnl_cpu, 0);
     if (status == dnnl_success)
         status = dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags);

@@ -8,16 +8,17 @@
  * refused at run time; then the next proposal runs, and is used from then on.
  */
 #include "ops/cuda/cublas.h"
+#include "ops/plan_cache.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { A = LT_CUBLAS_A, B, OUT, SIDE };
-enum { BUCKETS = 256, MAX_PLANS = 1024, MAX_MATRICES = 65535, CHOICES = 4 };
+enum { MAX_MATRICES = 65535, CHOICES = 4 };
 
 typedef struct plan {
-    struct plan *next; /* next plan in its bucket */
+    lt_plan cached;
     lt_cublas_product product;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[OUT + 1];
@@ -30,8 +31,7 @@ struct lt_cublas {
     const lt_cuda_env *env;
     lt_cublas_config config;
     cublasLtHandle_t handle;
-    int n_plans;
-    plan *bucket[BUCKETS];
+    lt_plan_cache plans;
 };
 
 /* ==== Failures ================================================================================ */
@@ -187,34 +187,17 @@ static void plan_free(lt_cublas *d, plan *p)
 
 static void plans_free(lt_cublas *d)
 {
-    for (int i = 0; i < BUCKETS; i++)
-        for (plan *p; (p = d->bucket[i]);) {
-            d->bucket[i] = p->next;
-            plan_free(d, p);
-        }
-    d->n_plans = 0;
-}
-
-static plan **bucket_of(lt_cublas *d, const lt_cublas_product *o)
-{
-    uint64_t words[sizeof *o / sizeof(uint64_t)], hash = 0;
-    memcpy(words, o, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-    }
-    return &d->bucket[hash % BUCKETS];
+    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+        plan_free(d, (plan *)p);
 }
 
 /* Sets *found to the plan of a product, which is made if needed. Borrowed until the next call. */
 static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found)
 {
-    plan **bucket = bucket_of(d, o), *p = *bucket;
-    while (p && memcmp(&p->product, o, sizeof *o) != 0)
-        p = p->next;
+    plan *p = (plan *)lt__plan_find(&d->plans, o);
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MAX_PLANS) /* sizes keep changing: start over instead of growing */
+    if (lt__plans_are_full(&d->plans))
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
         return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
@@ -224,9 +207,8 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
         plan_free(d, p);
         return failed(d, status);
     }
-    p->next = *bucket;
-    *found = *bucket = p;
-    d->n_plans++;
+    lt__plan_add(&d->plans, &p->cached, &p->product);
+    *found = p;
     return LT_OK;
 }
 
@@ -323,6 +305,7 @@ lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env
     d->t = *table;
     d->env = env;
     d->config = *config;
+    d->plans.key_bytes = sizeof(lt_cublas_product);
     if (d->config.workspace == 0)
         d->config.workspace = LT_CUBLAS_WORKSPACE;
     cublasStatus_t status = d->t.cublasLtCreate(&d->handle);

@@ -16,7 +16,6 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
-enum { MAX_PLANS = 1024 };
 
 /* ==== Failures ================================================================================ */
 
@@ -82,31 +81,8 @@ static void plan_free(lt_cudnn *d, lt_cudnn_plan *p)
 
 static void plans_free(lt_cudnn *d)
 {
-    for (int i = 0; i < LT_PLAN_BUCKETS; i++)
-        for (lt_cudnn_plan *p; (p = d->bucket[i]);) {
-            d->bucket[i] = p->next;
-            plan_free(d, p);
-        }
-    d->n_plans = 0;
-}
-
-static lt_cudnn_plan **bucket_of(lt_cudnn *d, const lt_cudnn_task *task)
-{
-    uint64_t words[sizeof *task / sizeof(uint64_t)], hash = 0;
-    memcpy(words, task, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-    }
-    return &d->bucket[hash % LT_PLAN_BUCKETS];
-}
-
-static lt_cudnn_plan *find_plan(const lt_cudnn *d, const lt_cudnn_task *task)
-{
-    lt_cudnn_plan *p = *bucket_of((lt_cudnn *)d, task);
-    while (p && memcmp(&p->task, task, sizeof *task) != 0)
-        p = p->next;
-    return p;
+    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+        plan_free(d, (lt_cudnn_plan *)p);
 }
 
 /* Whether the status means that cuDNN does not support a task. */
@@ -145,10 +121,10 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
                           lt_cudnn_plan **found)
 {
-    lt_cudnn_plan *p = find_plan(d, task);
+    lt_cudnn_plan *p = (lt_cudnn_plan *)lt__plan_find(&d->plans, task);
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MAX_PLANS) { /* sizes keep changing: start over instead of growing */
+    if (lt__plans_are_full(&d->plans)) {
         LT_TRY(d->env->device->sync(d->env->device)); /* running plans must not be freed */
         plans_free(d);
     }
@@ -160,10 +136,8 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
         plan_free(d, p);
         return status;
     }
-    lt_cudnn_plan **bucket = bucket_of(d, task);
-    p->next = *bucket;
-    *found = *bucket = p;
-    d->n_plans++;
+    lt__plan_add(&d->plans, &p->cached, &p->task);
+    *found = p;
     return LT_OK;
 }
 
@@ -188,7 +162,7 @@ lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, si
 
 const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_task *task)
 {
-    const lt_cudnn_plan *p = find_plan(d, task);
+    const lt_cudnn_plan *p = (lt_cudnn_plan *)lt__plan_find(&d->plans, task);
     return p ? p->choice : NULL;
 }
 
@@ -292,6 +266,7 @@ lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
     d->t = *table;
     d->env = env;
     d->config = *config;
+    d->plans.key_bytes = sizeof(lt_cudnn_task);
     if (d->config.workspace == 0)
         d->config.workspace = LT_CUDNN_WORKSPACE;
     begin(d);

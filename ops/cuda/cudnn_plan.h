@@ -5,11 +5,12 @@
 
 #include "ops/cuda/plan_file.h"
 #include "ops/cuda/cudnn.h"
+#include "ops/plan_cache.h"
 
 typedef cudnnBackendDescriptor_t lt_desc;
 typedef cudnnBackendAttributeName_t lt_attribute;
 
-enum { LT_MAX_MADE = 128, LT_CHOICE_BYTES = 1024, LT_PLAN_BUCKETS = 256 };
+enum { LT_MAX_MADE = 128, LT_CHOICE_BYTES = 1024 };
 
 typedef struct lt_desc_list { /* descriptors in the order of their creation */
     lt_desc at[LT_MAX_MADE];
@@ -17,7 +18,7 @@ typedef struct lt_desc_list { /* descriptors in the order of their creation */
 } lt_desc_list;
 
 typedef struct lt_cudnn_plan {
-    struct lt_cudnn_plan *next; /* next plan in its bucket */
+    lt_plan cached;
     lt_cudnn_task task;
     lt_desc_list made;   /* all descriptors of the plan, including its own */
     lt_desc graph, plan; /* both in `made`; plan is NULL if no engine takes the task */
@@ -37,8 +38,7 @@ struct lt_cudnn {
     cudnnStatus_t status; /* first failure of the current plan; later calls are skipped */
     lt_plan_file *file;   /* NULL if there is none, or before it is read */
     bool read;
-    int n_plans;
-    lt_cudnn_plan *bucket[LT_PLAN_BUCKETS];
+    lt_plan_cache plans;
 };
 
 /* ==== Descriptors (cudnn_graph.c). They do nothing once d->status has a failure =============== */
