@@ -23,7 +23,7 @@ enum { PIECE = 2048 }; /* bytes per streaming write */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
 #define SIDES(side, form) for (int side = 0; side < ((form) == PAIRS ? 2 : 1); side++)
 
 LT_INLINE float float_of(uint32_t u)
@@ -147,19 +147,16 @@ LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t 
 {
     int sides = form == PAIRS ? 2 : 1, of_side = VECTORS / sides;
     lt_vec mean[VECTORS], factor[VECTORS], shift[VECTORS];
-    UNROLL
-    for (int v = 0; v < VECTORS; v++) {
+    UNROLL(v, VECTORS) {
         mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->room + v * LT_LANES);
         factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->room + v * LT_LANES);
         shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->room + v * LT_LANES);
     }
     for (int64_t j = 0; j < n; j += of_side * LT_LANES) {
-        UNROLL
-        for (int u = 0; u < of_side; u++) {
+        UNROLL(u, of_side) {
             int64_t at = j + u * LT_LANES;
             lt_vec v[2];
-            UNROLL
-            for (int side = 0; side < sides; side++) {
+            UNROLL(side, sides) {
                 int lane = side * of_side + u;
                 v[side] = LT_NORMALISED(get_vec(p->x, i + at, form, side), mean[lane], factor[lane],
                                         shift[lane]);
@@ -285,16 +282,14 @@ LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
     float *sum = p->lanes + AT_SUM * p->room, *product = p->lanes + AT_PRODUCT * p->room;
     lt_bounds act = p->act;
     lt_vec s[VECTORS], q[VECTORS], center[VECTORS];
-    UNROLL
-    for (int v = 0; v < VECTORS; v++) {
+    UNROLL(v, VECTORS) {
         s[v] = lt__load_f32(sum + v * LT_LANES);
         q[v] = lt__load_f32(product + v * LT_LANES);
         center[v] = lt__load_f32(p->center + v * LT_LANES);
     }
     int of_side = form == PAIRS ? VECTORS / 2 : VECTORS;
     for (int64_t i = 0; i < p->n; i += of_side * LT_LANES) {
-        UNROLL
-        for (int v = 0; v < VECTORS; v++) {
+        UNROLL(v, VECTORS) {
             int side = v / of_side, lane = v * LT_LANES;
             int64_t at = i + v % of_side * LT_LANES;
             lt_vec d = get_vec(p->x, at, form, side) - center[v];
@@ -308,8 +303,7 @@ LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
             q[v] += g * d;
         }
     }
-    UNROLL
-    for (int v = 0; v < VECTORS; v++) {
+    UNROLL(v, VECTORS) {
         lt__store_f32(sum + v * LT_LANES, s[v]);
         lt__store_f32(product + v * LT_LANES, q[v]);
     }

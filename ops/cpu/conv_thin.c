@@ -95,17 +95,22 @@ LT_INLINE void put_pixels(const plan *p, const float *strip, const float *panel,
 {
     int64_t pixel = p->conv->window.stride[1] * p->conv->in;
     lt_vec sum[PIXELS][MOST];
-    UNROLL for (int i = 0; i < PIXELS; i++) UNROLL for (int j = 0; j < MOST; j++)
-        sum[i][j] = bias ? lt__load_f32(bias + j * LT_LANES) : (lt_vec){0};
+    UNROLL(i, PIXELS)
+        UNROLL(j, MOST)
+            sum[i][j] = bias ? lt__load_f32(bias + j * LT_LANES) : (lt_vec){0};
     for (int64_t k = 0; k < p->taps; k++, panel += COLUMNS) {
         const float *x = strip + p->offset[k];
         lt_vec with[MOST];
-        UNROLL for (int j = 0; j < MOST; j++) with[j] = lt__load_f32(panel + j * LT_LANES);
-        UNROLL for (int i = 0; i < PIXELS; i++) UNROLL for (int j = 0; j < MOST; j++)
-            sum[i][j] += with[j] * x[i * pixel];
+        UNROLL(j, MOST)
+            with[j] = lt__load_f32(panel + j * LT_LANES);
+        UNROLL(i, PIXELS)
+            UNROLL(j, MOST)
+                sum[i][j] += with[j] * x[i * pixel];
     }
-    UNROLL for (int i = 0; i < PIXELS; i++) if (i < n) UNROLL for (int j = 0; j < MOST; j++)
-        lt__store_f32(y + i * p->conv->out + j * LT_LANES, sum[i][j]);
+    UNROLL(i, PIXELS)
+        if (i < n)
+            UNROLL(j, MOST)
+                lt__store_f32(y + i * p->conv->out + j * LT_LANES, sum[i][j]);
 }
 
 LT_SIMD static void put_rows(const plan *p, const float *strip, const float *panel,
@@ -137,16 +142,18 @@ LT_INLINE void add_taps(const plan *p, const int64_t *offset, const float *strip
         const float *x = strip;
         for (int64_t ow = 0; ow < w->out[1]; ow++, dy += out, x += pixel) {
             lt_vec with[MOST];
-            UNROLL for (int j = 0; j < MOST; j++) with[j] = lt__load_f32(dy + j * LT_LANES);
-            UNROLL for (int i = 0; i < TAPS; i++) UNROLL for (int j = 0; j < MOST; j++)
-                sum[i][j] += with[j] * x[offset[i]];
+            UNROLL(j, MOST)
+                with[j] = lt__load_f32(dy + j * LT_LANES);
+            UNROLL(i, TAPS)
+                UNROLL(j, MOST)
+                    sum[i][j] += with[j] * x[offset[i]];
         }
     }
-    UNROLL for (int i = 0; i < TAPS; i++) UNROLL for (int j = 0; j < MOST; j++)
-    {
-        float *to = sums + i * out + j * LT_LANES;
-        lt__store_f32(to, lt__load_f32(to) + sum[i][j]);
-    }
+    UNROLL(i, TAPS)
+        UNROLL(j, MOST) {
+            float *to = sums + i * out + j * LT_LANES;
+            lt__store_f32(to, lt__load_f32(to) + sum[i][j]);
+        }
 }
 
 LT_SIMD static void add_rows(const plan *p, const float *strip, const float *dy, int64_t n,

@@ -171,11 +171,13 @@ LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, 
                         float *sums, bool add)
 {
     lt_vec sum[ROWS][MOST];
-    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
-        sum[i][j] = add ? lt__load_f32(sums + i * COLUMNS + j * LT_LANES) : (lt_vec){0};
+    UNROLL(i, ROWS)
+        UNROLL(j, vectors)
+            sum[i][j] = add ? lt__load_f32(sums + i * COLUMNS + j * LT_LANES) : (lt_vec){0};
     add_products(half, vectors, words, dy, 1, LT_LANES, x, PANEL, sum);
-    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
-        lt__store_f32(sums + i * COLUMNS + j * LT_LANES, sum[i][j]);
+    UNROLL(i, ROWS)
+        UNROLL(j, vectors)
+            lt__store_f32(sums + i * COLUMNS + j * LT_LANES, sum[i][j]);
 }
 
 /* Adds the products of the packed pixels, and prefetches about as many pixels. */

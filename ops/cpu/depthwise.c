@@ -28,7 +28,7 @@ enum { MAX_MET = 9 * SIDE }; /* pixels that a tile needs */
 enum { LINE = 64 };          /* bytes of a block */
 enum { MAX_PARTS = 64, PART_PIXELS = 64 };
 
-#define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL(i, n) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 
 /* ==== Pixels and blocks ======================================================================= */
 
@@ -211,12 +211,14 @@ LT_INLINE void prefetch(int way, walk *at)
 {
     int lines = ROWS * columns_of(way);
     int of_from = way == BY_ONE ? lines : way == BY_TWO ? 4 * lines : lines / 4;
-    UNROLL
-    for (int i = 0; i < of_from; i++, at->next_from += LINE)
+    UNROLL(i, of_from) {
         __builtin_prefetch((const void *)at->next_from, 0, 2);
-    UNROLL
-    for (int i = 0; i < lines; i++, at->next_to += LINE)
+        at->next_from += LINE;
+    }
+    UNROLL(i, lines) {
         __builtin_prefetch((const void *)at->next_to, 0, 2);
+        at->next_to += LINE;
+    }
 }
 
 /* ==== Results ================================================================================= */
@@ -236,8 +238,7 @@ LT_INLINE void put_part(const pass *p, bool half, int64_t b, void *pixel, lt_vec
     int64_t bytes = pixel_bytes(&p->to) - b * LINE, before = b > 0 ? LINE - bytes : 0;
     if (p->add) {
         copy_part(line + before, there, bytes);
-        UNROLL
-        for (int h = 0; h < vectors_of(half); h++)
+        UNROLL(h, vectors_of(half))
             sum[h] += load(half, line, 0, h);
     }
     store(half, line, 0, sum);
@@ -249,21 +250,17 @@ LT_INLINE void put_tile(const pass *p, int way, bool half, int64_t b, const void
 {
     int64_t channel = b * block_of(half);
     if (channel + block_of(half) > p->to.c) {
-        UNROLL
-        for (int i = 0; i < ROWS * columns_of(way); i++)
+        UNROLL(i, ROWS * columns_of(way))
             if (to[i])
                 put_part(p, half, b, (void *)to[i], sum[i]);
         return;
     }
-    UNROLL
-    for (int i = 0; i < ROWS * columns_of(way); i++) {
-        UNROLL
-        for (int h = 0; h < vectors_of(half); h++)
+    UNROLL(i, ROWS * columns_of(way)) {
+        UNROLL(h, vectors_of(half))
             if (p->add && to[i])
                 sum[i][h] += load(half, to[i], channel, h);
     }
-    UNROLL
-    for (int i = 0; i < ROWS * columns_of(way); i++)
+    UNROLL(i, ROWS * columns_of(way))
         if (to[i])
             store(half, (void *)to[i], channel, sum[i]);
 }
@@ -275,21 +272,15 @@ LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, i
     int64_t channel = channel_of(b, p->to.c, half);
     const float *packed = p->w + b * block_of(half) * PACKED;
     lt_vec w[PACKED], sum[TILE][2];
-    UNROLL
-    for (int h = 0; h < vectors_of(half); h++) {
-        UNROLL
-        for (int k = 0; k < PACKED; k++)
+    UNROLL(h, vectors_of(half)) {
+        UNROLL(k, PACKED)
             w[k] = lt__load_f32(packed + (h * PACKED + k) * LT_LANES);
-        UNROLL
-        for (int i = 0; i < ROWS * columns; i++)
+        UNROLL(i, ROWS * columns)
             sum[i][h] = w[START];
-        UNROLL
-        for (int r = 0; r < reach(way, ROWS); r++) {
-            UNROLL
-            for (int t = 0; t < reach(way, columns); t++) {
+        UNROLL(r, reach(way, ROWS)) {
+            UNROLL(t, reach(way, columns)) {
                 lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
-                UNROLL
-                for (int k = 0; k < TAPS; k++) {
+                UNROLL(k, TAPS) {
                     int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
                         sum[i * columns + j][h] += x * w[k];
@@ -350,30 +341,24 @@ LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at,
     int columns = columns_of(way);
     int64_t channel = channel_of(b, p->to.c, half);
     lt_vec sum[TAPS], d[TILE];
-    UNROLL
-    for (int h = 0; h < vectors_of(half); h++, sums += TAPS * LT_LANES) {
-        UNROLL
-        for (int k = 0; k < TAPS; k++)
+    UNROLL(h, vectors_of(half)) {
+        UNROLL(k, TAPS)
             sum[k] = lt__load_f32(sums + k * LT_LANES);
-        UNROLL
-        for (int i = 0; i < ROWS * columns; i++)
+        UNROLL(i, ROWS * columns)
             d[i] = load(half, at->to[i], channel, h);
-        UNROLL
-        for (int r = 0; r < reach(way, ROWS); r++) {
-            UNROLL
-            for (int t = 0; t < reach(way, columns); t++) {
+        UNROLL(r, reach(way, ROWS)) {
+            UNROLL(t, reach(way, columns)) {
                 lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
-                UNROLL
-                for (int k = 0; k < TAPS; k++) {
+                UNROLL(k, TAPS) {
                     int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
                         sum[k] += x * d[i * columns + j];
                 }
             }
         }
-        UNROLL
-        for (int k = 0; k < TAPS; k++)
+        UNROLL(k, TAPS)
             lt__store_f32(sums + k * LT_LANES, sum[k]);
+        sums += TAPS * LT_LANES;
     }
 }
 

@@ -12,7 +12,8 @@
 
 enum { ROWS = 8, MOST = 2 }; /* sums: rows, and vectors per row */
 
-#define UNROLL _Pragma("GCC unroll 16")
+/* A loop over i from 0 to n - 1, unrolled. */
+#define UNROLL(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 LT_INLINE int64_t bytes_of(bool half) { return half ? 2 : 4; }
 
@@ -44,14 +45,15 @@ LT_INLINE void add_products(bool half, int vectors, int64_t words, const float *
 {
     for (int64_t s = 0; s < words; s++, a += a_word, b += LT_LANES) {
         lt_vec with[MOST];
-        UNROLL for (int j = 0; j < vectors; j++) with[j] = lt__load_f32(b + j * b_step);
-        UNROLL for (int i = 0; i < ROWS; i++)
-        {
+        UNROLL(j, vectors)
+            with[j] = lt__load_f32(b + j * b_step);
+        UNROLL(i, ROWS) {
             uint32_t word;
             memcpy(&word, a + i * a_row, sizeof word);
             lt_vec all = (lt_vec)(word + (lt_vec_u32){0});
-            UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
-                half ? lt__dot_bf16(sum[i][j], all, with[j]) : sum[i][j] + all * with[j];
+            UNROLL(j, vectors)
+                sum[i][j] = half ? lt__dot_bf16(sum[i][j], all, with[j])
+                                 : sum[i][j] + all * with[j];
         }
     }
 }

@@ -72,9 +72,11 @@ LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, boo
                 read_input(half, s, rows, 2 * i + 2, c, columns, v);
             else
                 read_output_gradient(half, s, rows, 2 * i, c, v);
-            UNROLL for (int k = 0; k < POINTS; k++) if (tiles)
-                put_term(half, at + k * to->point, t + i, v[k / TILE][k % TILE]);
-            else put(half, at + k * to->point, 0, v[k / TILE][k % TILE]);
+            UNROLL(k, POINTS)
+                if (tiles)
+                    put_term(half, at + k * to->point, t + i, v[k / TILE][k % TILE]);
+                else
+                    put(half, at + k * to->point, 0, v[k / TILE][k % TILE]);
         }
     }
 }
@@ -104,14 +106,15 @@ LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, i
                         int64_t out_row, bool add)
 {
     lt_vec sum[ROWS][MOST];
-    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
-        sum[i][j] = (lt_vec){0};
+    UNROLL(i, ROWS)
+        UNROLL(j, vectors)
+            sum[i][j] = (lt_vec){0};
     add_products(half, vectors, words, a, a_row, a_word, b, b_vector, sum);
-    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
-    {
-        float *to = out + i * out_row + j * LT_LANES;
-        lt__store_f32(to, add ? lt__load_f32(to) + sum[i][j] : sum[i][j]);
-    }
+    UNROLL(i, ROWS)
+        UNROLL(j, vectors) {
+            float *to = out + i * out_row + j * LT_LANES;
+            lt__store_f32(to, add ? lt__load_f32(to) + sum[i][j] : sum[i][j]);
+        }
 }
 
 /* ==== y, and the gradient of x ================================================================ */
@@ -120,18 +123,17 @@ LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, i
  * first half with those of the second. */
 LT_INLINE void transpose(lt_vec rows[LT_LANES])
 {
-    UNROLL for (int round = 0; round < 4; round++)
-    {
+    UNROLL(round, 4) {
         lt_vec mixed[LT_LANES];
-        UNROLL for (int i = 0; i < LT_LANES / 2; i++)
-        {
+        UNROLL(i, LT_LANES / 2) {
             lt_vec a = rows[i], b = rows[i + LT_LANES / 2];
             mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
                                                    6, 22, 7, 23);
             mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
                                                        13, 29, 14, 30, 15, 31);
         }
-        UNROLL for (int i = 0; i < LT_LANES; i++) rows[i] = mixed[i];
+        UNROLL(i, LT_LANES)
+            rows[i] = mixed[i];
     }
 }
 
@@ -140,7 +142,7 @@ LT_INLINE void put_kernel(bool half, lt_vec g[SIDE][SIDE], float *u, int64_t poi
 {
     lt_vec v[TILE][TILE];
     transform_kernel(g, v);
-    UNROLL for (int k = 0; k < POINTS; k++)
+    UNROLL(k, POINTS)
         put_term(half, u + k * point + i / terms_of(half) * LT_LANES, i, v[k / TILE][k % TILE]);
 }
 
@@ -158,7 +160,8 @@ LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, in
         }
         for (int i = 0; i < LT_LANES; i++) {
             lt_vec g[SIDE][SIDE];
-            UNROLL for (int k = 0; k < SIDE * SIDE; k++) g[k / SIDE][k % SIDE] = taps[k][i];
+            UNROLL(k, SIDE * SIDE)
+                g[k / SIDE][k % SIDE] = taps[k][i];
             put_kernel(half, g, u + o * words, out * words + PADDING, c + i);
         }
     }
@@ -173,7 +176,7 @@ LT_INLINE void pack_turned_kernel(bool half, const void *w, int64_t out, int64_t
     for (int64_t o = first; o < first + LT_LANES; o++)
         for (int64_t c = 0; c < in; c += LT_LANES) {
             lt_vec g[SIDE][SIDE];
-            UNROLL for (int k = 0; k < SIDE * SIDE; k++)
+            UNROLL(k, SIDE * SIDE)
                 g[SIDE - 1 - k / SIDE][SIDE - 1 - k % SIDE] =
                     load(half, w, (o * SIDE * SIDE + k) * in + c);
             put_kernel(half, g, u + c * words, in * words + PADDING, o);
@@ -195,13 +198,14 @@ LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t 
                             int64_t channel, lt_vec start, bool add)
 {
     lt_vec p[TILE][TILE], y[2][2];
-    UNROLL for (int k = 0; k < POINTS; k++) p[k / TILE][k % TILE] = lt__load_f32(m + k * point);
+    UNROLL(k, POINTS)
+        p[k / TILE][k % TILE] = lt__load_f32(m + k * point);
     transform_output(p, y);
-    UNROLL for (int k = 0; k < 4; k++) if (k / 2 < s->bottom && k % 2 < s->right)
-    {
-        void *to = pixel_of(s, k / 2, k % 2);
-        put(half, to, channel, y[k / 2][k % 2] + (add ? load(half, to, channel) : start));
-    }
+    UNROLL(k, 4)
+        if (k / 2 < s->bottom && k % 2 < s->right) {
+            void *to = pixel_of(s, k / 2, k % 2);
+            put(half, to, channel, y[k / 2][k % 2] + (add ? load(half, to, channel) : start));
+        }
 }
 
 /* Writes n tiles of y, for `vectors` vectors of channels from `channel` on. */
@@ -361,8 +365,7 @@ LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int
     bool to_half = half && dw.dtype == LT_BF16;
     for (int64_t c = 0; c < in; c += LT_LANES) {
         lt_vec u[TILE][TILE], g[SIDE][SIDE];
-        UNROLL for (int k = 0; k < POINTS; k++)
-        {
+        UNROLL(k, POINTS) {
             const float *at = du + (k * out + o) * in + c;
             lt_vec sum = lt__load_f32(at);
             for (int i = 1; i < parts; i++)
@@ -370,8 +373,7 @@ LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int
             u[k / TILE][k % TILE] = sum;
         }
         transform_kernel_gradient(u, g);
-        UNROLL for (int k = 0; k < SIDE * SIDE; k++)
-        {
+        UNROLL(k, SIDE * SIDE) {
             int64_t at = (o * SIDE * SIDE + k) * in + c;
             lt_vec there = add ? load(to_half, dw.data, at) : (lt_vec){0};
             put(to_half, dw.data, at, g[k / SIDE][k % SIDE] + there);

@@ -31,13 +31,11 @@ LT_INLINE void transform_input(const lt_vec d[TILE], lt_vec v[TILE])
 LT_INLINE void transform_output(lt_vec m[TILE][TILE], lt_vec y[2][2])
 {
     lt_vec s[2][TILE];
-    UNROLL for (int j = 0; j < TILE; j++)
-    {
+    UNROLL(j, TILE) {
         s[0][j] = m[0][j] + m[1][j] + m[2][j];
         s[1][j] = m[1][j] - m[2][j] - m[3][j];
     }
-    UNROLL for (int i = 0; i < 2; i++)
-    {
+    UNROLL(i, 2) {
         y[i][0] = s[i][0] + s[i][1] + s[i][2];
         y[i][1] = s[i][1] - s[i][2] - s[i][3];
     }
@@ -47,15 +45,13 @@ LT_INLINE void transform_output(lt_vec m[TILE][TILE], lt_vec y[2][2])
 LT_INLINE void transform_output_gradient(lt_vec y[2][2], lt_vec w[TILE][TILE])
 {
     lt_vec s[TILE][2];
-    UNROLL for (int j = 0; j < 2; j++)
-    {
+    UNROLL(j, 2) {
         s[0][j] = y[0][j];
         s[1][j] = y[0][j] + y[1][j];
         s[2][j] = y[0][j] - y[1][j];
         s[3][j] = -y[1][j];
     }
-    UNROLL for (int i = 0; i < TILE; i++)
-    {
+    UNROLL(i, TILE) {
         w[i][0] = s[i][0];
         w[i][1] = s[i][0] + s[i][1];
         w[i][2] = s[i][0] - s[i][1];
@@ -67,15 +63,13 @@ LT_INLINE void transform_output_gradient(lt_vec y[2][2], lt_vec w[TILE][TILE])
 LT_INLINE void transform_kernel(lt_vec g[SIDE][SIDE], lt_vec u[TILE][TILE])
 {
     lt_vec s[TILE][SIDE];
-    UNROLL for (int j = 0; j < SIDE; j++)
-    {
+    UNROLL(j, SIDE) {
         s[0][j] = g[0][j];
         s[1][j] = 0.5f * (g[0][j] + g[1][j] + g[2][j]);
         s[2][j] = 0.5f * (g[0][j] - g[1][j] + g[2][j]);
         s[3][j] = g[2][j];
     }
-    UNROLL for (int i = 0; i < TILE; i++)
-    {
+    UNROLL(i, TILE) {
         u[i][0] = s[i][0];
         u[i][1] = 0.5f * (s[i][0] + s[i][1] + s[i][2]);
         u[i][2] = 0.5f * (s[i][0] - s[i][1] + s[i][2]);
@@ -87,14 +81,12 @@ LT_INLINE void transform_kernel(lt_vec g[SIDE][SIDE], lt_vec u[TILE][TILE])
 LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SIDE])
 {
     lt_vec s[SIDE][TILE];
-    UNROLL for (int j = 0; j < TILE; j++)
-    {
+    UNROLL(j, TILE) {
         s[0][j] = u[0][j] + 0.5f * (u[1][j] + u[2][j]);
         s[1][j] = 0.5f * (u[1][j] - u[2][j]);
         s[2][j] = 0.5f * (u[1][j] + u[2][j]) + u[3][j];
     }
-    UNROLL for (int i = 0; i < SIDE; i++)
-    {
+    UNROLL(i, SIDE) {
         g[i][0] = s[i][0] + 0.5f * (s[i][1] + s[i][2]);
         g[i][1] = 0.5f * (s[i][1] - s[i][2]);
         g[i][2] = 0.5f * (s[i][1] + s[i][2]) + s[i][3];
@@ -199,10 +191,10 @@ LT_INLINE lt_vec load_pixel(bool half, const square *s, bool rows, int i, int64_
 LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                             lt_vec columns[2][TILE])
 {
-    UNROLL for (int k = 0; k < 2; k++)
-    {
+    UNROLL(k, 2) {
         lt_vec d[TILE];
-        UNROLL for (int i = 0; i < TILE; i++) d[i] = load_pixel(half, s, rows, i, j + k, channel);
+        UNROLL(i, TILE)
+            d[i] = load_pixel(half, s, rows, i, j + k, channel);
         transform_input(d, columns[k]);
     }
 }
@@ -212,11 +204,10 @@ LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, in
 LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                           lt_vec columns[TILE][TILE], lt_vec v[TILE][TILE])
 {
-    UNROLL for (int k = 0; k < 2 * TILE; k++)
+    UNROLL(k, 2 * TILE)
         columns[k / TILE][k % TILE] = columns[k / TILE + 2][k % TILE];
     read_columns(half, s, rows, j, channel, columns + 2);
-    UNROLL for (int i = 0; i < TILE; i++)
-    {
+    UNROLL(i, TILE) {
         lt_vec row[TILE] = {columns[0][i], columns[1][i], columns[2][i], columns[3][i]};
         transform_input(row, v[i]);
     }
@@ -227,7 +218,7 @@ LT_INLINE void read_output_gradient(bool half, const square *s, bool rows, int64
                                     int64_t channel, lt_vec w[TILE][TILE])
 {
     lt_vec y[2][2];
-    UNROLL for (int k = 0; k < 4; k++)
+    UNROLL(k, 4)
         y[k / 2][k % 2] = load_pixel(half, s, rows, k / 2, j + k % 2, channel);
     transform_output_gradient(y, w);
 }
