@@ -83,8 +83,8 @@ static lt_status keep(const char *path, int pipe)
     if (file < 0)
         return lt_fail(LT_ENOMEM, "out of memory for the script '%s'", path);
     lt_status status = copy(path, pipe, file);
-    if (status == LT_OK)
-        dup2(file, pipe);
+    if (status == LT_OK && dup2(file, pipe) < 0)
+        status = lt_fail(LT_EENV, "cannot read the script '%s': %s", path, strerror(errno));
     close(file);
     return status;
 }
