@@ -13,7 +13,7 @@
 #include "core/locale.h"
 #include "core/tensor.h"
 
-#define IN_F32 "lt.autocast(\"off\", ...) around it computes it in f32"
+#define IN_F32 "compute it in f32 with lt.autocast(\"off\", ...)"
 
 /* ==== Tensors ================================================================================= */
 
@@ -65,14 +65,14 @@ typedef struct view {
     bool whole; /* no tensor of the call is missing */
 } view;
 
-/* Writes "net.4 conv2d: its x is the first that is not finite: ...". of: "", "the gradient of ". */
+/* Writes "net.4 conv2d: its x is the first non-finite tensor: ...". of: "", "the gradient of ". */
 LT_PRINTF(4, 5)
 static void describe(const view *v, const char *of, const char *what, const char *why, ...)
 {
     char *text = v->scale->anomaly;
     va_list args;
     int n = snprintf(text, LT_ANOMALY_BYTES,
-                     "%s%s%s: %sits %s is the first that is not finite: ", v->where,
+                     "%s%s%s: %sits %s is the first non-finite tensor: ", v->where,
                      v->backward ? "backward of " : "", v->call->schema->name, of, what);
     va_start(args, why);
     if (n > 0 && n < LT_ANOMALY_BYTES)
@@ -91,17 +91,19 @@ static void describe_input(const view *v, lt_tensor *x, int64_t index, const cha
     double value = value_at(x, index);
     bool f16 = x->dtype == LT_F16 && isinf(value);
     if (!lt_is_param(x))
-        describe(v, "", name, "it is %s%s to begin with; look at the data", word(value),
-                 f16 ? ", or beyond 65504, the largest number of f16," : "");
+        describe(v, "", name, "it already contains %s%s; look at the data", word(value),
+                 f16 ? " or a number beyond 65504, the f16 maximum" : "");
     else if (f16)
-        describe(v, "", name,
-                 "a parameter, which is inf or beyond 65504, the largest number of f16; "
-                 "look at the learning rate, and at what was loaded");
+        describe(
+            v, "", name,
+            "it is a parameter that contains inf or a number beyond 65504, the f16 maximum; look "
+            "at the learning rate and at the loaded weights");
     else
-        describe(v, "", name,
-                 "a parameter, which is %s before the step; look at the learning rate, and "
-                 "at what was loaded",
-                 word(value));
+        describe(
+            v, "", name,
+            "it is a parameter that contains %s before the step; look at the learning rate and at "
+            "the loaded weights",
+            word(value));
 }
 
 /* number: the value as text, or "it". */
@@ -109,15 +111,14 @@ static void describe_overflow(const view *v, const char *what, const char *numbe
 {
     int k = v->scale->scaler.k;
     if (!v->backward)
-        describe(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32,
-                 number);
+        describe(v, "", what, "%s does not fit in f16, whose maximum is 65504; " IN_F32, number);
     else
-        describe(v, "the gradient of ", what,
-                 "with the loss scale of 2^%d in it, %s does not fit f16, "
-                 "whose largest number is 65504; %s",
-                 k, number,
-                 k > LT_SCALE_LOW ? "lower the scale, or let it be adaptive"
-                                  : IN_F32 ", a smaller learning rate may keep it small");
+        describe(
+            v, "the gradient of ", what,
+            "including the loss scale of 2^%d, %s does not fit in f16, whose maximum is 65504; %s",
+            k, number,
+            k > LT_SCALE_LOW ? "lower the scale, or use an adaptive one"
+                             : IN_F32 ", or try a smaller learning rate");
 }
 
 /* Describes element `index` of x, which is out[i] or d_in[i]. All inputs of the call are finite. */
@@ -132,14 +133,13 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
     if (f16)
         describe_overflow(v, what, number);
     else if (!v->whole)
-        describe(v, "", what, "it is %s; look at the learning rate and at the data", word(value));
+        describe(v, "", what, "it contains %s; look at the learning rate and at the data",
+                 word(value));
     else
-        describe(
-            v, v->backward ? "the gradient of " : "", what,
-            "it is %s, and would be in f32 as "
-            "well, although all that it was computed from is finite; look at the learning rate, at "
-            "the data, and for a division by 0",
-            word(value));
+        describe(v, v->backward ? "the gradient of " : "", what,
+                 "it contains %s, in f32 as well, although all its inputs are finite; look at the "
+                 "learning rate, at the data, and for a division by 0",
+                 word(value));
 }
 
 /* ==== The op hook ============================================================================= */
@@ -169,10 +169,11 @@ static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
         if (d_out[i]->dtype == LT_F16 && isinf(value))
             describe_overflow(v, "output", "it");
         else
-            describe(v, "the gradient of ", "output",
-                     "it is %s, as what backward began with or as a "
-                     "sum; look at the learning rate and at the data",
-                     word(value));
+            describe(
+                v, "the gradient of ", "output",
+                "it contains %s, from the gradient that backward began with or from a sum; look at "
+                "the learning rate and at the data",
+                word(value));
         return true;
     }
     return false;

@@ -225,9 +225,10 @@ lt_status lt_precision_check_end(lt_precision_check *c)
     lt_dry_run_end(c->ctx);
     if (c->second)
         drop_the_rest(c);
-    return c->status == LT_ENOMEM ? lt_fail(LT_ENOMEM, "out of memory for a check of precision, "
-                                                       "which keeps all that a pass makes")
-                                  : c->status;
+    return c->status == LT_ENOMEM
+               ? lt_fail(LT_ENOMEM,
+                         "out of memory for a precision check, which keeps all results of a pass")
+               : c->status;
 }
 
 lt_dtype lt_precision_check_half(const lt_precision_check *c) { return c->half; }

@@ -50,7 +50,7 @@ lt_status lt_scaler_check(const lt_scaler *s)
                        : !(s->old_mean >= 0 && s->old_mean <= 1)                 ? "old_mean"
                        : !(s->old_variance >= 0 && s->old_variance <= 1)         ? "old_variance"
                                                                                  : NULL;
-    return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;
+    return what ? lt_fail(LT_EINVAL, "'%s' of a scaler is out of range", what) : LT_OK;
 }
 
 /* ==== Predicting overflows ==================================================================== */

@@ -253,9 +253,9 @@ static lt_status give_up(lt_loss_scale *s)
                 ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)
                 : lt_fail(
                       LT_ENUMERIC,
-                      "the gradients were not finite in %lld steps in a row, in the "
-                      "last with a loss scale of 2^%d, although no op has made them so; look at "
-                      "the learning rate and at the data",
+                      "the gradients were not finite in %lld steps in a row, the last with a loss "
+                      "scale of 2^%d, although no op made them non-finite; look at the learning "
+                      "rate and at the data",
                       skipped, s->step.k);
     lt__anomaly_enable(s, s->scaler.at_floor >= MAX_AT_FLOOR - 1);
     return status;

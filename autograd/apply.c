@@ -36,7 +36,7 @@ static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
             return status;
     }
     return plain ? call_kernel(c, plain, backward)
-                 : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
+                 : lt_fail(LT_EUNSUPPORTED, "no kernel supports this call");
 }
 
 /* Runs `kernel`, or if NULL the one that pick_kernel() chooses, with its scratch memory. */
@@ -162,13 +162,11 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
     c->skip = def->op->in_place ? ag->skip : NULL;
     if (!kernel)
         return lt_fail(LT_EUNSUPPORTED,
-                       "there is no kernel for %s on %s; on the CPU there is, for "
-                       "copies by x:to('cpu')",
-                       backward ? "its backward" : "it", device->name);
+                       "no %s kernel on %s; use the CPU, with copies by x:to('cpu')",
+                       backward ? "backward" : "forward", device->name);
     if (ag->allreduce && def->op->sums && def->op->sums(c, backward) > 0)
         return lt_fail(LT_EUNSUPPORTED,
-                       "sums over all ranks are not made on %s yet; use the CPU, "
-                       "or leave sync out",
+                       "sums over all ranks are not supported on %s yet; use the CPU, or omit sync",
                        device->name);
     size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
     if (bytes == LT_NO_SCRATCH)
@@ -272,7 +270,7 @@ lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_
     lt_tensor *at[4][LT_MAX_LIST] = {{NULL}};
     lt_call c = *call;
     if (op->in_place || (op->sums && c.ctx->slots.autograd->allreduce))
-        return lt_fail(LT_EUNSUPPORTED, "%s is not to be run again", call->schema->name);
+        return lt_fail(LT_EUNSUPPORTED, "%s cannot be run again", call->schema->name);
     c.in = at[IN];
     c.out = at[OUT];
     c.d_out = backward ? at[D_OUT] : NULL;
@@ -309,10 +307,11 @@ static lt_status find_device(const lt_def *def, lt_tensor *const *in, int n_in, 
         const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
         const char *there = in[i] ? in[i]->storage->device->name : NULL;
         if (in[i] && in[i]->storage->device != *device)
-            return lt_fail(LT_EINVAL,
-                           "%s is on %s, %s is on %s; bring one to the other, e.g. "
-                           "%s:to('%s')",
-                           s->in[first].name, (*device)->name, name, there, name, (*device)->name);
+            return lt_fail(
+                LT_EINVAL,
+                "%s is on %s, but %s is on %s; copy one to the device of the other, e.g. "
+                "%s:to('%s')",
+                s->in[first].name, (*device)->name, name, there, name, (*device)->name);
     }
     return LT_OK;
 }
@@ -322,14 +321,14 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
     const lt_schema *s = &def->schema;
     LT_TRY(lt__check_open(ctx, s->name));
     if (n_in > (s->variadic ? LT_MAX_LIST : s->n_in))
-        return lt_fail(LT_EINVAL, "%s: takes %d tensors, it was given %d", s->name,
+        return lt_fail(LT_EINVAL, "%s: expected at most %d tensors, got %d", s->name,
                        s->variadic ? LT_MAX_LIST : s->n_in, n_in);
     for (int i = 0; i < n_in || i < s->n_in; i++) {
         const lt_tensor *x = i < n_in ? in[i] : NULL;
         const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
         if (!x) {
             if (i < s->n_in ? !s->in[i].optional : true)
-                return lt_fail(LT_EINVAL, "%s: tensor %s must be given", s->name, name);
+                return lt_fail(LT_EINVAL, "%s: tensor %s is missing", s->name, name);
             continue;
         }
         if (x->ctx != ctx)
@@ -468,7 +467,7 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
     if (!def)
         return NULL;
     if (lt_op_outputs(def->op) != 1) {
-        lt_fail(LT_EINVAL, "%s does not give back one tensor; run it by lt_apply", op);
+        lt_fail(LT_EINVAL, "%s does not return exactly one tensor; use lt_apply", op);
         return NULL;
     }
     if (options && lt_opts_parse(&def->schema, options, opts) != LT_OK)

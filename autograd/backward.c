@@ -15,8 +15,8 @@
 #include "autograd/tape.h"
 
 #define FREED                                                                                      \
-    "this graph was freed by an earlier backward or with its step; add the losses and go "         \
-    "backward once"
+    "this graph was freed by an earlier backward or at the end of its step; add the losses and "   \
+    "call backward once"
 
 /* ==== First pass ============================================================================== */
 
@@ -178,7 +178,7 @@ static lt_status check_saved(const lt_node *node)
 {
     for (int i = 0; i < node->n_all; i++)
         if (node->saved_out[i] && node->out_version[i] != lt__version_of(node->saved_out[i]))
-            return lt_fail(LT_EINVAL, "its result was changed in place after it was made");
+            return lt_fail(LT_EINVAL, "its result was changed in place after it was computed");
     for (int i = 0; i < node->n_in; i++) {
         const lt_edge *e = &node->edge[i];
         if (!e->saved)
@@ -417,10 +417,11 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
 {
     char a[96], b[96];
     if (!grad && loss->count != 1) {
-        lt_fail(LT_EINVAL,
-                "backward: the loss wants one element, it is %s; take its mean or sum, or give a "
-                "gradient",
-                lt_describe(loss, a, sizeof a));
+        lt_fail(
+            LT_EINVAL,
+            "backward: the loss must have one element, but is %s; take its mean or sum, or pass a "
+            "gradient",
+            lt_describe(loss, a, sizeof a));
         return NULL;
     }
     if (grad && lt__check_alive(grad) != LT_OK) {
@@ -428,19 +429,19 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
         return NULL;
     }
     if (grad && grad->ctx != loss->ctx) {
-        lt_fail(LT_EINVAL, "backward: the gradient belongs to another context than the loss");
+        lt_fail(LT_EINVAL, "backward: the gradient and the loss belong to different contexts");
         return NULL;
     }
     if (grad && (!lt__same_dims(grad, loss) || grad->dtype != loss->dtype)) {
-        lt_fail(LT_EINVAL, "backward: the gradient wants to be %s, it is %s",
+        lt_fail(LT_EINVAL, "backward: the gradient must be %s, but is %s",
                 lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
         return NULL;
     }
     if (grad && grad->storage->device != loss->storage->device) {
-        lt_fail(LT_EINVAL,
-                "backward: the gradient is on %s, the loss on %s; copy it, e.g. "
-                "grad:to('%s')",
-                lt_device_of(grad), lt_device_of(loss), lt_device_of(loss));
+        lt_fail(
+            LT_EINVAL,
+            "backward: the gradient is on %s, but the loss is on %s; copy it, e.g. grad:to('%s')",
+            lt_device_of(grad), lt_device_of(loss), lt_device_of(loss));
         return NULL;
     }
     if (grad)

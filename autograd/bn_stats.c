@@ -19,7 +19,7 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     lt_bn_entry **end = &ag->bn_stats, *s;
     LT_TRY(lt__check_open(ctx, "batch norm statistics"));
     if (count < 0)
-        return lt_fail(LT_EINVAL, "batch norm statistics: count wants 0 or more, it is %lld",
+        return lt_fail(LT_EINVAL, "batch norm statistics: count must be at least 0, but is %lld",
                        (long long)count);
     if (count == 0 || ag->dry_run.on)
         return LT_OK;
@@ -27,10 +27,11 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
         if (s->running_mean != running_mean || s->running_var != running_var)
             continue;
         if (count > INT64_MAX - s->count)
-            return lt_fail(LT_EINVAL,
-                           "batch norm statistics: count wants at most %lld more, it is "
-                           "%lld",
-                           (long long)(INT64_MAX - s->count), (long long)count);
+            return lt_fail(
+                LT_EINVAL,
+                "batch norm statistics: count must be at most %lld, or the sum overflows, but is "
+                "%lld",
+                (long long)(INT64_MAX - s->count), (long long)count);
         LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
                             (double)s->count, (double)count));
         s->count += count;

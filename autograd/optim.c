@@ -46,7 +46,7 @@ static int by_place(const void *a, const void *b)
 static lt_status add_item(lt_optim *o, lt_tensor *x)
 {
     if (!lt_is_param(x) || x->ctx != o->ctx)
-        return lt_fail(LT_EINVAL, "an optimizer takes parameters of its context only");
+        return lt_fail(LT_EINVAL, "an optimizer accepts only parameters of its own context");
     LT_TRY(lt__check_alive(x));
     int a = 0;
     while (a < o->n_arenas && o->arenas[a].segment != x->leaf->segment)
@@ -79,7 +79,8 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     if (!def)
         return NULL;
     if (!def->op->in_place || def->schema.n_in < 2) {
-        lt_fail(LT_EINVAL, "%s is no update op: those write (w, g, slots...) in place", update_op);
+        lt_fail(LT_EINVAL, "%s is not an update op, which writes (w, g, slots...) in place",
+                update_op);
         return NULL;
     }
     lt_optim *o = lt__alloc_zero(ctx, sizeof *o);
@@ -171,7 +172,7 @@ lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
     if (!it)
         return LT_EINVAL;
     if (group < 0)
-        return lt_fail(LT_EINVAL, "groups count from 0, not from %d", group);
+        return lt_fail(LT_EINVAL, "the group must be at least 0, but is %d", group);
     it->group = group;
     return LT_OK;
 }
@@ -250,10 +251,11 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     for (int i = 0; i < o->n_items; i++) {
         const lt_leaf *leaf = o->items[i].x->leaf;
         if (takes_part(&o->items[i]) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
-            return lt_fail(LT_EINVAL,
-                           "%s with gradients of a loss scale that is no longer in use; "
-                           "close it after the step, or forget them by zero_grad",
-                           who);
+            return lt_fail(
+                LT_EINVAL,
+                "%s cannot use gradients of a loss scale that is no longer in use; close the scale "
+                "after the step, or discard the gradients with zero_grad",
+                who);
     }
     return LT_OK;
 }
@@ -281,9 +283,10 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     struct lt_autograd *ag = ctx->slots.autograd;
     LT_TRY(lt__check_open(ctx, who));
     if (ag->in_backward)
-        return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
+        return lt_fail(LT_EINVAL, "%s cannot run within backward: some gradients are not ready yet",
+                       who);
     if (ag->dry_run.on)
-        return lt_fail(LT_EINVAL, "%s in a dry run, which leaves no gradients", who);
+        return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
     LT_TRY(check_scaling(o, who));
     if (ag->grads_complete)
         return LT_OK;
@@ -314,7 +317,7 @@ static lt_status know_outcome(lt_ctx *ctx)
 
 lt_status lt_optim_complete(lt_optim *o, lt_step_status *step_status)
 {
-    LT_TRY(complete_grads(o, "a comparison of gradients"));
+    LT_TRY(complete_grads(o, "a gradient comparison"));
     LT_TRY(know_outcome(o->ctx));
     *step_status = o->ctx->slots.autograd->step_status;
     return LT_OK;
@@ -389,7 +392,7 @@ static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
 
 lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
 {
-    LT_TRY(complete_grads(o, "a norm of gradients"));
+    LT_TRY(complete_grads(o, "a gradient norm"));
     LT_TRY(know_outcome(o->ctx));
     note(o->ctx->slots.autograd, o, false);
     lt_tensor *squares = add_squares(o);
@@ -482,7 +485,8 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     range r = {0};
     for (int i = 0; i < o->n_items; i++)
         if (o->items[i].group >= n_groups)
-            return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
+            return lt_fail(LT_EINVAL,
+                           "a parameter is in group %d, but options were given for %d groups",
                            o->items[i].group, n_groups);
     while (next_range(o, &r)) {
         LT_TRY(update_range(o, &r, options[o->items[r.first].group], factor));
@@ -506,9 +510,12 @@ static lt_status check_backward(const lt_optim *o)
             return LT_OK;
         wanted |= o->items[i].x->leaf->collects;
     }
-    return wanted ? lt_fail(LT_EINVAL, "an optimizer step without gradients: no backward has run "
-                                       "since the step before; call loss:backward() first")
-                  : LT_OK;
+    return wanted
+               ? lt_fail(
+                     LT_EINVAL,
+                     "an optimizer step has no gradients: no backward has run since the last step; "
+                     "call loss:backward() first")
+               : LT_OK;
 }
 
 /* Updates weights and running statistics, unless the step is skipped. */
@@ -544,7 +551,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     if (o->ctx->inf.step > 0 && !o->ctx->inf.armed)
-        return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
+        return lt_fail(LT_EUSAGE, "the fault names %s, which is not a parameter of an optimizer",
                        o->ctx->inf.param);
     LT_TRY(check_backward(o));
     LT_TRY(complete_grads(o, "an optimizer step"));

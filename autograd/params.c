@@ -27,7 +27,7 @@ struct lt_params {
 lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
 {
     if (!lt_is_param(param))
-        return lt_fail(LT_EINVAL, "a tensor that is no parameter has no place in an arena");
+        return lt_fail(LT_EINVAL, "a tensor that is not a parameter has no place in an arena");
     LT_TRY(lt__check_alive(param));
     LT_TRY(lt__leaf_need_grad(param->leaf));
     const lt_segment *s = param->leaf->segment;
@@ -41,7 +41,7 @@ static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndi
                               const int64_t *dims, lt_init init)
 {
     if (!lt__is_float(dtype)) {
-        lt_fail(LT_EINVAL, "a parameter is a float tensor, not %s", lt_dtype_name(dtype));
+        lt_fail(LT_EINVAL, "a parameter must be a float tensor, but is %s", lt_dtype_name(dtype));
         return NULL;
     }
     lt_tensor *x = lt__tensor_pending(ctx, dtype, ndim, dims);
@@ -71,13 +71,14 @@ lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
 lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype)
 {
     if (!x->pending && (lt_dtype)x->dtype != dtype)
-        return lt_fail(LT_EINVAL,
-                       "a parameter's dtype is fixed once it has memory (it is %s); choose it "
-                       "before the "
-                       "first use",
-                       lt_dtype_name((lt_dtype)x->dtype));
+        return lt_fail(
+            LT_EINVAL,
+            "a parameter's dtype cannot change once it has memory (it is %s); set it before the "
+            "first use",
+            lt_dtype_name((lt_dtype)x->dtype));
     if (!lt__is_float(dtype))
-        return lt_fail(LT_EINVAL, "a parameter is a float tensor, not %s", lt_dtype_name(dtype));
+        return lt_fail(LT_EINVAL, "a parameter must be a float tensor, but is %s",
+                       lt_dtype_name(dtype));
     x->dtype = (uint8_t)dtype;
     return LT_OK;
 }
@@ -119,8 +120,7 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
     lt_leaf *leaf = x->leaf;
     if (!lt_is_param(x) || x->dtype != LT_F32 || !lt__is_half(dtype)) {
         lt_fail(LT_EINVAL,
-                "a half copy is one in f16 or bf16 of a parameter in f32, not one in %s "
-                "of %s %s",
+                "a half copy must be f16 or bf16 of an f32 parameter, but is %s of %s %s",
                 lt_dtype_name(dtype), lt_is_param(x) ? "a parameter" : "a tensor",
                 lt_describe(x, text, sizeof text));
         return NULL;
@@ -287,7 +287,7 @@ static lt_status measure_arena(const lt_params *p, lt_dtype dtype, bool buffer, 
         *any = true;
         *count += padded(p->spans[i].count, dtype);
         if (*count > INT64_MAX / 16) /* the same limit as for one tensor */
-            return lt_fail(LT_EINVAL, "the %s of %s are too many to be counted",
+            return lt_fail(LT_EINVAL, "the %s of dtype %s have too many elements",
                            buffer ? "buffers" : "parameters", lt_dtype_name(dtype));
     }
     return LT_OK;
@@ -363,7 +363,7 @@ bool lt_params_name(const lt_params *p, int i, const char **name, lt_tensor **x)
 lt_status lt_params_freeze(lt_params *p, int i, bool frozen)
 {
     if (i < 0 || i >= p->n_spans || p->spans[i].buffer)
-        return lt_fail(LT_EINVAL, "span %d is no parameter that could be frozen", i);
+        return lt_fail(LT_EINVAL, "span %d is not a parameter that can be frozen", i);
     p->spans[i].value->leaf->collects = !frozen;
     return LT_OK;
 }

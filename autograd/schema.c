@@ -193,7 +193,7 @@ lt_status lt_schema_parse(const char *signature, lt_schema *s)
         ok = read_options(&p, s);
     ok = ok && take(&p, ")") && *p == 0;
     if (!ok)
-        return lt_fail(LT_EINVAL, "signature '%s' cannot be read from '%.20s' on", signature, p);
+        return lt_fail(LT_EINVAL, "cannot parse signature '%s' at '%.20s'", signature, p);
     return LT_OK;
 }
 
@@ -240,8 +240,8 @@ int lt_schema_word(const lt_schema *s, int k, const char *word)
     }
     int near = lt_nearest(word, names, n);
     lt_fail(LT_EINVAL,
-            near >= 0 ? "%s: option '%s' wants %s, not '%s' (did you mean '%s'?)"
-                      : "%s: option '%s' wants %s, not '%s'",
+            near >= 0 ? "%s: option '%s' must be %s, but is '%s' (did you mean '%s'?)"
+                      : "%s: option '%s' must be %s, but is '%s'",
             s->name, s->opt[k].name, list, word, near >= 0 ? names[near] : NULL);
     return -1;
 }
@@ -264,7 +264,7 @@ lt_status lt_opts_complete(const lt_schema *s, lt_opt *opts)
         else if (s->opt[i].value.n > 0)
             opts[i] = s->opt[i].value;
         else
-            return lt_fail(LT_EINVAL, "%s: option '%s' must be given", s->name, s->opt[i].name);
+            return lt_fail(LT_EINVAL, "%s: option '%s' is missing", s->name, s->opt[i].name);
     }
     return LT_OK;
 }
@@ -318,8 +318,9 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
     for (skip_blanks(&p); *p; skip_blanks(&p)) {
         char name[16];
         if (!take_name(&p, name, sizeof name) || *p != '=')
-            return lt_fail(LT_EINVAL, "%s: options read like \"stride=2 pad=1\", not \"%s\"",
-                           s->name, text);
+            return lt_fail(LT_EINVAL,
+                           "%s: options must look like \"stride=2 pad=1\", but are \"%s\"", s->name,
+                           text);
         int k = lt_schema_find(s, name);
         if (k < 0)
             return LT_EINVAL;
@@ -329,7 +330,7 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
         if (opts[k].kind == LT_WORD)
             LT_TRY(read_word(s, k, p, n, &opts[k]));
         else if (!read_value(p, n, &opts[k]))
-            return lt_fail(LT_EINVAL, "%s: option '%s' wants %s, not '%.*s'", s->name, name,
+            return lt_fail(LT_EINVAL, "%s: option '%s' must be %s, but is '%.*s'", s->name, name,
                            wanted[opts[k].kind], (int)n, p);
         p += n;
     }
@@ -357,10 +358,10 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
         return LT_ENOMEM;
     LT_TRY(lt_schema_parse(op->sig, &schema));
     if (!op->doc || !op->shape || (op->in_place && !op->fwd && !op->fast_fwd))
-        return lt_fail(LT_EINVAL, "op '%s' wants a doc, a shape rule and kernels", schema.name);
+        return lt_fail(LT_EINVAL, "op '%s' must have a doc, a shape rule and kernels", schema.name);
     uint16_t *slot = slot_of(ag, schema.name);
     if (*slot)
-        return lt_fail(LT_EINVAL, "op '%s' is registered already", schema.name);
+        return lt_fail(LT_EINVAL, "op '%s' is already registered", schema.name);
     if (op->n_out + op->n_aux + (op->n_out == 0) > LT_MAX_OUT || ag->n_defs >= 400)
         return lt_fail(LT_EINVAL, "op '%s' has too many outputs, or there are too many ops",
                        schema.name);

@@ -119,7 +119,7 @@ lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag->in_backward || ag->dry_run.on)
-        return lt_fail(LT_EINVAL, "the scale of gradients does not change %s",
+        return lt_fail(LT_EINVAL, "the gradient scale cannot change %s",
                        ag->in_backward ? "within backward" : "in a dry run");
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;
@@ -240,10 +240,11 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
     if (x->dead)
         return lt__check_alive(x);
     if (x->node)
-        return lt_fail(LT_EINVAL, "requires_grad is for tensors that no op made; detach() this one "
-                                  "first");
+        return lt_fail(
+            LT_EINVAL,
+            "requires_grad cannot be set on the result of an op; detach() this one first");
     if (on && !lt__is_float((lt_dtype)x->dtype))
-        return lt_fail(LT_EINVAL, "only float tensors have gradients, this one is %s",
+        return lt_fail(LT_EINVAL, "only float tensors can have gradients, but this one is %s",
                        lt_dtype_name((lt_dtype)x->dtype));
     if (!on && !x->leaf)
         return LT_OK;
@@ -251,7 +252,7 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
     if (!leaf)
         return LT_ENOMEM;
     if (on && leaf->role == LT_BUFFER)
-        return lt_fail(LT_EINVAL, "a buffer has no gradient");
+        return lt_fail(LT_EINVAL, "a buffer cannot have a gradient");
     leaf->collects = on;
     return LT_OK;
 }
@@ -309,14 +310,14 @@ lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
 static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
 {
     if (x->node)
-        return lt_fail(LT_EINVAL, "on_grad is for parameters and leaves, not for the result of an "
-                                  "op");
+        return lt_fail(LT_EINVAL, "on_grad accepts parameters and leaves, not the result of an op");
     lt_leaf *leaf = lt__leaf_of(x);
     if (leaf && leaf->n_hooks == LT_MAX_HOOKS)
-        return lt_fail(LT_EINVAL,
-                       "on_grad: this tensor has %d hooks, which is the most; a hook "
-                       "that registers itself doubles them in every backward",
-                       LT_MAX_HOOKS);
+        return lt_fail(
+            LT_EINVAL,
+            "on_grad: this tensor already has the maximum of %d hooks; a hook that registers "
+            "itself doubles them in every backward",
+            LT_MAX_HOOKS);
     lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
     if (!own)
         return LT_ENOMEM;
@@ -538,8 +539,8 @@ lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn
     if (!ag)
         return LT_ENOMEM;
     if (ag->in_backward || ag->dry_run.on)
-        return lt_fail(LT_EINVAL, "a dry run does not begin %s",
-                       ag->in_backward ? "within backward" : "in another one");
+        return lt_fail(LT_EINVAL, "a dry run cannot begin %s",
+                       ag->in_backward ? "within backward" : "within another one");
     lt_dry_run *r = &ag->dry_run;
     r->before = ag->tape;
     r->scaling = ag->scaling;

@@ -100,7 +100,7 @@ lt_status lt_reducer_compare(lt_reducer *r)
     char *text = lt_settings_text(r->ctx);
     if (!text)
         return LT_ENOMEM;
-    lt_status status = lt_group_compare(r->group, "the last step of an optimizer", text);
+    lt_status status = lt_group_compare(r->group, "the last optimizer step", text);
     free(text);
     return status;
 }
@@ -109,8 +109,10 @@ lt_status lt__agree_name(lt_reducer *r)
 {
     LT_TRY(lt_reducer_compare(r));
     LT_TRY(compare_step(r));
-    return lt_fail(LT_EDESYNC, "the ranks disagree: their optimizers have not had the same "
-                               "settings (lr, momentum, ...) in all steps");
+    return lt_fail(
+        LT_EDESYNC,
+        "the ranks disagree: their optimizers did not have the same settings (lr, momentum, ...) "
+        "in all steps");
 }
 
 /* Appends "parameter 1 (f32 64x3x3x1): " and the first digits of the digest of its values. */
@@ -132,7 +134,7 @@ lt_status lt__agree_compare_weights(lt_reducer *r)
     lt_status status = text ? LT_OK : LT_ENOMEM;
     for (int i = 0; i < r->plan.n_items && status == LT_OK; i++)
         status = print_values(&at, r, i);
-    snprintf(what, sizeof what, "the weights at step %lld, which some ranks have written to",
+    snprintf(what, sizeof what, "the weights at step %lld, which some ranks have changed",
              (long long)lt_step(r->ctx) + 1);
     if (status == LT_OK)
         status = lt_group_compare(r->group, what, text);

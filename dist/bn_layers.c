@@ -191,8 +191,9 @@ lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const doub
     lt_bn_stats_clear(ctx);
     for (int k = 0; k < layers->n; at += count_of(&layers->list[k++])) {
         if (at[PLACES] != at[SHARDS] * position_of(&layers->list[k]))
-            return lt_fail(LT_EDESYNC, "the ranks disagree: they went through batch norms for the "
-                                       "first time in different orders");
+            return lt_fail(
+                LT_EDESYNC,
+                "the ranks disagree: they first ran their batch norms in different orders");
         if (at[COUNT] > 0)
             LT_TRY(read_layer(layers, ctx, &layers->list[k], at));
     }

@@ -133,7 +133,7 @@ lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *p)
         if (!lt_grad(it->x))
             continue;
         if (!(it->leftover = malloc(lt__bucket_item_bytes(it))))
-            return lt_fail(LT_ENOMEM, "out of memory for a gradient that waits for its optimizer");
+            return lt_fail(LT_ENOMEM, "out of memory for a leftover gradient");
         memcpy(it->leftover, lt__bucket_item_data(it), lt__bucket_item_bytes(it));
     }
     return LT_OK;

@@ -37,7 +37,7 @@ static const char *describe(const lt_coll_sig *w, char *text, size_t bytes)
         snprintf(text, bytes, "a broadcast of %s (%lld bytes from rank %d)", w->what,
                  (long long)w->count, w->root);
     else
-        snprintf(text, bytes, "a barrier, %s", w->what);
+        snprintf(text, bytes, "the barrier for %s", w->what);
     return text;
 }
 
@@ -46,6 +46,6 @@ lt_status lt__coll_sigs_fail(const lt_coll_sig *a, int rank_a, const lt_coll_sig
     char first[160], other[160];
     if (rank_a > rank_b)
         return lt__coll_sigs_fail(b, rank_b, a, rank_a);
-    return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d wants %s, rank %d %s", rank_a,
+    return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d is in %s, rank %d in %s", rank_a,
                    describe(a, first, sizeof first), rank_b, describe(b, other, sizeof other));
 }

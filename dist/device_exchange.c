@@ -60,7 +60,7 @@ static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double se
 
 static void fail_timed_out(double seconds)
 {
-    lt_fail(LT_EPEER, "the accelerators of the other ranks have not come within %g s", seconds);
+    lt_fail(LT_EPEER, "the accelerators of the other ranks did not connect within %g s", seconds);
 }
 
 /* The library's message about a broken connection does not say which rank is gone, but the group
@@ -114,8 +114,8 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
 {
     all[lt_group_rank(group)] = *mine;
     for (int exchange = 0; exchange < lt_group_size(group); exchange++)
-        LT_TRY(lt_group_broadcast(group, "what accelerators can do", &all[exchange], sizeof *all,
-                                  exchange));
+        LT_TRY(lt_group_broadcast(group, "the capabilities of accelerators", &all[exchange],
+                                  sizeof *all, exchange));
     return LT_OK;
 }
 
@@ -150,7 +150,7 @@ static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
     memset(all, 0, sizeof *all);
     if (lt_group_rank(group) == 0 && (all->status = device->comm_calls->make_id(device, all->id)))
         snprintf(all->text, sizeof all->text, "%s", lt_errmsg());
-    return lt_group_broadcast(group, "what accelerators come together by", all, sizeof *all, 0);
+    return lt_group_broadcast(group, "the communicator id", all, sizeof *all, 0);
 }
 
 /* Opens the communicator and sets mine->can to whether that worked. Waits for half the timeout of
@@ -180,7 +180,7 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     bool there = !ctx->device->is_host;
     int size = lt_group_size(group);
     double on_device = there;
-    lt_sum sum = {.what = "where gradients are summed",
+    lt_sum sum = {.what = "the choice of where to sum gradients",
                   .data = &on_device,
                   .count = 1,
                   .dtype = LT_F64,
@@ -190,10 +190,10 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     int missing = size - (int)on_device;
     *may = missing == 0 && sums != LT_SUM_BACKEND_HOST;
     if (!*may && sums == LT_SUM_BACKEND_NCCL)
-        return lt_fail(LT_EENV,
-                       "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
-                       "use --device cuda",
-                       missing, size, missing == 1 ? "is not" : "are not");
+        return lt_fail(
+            LT_EENV,
+            "--sums nccl requires every rank on an accelerator, but %d of %d %s; use --device cuda",
+            missing, size, missing == 1 ? "is not" : "are not");
     return LT_OK;
 }
 
@@ -204,7 +204,7 @@ static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *gro
     char text[600];
     capability mine = {.can = false};
     snprintf(mine.device, sizeof mine.device, "%s", device->name);
-    snprintf(mine.why, sizeof mine.why, "%s has no way to others", device->name);
+    snprintf(mine.why, sizeof mine.why, "%s cannot communicate with other devices", device->name);
     if (device->comm_calls) {
         mine.can = device->comm_calls->identify(device, mine.name) == LT_OK;
         snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());

@@ -9,8 +9,8 @@
 lt_status lt__fault_check(const lt_ctx *ctx, int size)
 {
     if (ctx->fault.kind != LT_FAULT_NONE && ctx->fault.rank >= size)
-        return lt_fail(LT_EUSAGE, "the fault is one of rank %d, there are ranks 0 to %d",
-                       ctx->fault.rank, size - 1);
+        return lt_fail(LT_EUSAGE, "the fault's rank %d is out of range 0 to %d", ctx->fault.rank,
+                       size - 1);
     return LT_OK;
 }
 

@@ -133,7 +133,7 @@ static lt_status begin_work(lt_group *g)
         return LT_OK;
     lt__queue_free(g->tasks);
     g->tasks = NULL;
-    return lt_fail(LT_ENOMEM, "the system has no thread left for communication");
+    return lt_fail(LT_ENOMEM, "cannot create a thread for communication");
 }
 
 lt_status lt_group_start(lt_group *g, lt_status (*fn)(void *ud), void *ud)
@@ -185,28 +185,27 @@ static lt_status take_turn(lt_group *g)
 static lt_status check_rank(const lt_group *g, const char *who, int rank)
 {
     if (rank < 0 || rank >= g->size)
-        return lt_fail(LT_EINVAL, "%s: there is no rank %d, they are 0 to %d", who, rank,
-                       g->size - 1);
+        return lt_fail(LT_EINVAL, "%s: rank %d is out of range 0 to %d", who, rank, g->size - 1);
     return LT_OK;
 }
 
 static lt_status check_other(const lt_group *g, const char *who, int rank)
 {
     LT_TRY(check_rank(g, who, rank));
-    return rank == g->rank ? lt_fail(LT_EINVAL, "%s: rank %d is this one", who, rank) : LT_OK;
+    return rank == g->rank ? lt_fail(LT_EINVAL, "%s: rank %d is this rank", who, rank) : LT_OK;
 }
 
 static lt_status check_sum(const lt_sum *s)
 {
     if (!lt__sum_knows(s->dtype) || s->count < 0)
-        return lt_fail(LT_EINVAL, "allreduce: there is no sum of %lld %s", (long long)s->count,
+        return lt_fail(LT_EINVAL, "allreduce: cannot sum %lld %s", (long long)s->count,
                        lt_dtype_name(s->dtype));
     bool half = s->wire == LT_F16 || s->wire == LT_BF16;
     if (s->wire != s->dtype && !(s->dtype == LT_F32 && half))
-        return lt_fail(LT_EINVAL, "allreduce: %s does not travel as %s", lt_dtype_name(s->dtype),
+        return lt_fail(LT_EINVAL, "allreduce: %s cannot travel as %s", lt_dtype_name(s->dtype),
                        lt_dtype_name(s->wire));
     if (s->dtype == LT_I64 && s->scale != 1)
-        return lt_fail(LT_EINVAL, "allreduce: integers are not scaled");
+        return lt_fail(LT_EINVAL, "allreduce: integers cannot be scaled");
     return LT_OK;
 }
 
@@ -357,16 +356,12 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
                         int n)
 {
     if (by_mpi && !g->transport->mpi_allreduce)
-        return lt_fail(LT_EENV, "ranks that are threads do not have MPI between them");
+        return lt_fail(LT_EENV, "ranks in one process do not use MPI");
     size_t bytes = ((size_t)count + 1) * sizeof(float);
     lt_external_memory memory = {0};
     bool is_shared = lt__group_alloc_shared(g, bytes, &memory);
     float *own = is_shared ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
-    lt_sum sum = {"an allreduce to be timed",
-                  is_shared ? memory.data : own,
-                  count,
-                  LT_F32,
-                  wire,
+    lt_sum sum = {"a timed allreduce", is_shared ? memory.data : own, count, LT_F32, wire,
                   1.0 / g->size};
     lt_status status = sum.data && (mpi || !by_mpi)
                            ? LT_OK

@@ -195,7 +195,7 @@ static lt_status drop_half_connections(lt_ring *ring, lt_liveness *liveness)
 {
     int64_t n = liveness->n, own = ring->index;
     int64_t *ends = calloc((size_t)(n * n), sizeof *ends);
-    lt_sum sum = {"the lines between nodes", ends, n * n, LT_I64, LT_I64, 1};
+    lt_sum sum = {"the connections between nodes", ends, n * n, LT_I64, LT_I64, 1};
     if (!ends)
         return lt_fail(LT_ENOMEM, "out of memory for %d nodes", liveness->n);
     for (int64_t i = 0; i < n; i++)
@@ -213,7 +213,8 @@ static lt_status open_all(lt_ring *ring, lt_liveness *liveness, offer *offers, i
     int own = ring->index;
     *listener = begin_to_listen(&offers[own]);
     for (int i = 0; i < liveness->n; i++)
-        LT_TRY(lt__ring_broadcast(ring, "where the nodes are", &offers[i], sizeof *offers, i));
+        LT_TRY(
+            lt__ring_broadcast(ring, "the addresses of the nodes", &offers[i], sizeof *offers, i));
     double deadline = lt__seconds() + fmin(OPEN_SECONDS, ring->timeout / 2);
     for (int i = 0; i < own; i++)
         liveness->connection[i].fd = connect_to(&offers[i], own, deadline);

@@ -150,8 +150,7 @@ lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
 {
     static const lt_group_config defaults;
     if (n < 1 || n > LT_MAX_SHARES)
-        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks in a process, not %d", LT_MAX_SHARES,
-                       n);
+        return lt_fail(LT_EUSAGE, "a process must have 1 to %d ranks, not %d", LT_MAX_SHARES, n);
     shared *s = shared_new(n);
     lt_status status = s ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
     int made = 0;

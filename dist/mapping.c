@@ -118,7 +118,7 @@ void *lt__mapping_new(lt_mappings *mappings, size_t bytes)
     if (!x) {
         if (fd >= 0)
             close(fd);
-        lt_fail(LT_ENOMEM, "there is no shared memory of %zu bytes", bytes);
+        lt_fail(LT_ENOMEM, "cannot allocate %zu bytes of shared memory", bytes);
         return NULL;
     }
     x->number = number;

@@ -65,7 +65,7 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
         LT_TRY(lt__shm_check(&c->shm));
     }
     if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
-        return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
+        return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
                        c->net.rank, what, lt__ring_last_seen(ring, rank));
     if (c->liveness &&
         lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
@@ -80,7 +80,7 @@ static void report_gone(mpi_transport *c, int node)
     int rank = c->nodes.first[node];
     bool is_before = node == (c->nodes.own + c->nodes.n - 1) % c->nodes.n;
     pthread_mutex_lock(&c->lock);
-    snprintf(text, sizeof text, "rank %d is gone%s", rank, is_before ? c->before : "");
+    snprintf(text, sizeof text, "rank %d was lost%s", rank, is_before ? c->before : "");
     pthread_mutex_unlock(&c->lock);
     lt__shm_fail(&c->shm, rank, LT_EPEER, text);
 }
@@ -245,8 +245,10 @@ static lt_status add_as_tree(void *self)
     int each = c->net.size / c->nodes.n;
     for (int rank = 0; rank < c->net.size; rank++)
         if (c->nodes.first_of[rank] != rank - rank % each)
-            return lt_fail(LT_EUSAGE, "vranks wants as many ranks on each machine, in a row, as "
-                                      "with -H one:2,other:2");
+            return lt_fail(
+                LT_EUSAGE,
+                "vranks requires the same number of consecutive ranks on each machine, as with -H "
+                "one:2,other:2");
     c->ring.tree = c->ring_side.tree = true;
     return LT_OK;
 }
@@ -258,7 +260,7 @@ static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t 
         return lt_fail(LT_EENV, "%s has no allreduce of its own", c->net.name);
     if (c->net.sum(c->net.self, from, to, count) != 0)
         return share_failure(c, &c->ring,
-                             lt_fail(LT_EPEER, "%s: its allreduce failed", c->net.name));
+                             lt_fail(LT_EPEER, "the allreduce of %s failed", c->net.name));
     return LT_OK;
 }
 
@@ -462,7 +464,7 @@ static lt_status join_ring(mpi_transport *c)
 static lt_status count_cpus(mpi_transport *c)
 {
     int64_t users[CPU_SETSIZE] = {0};
-    lt_sum sum = {"the CPUs", users, CPU_SETSIZE, LT_I64, LT_I64, 1};
+    lt_sum sum = {"the count of CPUs", users, CPU_SETSIZE, LT_I64, LT_I64, 1};
     cpu_set_t mine;
     double all = 0;
     if (sched_getaffinity(0, sizeof mine, &mine) != 0)
@@ -494,7 +496,7 @@ static lt_status begin(mpi_transport *c)
 {
     size_t size = (size_t)c->net.size;
     if (c->net.n_node > LT_MAX_SHARES)
-        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MAX_SHARES,
+        return lt_fail(LT_EUSAGE, "a node must have 1 to %d ranks, not %d", LT_MAX_SHARES,
                        c->net.n_node);
     c->ring = (lt_ring){.net = &c->net,
                         .channel = LT_NET_DATA,

@@ -54,7 +54,7 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, in
     for (int i = 0; i < n; i++)
         if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
                                       sizeof(notice), &notices->peer[i].receiving) != 0) {
-            lt_fail(LT_EPEER, "rank %d is gone", rank[i]);
+            lt_fail(LT_EPEER, "rank %d was lost", rank[i]);
             return NULL; /* not freed, because pending requests point into it */
         }
     return notices;

@@ -23,8 +23,10 @@ static lt_status find_plugin(char file[LT_PLUGIN_PATH])
 {
     if (lt__plugin_find("mpi", file))
         return LT_OK;
-    return lt_fail(LT_EENV, "luatrain has no libluatrain-mpi.so, without which ranks cannot be "
-                            "processes; build it where there is mpicc");
+    return lt_fail(
+        LT_EENV,
+        "libluatrain-mpi.so is missing, but MPI ranks require it; build luatrain where mpicc is "
+        "installed");
 }
 
 lt_status lt_mpi_check(void)
@@ -42,7 +44,8 @@ lt_status lt__net_open(lt_net *net)
     if (open_net(LT_VERSION, net, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
     if (net->size != started())
-        return lt_fail(LT_EENV, "%d processes were started, but %s sees %d; srun wants --mpi=pmix",
+        return lt_fail(LT_EENV,
+                       "%d processes were started, but %s sees %d; srun requires --mpi=pmix",
                        started(), net->name, net->size);
     return LT_OK;
 }

@@ -15,7 +15,7 @@
 #include "core/core.h"
 #include "dist/net.h"
 
-_Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
+_Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "MPI_Request fits in lt_request");
 
 typedef struct mpi {
     MPI_Comm world; /* a duplicate, which keeps our messages apart from the program's own */
@@ -141,10 +141,11 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
 {
     int is_up = 0, granted = MPI_THREAD_SINGLE;
     if (strcmp(version, LT_VERSION) != 0) {
-        snprintf(text, bytes,
-                 "the MPI plugin is of luatrain %s, this is luatrain %s; install both "
-                 "from one build",
-                 LT_VERSION, version);
+        snprintf(
+            text, bytes,
+            "the MPI plugin is from luatrain %s, but this is luatrain %s; install both from one "
+            "build",
+            LT_VERSION, version);
         return -1;
     }
     mpi *m = calloc(1, sizeof *m);
@@ -156,13 +157,13 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
     if (is_up)
         MPI_Query_thread(&granted);
     else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS)
-        return fail(text, bytes, "MPI does not start");
+        return fail(text, bytes, "MPI_Init_thread failed");
     if (granted < MPI_THREAD_SERIALIZED)
-        return fail(text, bytes,
-                    "MPI grants calls from one thread only; luatrain wants "
-                    "MPI_THREAD_SERIALIZED");
+        return fail(
+            text, bytes,
+            "MPI allows calls from one thread only, but luatrain requires MPI_THREAD_SERIALIZED");
     if (MPI_Comm_dup(MPI_COMM_WORLD, &m->world) != MPI_SUCCESS)
-        return fail(text, bytes, "MPI gives no communicator");
+        return fail(text, bytes, "MPI_Comm_dup failed");
     MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
     *net = (lt_net){.self = m,
                     .send = start_send,
@@ -173,5 +174,5 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
     MPI_Comm_rank(m->world, &net->rank);
     MPI_Comm_size(m->world, &net->size);
     name_library(net->name, sizeof net->name);
-    return find_node(m, net) ? 0 : fail(text, bytes, "MPI does not tell who shares this machine");
+    return find_node(m, net) ? 0 : fail(text, bytes, "MPI cannot list the ranks on this machine");
 }

@@ -110,25 +110,25 @@ lt_status lt__record_check(const lt_record *r)
     for (int rank = 1; rank < r->ranks; rank++) {
         const double *other = of_rank(r, rank);
         if (other[TAIL] != first[TAIL])
-            return lt_fail(LT_EDESYNC,
-                           "the ranks disagree: rank %d has %g numbers to go with each "
-                           "bucket, and rank 0 has %g; a loss scale must be in use on all ranks, "
-                           "or on none",
-                           rank, other[TAIL], first[TAIL]);
+            return lt_fail(
+                LT_EDESYNC,
+                "the ranks disagree: rank %d sends %g numbers with each bucket, but rank 0 sends "
+                "%g; a loss scale must be in use on all ranks, or on none",
+                rank, other[TAIL], first[TAIL]);
         if (other[STEPS] == first[STEPS])
             continue;
         if (other[BACKWARDS] != first[BACKWARDS])
-            return lt_fail(LT_EDESYNC,
-                           "the ranks disagree: rank %d comes with %g backwards for a "
-                           "step, and rank 0 with %g for another one; a step that has more of them "
-                           "than any before must have them on all ranks, and so must each step of "
-                           "an optimizer",
-                           rank, other[BACKWARDS], first[BACKWARDS]);
-        return lt_fail(LT_EDESYNC,
-                       "the ranks disagree: rank %d has not taken the same steps of "
-                       "optimizers, with or without clip, as rank 0; what decides about a step "
-                       "must be the same on all ranks",
-                       rank);
+            return lt_fail(
+                LT_EDESYNC,
+                "the ranks disagree: rank %d ran %g backwards for a step, but rank 0 ran %g for "
+                "another one; a step with more of them than any before must have them on all "
+                "ranks, and all ranks must take the same optimizer steps",
+                rank, other[BACKWARDS], first[BACKWARDS]);
+        return lt_fail(
+            LT_EDESYNC,
+            "the ranks disagree: rank %d did not take the same optimizer steps, with or without "
+            "clip, as rank 0; the conditions for a step must be the same on all ranks",
+            rank);
     }
     return LT_OK;
 }

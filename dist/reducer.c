@@ -55,10 +55,11 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     if (!ctx->device->is_host && config && config->vranks > 0) {
-        lt_fail(LT_EUSAGE,
-                "a deterministic run, which has vranks, is one on the CPU, and "
-                "this rank computes on %s; use --device cpu",
-                lt_device_name(ctx));
+        lt_fail(
+            LT_EUSAGE,
+            "a deterministic run (with vranks) requires the CPU, but this rank computes on %s; use "
+            "--device cpu",
+            lt_device_name(ctx));
         return NULL;
     }
     lt_reducer *r = calloc(1, sizeof *r);
@@ -120,7 +121,7 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
 {
     static const lt_bucket_filter none;
     if (filter && (filter->tail < 0 || filter->tail > LT_MAX_TAIL))
-        return lt_fail(LT_EINVAL, "a filter has up to %d numbers behind a bucket, not %d",
+        return lt_fail(LT_EINVAL, "a filter can add 0 to %d numbers to a bucket, not %d",
                        LT_MAX_TAIL, filter->tail);
     lt_status status = lt_group_wait(r->group);
     (void)status; /* likewise */
@@ -175,7 +176,7 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
     lt_tensor *here = lt__on_host(x);
     if (!here)
         return lt_errcode();
-    lt_status status = lt_group_broadcast(r->group, "a parameter", here->data,
+    lt_status status = lt_group_broadcast(r->group, "the initial weights", here->data,
                                           (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0);
     if (status == LT_OK && here != x)
         status = lt_write(x, here->data);
@@ -201,12 +202,12 @@ static lt_status compare_sums(const lt_reducer *r)
                                        [LT_SUM_BACKEND_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
     char text[96];
-    snprintf(text, sizeof text, "--wire %s\n--sums %s\nparts of a deterministic run: %d",
+    snprintf(text, sizeof text, "--wire %s\n--sums %s\n--vranks %d",
              wire == LT_F16    ? "fp16"
              : wire == LT_BF16 ? "bf16"
                                : "fp32",
              sums[r->config.sum_backend], r->config.vranks);
-    return lt_group_compare(r->group, "how gradients are summed", text);
+    return lt_group_compare(r->group, "the gradient exchange", text);
 }
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
@@ -220,8 +221,10 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
         if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
         if (gone_through > 0 && gone_through < r->shards) /* earlier records have no place for it */
-            return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
-                                      "batch, not between its parts");
+            return lt_fail(
+                LT_EUSAGE,
+                "with vranks, a parameter must be added before the first shard of a batch, not "
+                "between its shards");
         LT_TRY(add_item(r, params[i]));
     }
     return r->plan.n_items > before ? cut(r) : LT_OK;
@@ -273,7 +276,7 @@ static lt_status read_record(lt_reducer *r)
 static lt_status exchange(void *ud)
 {
     lt_reducer *r = ud;
-    lt_sum sum = {.what = "the record of the step",
+    lt_sum sum = {.what = "the step record",
                   .data = r->record.data,
                   .dtype = LT_F64,
                   .count = (int64_t)r->record.count,
@@ -415,10 +418,12 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
         LT_TRY(lt__fault_trigger(ctx, r->rank));
     }
     if (r->broken)
-        return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
+        return lt_fail(LT_EPEER, "an earlier backward failed, and so did the other ranks");
     if (r->summed && r->shards > 1 && !r->has_share)
-        return lt_fail(LT_EUSAGE, "with vranks all backwards of a part of a batch come before its "
-                                  "optimizer steps; here is one between those and the next part");
+        return lt_fail(
+            LT_EUSAGE,
+            "with vranks, all backwards of a shard must run before its optimizer steps; this one "
+            "runs between those and the next shard");
     if (r->exchanged) /* it began before the last backward: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
@@ -449,8 +454,10 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     if (!it)
         return LT_OK;
     if (!lt_grad(x))
-        return lt_fail(LT_EINVAL, "a hook has forgotten the gradient that it was called with, "
-                                  "which the other ranks count on; it may fill it with zeros");
+        return lt_fail(
+            LT_EINVAL,
+            "a hook discarded the gradient that it was called with, but the other ranks need it; "
+            "fill it with zeros instead");
     lt_planned_bucket *b = &r->plan.buckets[it->bucket];
     it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
@@ -544,10 +551,11 @@ lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
                   .scale = 1};
     double before = lt__seconds(), weight = backward && r->share > 0 ? r->share : 1;
     if (r->shards > 1)
-        return lt_fail(LT_EUSAGE,
-                       "sync wants the whole batch at once, but with vranks a rank "
-                       "goes through %d parts of it one after the other",
-                       r->shards);
+        return lt_fail(
+            LT_EUSAGE,
+            "sync requires the whole batch at once, but with vranks a rank computes %d shards of "
+            "it one after the other",
+            r->shards);
     if (r->config.no_sync)
         return LT_OK;
     if (r->share == 0)

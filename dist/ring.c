@@ -22,7 +22,7 @@ enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
 lt_status lt__ring_open(lt_ring *r)
 {
     r->slots = malloc((size_t)2 * DEPTH * CHUNK);
-    return r->slots ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for what is under way");
+    return r->slots ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for chunks in transit");
 }
 
 void lt__ring_close(lt_ring *r) { free(r->slots); }
@@ -67,7 +67,7 @@ static lt_status back_off(lt_ring *r, backoff *p, int rank, const char *what)
     r->missing = rank;
     LT_TRY(r->check(r->ud, r, rank, what));
     if (lt__deadline_is_over(&p->deadline))
-        return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, what, r->timeout,
+        return lt_fail(LT_EPEER, "rank %d did not reach %s within %g s%s", rank, what, r->timeout,
                        lt__ring_last_seen(r, rank));
     nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);
     p->ns = 2 * p->ns < LONGEST_NS ? 2 * p->ns : LONGEST_NS;
@@ -76,7 +76,7 @@ static lt_status back_off(lt_ring *r, backoff *p, int rank, const char *what)
 
 lt_status lt__ring_fail_peer(const lt_ring *r, int rank, const char *what)
 {
-    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
+    return lt_fail(LT_EPEER, "rank %d was lost while rank %d was waiting for it in %s%s", rank,
                    r->net->rank, what, lt__ring_last_seen(r, rank));
 }
 
@@ -397,8 +397,7 @@ lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
     LT_TRY(run_flow(r, &head));
     if (size != bytes)
         return lt_fail(LT_EDESYNC,
-                       "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
-                       "%zu",
+                       "the ranks disagree: rank %d sends %llu bytes, but rank %d expects %zu",
                        from, (unsigned long long)size, r->net->rank, bytes);
     return run_flow(r, &body);
 }

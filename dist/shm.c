@@ -201,7 +201,7 @@ void lt__shm_check_liveness(lt_shm *shm)
     char seen[LT_SEEN_BYTES];
     for (int who = 0; who < shm->size; who++)
         if (is_lost(shm, who) && !has_left(shm, who)) {
-            lt_fail(LT_EPEER, "rank %d is gone%s", rank_of(shm, who),
+            lt_fail(LT_EPEER, "rank %d was lost%s", rank_of(shm, who),
                     lt__shm_last_seen(shm, who, seen));
             fail_with(shm, who, LT_EPEER);
         }
@@ -299,13 +299,13 @@ static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *de
         return LT_OK;
     lt__shm_last_seen(shm, who, seen);
     if (left)
-        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
-                seen);
+        lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank, own,
+                w->what, seen);
     else if (lost)
-        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own, w->what,
-                seen);
+        lt_fail(LT_EPEER, "rank %d was lost while rank %d was waiting for it in %s%s", rank, own,
+                w->what, seen);
     else
-        lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, shm->timeout,
+        lt_fail(LT_EPEER, "rank %d did not reach %s within %g s%s", rank, w->what, shm->timeout,
                 seen);
     return fail_with(shm, who, LT_EPEER);
 }
@@ -565,7 +565,7 @@ static lt_status receive_chunk(lt_shm *shm, int from, char *data, size_t all, si
     wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
     LT_TRY(wait_for(shm, &w));
     if (b->bytes != all) {
-        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, rank %d wants %zu",
+        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, but rank %d expects %zu",
                 rank_of(shm, from), b->bytes, rank_of(shm, shm->rank), all);
         return fail_with(shm, shm->rank, LT_EDESYNC);
     }

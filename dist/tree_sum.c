@@ -11,14 +11,14 @@ lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
                 shards % n == 0;
     if (shards != 0 && !fits)
         return lt_fail(LT_EUSAGE,
-                       "vranks wants a power of two up to %d that %d rank%s can share, "
-                       "it is %d",
+                       "vranks must be a power of two up to %d that %d rank%s can share, but is %d",
                        1 << LT_TREE_SUM_LEVELS, n, n == 1 ? "" : "s", shards);
     if (shards != 0 && wire != LT_F32)
-        return lt_fail(LT_EUSAGE,
-                       "with vranks gradients travel in f32, not in %s: their bits "
-                       "would be those of the number of ranks",
-                       lt_dtype_name(wire));
+        return lt_fail(
+            LT_EUSAGE,
+            "with vranks, gradients must travel in f32, not %s, or their bits would depend on the "
+            "number of ranks",
+            lt_dtype_name(wire));
     return LT_OK;
 }
 

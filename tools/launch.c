@@ -147,8 +147,10 @@ static lt_status start(const char **command, const sigset_t *mask, const int out
     bool failed = read(ends[0], &why, sizeof why) == sizeof why;
     close(ends[0]);
     if (failed && why == ENOENT)
-        return lt_fail(LT_EENV, "launch wants mpirun, and there is none: install Open MPI (Debian: "
-                                "openmpi-bin), or stay in one process with --ranks");
+        return lt_fail(
+            LT_EENV,
+            "launch requires mpirun, which was not found: install Open MPI (Debian: openmpi-bin), "
+            "or use --ranks in one process");
     return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
 }
 
@@ -232,10 +234,9 @@ typedef struct ranks_seen { /* ranks on this machine */
 static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double now)
 {
     if (seen->last == 0 && seen->timeout != 0 && now - seen->began > seen->timeout)
-        lt_fail(LT_EPEER, "mpirun has not started a rank within %g s, and was killed",
-                seen->timeout);
+        lt_fail(LT_EPEER, "mpirun did not start a rank within %g s and was killed", seen->timeout);
     else if (seen->last != 0 && now - seen->last > LONELY_SECONDS)
-        lt_fail(LT_EPEER, "mpirun has not ended within %d s after its ranks, and was killed",
+        lt_fail(LT_EPEER, "mpirun did not end within %d s after its ranks and was killed",
                 LONELY_SECONDS);
     else
         return LT_OK;
@@ -356,13 +357,17 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
 {
     char number[16];
     if (s->processes == 0)
-        return lt_fail(LT_EUSAGE, "launch wants -n N, so many ranks: luatrain launch -n 4 "
-                                  "script.lua");
+        return lt_fail(
+            LT_EUSAGE,
+            "launch requires -n N, the number of ranks: luatrain launch -n 4 script.lua");
     if (s->ranks > 0)
-        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, launch -n for ranks that "
-                                  "are processes");
+        return lt_fail(
+            LT_EUSAGE,
+            "--ranks starts ranks in one process; to start processes, use launch -n without it");
     if (lt_mpi_is_launched())
-        return lt_fail(LT_EUSAGE, "launch starts processes, but mpirun or srun has already");
+        return lt_fail(
+            LT_EUSAGE,
+            "launch cannot run under mpirun or srun, which have already started processes");
     LT_TRY(lt_mpi_check());
     LT_TRY(leave_word(s));
     const char **command = make_command(s, program, words, number);

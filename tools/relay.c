@@ -54,7 +54,7 @@ lt_status relay_start(relay *r, int to, int *end)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
-        return lt_fail(LT_ENOMEM, "no pipe can be made: %s", strerror(errno));
+        return lt_fail(LT_ENOMEM, "cannot create a pipe: %s", strerror(errno));
     r->from = ends[0];
     r->to = to;
     atomic_init(&r->ended, false);

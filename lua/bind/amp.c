@@ -106,7 +106,7 @@ static int load(lua_State *L)
     value_##kind field = lua_to##kind##x(L, -1, &is);                                              \
     from.field = field;                                                                            \
     if (!is || (value_##kind)from.field != field)                                                  \
-        lt__refuse(L, lt__lua(L), "no scaler has such a '%s'", #field);                            \
+        lt__refuse(L, lt__lua(L), "'%s' of a scaler is out of range", #field);                     \
     lua_pop(L, 1);
     FIELDS(X)
 #undef X

@@ -241,7 +241,7 @@ static int least_rows(lua_State *L)
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    if (others(L, "the last step of an optimizer"))
+    if (others(L, "the last optimizer step"))
         lt__check(L, s, lt_reducer_compare(s->reducer));
     return 0;
 }

@@ -148,86 +148,97 @@ static lt_tensor *twice(net *n)
 
 TEST(a_loss_that_is_not_finite_tells_of_the_op)
 {
-    refused(begin(16, 80, 1, 256), linear,
-            "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
-            "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 (the "
-            "loss is inf at step 1)");
-    refused(begin(16, 80, 1, 256), relu_of_linear,
-            "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
-            "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 (the "
-            "loss is inf at step 1)");
+    refused(
+        begin(16, 80, 1, 256), linear,
+        "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
+        "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (the loss is inf at "
+        "step 1)");
+    refused(
+        begin(16, 80, 1, 256), relu_of_linear,
+        "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
+        "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (the loss is inf at "
+        "step 1)");
 }
 
 TEST(a_loss_that_is_not_finite_tells_of_what_was_given)
 {
-    refused(begin(16, NAN, 1, 1), relu_of_linear,
-            "linear: its w is the first that is not finite: a parameter, which is nan before the "
-            "step; look at the learning rate, and at what was loaded (the loss is nan at step 1)");
-    refused(begin(16, 1e5, 1, 1), relu_of_linear,
-            "linear: its w is the first that is not finite: a parameter, which is inf or beyond "
-            "65504, the largest number of f16; look at the learning rate, and at what was loaded "
-            "(the loss is inf at step 1)");
-    refused(begin(16, 1, 1, NAN), relu_of_linear,
-            "linear: its x is the first that is not finite: it is nan to begin with; look at the "
-            "data (the loss is nan at step 1)");
-    refused(begin(16, 1, 1, 1e5), relu_of_linear,
-            "linear: its x is the first that is not finite: it is inf, or beyond 65504, the "
-            "largest number of f16, to begin with; look at the data (the loss is inf at step 1)");
+    refused(
+        begin(16, NAN, 1, 1), relu_of_linear,
+        "linear: its w is the first non-finite tensor: it is a parameter that contains nan before "
+        "the step; look at the learning rate and at the loaded weights (the loss is nan at step "
+        "1)");
+    refused(
+        begin(16, 1e5, 1, 1), relu_of_linear,
+        "linear: its w is the first non-finite tensor: it is a parameter that contains inf or a "
+        "number beyond 65504, the f16 maximum; look at the learning rate and at the loaded weights "
+        "(the loss is inf at step 1)");
+    refused(
+        begin(16, 1, 1, NAN), relu_of_linear,
+        "linear: its x is the first non-finite tensor: it already contains nan; look at the data "
+        "(the loss is nan at step 1)");
+    refused(
+        begin(16, 1, 1, 1e5), relu_of_linear,
+        "linear: its x is the first non-finite tensor: it already contains inf or a number beyond "
+        "65504, the f16 maximum; look at the data (the loss is inf at step 1)");
 }
 
 TEST(a_loss_that_f32_has_not_either)
 {
-    refused(begin(16, 0, -1, 1), power,
-            "pow: its output is the first that is not finite: it is inf, and would be in f32 as "
-            "well, although all that it was computed from is finite; look at the learning rate, at "
-            "the data, and for a division by 0 (the loss is inf at step 1)");
+    refused(
+        begin(16, 0, -1, 1), power,
+        "pow: its output is the first non-finite tensor: it contains inf, in f32 as well, although "
+        "all its inputs are finite; look at the learning rate, at the data, and for a division by "
+        "0 (the loss is inf at step 1)");
 }
 
 TEST(forwards_though_the_loss_is_finite)
 {
-    tenth_fails(begin(16, 80, -1, 256), power,
-                "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
-                "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 "
-                "(");
+    tenth_fails(
+        begin(16, 80, -1, 256), power,
+        "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
+        "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (");
 }
 
 /* ==== Backwards =============================================================================== */
 
 TEST(backwards_under_a_scale_that_is_too_large)
 {
-    tenth_fails(begin(16, 1, 1, 1), times_1,
-                "backward of cast: the gradient of its x is the first that is not finite: with the "
-                "loss scale of 2^16 in it, 65536 does not fit f16, whose largest number is 65504; "
-                "lower the scale, or let it be adaptive (");
-    tenth_fails(begin(8, 0.125, 1, 0.125), times_512,
-                "backward of mul: the gradient of its x is the first that is not finite: with the "
-                "loss scale of 2^8 in it, 131072 does not fit f16, whose largest number is 65504; "
-                "lower the scale, or let it be adaptive (");
+    tenth_fails(
+        begin(16, 1, 1, 1), times_1,
+        "backward of cast: the gradient of its x is the first non-finite tensor: including the "
+        "loss scale of 2^16, 65536 does not fit in f16, whose maximum is 65504; lower the scale, "
+        "or use an adaptive one (");
+    tenth_fails(
+        begin(8, 0.125, 1, 0.125), times_512,
+        "backward of mul: the gradient of its x is the first non-finite tensor: including the loss "
+        "scale of 2^8, 131072 does not fit in f16, whose maximum is 65504; lower the scale, or use "
+        "an adaptive one (");
 }
 
 TEST(backwards_under_the_lowest_scale)
 {
-    tenth_fails(begin(LT_SCALE_LOW, 0x1p-10, 1, 0x1p-10), times_32768,
-                "backward of mul: the gradient of its x is the first that is not finite: with the "
-                "loss scale of 2^-14 in it, 65536 does not fit f16, whose largest number is 65504; "
-                "lt.autocast(\"off\", ...) around it computes it in f32, a smaller learning rate "
-                "may keep it small (");
+    tenth_fails(
+        begin(LT_SCALE_LOW, 0x1p-10, 1, 0x1p-10), times_32768,
+        "backward of mul: the gradient of its x is the first non-finite tensor: including the loss "
+        "scale of 2^-14, 65536 does not fit in f16, whose maximum is 65504; compute it in f32 with "
+        "lt.autocast(\"off\", ...), or try a smaller learning rate (");
 }
 
 TEST(backwards_in_a_sum)
 {
-    tenth_fails(begin(15, 1, 1, 1), twice,
-                "backward of linear: the gradient of its output is the first that is not finite: "
-                "with the loss scale of 2^15 in it, it does not fit f16, whose largest number is "
-                "65504; lower the scale, or let it be adaptive (");
+    tenth_fails(
+        begin(15, 1, 1, 1), twice,
+        "backward of linear: the gradient of its output is the first non-finite tensor: including "
+        "the loss scale of 2^15, it does not fit in f16, whose maximum is 65504; lower the scale, "
+        "or use an adaptive one (");
 }
 
 TEST(backwards_as_in_f32)
 {
     static const char message[] =
-        "backward of sqrt: the gradient of its x is the first that is not finite: it is inf, and "
-        "would be in f32 as well, although all that it was computed from is finite; look at the "
-        "learning rate, at the data, and for a division by 0 (";
+        "backward of sqrt: the gradient of its x is the first non-finite tensor: it contains inf, "
+        "in f32 as well, although all its inputs are finite; look at the learning rate, at the "
+        "data, and for a division by 0 (";
     tenth_fails(begin(4, 0, 1, 1), root, message);
     tenth_fails(begin(4, 0, 1, 1), wide_root, message);
 }
@@ -238,10 +249,11 @@ TEST(what_backward_begins_with)
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 0, NULL, INFINITY);
     for (int i = 1; i < 10; i++)
         CHECK_OK(step_from(&n, linear, seed));
-    CHECK_FAILS(step_from(&n, linear, seed), LT_ENUMERIC,
-                "backward of sum: the gradient of its output is the first that is not finite: it "
-                "is inf, as what backward began with or as a sum; look at the learning rate and at "
-                "the data (10 steps in a row were skipped)");
+    CHECK_FAILS(
+        step_from(&n, linear, seed), LT_ENUMERIC,
+        "backward of sum: the gradient of its output is the first non-finite tensor: it contains "
+        "inf, from the gradient that backward began with or from a sum; look at the learning rate "
+        "and at the data (10 steps in a row were skipped)");
     lt_release(seed);
     end(&n);
 }
@@ -262,10 +274,10 @@ TEST(no_op_at_all)
         status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
     }
     CHECK_EQ(status, LT_ENUMERIC);
-    CHECK_STR(lt_errmsg(),
-              "the gradients were not finite in 10 steps in a row, in the last with a "
-              "loss scale of 2^4, although no op has made them so; look at the learning rate and "
-              "at the data");
+    CHECK_STR(
+        lt_errmsg(),
+        "the gradients were not finite in 10 steps in a row, the last with a loss scale of 2^4, "
+        "although no op made them non-finite; look at the learning rate and at the data");
     lt_release(seed);
     end(&n);
 }

@@ -256,18 +256,18 @@ TEST(states_that_cannot_be)
     lt_scaler s = fine;
     CHECK_OK(lt_scaler_check(&s));
     s.interval = 2001;
-    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'interval'");
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "'interval' of a scaler is out of range");
     s = lt_scaler_init(LT_SCALE_DYNAMIC, 16, INT32_MAX);
     CHECK_OK(lt_scaler_check(&s));
     s = fine;
     s.steps = INT64_MAX;
-    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'steps'");
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "'steps' of a scaler is out of range");
     s = fine;
     s.mean = -1e308;
-    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'mean'");
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "'mean' of a scaler is out of range");
     s = fine;
     s.variance = 1e308;
-    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'variance'");
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "'variance' of a scaler is out of range");
     s = fine;
     s.mean = LT_NO_EXPONENT; /* the ends */
     s.variance = 1e9;

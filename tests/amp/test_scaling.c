@@ -417,8 +417,9 @@ TEST(a_leaf_without_an_optimizer_does_not_count)
 
 TEST(a_scale_checks_its_own_gradients)
 {
-    static const char message[] = "an optimizer step with gradients of a loss scale that is no "
-                                  "longer in use; close it after the step, or forget them";
+    static const char message[] =
+        "an optimizer step cannot use gradients of a loss scale that is no longer in use; close "
+        "the scale after the step, or discard the gradients";
     net n = make(16, NULL);
     lt_opt opts[LT_MAX_OPT];
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 0, 0);
@@ -533,7 +534,7 @@ static lt_status refuse(void *ud, lt_tensor *x, lt_tensor *grad)
     (void)grad;
     if (!*on)
         return LT_OK;
-    CHECK_FAILS(lt_use_loss_scale(x->ctx, NULL), LT_EINVAL, "does not change within backward");
+    CHECK_FAILS(lt_use_loss_scale(x->ctx, NULL), LT_EINVAL, "cannot change within backward");
     return lt_fail(LT_EINVAL, "enough");
 }
 
@@ -560,7 +561,7 @@ TEST(a_fault_wants_its_parameter)
     lt_opt opts[LT_MAX_OPT];
     CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EUSAGE,
-                "the fault is one of w3, which is no parameter of an optimizer");
+                "the fault names w3, which is not a parameter of an optimizer");
     lt_grad_fault(n.w1, 1); /* of another rank */
     CHECK_OK(backward(&n, 1));
     CHECK_EQ(step(&n, n.optim), LT_APPLIED);

@@ -267,7 +267,7 @@ TEST(a_dry_run_has_a_scaling_of_its_own)
     lt_set_op_hook(n.ctx, look, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, &own, NULL, NULL));
     CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
-                "the scale of gradients does not change in a dry run");
+                "the gradient scale cannot change in a dry run");
     go(&n);
     lt_dry_run_end(n.ctx);
     CHECK_EQ(n.hooked, 0);
@@ -291,15 +291,17 @@ TEST(what_a_dry_run_refuses)
     lt_tensor *before = forward(&n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     CHECK_FAILS(lt_dry_run_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
-                "a dry run does not begin in another one");
+                "a dry run cannot begin within another one");
     CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
-                "an optimizer step in a dry run, which leaves no gradients");
-    CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL, "a norm of gradients in a dry");
+                "an optimizer step cannot run in a dry run, which leaves no gradients");
+    CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL,
+                "a gradient norm cannot run in a dry");
     CHECK_FAILS(lt_backward(before, NULL), LT_EINVAL, "was computed before the dry run");
     lt_tensor *late = forward(&n);
     lt_dry_run_end(n.ctx);
     lt_dry_run_end(n.ctx);
-    CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL, "freed by an earlier backward or with its");
+    CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL,
+                "freed by an earlier backward or at the end of its");
     CHECK_OK(lt_backward(before, NULL));
     lt_release(before);
     lt_release(late);

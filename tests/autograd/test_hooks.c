@@ -69,8 +69,10 @@ TEST(hooks_that_double_in_every_backward_end_in_an_error)
     for (; status == LT_OK && backwards < 64; backwards++)
         status = square_back(x);
     CHECK_EQ(status, LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "on_grad: this tensor has 1000 hooks, which is the most; a hook that "
-                           "registers itself doubles them in every backward");
+    CHECK_STR(
+        lt_errmsg(),
+        "on_grad: this tensor already has the maximum of 1000 hooks; a hook that registers itself "
+        "doubles them in every backward");
     CHECK_EQ(backwards, 10);
     lt_release(x);
     finish(ctx);
@@ -91,7 +93,7 @@ TEST(a_hook_that_is_refused_is_freed)
     freed = 0;
     for (int i = 0; i < 1000; i++)
         CHECK_OK(lt_on_grad(x, count, &p, count_freed));
-    CHECK_FAILS(lt_on_grad(x, count, &p, count_freed), LT_EINVAL, "has 1000 hooks");
+    CHECK_FAILS(lt_on_grad(x, count, &p, count_freed), LT_EINVAL, "the maximum of 1000 hooks");
     CHECK_EQ(freed, 1);
     CHECK_OK(square_back(x));
     CHECK_EQ(p.calls, 1000);
@@ -289,8 +291,8 @@ TEST(backward_within_a_hook_is_refused_and_the_outer_one_goes_on)
         lt_status (*call)(lt_tensor *x);
         const char *message;
     } wrong[] = {{go_back, "backward: called from a hook of a running backward"},
-                 {begin_dry_run, "a dry run does not begin within backward"},
-                 {rescale, "the scale of gradients does not change within backward"}};
+                 {begin_dry_run, "a dry run cannot begin within backward"},
+                 {rescale, "the gradient scale cannot change within backward"}};
     lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         lt_tensor *x = leaf(ctx, 2, 3);

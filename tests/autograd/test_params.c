@@ -82,7 +82,7 @@ TEST(one_arena_in_order_of_addition)
     CHECK(lt_data(a) == where);
     CHECK(lt_params_find(p, "late")->segment != sa->segment);
     CHECK_FAILS(lt_param_set_dtype(late, LT_F64), LT_EINVAL,
-                "fixed once it has memory (it is f32)");
+                "cannot change once it has memory (it is f32)");
     lt_params_free(p);
     CHECK_NEAR(at(late, 4), 7, 0);
     lt_release(a);
@@ -192,14 +192,16 @@ TEST(a_step_updates_what_has_a_gradient)
     CHECK_OK(step(o, 0.1));
     CHECK_NEAR(at(x[0], 0), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 0), 0.8 - 0.1 * (0.9 * 2 + 1), 1e-15);
-    CHECK_FAILS(lt_optim_set_group(o, x[1], -3), LT_EINVAL, "groups count from 0, not from -3");
+    CHECK_FAILS(lt_optim_set_group(o, x[1], -3), LT_EINVAL,
+                "the group must be at least 0, but is -3");
     double before = at(x[1], 0);
     CHECK_OK(lt_optim_set_group(o, x[3], 1));
     give_grad(x[1], 1);
-    CHECK_FAILS(step(o, 0.1), LT_EINVAL, "a parameter is in group 1, options came for 1 groups");
+    CHECK_FAILS(step(o, 0.1), LT_EINVAL,
+                "a parameter is in group 1, but options were given for 1 groups");
     CHECK_NEAR(at(x[1], 0), before, 0);
     CHECK(!lt_optim_new(ctx, "add", x, 4));
-    CHECK_MSG("add is no update op");
+    CHECK_MSG("add is not an update op");
     CHECK(!lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3));
     CHECK_MSG("the same parameter twice");
     lt_optim_free(o);
@@ -276,7 +278,7 @@ TEST(no_norm_while_gradients_come)
     CHECK_OK(lt_on_grad(a, norm_in_hook, o, NULL));
     lt_tensor *loss = lt_run(ctx, "sum", NULL, a, NULL);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
-                "a norm of gradients within backward: some gradients are still to come");
+                "a gradient norm cannot run within backward: some gradients are not ready yet");
     lt_release(loss);
     lt_release(a);
     lt_optim_free(o);
@@ -453,12 +455,12 @@ TEST(half_copies_are_of_placed_parameters_in_f32)
     CHECK(!lt_half(pending, LT_BF16));
     CHECK_MSG("this parameter has no memory yet");
     CHECK(!lt_half(wide, LT_BF16));
-    CHECK_MSG("a half copy is one in f16 or bf16 of a parameter in f32, not one in bf16 of a "
-              "parameter 3 f64");
+    CHECK_MSG(
+        "a half copy must be f16 or bf16 of an f32 parameter, but is bf16 of a parameter 3 f64");
     CHECK(!lt_half(plain, LT_F16));
-    CHECK_MSG("not one in f16 of a tensor 3 f32");
+    CHECK_MSG("but is f16 of a tensor 3 f32");
     CHECK(!lt_half(q.a, LT_F64));
-    CHECK_MSG("not one in f64 of a parameter 5 f32");
+    CHECK_MSG("but is f64 of a parameter 5 f32");
     lt_release(pending);
     lt_release(wide);
     lt_release(plain);
@@ -576,7 +578,7 @@ TEST(parameters_that_are_too_many_to_be_counted)
             CHECK_FAILS(lt_params_place(params), LT_ENOMEM, "more than any machine has");
         if (i == 15 || i == 39)
             CHECK_FAILS(lt_params_place(params), LT_EINVAL,
-                        "the parameters of f32 are too many to be counted");
+                        "the parameters of dtype f32 have too many elements");
     }
     lt_params_free(params);
     lt_ctx_free(ctx);

@@ -54,7 +54,7 @@ TEST(malformed_signatures)
                                       "f(x; a=1.5.2)",
                                       "f(averyveryverylongname)"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_FAILS(lt_schema_parse(bad[i], &s), LT_EINVAL, "cannot be read from");
+        CHECK_FAILS(lt_schema_parse(bad[i], &s), LT_EINVAL, "cannot parse signature");
 }
 
 TEST(options)
@@ -72,20 +72,21 @@ TEST(options)
     CHECK_EQ(o[4].i[0], 1);
     CHECK_EQ(o[5].i[0], LT_BF16);
     CHECK_EQ(o[6].n, 0);
-    CHECK_FAILS(lt_opts_parse(&s, "", o), LT_EINVAL, "pool: option 'kernel' must be given");
+    CHECK_FAILS(lt_opts_parse(&s, "", o), LT_EINVAL, "pool: option 'kernel' is missing");
     CHECK_FAILS(lt_opts_parse(&s, "kernel=2 strides=1", o), LT_EINVAL,
                 "unknown option 'strides' (did you mean 'stride'?)");
     CHECK_FAILS(lt_opts_parse(&s, "kernel=2 volume=1", o), LT_EINVAL,
                 "it has kernel, stride, pad, eps, train, dtype, axis");
     CHECK_FAILS(lt_opts_parse(&s, "kernel=a", o), LT_EINVAL,
-                "option 'kernel' wants integers such as 2 or 2,1, not 'a'");
-    CHECK_FAILS(lt_opts_parse(&s, "kernel=2, train=true", o), LT_EINVAL, "wants integers");
-    CHECK_FAILS(lt_opts_parse(&s, "kernel=1,2,3,4,5,6,7,8,9", o), LT_EINVAL, "wants integers");
+                "option 'kernel' must be integers such as 2 or 2,1, but is 'a'");
+    CHECK_FAILS(lt_opts_parse(&s, "kernel=2, train=true", o), LT_EINVAL, "must be integers");
+    CHECK_FAILS(lt_opts_parse(&s, "kernel=1,2,3,4,5,6,7,8,9", o), LT_EINVAL, "must be integers");
     CHECK_FAILS(lt_opts_parse(&s, "kernel=2 train=yes", o), LT_EINVAL,
-                "wants true or false, not 'yes'");
-    CHECK_FAILS(lt_opts_parse(&s, "kernel=2 eps=x", o), LT_EINVAL, "wants a number");
-    CHECK_FAILS(lt_opts_parse(&s, "kernel=2 dtype=f99", o), LT_EINVAL, "wants a dtype such as f32");
-    CHECK_FAILS(lt_opts_parse(&s, "kernel", o), LT_EINVAL, "options read like");
+                "must be true or false, but is 'yes'");
+    CHECK_FAILS(lt_opts_parse(&s, "kernel=2 eps=x", o), LT_EINVAL, "must be a number");
+    CHECK_FAILS(lt_opts_parse(&s, "kernel=2 dtype=f99", o), LT_EINVAL,
+                "must be a dtype such as f32");
+    CHECK_FAILS(lt_opts_parse(&s, "kernel", o), LT_EINVAL, "options must look like");
 }
 
 TEST(words)
@@ -100,10 +101,11 @@ TEST(words)
     CHECK_EQ(o[0].n, 1);
     CHECK_EQ(o[1].i[0], 0);
     CHECK_EQ(lt_schema_word(&s, 0, "relu"), 1);
-    CHECK_FAILS(lt_opts_parse(&s, "act=rellu", o), LT_EINVAL,
-                "norm: option 'act' wants none, relu or relu6, not 'rellu' (did you mean 'relu'?)");
+    CHECK_FAILS(
+        lt_opts_parse(&s, "act=rellu", o), LT_EINVAL,
+        "norm: option 'act' must be none, relu or relu6, but is 'rellu' (did you mean 'relu'?)");
     CHECK_FAILS(lt_opts_parse(&s, "mode=sideways", o), LT_EINVAL,
-                "norm: option 'mode' wants up or down, not 'sideways'");
-    CHECK_FAILS(lt_opts_parse(&s, "act=", o), LT_EINVAL, "wants none, relu or relu6, not ''");
-    CHECK_FAILS(lt_opts_parse(&s, "act=none|relu", o), LT_EINVAL, "not 'none|relu'");
+                "norm: option 'mode' must be up or down, but is 'sideways'");
+    CHECK_FAILS(lt_opts_parse(&s, "act=", o), LT_EINVAL, "must be none, relu or relu6, but is ''");
+    CHECK_FAILS(lt_opts_parse(&s, "act=none|relu", o), LT_EINVAL, "but is 'none|relu'");
 }

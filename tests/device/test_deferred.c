@@ -142,7 +142,7 @@ TEST(steps_that_always_overflow)
 {
     check_loop("policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
                "return true end})",
-               NULL, "is the first that is not finite");
+               NULL, "is the first non-finite tensor");
 }
 
 /* ==== A loss that is not finite =============================================================== */

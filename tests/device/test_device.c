@@ -323,14 +323,15 @@ TEST(tensors_of_two_devices)
     lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu");
     lt_tensor *one = lt_tensor_full(ctx, LT_F32, 0, NULL, 1);
     CHECK(!lt_run(ctx, "mul", NULL, x, here, NULL));
-    CHECK_MSG("mul: x is on cuda:0, y is on cpu; bring one to the other, e.g. y:to('cuda:0')");
+    CHECK_MSG("mul: x is on cuda:0, but y is on cpu; copy one to the device of the other, e.g. "
+              "y:to('cuda:0')");
     CHECK(!lt_run(ctx, "cat", "axis=0", x, x, here, NULL));
-    CHECK_MSG("cat: x is on cuda:0, x is on cpu; bring one to the other");
+    CHECK_MSG("cat: x is on cuda:0, but x is on cpu; copy one to the device of the other");
     CHECK_OK(lt_set_requires_grad(here, true));
     lt_tensor *y = lt_run(ctx, "sum", NULL, here, NULL);
     CHECK_FAILS(lt_backward(y, one), LT_EINVAL,
-                "backward: the gradient is on cuda:0, the loss on "
-                "cpu; copy it, e.g. grad:to('cpu')");
+                "backward: the gradient is on cuda:0, but the loss is on cpu; copy it, e.g. "
+                "grad:to('cpu')");
     CHECK_OK(lt_backward(y, NULL)); /* the call and its gradient are on the CPU */
     CHECK_STR(lt_device_of(lt_grad(here)), "cpu");
     check_values(lt_grad(here), (float[]){1, 1, 1, 1, 1, 1});
@@ -349,8 +350,7 @@ TEST(without_a_kernel)
     lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu");
     CHECK(!lt_run(ctx, "pow", NULL, x, x, NULL));
     CHECK_EQ(lt_errcode(), LT_EUNSUPPORTED);
-    CHECK_MSG("pow: there is no kernel for it on cuda:0; on the CPU there is, for copies by "
-              "x:to('cpu')");
+    CHECK_MSG("pow: no forward kernel on cuda:0; use the CPU, with copies by x:to('cpu')");
     lt_tensor *y = lt_run(ctx, "pow", NULL, here, here, NULL);
     CHECK_STR(lt_device_of(y), "cpu");
     lt_tensor *wide = lt_run(ctx, "cast", "dtype=f64", x, NULL);
@@ -376,15 +376,17 @@ TEST(ranks)
     CHECK_OK(lt_local_open(2, NULL, group));
     CHECK(!lt_reducer_new(ctx, group[0], &(lt_reducer_config){.vranks = 2}));
     CHECK_EQ(lt_errcode(), LT_EUSAGE);
-    CHECK_MSG("a deterministic run, which has vranks, is one on the CPU, and this rank computes on "
-              "cuda:0; use --device cpu");
+    CHECK_MSG(
+        "a deterministic run (with vranks) requires the CPU, but this rank computes on cuda:0; use "
+        "--device cpu");
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
     lt_set_allreduce(ctx, no_sum, NULL);
     CHECK(!lt_run(ctx, "batch_norm", "train=true sync=true", x, c, c, c, c, NULL));
-    CHECK_MSG("batch_norm: sums over all ranks are not made on cuda:0 yet; use the CPU, or leave "
-              "sync out");
+    CHECK_MSG(
+        "batch_norm: sums over all ranks are not supported on cuda:0 yet; use the CPU, or omit "
+        "sync");
     lt_release(c);
     lt_release(x);
     lt_ctx_free(ctx);
@@ -541,6 +543,6 @@ TEST(the_first_value_that_is_not_finite)
         lt_ctx_free(ctx[i]);
     }
     CHECK_STR(text[0], text[1]);
-    CHECK(strstr(text[0], "linear: its output is the first that is not finite: 270000 does not fit "
-                          "f16"));
+    CHECK(strstr(text[0],
+                 "linear: its output is the first non-finite tensor: 270000 does not fit in f16"));
 }

@@ -200,7 +200,7 @@ TEST(no_more_numbers_than_there_is_room_for)
     CHECK_OK(lt_local_open(1, NULL, group));
     lt_reducer *r = lt_reducer_new(ctx, group[0], NULL);
     CHECK_EQ(lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = 257}), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "a filter has up to 256 numbers behind a bucket, not 257");
+    CHECK_STR(lt_errmsg(), "a filter can add 0 to 256 numbers to a bucket, not 257");
     lt_reducer_free(r);
     lt_group_close(group[0]);
     lt_ctx_free(ctx);

@@ -228,8 +228,10 @@ TEST(ranks_that_disagree_all_say_which)
     for (int r = 0; r < 3; r++) {
         CHECK_EQ(results[r].status, LT_EDESYNC);
         CHECK_EQ(results[r].later, LT_EDESYNC);
-        CHECK_STR(results[r].text, "the ranks disagree: rank 0 wants the sum of bucket 3 (9 f64), "
-                                   "rank 2 the sum of bucket 3 (10 f64)");
+        CHECK_STR(
+            results[r].text,
+            "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), rank 2 in the sum of "
+            "bucket 3 (10 f64)");
     }
 }
 
@@ -346,8 +348,8 @@ TEST(the_others_hear_of_one_that_leaves)
     on_ranks(3, NULL, one_leaves, results, sizeof *results);
     for (int r = 0; r < 2; r++) {
         CHECK_EQ(results[r].status, LT_EPEER);
-        CHECK(strstr(results[r].text, "rank 2 has left, but rank "));
-        CHECK(strstr(results[r].text, " waits for it in bucket 3"));
+        CHECK(strstr(results[r].text, "rank 2 exited while rank "));
+        CHECK(strstr(results[r].text, " was waiting for it in bucket 3"));
     }
 }
 
@@ -366,8 +368,9 @@ TEST(one_that_does_not_come_is_named_with_its_place)
     result results[2] = {0};
     on_ranks(2, &(lt_group_config){.timeout = 0.3}, one_is_late, results, sizeof *results);
     CHECK_EQ(results[0].status, LT_EPEER);
-    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.3 s; it was last seen at "
-                               "train.lua:31, step 7");
+    CHECK_STR(
+        results[0].text,
+        "rank 1 did not reach bucket 3 within 0.3 s; it was last seen at train.lua:31, step 7");
     CHECK_EQ(results[1].status, LT_EPEER);
 }
 
@@ -465,7 +468,7 @@ TEST(a_failure_in_the_background_comes_out_of_the_wait)
     static background b[2];
     on_ranks(2, NULL, fail_behind_it, b, sizeof *b);
     CHECK_EQ(b[0].result.status, LT_EPEER);
-    CHECK_STR(b[0].result.text, "rank 1 has left, but rank 0 waits for it in numbers");
+    CHECK_STR(b[0].result.text, "rank 1 exited while rank 0 was waiting for it in numbers");
 }
 
 /* ==== For benchmarks ========================================================================== */
@@ -487,7 +490,7 @@ TEST(allreduces_take_time)
         CHECK_EQ(results[r].status, LT_OK);
         for (int i = 0; i < 3; i++)
             CHECK(results[r].x[i] > 0 && results[r].x[i] < 20);
-        CHECK_STR(results[r].text, "ranks that are threads do not have MPI between them");
+        CHECK_STR(results[r].text, "ranks in one process do not use MPI");
     }
 }
 
@@ -585,15 +588,15 @@ TEST(bad_arguments_are_refused)
     int64_t whole[4] = {0};
     CHECK_EQ(lt_local_open(0, NULL, group), LT_EUSAGE);
     CHECK_EQ(lt_local_open(257, NULL, group), LT_EUSAGE);
-    CHECK_STR(lt_errmsg(), "there can be 1 to 256 ranks in a process, not 257");
+    CHECK_STR(lt_errmsg(), "a process must have 1 to 256 ranks, not 257");
     CHECK_OK(lt_local_open(2, NULL, group));
     CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", x, 4, LT_U8, LT_U8, 1}), LT_EINVAL);
     CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", x, 2, LT_F64, LT_F16, 1}), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "allreduce: f64 does not travel as f16");
+    CHECK_STR(lt_errmsg(), "allreduce: f64 cannot travel as f16");
     CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", whole, 4, LT_I64, LT_I64, 2}), LT_EINVAL);
     CHECK_EQ(lt_group_broadcast(group[0], "x", x, 4, 2), LT_EINVAL);
     CHECK_EQ(lt_group_send(group[0], 0, x, 4), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "send: rank 0 is this one");
+    CHECK_STR(lt_errmsg(), "send: rank 0 is this rank");
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_group_close(NULL);

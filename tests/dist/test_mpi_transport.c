@@ -103,8 +103,9 @@ static lt_status sum_as_a_tree(rank *r)
 
 TEST(sums_may_be_those_of_a_balanced_tree)
 {
-    static const char refused[] = "vranks wants as many ranks on each machine, in a row, as with "
-                                  "-H one:2,other:2";
+    static const char refused[] =
+        "vranks requires the same number of consecutive ranks on each machine, as with -H "
+        "one:2,other:2";
     static const char *const even[] = {"0000", "0011", "0123"}, *const uneven[] = {"0101", "0001"};
     result results[MOST];
     for (int i = 0; i < 5; i++) {
@@ -264,11 +265,11 @@ TEST(ranks_that_disagree_all_say_which)
 {
     static const char *const nodes[] = {"000", "012", "011"};
     static const char *const texts[] = {
-        "the ranks disagree: rank 0 wants the sum of bucket 3 (9 f64), "
-        "rank 2 the sum of bucket 3 (10 f64)",
+        "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), rank 2 in the sum of bucket "
+        "3 (10 f64)",
         NULL,
-        "the ranks disagree: rank 1 wants the sum of bucket 3 (9 f64), "
-        "rank 2 the sum of bucket 3 (10 f64)"};
+        "the ranks disagree: rank 1 is in the sum of bucket 3 (9 f64), rank 2 in the sum of bucket "
+        "3 (10 f64)"};
     result results[MOST];
     for (int i = 0; i < 3; i++) {
         on_ranks(&(job){.nodes = nodes[i], .body = disagree}, results);
@@ -277,7 +278,7 @@ TEST(ranks_that_disagree_all_say_which)
             if (texts[i])
                 CHECK_STR(results[r].text, texts[i]);
             else /* each two neighbours compare: rank 2 differs from both of its own */
-                CHECK(strstr(results[r].text, "rank 2 the sum of bucket 3 (10 f64)"));
+                CHECK(strstr(results[r].text, "rank 2 in the sum of bucket 3 (10 f64)"));
         }
     }
 }
@@ -330,8 +331,8 @@ TEST(the_others_hear_of_one_that_leaves)
         on_ranks(&(job){.nodes = nodes[i], .body = last_one_leaves}, results);
         for (int r = 0; r < 2; r++) {
             CHECK_EQ(results[r].status, LT_EPEER);
-            CHECK(strstr(results[r].text, "rank 2 has left, but rank "));
-            CHECK(strstr(results[r].text, " waits for it in bucket 3"));
+            CHECK(strstr(results[r].text, "rank 2 exited while rank "));
+            CHECK(strstr(results[r].text, " was waiting for it in bucket 3"));
         }
         bool alone = nodes[i][1] != nodes[i][2];
         CHECK_EQ(results[2].status, alone ? LT_OK : LT_EPEER);
@@ -363,17 +364,21 @@ TEST(one_that_does_not_come_is_named)
 {
     result results[MOST];
     on_ranks(&(job){.nodes = "00", .body = last_one_is_late, .timeout = 0.5}, results);
-    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.5 s; it was last seen at "
-                               "train.lua:31, step 7");
+    CHECK_STR(
+        results[0].text,
+        "rank 1 did not reach bucket 3 within 0.5 s; it was last seen at train.lua:31, step 7");
     on_ranks(&(job){.nodes = "011", .body = last_one_is_late, .timeout = 0.5}, results);
     for (int r = 0; r < 3; r++) {
         CHECK_EQ(results[r].status, LT_EPEER);
-        CHECK(strstr(results[r].text, "rank 2 did not come to bucket 3 within 0.5 s; it was last "
-                                      "seen at train.lua:31, step 7"));
+        CHECK(strstr(
+            results[r].text,
+            "rank 2 did not reach bucket 3 within 0.5 s; it was last seen at train.lua:31, step "
+            "7"));
     }
     on_ranks(&(job){.nodes = "01", .body = last_one_is_late, .timeout = 0.5}, results);
-    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.5 s; it was last seen at "
-                               "train.lua:31, step 7");
+    CHECK_STR(
+        results[0].text,
+        "rank 1 did not reach bucket 3 within 0.5 s; it was last seen at train.lua:31, step 7");
     CHECK(results[0].seconds < 2.5); /* a second later than within a node */
 }
 
@@ -418,15 +423,16 @@ static lt_status last_one_is_killed(rank *r)
 TEST(one_that_is_killed_is_noticed_soon)
 {
     static const char *const nodes[] = {"00", "01", "000", "001", "011", "012"};
-    static const char text[] = "rank 1 is gone, while rank 0 waits for it in bucket 3; it was last "
-                               "seen at train.lua:31, step 7";
+    static const char text[] =
+        "rank 1 was lost while rank 0 was waiting for it in bucket 3; it was last seen at "
+        "train.lua:31, step 7";
     result results[MOST];
     for (int i = 0; i < 12; i++) {
         job j = {.nodes = nodes[i / 2], .body = last_one_is_killed, .timeout = 5, .silent = i % 2};
         on_ranks(&j, results);
         for (size_t r = 0; r + 1 < strlen(j.nodes); r++) {
             CHECK_EQ(results[r].status, LT_EPEER);
-            CHECK(strstr(results[r].text, j.nodes[2] ? "rank 2 is gone" : text));
+            CHECK(strstr(results[r].text, j.nodes[2] ? "rank 2 was lost" : text));
             CHECK(results[r].seconds < 1);
         }
     }
@@ -482,11 +488,11 @@ TEST(one_that_is_killed_is_noticed_by_those_who_do_not_wait)
                  results);
         for (int r = 0; r < last; r++) {
             char text[64];
-            snprintf(text, sizeof text, "rank %d is gone", last);
+            snprintf(text, sizeof text, "rank %d was lost", last);
             CHECK_EQ(results[r].status, LT_EPEER);
             CHECK(strncmp(results[r].text, text, strlen(text)) == 0);
         }
-        CHECK(strstr(results[0].text, " is gone; it was last seen at train.lua:31, step 7"));
+        CHECK(strstr(results[0].text, " was lost; it was last seen at train.lua:31, step 7"));
     }
 }
 

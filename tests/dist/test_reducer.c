@@ -116,10 +116,11 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
         p.config = (lt_reducer_config){.wire = wires[i / 3]};
         p.other = &other;
         train_all(&p, results);
-        snprintf(text, sizeof text,
-                 "the ranks disagree: how gradients are summed: rank 0 has "
-                 "'--wire %s', rank 1 has '--wire %s'",
-                 names[i / 3], names[i % 3]);
+        snprintf(
+            text, sizeof text,
+            "the ranks disagree: the gradient exchange: rank 0 has '--wire %s', rank 1 has '--wire "
+            "%s'",
+            names[i / 3], names[i % 3]);
         CHECK_EQ(results[1].status, i / 3 == i % 3 ? LT_OK : LT_EDESYNC);
         CHECK_STR(results[1].text, i / 3 == i % 3 ? "" : text);
     }
@@ -129,8 +130,10 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
     p.other = &other;
     train_all(&p, results);
     CHECK_EQ(results[1].status, LT_EDESYNC);
-    CHECK_STR(results[1].text, "the ranks disagree: how gradients are summed: rank 0 has "
-                               "'--sums auto', rank 1 has '--sums host'");
+    CHECK_STR(
+        results[1].text,
+        "the ranks disagree: the gradient exchange: rank 0 has '--sums auto', rank 1 has '--sums "
+        "host'");
 }
 
 TEST(hooks_that_take_their_time)
@@ -252,12 +255,12 @@ TEST(ranks_that_train_differently)
         int steps;
     } cases[] = {
         {ODD_LR,
-         "the last step of an optimizer: rank 0 has 'optimizer 1: lr = 0.1', rank 1 has "
-         "'optimizer 1: lr = 0.2'",
+         "the last optimizer step: rank 0 has 'optimizer 1: lr = 0.1', rank 1 has 'optimizer 1: lr "
+         "= 0.2'",
          3},
         {ODD_CLIP,
-         "the last step of an optimizer: rank 0 has 'optimizer 1: clip = 10000', rank 1 "
-         "has 'optimizer 1: clip = 1000'",
+         "the last optimizer step: rank 0 has 'optimizer 1: clip = 10000', rank 1 has 'optimizer "
+         "1: clip = 1000'",
          3},
         {ODD_FROZEN,
          "step 3: rank 0 has 'parameter 2 (40 f64): trained', rank 1 has 'parameter 2 "
@@ -269,8 +272,8 @@ TEST(ranks_that_train_differently)
          "data with digest 00000007'",
          2},
         {ODD_WRITE,
-         "the weights at step 3, which some ranks have written to: rank 0 has "
-         "'parameter 3 (4x40 f64): ",
+         "the weights at step 3, which some ranks have changed: rank 0 has 'parameter 3 (4x40 "
+         "f64): ",
          2}};
     static result results[MOST];
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
@@ -307,9 +310,10 @@ TEST(vranks_have_no_batch_norm_of_all_ranks)
     train_all(&p, results);
     CHECK(results[0].status == LT_EUSAGE || results[1].status == LT_EUSAGE);
     for (int i = 0; i < 2; i++) /* one may have heard of the other's first */
-        CHECK(strstr(results[i].text,
-                     "batch_norm: sync wants the whole batch at once, but with "
-                     "vranks a rank goes through 2 parts of it one after the other"));
+        CHECK(strstr(
+            results[i].text,
+            "batch_norm: sync requires the whole batch at once, but with vranks a rank computes 2 "
+            "shards of it one after the other"));
 }
 
 TEST(a_request_to_stop_is_that_of_all_at_one_step)
@@ -336,11 +340,11 @@ TEST(a_fault_strikes_its_rank_at_its_step)
     CHECK(results[1].loss[1] > 0 && results[1].loss[2] == 0);
     for (int i = 0; i < 3; i += 2)
         CHECK_EQ(results[i].status, LT_EPEER);
-    CHECK(strstr(results[0].text, "rank 1 has left") || strstr(results[2].text, "rank 1 has left"));
+    CHECK(strstr(results[0].text, "rank 1 exited") || strstr(results[2].text, "rank 1 exited"));
     p.fault = "delay:rank=2:ms=1";
     check_against_one(&p, 1e-13);
     p.fault = "hang:rank=3:step=3";
     train_all(&p, results);
     CHECK_EQ(results[0].status, LT_EUSAGE);
-    CHECK_STR(results[0].text, "the fault is one of rank 3, there are ranks 0 to 2");
+    CHECK_STR(results[0].text, "the fault's rank 3 is out of range 0 to 2");
 }

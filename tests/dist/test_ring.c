@@ -201,10 +201,12 @@ TEST(who_wants_something_else_is_found)
         sums[k] = (lt_sum){"x", x[k], 1 + (k == 1), LT_F64, LT_F64, 1};
     on_members(3, members, one_wants_more, sums, sizeof *sums);
     CHECK_EQ(members[1].status, LT_EDESYNC);
-    CHECK_STR(members[1].text, "the ranks disagree: rank 0 wants the sum of x (1 f64), "
-                               "rank 1 the sum of x (2 f64)");
-    CHECK_STR(members[2].text, "the ranks disagree: rank 1 wants the sum of x (2 f64), "
-                               "rank 2 the sum of x (1 f64)");
+    CHECK_STR(
+        members[1].text,
+        "the ranks disagree: rank 0 is in the sum of x (1 f64), rank 1 in the sum of x (2 f64)");
+    CHECK_STR(
+        members[2].text,
+        "the ranks disagree: rank 1 is in the sum of x (2 f64), rank 2 in the sum of x (1 f64)");
 }
 
 static lt_status one_does_not_come(one *m)
@@ -234,6 +236,6 @@ static void check_missed(lt_status (*body)(one *m), const char *text)
 
 TEST(one_that_does_not_come_or_is_gone_is_named)
 {
-    check_missed(one_does_not_come, "rank 1 did not come to x within 0.3 s");
-    check_missed(one_is_gone, "rank 1 is gone, while rank 0 waits for it in x");
+    check_missed(one_does_not_come, "rank 1 did not reach x within 0.3 s");
+    check_missed(one_is_gone, "rank 1 was lost while rank 0 was waiting for it in x");
 }

@@ -52,9 +52,9 @@ TEST(one_that_is_killed_while_it_writes_a_failure)
     rank_1_is_dead = true;
     lt_shm shm = {.control = control, .rank = 0, .size = 2, .is_alive = lives};
     CHECK(!lt__shm_failure(&shm, &rank, &code, text, sizeof text));
-    lt__shm_fail(&shm, 1, LT_EPEER, "rank 1 is gone");
+    lt__shm_fail(&shm, 1, LT_EPEER, "rank 1 was lost");
     CHECK(lt__shm_failure(&shm, &rank, &code, text, sizeof text));
     CHECK_EQ(rank, 1);
     CHECK_EQ(code, LT_EPEER);
-    CHECK_STR(text, "rank 1 is gone");
+    CHECK_STR(text, "rank 1 was lost");
 }

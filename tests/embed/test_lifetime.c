@@ -157,7 +157,7 @@ TEST_BOTH(tensors_of_a_context_beside_it)
     CHECK(lt_run(ctx, "mul", NULL, y, far, NULL) == NULL);
     CHECK_MSG("mul: y belongs to another context");
     CHECK_FAILS(lt_backward(y, far), LT_EINVAL,
-                "backward: the gradient belongs to another context than the loss");
+                "backward: the gradient and the loss belong to different contexts");
     lt_ctx_free(other);
     CHECK_OK(lt_copy(x, far));
     CHECK_NEAR(sum_of(x), 8, 0);

@@ -411,8 +411,8 @@ T.test("a gradient is judged by the scaler that has scaled it", function()
   go(1e35)
   scaler:close()
   T.fails(function() sgd:step() end,
-          "an optimizer step with gradients of a loss scale that is no longer in use; close it "
-          .. "after the step, or forget them by zero_grad")
+          "an optimizer step cannot use gradients of a loss scale that is no longer in use; close "
+          .. "the scale after the step, or discard the gradients with zero_grad")
   sgd:zero_grad()
   go(1)
   T.equal(sgd:step(), "applied")

@@ -308,9 +308,9 @@ T.test("mistakes", function()
           "amp check: the function went through without a backward")
   T.fails(function() lt.amp.check(function() error "why" end) end, "why")
   T.fails(function() lt.autocast("fp16", lt.amp.check, function() lt.amp.check(go) end) end,
-          "a dry run does not begin in another one")
+          "a dry run cannot begin within another one")
   T.fails(function() lt.amp.check(function() lt.amp.scaler{} end) end,
-          "the scale of gradients does not change in a dry run")
+          "the gradient scale cannot change in a dry run")
   -- What a script makes of the end of its backward does not matter.
   local found = lt.autocast("fp16", lt.amp.check, function() pcall(go) error "never mind" end)
   assert(#found.layers > 0)

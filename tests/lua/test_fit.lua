@@ -379,8 +379,8 @@ T.test("errors of calls in the wrong order", function()
             "run:step: the function took no optimizer step; "
             .. "use lt.micro_batches to accumulate gradients")
     T.fails(function() run:step(function() o.optim:step() return 1 end) end,
-            "an optimizer step without gradients: no backward has run since the step "
-            .. "before; call loss:backward() first")
+            "an optimizer step has no gradients: no backward has run since the last step; "
+            .. "call loss:backward() first")
     T.fails(function() run:step(function() end) end,
             "run:step: the function must return the loss, one number, but returned a nil")
     T.fails(function() run:step(5) end, "run:step requires a function, but got 5")

@@ -125,7 +125,7 @@ T.test("an incomplete checkpoint is refused, and the error names the field", fun
     refused(name, value, ("the checkpoint has an invalid '%s'"):format(name))
   end
   refused("scaler.policy", nil, "scaler:load: the state has no 'policy'")
-  refused("scaler.policy", "9", "no scaler has such a 'policy'")
+  refused("scaler.policy", "9", "'policy' of a scaler is out of range")
   refused("scaler.k", nil, "scaler:load: the state has no 'k'")
 end)
 

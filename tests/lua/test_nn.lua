@@ -390,8 +390,8 @@ T.test("dtype", function()
   T.equal(net(lt.ones({2, 2}, {dtype = "f64"})).dtype, "f64")
   T.equal(net[2].mean.dtype, "f64")
   T.fails(function() net:to("f32") end,
-          "a parameter's dtype is fixed once it has memory (it is f64); "
-          .. "choose it before the first use")
+          "a parameter's dtype cannot change once it has memory (it is f64); "
+          .. "set it before the first use")
   T.fails(function() net:to("f33") end, "to: unknown dtype 'f33' (did you mean 'f32'?)")
 end)
 

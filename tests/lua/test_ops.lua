@@ -64,7 +64,7 @@ T.test("cat takes a list of tensors", function()
     T.fails(function() lt.cat({x, x, [key] = x}, 1) end,
             ("cat: the list of tensors has a key %s; its items count from 1"):format(key))
   end
-  T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' must be given")
+  T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' is missing")
   T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: takes 1 options, it was given 2")
   T.fails(function() lt.cat() end, "cat: x wants a tensor, it is nil")
   local w = lt.tensor({1, 2}):requires_grad()
@@ -100,12 +100,13 @@ T.test("options are strict", function()
   T.equal(lt.batch_norm(x, o, o, o, o, {act = "relu6"}):totable(),
           lt.relu6(lt.batch_norm(x, o, o, o, o, {act = "none"})):totable())
   T.fails(function() lt.batch_norm(x, o, o, o, o, {act = "relu5"}) end,
-          "batch_norm: option 'act' wants none, relu or relu6, not 'relu5' (did you mean 'relu'?)")
+          "batch_norm: option 'act' must be none, relu or relu6, but is 'relu5' "
+          .. "(did you mean 'relu'?)")
   T.fails(function() lt.batch_norm(x, o, o, o, o, {act = 1}) end,
-          "batch_norm: option 'act' wants none, relu or relu6, not '1'")
+          "batch_norm: option 'act' must be none, relu or relu6, but is '1'")
   T.fails(function() x:cast("f3") end, "cast: unknown dtype 'f3' (did you mean 'f32'?)")
   T.fails(function() x:cast(32) end, "cast: dtype wants a name such as 'f32', it is 32")
-  T.fails(function() x:reshape() end, "reshape: option 'shape' must be given")
+  T.fails(function() x:reshape() end, "reshape: option 'shape' is missing")
   T.fails(function() x:sum({axis = 1, 2}) end, "sum: options in a table have names, 1 is none")
   T.fails(function() x:sum({[0] = 1, 2}) end,
           "sum: option 'axis' has a key 0; its items count from 1")

@@ -232,8 +232,8 @@ T.test("a parameter without a gradient stays; frozen ones do", function()
   assert(net[1].w.grad == nil)
 end)
 
-local NO_BACKWARD = "an optimizer step without gradients: no backward has run since the step "
-                    .. "before; call loss:backward() first"
+local NO_BACKWARD = "an optimizer step has no gradients: no backward has run since the last step; "
+                    .. "call loss:backward() first"
 
 T.test("a step without a backward is an error", function()
   local net = one()

@@ -21,17 +21,17 @@ end)
 T.test("invalid calls of backward", function()
   local x = lt.tensor({1, 2}):requires_grad()
   T.fails(function() (x * 2):backward() end,
-          "backward: the loss wants one element, it is 2 f32; "
-          .. "take its mean or sum, or give a gradient")
+          "backward: the loss must have one element, but is 2 f32; "
+          .. "take its mean or sum, or pass a gradient")
   T.fails(function() lt.ones({1}):backward() end,
           "backward: the loss was not computed from anything that requires a gradient")
   local y = (x * x):sum()
   y:backward()
   T.fails(function() y:backward() end,
-          "backward: this graph was freed by an earlier backward or with its step; "
-          .. "add the losses and go backward once")
+          "backward: this graph was freed by an earlier backward or at the end of its step; "
+          .. "add the losses and call backward once")
   T.fails(function() lt.ones({2}, {dtype = "i64"}):requires_grad() end,
-          "only float tensors have gradients, this one is i64")
+          "only float tensors can have gradients, but this one is i64")
 end)
 
 T.test("an error in backward names the line of the op", function()
@@ -109,7 +109,7 @@ T.test("a hook that registers itself is called again at the next backward", func
   x:sum():backward()
   T.equal(calls, 3)
   local ok, why = pcall(function() while true do x:sum():backward() end end)
-  assert(not ok and why:find("on_grad: this tensor has 1000 hooks, which is the most; "
+  assert(not ok and why:find("on_grad: this tensor already has the maximum of 1000 hooks; "
                              .. "a hook that registers itself doubles them in every backward"))
   local y = lt.tensor({1, 2}):requires_grad()
   y:on_grad(function() y:sum():backward() end)

@@ -206,7 +206,7 @@ T.test("a scaler goes on from its state", function()
     for _, value in ipairs(values) do
       local wrong = b:state()
       wrong[name] = value
-      T.fails(function() b:load(wrong) end, ("no scaler has such a '%s'"):format(name))
+      T.fails(function() b:load(wrong) end, ("'%s' of a scaler is out of range"):format(name))
     end
   end
   T.equal(b.scale, 8.0)
@@ -453,7 +453,7 @@ T.test("a fault that names nothing is an error", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
   for fault, message in pairs{
-    ["inf:rank=0:step=1:param=1.v"] = "the fault is one of 1.v, which is no parameter of an "
+    ["inf:rank=0:step=1:param=1.v"] = "the fault names 1.v, which is not a parameter of an "
                                       .. "optimizer",
     ["inf:rank=1:step=1:param=1.w"] = "the fault's rank 1 is out of range 0 to 0",
     ["inf:rank=0:param=1.w"] = "unknown fault 'inf:rank=0:param=1.w'",
@@ -493,25 +493,25 @@ T.test("a run that fp16 ends says which op was the first", function()
     T.equal(text, message .. "\n")
     T.equal(got, code)
   end
-  local FIRST_OF = " is the first that is not finite: "
-  local F16 = " does not fit f16, whose largest number is 65504; "
-  local OFF = 'lt.autocast("off", ...) around it computes it in f32'
+  local FIRST_OF = " is the first non-finite tensor: "
+  local F16 = " does not fit in f16, whose maximum is 65504; "
+  local OFF = 'compute it in f32 with lt.autocast("off", ...)'
   ends_with(0, "well", "local h = net(x)")
   ends_with(6, "luatrain: first.lua:10: net.4 linear: its output" .. FIRST_OF .. "128000" .. F16
                .. OFF .. " (the loss is nan at step 1)",
             "net[4].w:copy(lt.ones{3, 64} * 100); local h = net[4](lt.ones{2, 64} * 20)")
-  ends_with(6, "luatrain: first.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "a parameter, which is "
-               .. "nan before the step; look at the learning rate, and at what was loaded (the "
-               .. "loss is nan at step 1)",
+  ends_with(6, "luatrain: first.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "it is a parameter "
+               .. "that contains nan before the step; look at the learning rate and at the loaded "
+               .. "weights (the loss is nan at step 1)",
             "local w = net[1].w; w:copy(w * (0 / 0)); local h = net(x)")
   ends_with(6, "luatrain: first.lua:10: backward of cast: the gradient of its x" .. FIRST_OF
-               .. "with the loss scale of 2^-14 in it, -1.04858e+06" .. F16 .. OFF
-               .. ", a smaller learning rate may keep it small (11 steps in a row were skipped)",
+               .. "including the loss scale of 2^-14, -1.04858e+06" .. F16 .. OFF
+               .. ", or try a smaller learning rate (11 steps in a row were skipped)",
             "local h = net[4](lt.zeros{2, 64}):cast 'f32' * 2.0 ^ 35")
   ends_with(6, "luatrain: first.lua:10: backward of sqrt: the gradient of its x" .. FIRST_OF
-               .. "it is -inf, and would be in f32 as well, although all that it was computed from "
-               .. "is finite; look at the learning rate, at the data, and for a division by 0 (11 "
-               .. "steps in a row were skipped)",
+               .. "it contains -inf, in f32 as well, although all its inputs are finite; look at "
+               .. "the learning rate, at the data, and for a division by 0 (11 steps in a row were "
+               .. "skipped)",
             "local h = net(x) * (net[1].b:sum() * 0):sqrt()")
 end)
 
@@ -544,7 +544,7 @@ end
 
 T.test("gradients that grow and shrink by 2^14", function()
   local _, _, why = ride(100, {policy = "static"})
-  assert(tostring(why):find("with the loss scale of 2^16 in it, ", 1, true), why)
+  assert(tostring(why):find("including the loss scale of 2^16, ", 1, true), why)
   assert(tostring(why):find("(10 steps in a row were skipped)", 1, true), why)
   local _, lost = ride(100, {policy = "dynamic"})
   assert(lost > 10, lost)

@@ -333,10 +333,10 @@ TEST(the_count_of_a_shard_is_checked)
     for (int i = 0; i < 4; i++)
         x[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
     CHECK_FAILS(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], -1, 0.1), LT_EINVAL,
-                "batch norm statistics: count wants 0 or more, it is -1");
+                "batch norm statistics: count must be at least 0, but is -1");
     CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], INT64_MAX - 5, 0.1));
     CHECK_FAILS(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], 6, 0.1), LT_EINVAL,
-                "batch norm statistics: count wants at most 5 more, it is 6");
+                "batch norm statistics: count must be at most 5, or the sum overflows, but is 6");
     CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], 5, 0.1));
     CHECK_EQ(lt_bn_stats_pending(ctx), 1);
     lt_bn_stats_clear(ctx);
