@@ -1,10 +1,11 @@
-/* Who was the first that is not finite: after ten steps that no scale would have saved, the message
- * names it. */
+/* Anomaly detection: after ten steps that no loss scale could have saved, the message names the
+ * first non-finite tensor. */
 #include "amp/scale.h"
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
-/* Two parameters of four elements each, x of two rows of four, all constant; a scale that stays. */
+/* Two parameters of four elements each, and x of two rows of four, all constant, with a static
+ * scale. */
 typedef struct net {
     lt_ctx *ctx;
     lt_params *params;
@@ -46,8 +47,8 @@ static void end(net *n)
     lt_ctx_free(n->ctx);
 }
 
-/* op(x, y), where x is let go. New. */
-static lt_tensor *then(net *n, const char *op, lt_tensor *x, lt_tensor *y)
+/* op(x, y). New. Releases x. */
+static lt_tensor *apply_release(net *n, const char *op, lt_tensor *x, lt_tensor *y)
 {
     lt_tensor *z = lt_run(n->ctx, op, NULL, x, y, NULL);
     if (!z)
@@ -58,12 +59,13 @@ static lt_tensor *then(net *n, const char *op, lt_tensor *x, lt_tensor *y)
 
 typedef lt_tensor *(*forward)(net *n);
 
-/* One step: backward of the sum of what f makes, `seed` for its gradient or NULL; the update. */
+/* One step: backward of the sum of f's result, starting with the gradient `seed` unless it is NULL,
+ * and the update. */
 static lt_status step_from(net *n, forward f, lt_tensor *seed)
 {
     lt_opt opts[LT_MAX_OPT];
     CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.0", opts));
-    lt_tensor *loss = then(n, "sum", f(n), NULL);
+    lt_tensor *loss = apply_release(n, "sum", f(n), NULL);
     lt_status status = lt_backward(loss, seed);
     lt_release(loss);
     return status != LT_OK ? status
@@ -72,8 +74,8 @@ static lt_status step_from(net *n, forward f, lt_tensor *seed)
 
 static lt_status step(net *n, forward f) { return step_from(n, f, NULL); }
 
-/* The tenth step fails with this message, and each one that follows. */
-static void tenth_fails(net n, forward f, const char *message)
+/* The tenth step and all later steps fail with this message. */
+static void check_tenth_step_fails(net n, forward f, const char *message)
 {
     for (int i = 1; i < 10; i++)
         CHECK_OK(step(&n, f));
@@ -87,8 +89,8 @@ static void tenth_fails(net n, forward f, const char *message)
     end(&n);
 }
 
-/* The first backward is refused. */
-static void refused(net n, forward f, const char *message)
+/* The first backward fails with this message. */
+static void check_backward_fails(net n, forward f, const char *message)
 {
     CHECK_EQ(step(&n, f), LT_ENUMERIC);
     CHECK_STR(lt_errmsg(), message);
@@ -98,16 +100,19 @@ static void refused(net n, forward f, const char *message)
 
 static lt_tensor *linear(net *n) { return lt_run(n->ctx, "linear", NULL, n->x, n->w, NULL); }
 
-static lt_tensor *relu_of_linear(net *n) { return then(n, "relu", linear(n), NULL); }
+static lt_tensor *relu_of_linear(net *n) { return apply_release(n, "relu", linear(n), NULL); }
 
-/* linear(x)^v: 0 of inf for v = -1, but its gradient is not. */
-static lt_tensor *power(net *n) { return then(n, "pow", then(n, "relu", linear(n), NULL), n->v); }
+/* linear(x)^v: for v = -1 and an infinite base it is 0, but its gradient is not finite. */
+static lt_tensor *power(net *n)
+{
+    return apply_release(n, "pow", apply_release(n, "relu", linear(n), NULL), n->v);
+}
 
-/* linear(x), times a number in f16, twice. */
+/* linear(x), multiplied by an f16 number twice. */
 static lt_tensor *times(net *n, double by)
 {
     lt_tensor *factor = lt_tensor_full(n->ctx, LT_F16, 0, NULL, by);
-    lt_tensor *y = then(n, "mul", then(n, "mul", linear(n), factor), factor);
+    lt_tensor *y = apply_release(n, "mul", apply_release(n, "mul", linear(n), factor), factor);
     lt_release(factor);
     return y;
 }
@@ -115,28 +120,29 @@ static lt_tensor *times_1(net *n) { return times(n, 1); }
 static lt_tensor *times_512(net *n) { return times(n, 512); }
 static lt_tensor *times_32768(net *n) { return times(n, 32768); }
 
-/* The root of 0, in f16 and in f32. */
-static lt_tensor *root(net *n) { return then(n, "sqrt", linear(n), NULL); }
+/* The square root of 0, in f16 and in f32. */
+static lt_tensor *root(net *n) { return apply_release(n, "sqrt", linear(n), NULL); }
 static lt_tensor *wide_root(net *n)
 {
-    return then(n, "sqrt", lt_run(n->ctx, "mul", NULL, n->x, n->w, NULL), NULL);
+    return apply_release(n, "sqrt", lt_run(n->ctx, "mul", NULL, n->x, n->w, NULL), NULL);
 }
 
-/* Of x - x. */
+/* The square root of x - x. */
 static lt_tensor *root_of_0(net *n)
 {
     lt_tensor *y = linear(n), *z = lt_run(n->ctx, "sub", NULL, y, y, NULL);
     lt_release(y);
-    return then(n, "sqrt", z, NULL);
+    return apply_release(n, "sqrt", z, NULL);
 }
 
-/* The root of w - w. */
+/* The square root of w - w. */
 static lt_tensor *root_of_w_less_w(net *n)
 {
-    return then(n, "sqrt", lt_run(n->ctx, "sub", NULL, n->w, n->w, NULL), NULL);
+    return apply_release(n, "sqrt", lt_run(n->ctx, "sub", NULL, n->w, n->w, NULL), NULL);
 }
 
-/* Each reader of linear(x) has a gradient that fits f16 under 2^15, their sum does not. */
+/* linear(x) is used twice. With the scale 2^15, the gradient of each use fits in f16, but their sum
+ * does not. */
 static lt_tensor *twice(net *n)
 {
     lt_tensor *y = linear(n), *z = lt_run(n->ctx, "add", NULL, y, y, NULL);
@@ -144,106 +150,106 @@ static lt_tensor *twice(net *n)
     return z;
 }
 
-/* ==== Forwards ================================================================================ */
+/* ==== Forward ================================================================================= */
 
-TEST(a_loss_that_is_not_finite_tells_of_the_op)
+TEST(a_non_finite_loss_names_the_op)
 {
-    refused(
+    check_backward_fails(
         begin(16, 80, 1, 256), linear,
         "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
         "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (the loss is inf at "
         "step 1)");
-    refused(
+    check_backward_fails(
         begin(16, 80, 1, 256), relu_of_linear,
         "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
         "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (the loss is inf at "
         "step 1)");
 }
 
-TEST(a_loss_that_is_not_finite_tells_of_what_was_given)
+TEST(a_non_finite_loss_names_the_input)
 {
-    refused(
+    check_backward_fails(
         begin(16, NAN, 1, 1), relu_of_linear,
         "linear: its w is the first non-finite tensor: it is a parameter that contains nan before "
         "the step; look at the learning rate and at the loaded weights (the loss is nan at step "
         "1)");
-    refused(
+    check_backward_fails(
         begin(16, 1e5, 1, 1), relu_of_linear,
         "linear: its w is the first non-finite tensor: it is a parameter that contains inf or a "
         "number beyond 65504, the f16 maximum; look at the learning rate and at the loaded weights "
         "(the loss is inf at step 1)");
-    refused(
+    check_backward_fails(
         begin(16, 1, 1, NAN), relu_of_linear,
         "linear: its x is the first non-finite tensor: it already contains nan; look at the data "
         "(the loss is nan at step 1)");
-    refused(
+    check_backward_fails(
         begin(16, 1, 1, 1e5), relu_of_linear,
         "linear: its x is the first non-finite tensor: it already contains inf or a number beyond "
         "65504, the f16 maximum; look at the data (the loss is inf at step 1)");
 }
 
-TEST(a_loss_that_f32_has_not_either)
+TEST(a_loss_that_is_not_finite_in_f32_either)
 {
-    refused(
+    check_backward_fails(
         begin(16, 0, -1, 1), power,
         "pow: its output is the first non-finite tensor: it contains inf, in f32 as well, although "
         "all its inputs are finite; look at the learning rate, at the data, and for a division by "
         "0 (the loss is inf at step 1)");
 }
 
-TEST(forwards_though_the_loss_is_finite)
+TEST(forward_overflow_with_a_finite_loss)
 {
-    tenth_fails(
+    check_tenth_step_fails(
         begin(16, 80, -1, 256), power,
         "linear: its output is the first non-finite tensor: 81920 does not fit in f16, whose "
         "maximum is 65504; compute it in f32 with lt.autocast(\"off\", ...) (");
 }
 
-/* ==== Backwards =============================================================================== */
+/* ==== Backward ================================================================================ */
 
-TEST(backwards_under_a_scale_that_is_too_large)
+TEST(backward_with_too_large_a_scale)
 {
-    tenth_fails(
+    check_tenth_step_fails(
         begin(16, 1, 1, 1), times_1,
         "backward of cast: the gradient of its x is the first non-finite tensor: including the "
         "loss scale of 2^16, 65536 does not fit in f16, whose maximum is 65504; lower the scale, "
         "or use an adaptive one (");
-    tenth_fails(
+    check_tenth_step_fails(
         begin(8, 0.125, 1, 0.125), times_512,
         "backward of mul: the gradient of its x is the first non-finite tensor: including the loss "
         "scale of 2^8, 131072 does not fit in f16, whose maximum is 65504; lower the scale, or use "
         "an adaptive one (");
 }
 
-TEST(backwards_under_the_lowest_scale)
+TEST(backward_with_the_lowest_scale)
 {
-    tenth_fails(
+    check_tenth_step_fails(
         begin(LT_SCALE_LOW, 0x1p-10, 1, 0x1p-10), times_32768,
         "backward of mul: the gradient of its x is the first non-finite tensor: including the loss "
         "scale of 2^-14, 65536 does not fit in f16, whose maximum is 65504; compute it in f32 with "
         "lt.autocast(\"off\", ...), or try a smaller learning rate (");
 }
 
-TEST(backwards_in_a_sum)
+TEST(backward_overflow_in_a_sum)
 {
-    tenth_fails(
+    check_tenth_step_fails(
         begin(15, 1, 1, 1), twice,
         "backward of linear: the gradient of its output is the first non-finite tensor: including "
         "the loss scale of 2^15, it does not fit in f16, whose maximum is 65504; lower the scale, "
         "or use an adaptive one (");
 }
 
-TEST(backwards_as_in_f32)
+TEST(backward_not_finite_in_f32_either)
 {
     static const char message[] =
         "backward of sqrt: the gradient of its x is the first non-finite tensor: it contains inf, "
         "in f32 as well, although all its inputs are finite; look at the learning rate, at the "
         "data, and for a division by 0 (";
-    tenth_fails(begin(4, 0, 1, 1), root, message);
-    tenth_fails(begin(4, 0, 1, 1), wide_root, message);
+    check_tenth_step_fails(begin(4, 0, 1, 1), root, message);
+    check_tenth_step_fails(begin(4, 0, 1, 1), wide_root, message);
 }
 
-TEST(what_backward_begins_with)
+TEST(a_non_finite_initial_gradient)
 {
     net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 0, NULL, INFINITY);
@@ -260,8 +266,8 @@ TEST(what_backward_begins_with)
 
 /* ==== Steps =================================================================================== */
 
-/* w's gradient is what backward begins with: no kernel is run. */
-TEST(no_op_at_all)
+/* w is the loss: its gradient is the one that backward starts with, and no kernel runs. */
+TEST(a_backward_without_any_op)
 {
     net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 2, n.w->dims, INFINITY);
@@ -282,8 +288,8 @@ TEST(no_op_at_all)
     end(&n);
 }
 
-/* A step that is applied begins the count anew; what was found before it is not said after it. */
-TEST(nine_steps_do_no_harm)
+/* An applied step resets the count. A finding from before it is not reported after it. */
+TEST(nine_skipped_steps_are_tolerated)
 {
     net n = begin(4, 1, 1, 1);
     for (int round = 0; round < 3; round++) {
@@ -295,8 +301,9 @@ TEST(nine_steps_do_no_harm)
     end(&n);
 }
 
-/* A training that goes on in its tenth such step is not looked at in it, so it has one more. */
-TEST(a_training_that_goes_on_is_looked_at_first)
+/* A training resumed at its tenth skipped step ran without detection so far, so it gets one more
+ * step. */
+TEST(a_resumed_training_gets_one_step_with_detection)
 {
     net n = begin(4, 1, 1, 1);
     lt_loss_scale_scaler(n.scale)->at_floor = 9;
@@ -305,8 +312,8 @@ TEST(a_training_that_goes_on_is_looked_at_first)
     end(&n);
 }
 
-/* Of two ranks that have agreed, the one whose gradients are finite goes on. */
-TEST(a_rank_without_a_find_leaves_it_to_another)
+/* Of two ranks that voted to skip, the one whose gradients are finite continues. */
+TEST(a_rank_with_finite_gradients_continues)
 {
     for (int mine = 0; mine < 2; mine++) {
         net n = begin(4, 1, 1, 1);
@@ -316,7 +323,7 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
             lt_opt opts[LT_MAX_OPT];
             CHECK_OK(status);
             CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
-            lt_tensor *loss = then(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
+            lt_tensor *loss = apply_release(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
             lt__vote_start(n.scale);
@@ -331,8 +338,8 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
     }
 }
 
-/* As between the steps of a run, and in its evaluations. */
-TEST(what_is_not_a_step_of_the_scale_is_not_looked_at)
+/* Such as ops between the steps of a run, and those of evaluations. */
+TEST(ops_outside_a_step_are_not_checked)
 {
     net n = begin(4, 80, 1, 256);
     for (int i = 1; i < 10; i++)

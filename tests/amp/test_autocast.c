@@ -1,5 +1,5 @@
-/* The switch, and what the cast policy leaves alone. tests/lua/test_amp.lua has the policy of each
- * op. */
+/* The autocast switch, and tensors that the cast policy does not change. tests/lua/test_amp.lua
+ * tests the policy of each op. */
 #include "amp/amp.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -16,7 +16,7 @@ static lt_dtype product_dtype(lt_ctx *ctx, lt_dtype x, lt_dtype y)
     return dtype;
 }
 
-TEST(each_context_has_a_switch)
+TEST(each_context_has_its_own_switch)
 {
     lt_ctx *ctx = lt_open(NULL), *other = lt_open(NULL);
     CHECK_EQ(lt_autocast(ctx), LT_F32);
@@ -49,7 +49,7 @@ static lt_status any_shape(lt_call *call)
 
 static lt_status set_to_3(lt_call *call) { return lt_fill(call->in[0], 3); }
 
-TEST(an_op_that_writes_its_input_gets_it_as_it_is)
+TEST(the_input_of_an_in_place_op_is_not_cast)
 {
     static const lt_op op = {.sig = "set_to_3(x)",
                              .doc = "x = 3.",
@@ -69,8 +69,8 @@ TEST(an_op_that_writes_its_input_gets_it_as_it_is)
     lt_ctx_free(ctx);
 }
 
-/* No memory at any one of the allocations of a call: nothing is lost, and the next call works. */
-TEST(out_of_memory_on_the_way)
+/* Each allocation of a call fails once: nothing leaks, and the next call works. */
+TEST(out_of_memory_at_any_allocation)
 {
     bool all_done = false;
     for (int n = 1; !all_done; n++) {

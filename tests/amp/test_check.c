@@ -1,12 +1,12 @@
-/* A pass in half precision beside the same one in f32: errors, underflow and overflow, as they are
- * computed here by hand. */
+/* Compares a pass in half precision with the same pass in f32. Expected errors, underflows and
+ * overflows are computed by hand. */
 #include <math.h>
 
 #include "amp/scale.h"
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
-/* y = x w^T for x and w of 8 rows and one column, so that each number of y is one product. */
+/* y = x w^T for x and w of 8 rows and one column, so that each element of y is one product. */
 typedef struct net {
     lt_ctx *ctx;
     lt_params *params;
@@ -40,30 +40,30 @@ static void end(net *n)
     lt_ctx_free(n->ctx);
 }
 
-/* op(x, y), where x is let go; NULL if it was that already. New. */
-static lt_tensor *then(net *n, const char *op, lt_tensor *x, lt_tensor *y)
+/* op(x, y). New. Releases x; NULL if x is NULL. */
+static lt_tensor *apply_release(net *n, const char *op, lt_tensor *x, lt_tensor *y)
 {
     lt_tensor *z = x ? lt_run(n->ctx, op, NULL, x, y, NULL) : NULL;
     lt_release(x);
     return z;
 }
 
-/* by: the output is multiplied by it, in the dtype that it has. */
+/* Multiplies the output by `by` in its own dtype. */
 static lt_status go(net *n, double by)
 {
     lt_tensor *y = lt_run(n->ctx, "linear", NULL, n->x, n->w, NULL);
     if (y && by != 1) {
         lt_tensor *factor = lt_tensor_full(n->ctx, lt_tensor_dtype(y), 0, NULL, by);
-        y = factor ? then(n, "mul", y, factor) : (lt_release(y), NULL);
+        y = factor ? apply_release(n, "mul", y, factor) : (lt_release(y), NULL);
         lt_release(factor);
     }
-    lt_tensor *loss = then(n, "sum", y, NULL);
+    lt_tensor *loss = apply_release(n, "sum", y, NULL);
     lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
     lt_release(loss);
     return status;
 }
 
-/* Both passes, with autocast in dtype. */
+/* Runs both passes, with autocast to dtype. */
 static lt_status check(net *n, lt_dtype dtype, int k, double by)
 {
     lt_set_autocast(n->ctx, dtype);
@@ -77,14 +77,14 @@ static lt_status check(net *n, lt_dtype dtype, int k, double by)
     return status;
 }
 
-/* The row of an op's output, or of the gradient of an input. */
+/* The row of an op's output, or of the gradient of its input `of`. */
 static lt_precision row_of(net *n, const char *op, const char *of)
 {
     lt_precision row;
     for (int i = 0; lt_precision_check_row(n->check, i, &row); i++)
         if (strcmp(row.op, op) == 0 && (of ? row.of && strcmp(row.of, of) == 0 : !row.of))
             return row;
-    FAIL("there is no %s of %s", of ? of : "output", op);
+    FAIL("no row for the %s of %s", of ? of : "output", op);
     return row;
 }
 
@@ -100,7 +100,7 @@ static void check_row(net *n, const char *op, const char *of, int64_t count, int
     CHECK_EQ(row.leaf, of && strcmp(of, "w") == 0);
 }
 
-/* 2^-13 times 2^-12 is half of the smallest number of f16. The gradients of w are f32. */
+/* 2^-13 * 2^-12 is half of the smallest f16 number. The gradients of w are f32. */
 TEST(an_underflow)
 {
     net n = make(NULL, 0x1p-12, 0x1p-13);
@@ -109,7 +109,7 @@ TEST(an_underflow)
     check_row(&n, "linear", NULL, OUTPUTS, OUTPUTS, 0, 1);
     check_row(&n, "sum", NULL, 1, 1, 0, 1);
     check_row(&n, "linear", "w", ROWS, 0, 0, 0);
-    CHECK_OK(check(&n, LT_BF16, 0, 1)); /* whose range is that of f32 */
+    CHECK_OK(check(&n, LT_BF16, 0, 1)); /* bf16 has the range of f32 */
     CHECK_EQ(lt_precision_check_half(n.check), LT_BF16);
     check_row(&n, "linear", NULL, OUTPUTS, 0, 0, 0);
     end(&n);
@@ -121,11 +121,11 @@ TEST(an_overflow)
     CHECK_OK(check(&n, LT_F16, 0, 1));
     check_row(&n, "linear", NULL, OUTPUTS, 0, OUTPUTS, 0);
     check_row(&n, "sum", NULL, 1, 0, 1, 0);
-    check_row(&n, "linear", "w", ROWS, 0, 0, 0); /* 8 times 256 */
+    check_row(&n, "linear", "w", ROWS, 0, 0, 0); /* sums of 8 times 256 */
     end(&n);
 }
 
-/* 1 + 2^-12 is 1 in f16, and 1 + 2^-6 both; in bf16 1 + 2^-6 alone. */
+/* f16 rounds 1 + 2^-12 to 1 and holds 1 + 2^-6 exactly; so does bf16. */
 TEST(a_rounding)
 {
     net n = make(NULL, 1 + 0x1p-12, 1 + 0x1p-6);
@@ -133,19 +133,19 @@ TEST(a_rounding)
     check_row(&n, "linear", NULL, OUTPUTS, 0, 0, 0x1p-12 / (1 + 0x1p-12));
     CHECK_NEAR(row_of(&n, "linear", NULL).norm, ROWS * (1 + 0x1p-12) * (1 + 0x1p-6), 1e-6);
     check_row(&n, "linear", "w", ROWS, 0, 0, 0);
-    CHECK_OK(lt_fill(n.x, 1 + 0x1p-11)); /* a tie, of which the even one is 1 */
+    CHECK_OK(lt_fill(n.x, 1 + 0x1p-11)); /* a tie, which rounds to even: 1 */
     CHECK_OK(check(&n, LT_F16, 0, 1));
     double exact = (1 + 0x1p-12) * (1 + 0x1p-11);
     check_row(&n, "linear", NULL, OUTPUTS, 0, 0, (exact - 1) / exact);
     check_row(&n, "linear", "w", ROWS, 0, 0, 0x1p-11 / (1 + 0x1p-11));
-    CHECK_OK(lt_fill(n.x, 0)); /* and nothing is divided by 0 */
+    CHECK_OK(lt_fill(n.x, 0)); /* no division by 0 */
     CHECK_OK(check(&n, LT_F16, 0, 1));
     check_row(&n, "linear", NULL, 0, 0, 0, 0);
     end(&n);
 }
 
-/* That of the sum is f32; it becomes f16 for mul, and is inf then from 2^16 on. */
-TEST(gradients_have_the_scale_in_them)
+/* The gradient of the sum is f32. It is cast to f16 for mul, and becomes inf from 2^16 on. */
+TEST(gradients_include_the_scale)
 {
     for (int k = 0; k <= 20; k += 10) {
         net n = make(NULL, 1, 1);
@@ -164,8 +164,8 @@ TEST(gradients_have_the_scale_in_them)
     end(&n);
 }
 
-/* What became 0 in the half for other reasons than its own size. */
-TEST(zeros_that_are_no_underflow)
+/* Values that became 0 in half precision for other reasons than underflow. */
+TEST(zeros_that_are_not_underflows)
 {
     net n = make(NULL, 1 + 0x1p-12, 1);
     lt_set_autocast(n.ctx, LT_F16);
@@ -173,7 +173,7 @@ TEST(zeros_that_are_no_underflow)
         CHECK_OK(lt_precision_check_begin(n.check, 0, second));
         lt_tensor *y = lt_run(n.ctx, "linear", NULL, n.x, n.w, NULL);
         lt_tensor *one = lt_tensor_full(n.ctx, lt_tensor_dtype(y), 0, NULL, 1);
-        lt_tensor *z = then(&n, "sub", y, one), *loss = then(&n, "sum", z, NULL);
+        lt_tensor *z = apply_release(&n, "sub", y, one), *loss = apply_release(&n, "sum", z, NULL);
         CHECK_OK(lt_backward(loss, NULL));
         lt_release(loss);
         lt_release(one);
@@ -183,8 +183,8 @@ TEST(zeros_that_are_no_underflow)
     end(&n);
 }
 
-/* relu is in the first pass only, exp in the second. */
-TEST(what_one_pass_has_alone_is_left_out)
+/* relu runs only in the first pass, exp only in the second. */
+TEST(ops_of_only_one_pass_are_omitted)
 {
     net n = make(NULL, 2, 3);
     lt_precision row;
@@ -192,9 +192,9 @@ TEST(what_one_pass_has_alone_is_left_out)
     for (int second = 0; second < 2; second++) {
         CHECK_OK(lt_precision_check_begin(n.check, 0, second));
         lt_tensor *y = lt_run(n.ctx, "linear", NULL, n.x, n.w, NULL);
-        y = then(&n, second ? "abs" : "relu", y, NULL);
-        y = then(&n, "neg", y, NULL);
-        lt_tensor *loss = then(&n, "sum", y, NULL);
+        y = apply_release(&n, second ? "abs" : "relu", y, NULL);
+        y = apply_release(&n, "neg", y, NULL);
+        lt_tensor *loss = apply_release(&n, "sum", y, NULL);
         CHECK_OK(lt_backward(loss, NULL));
         CHECK(!lt_precision_check_row(n.check, 0, &row) || second);
         lt_release(loss);
@@ -206,11 +206,11 @@ TEST(what_one_pass_has_alone_is_left_out)
         CHECK_NEAR(row.error, 0, 0);
         rows++;
     }
-    CHECK_EQ(rows, 6); /* of linear, neg, sum: y and its gradient */
+    CHECK_EQ(rows, 6); /* linear, neg and sum: output and gradient of each */
     end(&n);
 }
 
-TEST(a_check_leaves_nothing_behind)
+TEST(a_check_has_no_side_effects)
 {
     net n = make(&(lt_config){.poison = true}, 0.3, 0.7);
     lt_scaler scaler = lt_scaler_init(LT_SCALE_DYNAMIC, 4, 2), was = scaler;
@@ -224,7 +224,7 @@ TEST(a_check_leaves_nothing_behind)
     CHECK(!lt_grad(n.w));
     CHECK(memcmp(lt_loss_scale_scaler(scale), &was, sizeof was) == 0);
     CHECK_EQ(lt_autocast(n.ctx), LT_F16);
-    CHECK_OK(go(&n, 1)); /* under the scale of before */
+    CHECK_OK(go(&n, 1)); /* with the scale from before */
     CHECK_NEAR(lt__loss_scale_last(scale).largest, ROWS * 0.7, 0.01);
     CHECK_OK(lt_precision_check_begin(n.check, 0, false));
     CHECK_EQ(lt_precision_check_begin(n.check, 0, true), LT_EINVAL);
@@ -236,8 +236,8 @@ TEST(a_check_leaves_nothing_behind)
     end(&n);
 }
 
-/* At any one of its allocations: the check fails, and the training goes on. */
-TEST(out_of_memory_on_the_way)
+/* Each allocation of the check fails once: the check fails, and the training continues. */
+TEST(out_of_memory_at_any_allocation)
 {
     lt_status status = LT_ENOMEM;
     for (uint64_t i = 1; status != LT_OK; i++) {

@@ -1,25 +1,25 @@
-/* The loss scale: at which step each policy moves it, and by how much. */
+/* The loss scale: at which step each policy changes it, and by how much. */
 #include "amp/amp.h"
 #include "tests/lt_test.h"
 
 enum { END = 1000, OVERFLOW = 500 };
 
-/* n steps whose true gradients have this exponent. OVERFLOW + e: of those that are finite, and
- * there are others too. NONE: all are zero. */
+/* n steps whose unscaled gradients have this exponent. OVERFLOW + e: some are not finite, and the
+ * finite ones have exponent e. NONE: all are zero. */
 enum { NONE = -400 };
 typedef struct part {
     int n, exponent;
 } part;
 typedef struct move {
     int step, k;
-} move; /* after this step k is that */
+} move; /* k is the exponent after this step */
 
 static int scaled(const lt_scaler *s, int exponent)
 {
     return exponent == NONE ? LT_NO_EXPONENT : exponent + s->k;
 }
 
-/* Goes through the parts, up to one with n = 0, and sees just these moves, up to one of step 0. */
+/* Runs the parts up to one with n = 0. Expects exactly these moves, up to one with step 0. */
 static void expect(lt_scaler *s, const part *parts, const move *moves)
 {
     for (; parts->n > 0; parts++)
@@ -32,14 +32,14 @@ static void expect(lt_scaler *s, const part *parts, const move *moves)
             if (s->k == before)
                 continue;
             if (s->steps != moves->step || s->k != moves->k)
-                FAIL("step %lld moves k to %d, it should be step %d, to %d", (long long)s->steps,
-                     s->k, moves->step, moves->k);
+                FAIL("step %lld changes k to %d, expected step %d, %d", (long long)s->steps, s->k,
+                     moves->step, moves->k);
             moves++;
         }
     CHECK_EQ(moves->step, 0);
 }
 
-TEST(a_static_scale_stays)
+TEST(a_static_scale_does_not_change)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_STATIC, 8, 0);
     expect(&s, (part[]){{3000, -20}, {5, OVERFLOW + 3}, {1, -20}, {2, OVERFLOW + 30}, {0}},
@@ -50,7 +50,7 @@ TEST(a_static_scale_stays)
     CHECK_EQ(s.in_a_row, 2);
 }
 
-TEST(a_dynamic_scale_moves_as_that_of_pytorch)
+TEST(a_dynamic_scale_changes_as_in_pytorch)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 16, 0);
     expect(&s,
@@ -69,7 +69,7 @@ TEST(a_dynamic_scale_moves_as_that_of_pytorch)
            (move[]){{3, 1}, {6, 2}, {9, 3}, {10, 2}, {13, 3}, {0}});
 }
 
-TEST(a_scale_stays_within_its_ends)
+TEST(a_scale_stays_within_its_limits)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 100, 1);
     CHECK_EQ(s.k, LT_SCALE_HIGH);
@@ -90,8 +90,8 @@ TEST(a_scale_stays_within_its_ends)
     expect(&s, (part[]){{5000, -60}, {5000, NONE}, {0}}, (move[]){{10, 24}, {0}});
 }
 
-/* 2^-8 times 2^16: 7 bits to spare, of which 2 are to stay. Half of the others; then 1 each time,
- * after 20, 20, 40 steps. */
+/* 2^-8 times 2^16 leaves 7 bits of headroom, of which 2 are reserved. The scale first grows by half
+ * of the others, then by 1 each time, after 20, 20 and 40 steps. */
 TEST(an_adaptive_scale_grows_into_its_headroom)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
@@ -99,11 +99,11 @@ TEST(an_adaptive_scale_grows_into_its_headroom)
            (move[]){{20, 18}, {40, 19}, {60, 20}, {80, 21}, {120, 22}, {0}});
     CHECK_EQ(s.interval, 80);
     CHECK_EQ(s.skipped, 0);
-    /* 26 bits to spare, then 14; then 8, which are not plenty. */
+    /* 26 bits of headroom, then 14, then 8, after which the growth is slow. */
     s = lt_scaler_init(LT_SCALE_ADAPTIVE, -10, 0);
     expect(&s, (part[]){{200, -1}, {0}},
            (move[]){{10, 2}, {20, 8}, {40, 11}, {60, 12}, {80, 13}, {100, 14}, {140, 15}, {0}});
-    /* All zero: they may be 2^-25 or less. */
+    /* All gradients are zero: they may be 2^-25 or less. */
     s = lt_scaler_init(LT_SCALE_ADAPTIVE, -14, 0);
     expect(&s, (part[]){{100, NONE}, {0}}, (move[]){{10, 5}, {20, 24}, {0}});
     s = lt_scaler_init(LT_SCALE_ADAPTIVE, 12, 0); /* the longest interval is 2000 */
@@ -112,15 +112,16 @@ TEST(an_adaptive_scale_grows_into_its_headroom)
     CHECK_EQ(s.interval, 2000);
 }
 
-TEST(a_step_without_headroom_begins_the_interval_again)
+TEST(a_step_without_headroom_restarts_the_interval)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 10, 0);
     expect(&s, (part[]){{19, 0}, {1, 4}, {20, 0}, {10, 0}, {1, NONE}, {29, 0}, {0}},
            (move[]){{40, 11}, {60, 12}, {80, 13}, {0}});
 }
 
-/* The worst of the steps counts: with 12 bits to spare, but for once 6, it is 2 more. */
-TEST(growth_goes_by_the_least_headroom)
+/* The smallest headroom of the steps counts: 12 bits, but 6 in one step, so the scale grows by 2.
+ * */
+TEST(growth_depends_on_the_least_headroom)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 0, 0);
     expect(&s, (part[]){{5, 3}, {1, 9}, {14, 3}, {10, 3}, {0}}, (move[]){{20, 2}, {30, 6}, {0}});
@@ -128,20 +129,20 @@ TEST(growth_goes_by_the_least_headroom)
 
 TEST(an_adaptive_scale_shrinks_by_the_excess)
 {
-    /* What is finite reaches 2^4 2^16: five too many. */
+    /* The finite gradients reach 2^4 * 2^16, which is 5 bits too many. */
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     expect(&s, (part[]){{1, OVERFLOW + 4}, {0}}, (move[]){{1, 11}, {0}});
     CHECK_NEAR(s.mean, 5, 0);
-    /* Nothing is known but that it does not fit: 1, 2, 4, 8 and 16 less. After a finite step it is
-     * 1 again. */
+    /* The size of the overflow is unknown: the scale shrinks by 1, 2, 4, 8 and 16. After a finite
+     * step it shrinks by 1 again. */
     s = lt_scaler_init(LT_SCALE_ADAPTIVE, 24, 0);
     expect(&s, (part[]){{5, OVERFLOW - 60}, {1, -8}, {1, OVERFLOW - 60}, {0}},
            (move[]){{1, 23}, {2, 21}, {3, 17}, {4, 9}, {5, -7}, {7, -8}, {0}});
 }
 
-/* Every overflow comes just after a growth: they become rare. One after a long while is another
- * matter. */
-TEST(the_interval_is_short_again_after_an_overflow_that_no_growth_has_made)
+/* If an overflow follows a growth, the interval gets longer, so overflows become rare. An overflow
+ * long after the last growth resets it. */
+TEST(an_overflow_not_caused_by_growth_resets_the_interval)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 19, 0);
     expect(&s, (part[]){{20, -7}, {0}}, (move[]){{20, 20}, {0}});
@@ -161,8 +162,9 @@ TEST(the_interval_is_short_again_after_an_overflow_that_no_growth_has_made)
     CHECK_EQ(s.interval, 2000);
 }
 
-/* One step whose gradients are 2^30 times larger than all others is lost, and soon over. */
-TEST(an_adaptive_scale_recovers_from_one_step)
+/* A row whose gradients are 2^30 times larger than all others costs a few steps, and the scale soon
+ * recovers. */
+TEST(an_adaptive_scale_recovers_from_an_outlier)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     for (int step = 0; step < 5; step++)
@@ -175,9 +177,9 @@ TEST(an_adaptive_scale_recovers_from_one_step)
     CHECK(s.k >= 16);
 }
 
-/* Gradients that grow by a bit in two steps, from 2^-8 to 2^8: no step is lost, as the scale goes
- * down ahead of them. With those that fall again it goes up. */
-TEST(an_adaptive_scale_is_ahead_of_gradients_that_grow)
+/* Gradients grow by a bit in two steps, from 2^-8 to 2^8: no step is skipped, because the scale
+ * shrinks in advance. It grows again after they fall. */
+TEST(an_adaptive_scale_anticipates_growing_gradients)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     int lost = 0;
@@ -200,9 +202,9 @@ TEST(an_adaptive_scale_is_ahead_of_gradients_that_grow)
     CHECK_EQ(lost, 15);
 }
 
-/* Exponents that vary by +-2 about -3: mean -2 (they are below 2^(e + 1)), deviation 2, so that
- * 16 + 2 - 3.09 * 2 = 11.8 is the most. */
-TEST(the_most_is_that_of_a_normal_distribution)
+/* Exponents vary by +-2 around -3: mean -2 (the values are below 2^(e + 1)), standard deviation 2,
+ * so the limit is 16 + 2 - 3.09 * 2 = 11.8. */
+TEST(the_limit_assumes_a_normal_distribution)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 5, 0);
     for (int step = 0; step < 100000; step++)
@@ -214,8 +216,9 @@ TEST(the_most_is_that_of_a_normal_distribution)
     CHECK_EQ(s.k, LT_SCALE_LOW);
 }
 
-/* 16 + 8 - 3.09 * 6 = 5.5: whatever the headroom, there is no growth, and no longer interval. */
-TEST(no_growth_beyond_the_most)
+/* The limit is 16 + 8 - 3.09 * 6 = 5.5: there is no growth and no longer interval, whatever the
+ * headroom. */
+TEST(no_growth_beyond_the_limit)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 5, 0);
     s.old_mean = s.old_variance = 0.5;
@@ -231,8 +234,8 @@ TEST(no_growth_beyond_the_most)
     CHECK_EQ(s.k, 13);
 }
 
-/* A copy goes on as the original does, bit for bit. */
-TEST(a_scaler_is_what_its_struct_holds)
+/* A copy continues exactly as the original, bit for bit. */
+TEST(the_struct_holds_the_whole_state)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0), copy = s;
     for (int step = 0; step < 5000; step++) {
@@ -249,8 +252,8 @@ TEST(a_scaler_is_what_its_struct_holds)
     CHECK(s.skipped > 5);
 }
 
-/* States of no history: a scaler that went on from one would come to another. */
-TEST(states_that_cannot_be)
+/* States that no history produces. lt_scaler_check() rejects them. */
+TEST(invalid_states)
 {
     const lt_scaler fine = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     lt_scaler s = fine;
@@ -269,7 +272,7 @@ TEST(states_that_cannot_be)
     s.variance = 1e308;
     CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "'variance' of a scaler is out of range");
     s = fine;
-    s.mean = LT_NO_EXPONENT; /* the ends */
+    s.mean = LT_NO_EXPONENT; /* the limits of each range */
     s.variance = 1e9;
     s.old_mean = s.old_variance = 0.5;
     for (int i = 0; i < 3000; i++) {

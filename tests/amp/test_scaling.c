@@ -1,10 +1,11 @@
-/* The scale in use: gradients are what they are without it, and a step with one that is not finite
- * changes nothing. */
+/* The loss scale in use: gradients equal those without a scale, and a step with a non-finite
+ * gradient changes nothing. */
 #include "amp/scale.h"
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
-/* x w1^T -> batch norm -> relu -> w2^T, w2 also added to w1's product: 4 rows of 6 numbers. */
+/* x w1^T -> batch norm -> relu -> w2^T; w2 is also added to w1's product. Output: 4 rows of 6
+ * numbers. */
 typedef struct net {
     lt_ctx *ctx;
     lt_params *params;
@@ -26,7 +27,7 @@ static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
     return x;
 }
 
-/* k: of a static scale; NO_SCALE: none. */
+/* k: exponent of a static scale; NO_SCALE for none. */
 enum { NO_SCALE = 99 };
 
 static net make(int k, const char *fault)
@@ -73,7 +74,7 @@ static lt_tensor *run(net *n, const char *op, const char *options, lt_tensor *x,
     return z;
 }
 
-/* The sum of the net's outputs' squares, times `by`. New. */
+/* The sum of the squares of the net's outputs, times `by`. New. */
 static lt_tensor *forward(net *n, lt_tensor *x, double by)
 {
     lt_tensor *a = run(n, "linear", NULL, x, n->w1);
@@ -124,12 +125,12 @@ static void check_same_grads(net *a, net *b)
     CHECK(same(lt_grad(a->shift), lt_grad(b->shift)));
 }
 
-/* Weights and buffers. */
+/* The digest of weights and buffers. */
 static void digest(net *n, char hex[65]) { CHECK_OK(lt_params_sha256(n->params, hex)); }
 
 static const int exponents[] = {0, 8, 16, LT_SCALE_LOW, LT_SCALE_HIGH};
 
-/* Also where several backwards add up, and after steps. */
+/* Also when several backwards are summed, and after steps. */
 TEST(a_power_of_two_changes_no_bit)
 {
     for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
@@ -156,7 +157,7 @@ TEST(a_power_of_two_changes_no_bit)
     }
 }
 
-TEST(steps_have_numbers)
+TEST(steps_are_found_by_number)
 {
     net n = make(8, NULL);
     for (int i = 1; i <= 10; i++) {
@@ -164,7 +165,7 @@ TEST(steps_have_numbers)
         CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, i).number, i);
     }
-    static const int64_t others[] = {INT64_MIN, -9, -1, 0, 2, 11, INT64_MAX}; /* the last, then */
+    static const int64_t others[] = {INT64_MIN, -9, -1, 0, 2, 11, INT64_MAX}; /* -> the last */
     for (int i = 0; i < 7; i++)
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, others[i]).number, 10);
     CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, 3).number, 3);
@@ -210,7 +211,7 @@ static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(hooks_and_slots_see_true_gradients)
+TEST(hooks_and_slots_see_unscaled_gradients)
 {
     net a = make(NO_SCALE, NULL), b = make(16, NULL);
     seen of_a = {0}, of_b = {.scale = b.loss_scale}, ready = {0};
@@ -238,8 +239,8 @@ static lt_status make_it(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_fill(grad, *(double *)ud);
 }
 
-/* Also where they mend what had overflowed. */
-TEST(what_hooks_leave_counts)
+/* Also if a hook repairs an overflow. */
+TEST(the_gradient_after_the_hooks_counts)
 {
     static const double values[] = {1, INFINITY, 3, NAN, -0x1p20};
     net n = make(16, NULL);
@@ -304,11 +305,11 @@ TEST(a_skipped_step_changes_nothing)
     lt_tensor *slot = lt_optim_slot(n.optim, 0, n.w1);
     lt_tensor *was = lt__tensor_copy(slot, LT_F32);
     CHECK_OK(backward(&n, 1));
-    CHECK_OK(backward(&n, 1)); /* finite or not: the second adds to the first */
+    CHECK_OK(backward(&n, 1)); /* finite or not, the second adds to the first */
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
     CHECK_NEAR(norm, 0, 0);
     CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
-    CHECK_EQ(step(&n, second), LT_SKIPPED); /* of the same step */
+    CHECK_EQ(step(&n, second), LT_SKIPPED); /* in the same step */
     CHECK_EQ(lt_step(n.ctx), 3);
     CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
@@ -317,7 +318,7 @@ TEST(a_skipped_step_changes_nothing)
     CHECK(same(slot, was));
     CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->skipped, 1);
     CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, 2);
-    /* And on, as if it had not been. */
+    /* Later steps are as if the skipped one had not happened. */
     CHECK_OK(backward(&n, 1));
     CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     for (int i = 0; i < 2; i++) {
@@ -334,8 +335,9 @@ TEST(a_skipped_step_changes_nothing)
     end(&b);
 }
 
-/* Those of w2, which nobody updates, add up from step to step, but not from a skipped one. */
-TEST(a_gradient_that_no_optimizer_forgets)
+/* No optimizer updates w2. Its gradients accumulate from step to step, but not from a skipped step.
+ * */
+TEST(a_gradient_that_no_optimizer_clears)
 {
     net n = make(16, NULL);
     lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
@@ -343,7 +345,7 @@ TEST(a_gradient_that_no_optimizer_forgets)
     CHECK_EQ(step(&n, optim), LT_SKIPPED);
     CHECK(lt_grad(n.w2) && !lt_grad(n.shift));
     CHECK_OK(backward(&n, 1));
-    CHECK_OK(backward(&n, 0x1p120)); /* of the same step */
+    CHECK_OK(backward(&n, 0x1p120)); /* in the same step */
     CHECK_OK(backward(&n, 1));
     CHECK_EQ(step(&n, optim), LT_SKIPPED);
     net b = make(NO_SCALE, NULL);
@@ -365,9 +367,9 @@ static void zero_grads(net *n)
         lt_zero_grad(all[i]);
 }
 
-/* What was found in gradients that nobody has any more: forgotten by hand, or of a scale that was
- * not in use for a while. */
-TEST(gradients_that_were_dropped_do_not_count)
+/* Findings in gradients that no longer exist do not count: discarded by the caller, or computed
+ * with a scale that was not in use for a while. */
+TEST(discarded_gradients_do_not_count)
 {
     for (int closed = 0; closed < 2; closed++) {
         net n = make(16, NULL);
@@ -381,12 +383,12 @@ TEST(gradients_that_were_dropped_do_not_count)
         CHECK(lt_loss_scale_step(n.loss_scale).exponent < 40);
         CHECK_OK(backward(&n, 0x1p120));
         zero_grads(&n);
-        lt_tensor *loss = run(&n, "sum", NULL, n.w2, NULL); /* nothing comes to the others */
+        lt_tensor *loss = run(&n, "sum", NULL, n.w2, NULL); /* the others get no gradient */
         CHECK_OK(lt_backward(loss, NULL));
         lt_release(loss);
         CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         CHECK_OK(backward(&n, 0x1p120));
-        lt_zero_grad(n.w2); /* and the others have one still */
+        lt_zero_grad(n.w2); /* the others still have gradients */
         CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
         CHECK_OK(backward(&n, 1));
         CHECK_EQ(step(&n, n.optim), LT_APPLIED);
@@ -394,7 +396,7 @@ TEST(gradients_that_were_dropped_do_not_count)
     }
 }
 
-/* As on several ranks, which tell each other of those alone that are sent. */
+/* As with several ranks, whose votes cover only the gradients that are exchanged. */
 TEST(a_leaf_without_an_optimizer_does_not_count)
 {
     net n = make(16, NULL);
@@ -449,8 +451,8 @@ TEST(a_scale_checks_its_own_gradients)
     lt_loss_scale_free(other);
 }
 
-/* w1's gradient overflows f32; nobody has to see it, but the optimizer does. */
-TEST(an_overflow_in_backward_is_seen)
+/* w1's gradient overflows f32. The optimizer detects it, even if nothing else reads it. */
+TEST(an_overflow_in_backward_is_detected)
 {
     net n = make(24, NULL);
     CHECK_OK(backward(&n, 0x1p110));
@@ -460,8 +462,8 @@ TEST(an_overflow_in_backward_is_seen)
     end(&n);
 }
 
-/* In f16 a gradient of 2^8 becomes inf under 2^8, not under 2^7. */
-TEST(f16_overflows_where_it_ends)
+/* In f16 a gradient of 2^8 becomes inf with the scale 2^8, but not with 2^7. */
+TEST(f16_overflows_at_its_maximum)
 {
     for (int k = 6; k < 9; k++) {
         net n = make(k, NULL);
@@ -538,8 +540,8 @@ static lt_status refuse(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_fail(LT_EINVAL, "enough");
 }
 
-/* When the hook of the norm's scale is called, one of w2's two contributions has come. */
-TEST(a_backward_that_fails_leaves_no_scaled_gradient)
+/* When the hook of the norm's scale runs, one of w2's two contributions has been added. */
+TEST(a_failed_backward_leaves_no_scaled_gradient)
 {
     net n = make(16, NULL), b = make(NO_SCALE, NULL);
     bool on = true;
@@ -555,14 +557,14 @@ TEST(a_backward_that_fails_leaves_no_scaled_gradient)
     end(&b);
 }
 
-TEST(a_fault_wants_its_parameter)
+TEST(a_fault_requires_its_parameter)
 {
     net n = make(NO_SCALE, "inf:rank=0:step=1:param=w3");
     lt_opt opts[LT_MAX_OPT];
     CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EUSAGE,
                 "the fault names w3, which is not a parameter of an optimizer");
-    lt_grad_fault(n.w1, 1); /* of another rank */
+    lt_grad_fault(n.w1, 1); /* on another rank */
     CHECK_OK(backward(&n, 1));
     CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     double norm;

@@ -1,4 +1,4 @@
-/* What several ranks tell each other about the gradients of a step. */
+/* The votes of several ranks about the gradients of a step. */
 #include <math.h>
 #include <string.h>
 
@@ -49,7 +49,7 @@ static void send_finite(job *j, double a, double b, double c)
     send(j, (double[]){a, b, c}, (int[]){0, 0, 0});
 }
 
-/* The step of all ranks, which they decide on alike. */
+/* Decides on the step. All ranks must decide alike. */
 static lt_scaled_step decide(job *j)
 {
     lt_scaled_step first = {0};
@@ -62,7 +62,7 @@ static lt_scaled_step decide(job *j)
         CHECK_OK(lt_params_place(p));
         lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
         CHECK_OK(lt_use_loss_scale(ctx, j->scale[i]));
-        CHECK_OK(lt_backward(w, NULL)); /* finds 1 on this rank, which does not count */
+        CHECK_OK(lt_backward(w, NULL)); /* this rank's own value 1 does not count */
         lt_opt opts[LT_MAX_OPT];
         CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1", opts));
         CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, NULL));
@@ -91,17 +91,17 @@ TEST(the_largest_of_all_ranks_and_buckets_counts)
     CHECK(step.finite);
     CHECK_EQ(step.exponent, 6);
     send_finite(&j, 0, 0, 0.75);
-    CHECK_EQ(decide(&j).exponent, -1); /* nothing is left of the step before */
+    CHECK_EQ(decide(&j).exponent, -1); /* the previous step has no effect */
     send_finite(&j, 0, 0, 0);
     CHECK_EQ(decide(&j).exponent, LT_NO_EXPONENT);
     end(&j);
     j = begin(4);
-    send_finite(&j, 0x1p-6, 0, 0); /* of a true gradient: */
+    send_finite(&j, 0x1p-6, 0, 0); /* exponents are those of unscaled gradients */
     CHECK_EQ(decide(&j).exponent, -2);
     end(&j);
 }
 
-TEST(exponents_end_where_they_can_be_told)
+TEST(exponents_are_clamped_to_the_range_of_votes)
 {
     job j = begin(0);
     send_finite(&j, 0x1p-80, 0, 0);
@@ -115,7 +115,7 @@ TEST(exponents_end_where_they_can_be_told)
     end(&j);
 }
 
-TEST(what_is_not_finite_on_one_rank_skips_the_step_of_all)
+TEST(non_finite_values_on_one_rank_skip_the_step_on_all)
 {
     for (int rank = 0; rank < RANKS; rank++)
         for (int bucket = 0; bucket < 3; bucket++) {
@@ -135,7 +135,7 @@ TEST(what_is_not_finite_on_one_rank_skips_the_step_of_all)
         }
 }
 
-TEST(what_was_heard_before_all_came_anew_does_not_count)
+TEST(votes_before_a_restart_do_not_count)
 {
     job j = begin(0);
     send(&j, (double[]){1, 2, 4}, (int[]){1, 0, 0});
@@ -148,19 +148,20 @@ TEST(what_was_heard_before_all_came_anew_does_not_count)
     end(&j);
 }
 
-/* ==== On the way in f16 ======================================================================= */
+/* ==== Wire scales for f16 ===================================================================== */
 
-typedef struct ways {
+typedef struct wire_scales {
     lt_wire_scales of[RANKS];
-} ways;
+} wire_scales;
 
-static ways all_begin(void)
+static wire_scales wire_scales_begin(void)
 {
-    return (ways){{lt_wire_scales_init(), lt_wire_scales_init(), lt_wire_scales_init()}};
+    return (wire_scales){{lt_wire_scales_init(), lt_wire_scales_init(), lt_wire_scales_init()}};
 }
 
-/* One bucket, with gradients up to these. Returns the exponent that it has. */
-static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
+/* Sends one bucket whose gradients reach a, b and c. Returns the exponent of its wire scale. Sets
+ * *again if the bucket must be resent. */
+static int send_once(wire_scales *w, int bucket, double a, double b, double c, bool *again)
 {
     double largest[RANKS] = {a, b, c};
     float sum[LT_WIRE_SCALE_NUMBERS] = {0};
@@ -181,59 +182,61 @@ static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
     return exponent;
 }
 
-/* As often as it takes, which is to be so many times; with that exponent in the end. */
-static void carry_through(ways *w, int bucket, double a, double b, double c, int times,
-                          int exponent)
+/* Sends a bucket until no resend is needed. Expects this number of sends, and this exponent at the
+ * end. */
+static void send_until_done(wire_scales *w, int bucket, double a, double b, double c, int times,
+                            int exponent)
 {
     int sent = 0, has;
     bool again;
     do
-        has = carry(w, bucket, a, b, c, &again);
+        has = send_once(w, bucket, a, b, c, &again);
     while (++sent < 9 && again);
     CHECK_EQ(sent, times);
     CHECK_EQ(has, exponent);
 }
 
 /* Sums stay below 2^13. */
-TEST(the_way_follows_the_gradients_with_two_bits_to_spare)
+TEST(the_wire_scale_follows_the_gradients_with_two_spare_bits)
 {
-    ways w = all_begin();
-    carry_through(&w, 0, 1, 4, 0x1p-4, 2, 10);
-    carry_through(&w, 0, 1, 16, 0x1p-4, 1, 10); /* which takes both bits */
-    carry_through(&w, 0, 1, 4, 0x1p-4, 1, 8);
-    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket, as at first */
-    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
-    carry_through(&w, 1, 0, 0, 0, 1, 36); /* says nothing */
-    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
+    wire_scales w = wire_scales_begin();
+    send_until_done(&w, 0, 1, 4, 0x1p-4, 2, 10);
+    send_until_done(&w, 0, 1, 16, 0x1p-4, 1, 10); /* uses both spare bits */
+    send_until_done(&w, 0, 1, 4, 0x1p-4, 1, 8);
+    send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket starts anew */
+    send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 36);
+    send_until_done(&w, 1, 0, 0, 0, 1, 36); /* zeros do not change the scale */
+    send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 36);
     CHECK_EQ(w.of[0].used, 2);
     CHECK_EQ(w.of[0].resends, 1);
     CHECK(memcmp(&w.of[0], &w.of[2], sizeof w.of[0]) == 0);
 }
 
-TEST(a_bucket_that_has_grown_too_much_is_sent_again)
+TEST(a_bucket_that_grew_too_much_is_resent)
 {
-    ways w = all_begin();
-    carry_through(&w, 0, 1, 1, 1, 2, 12);
-    carry_through(&w, 0, 4, 1, 1, 1, 12);
-    carry_through(&w, 0, 32, 1, 1, 2, 7);
-    carry_through(&w, 0, 0x1p120, 1, 1, 3, -108); /* more than can be told at once */
+    wire_scales w = wire_scales_begin();
+    send_until_done(&w, 0, 1, 1, 1, 2, 12);
+    send_until_done(&w, 0, 4, 1, 1, 1, 12);
+    send_until_done(&w, 0, 32, 1, 1, 2, 7);
+    send_until_done(&w, 0, 0x1p120, 1, 1, 3, -108); /* more than one vote can express */
 }
 
-TEST(a_bucket_that_has_shrunk_too_much_is_sent_again)
+TEST(a_bucket_that_shrank_too_much_is_resent)
 {
-    ways w = all_begin();
-    carry_through(&w, 0, 1, 1, 1, 2, 12);
-    carry_through(&w, 0, 0x1p-12, 0x1p-12, 0, 1, 12);
-    carry_through(&w, 0, 0x1p-25, 0, 0, 2, 37);
-    carry_through(&w, 0, 0x1p-99, 0, 0, 3, 100);
+    wire_scales w = wire_scales_begin();
+    send_until_done(&w, 0, 1, 1, 1, 2, 12);
+    send_until_done(&w, 0, 0x1p-12, 0x1p-12, 0, 1, 12);
+    send_until_done(&w, 0, 0x1p-25, 0, 0, 2, 37);
+    send_until_done(&w, 0, 0x1p-99, 0, 0, 3, 100);
 }
 
-TEST(ways_end_with_f32)
+TEST(wire_scales_cover_the_range_of_f32)
 {
-    ways w = all_begin();
-    carry_through(&w, 0, 0x1p127, 0, 0, 4, -115);
-    carry_through(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_SCALE_HIGH);
-    carry_through(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_HIGH); /* no way is better */
-    carry_through(&w, LT_WIRE_SCALES + 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_HIGH); /* its way too */
+    wire_scales w = wire_scales_begin();
+    send_until_done(&w, 0, 0x1p127, 0, 0, 4, -115);
+    send_until_done(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_SCALE_HIGH);
+    send_until_done(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_HIGH); /* no scale is better */
+    send_until_done(&w, LT_WIRE_SCALES + 1, 0x1p-126, 0, 0, 1,
+                    LT_WIRE_SCALE_HIGH); /* the wire scale of bucket 1 is shared */
     CHECK_EQ(w.of[0].used, 2);
 }

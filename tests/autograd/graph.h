@@ -1,4 +1,4 @@
-/* graph.h - small steps of a graph, for the tests of autograd. */
+/* graph.h - helpers that build small graphs, for the tests of autograd. */
 #ifndef TESTS_AUTOGRAD_GRAPH_H
 #define TESTS_AUTOGRAD_GRAPH_H
 
@@ -13,7 +13,7 @@ static inline lt_tensor *leaf(lt_ctx *ctx, int64_t n, double value)
     return x;
 }
 
-/* op(x, y), giving both back. */
+/* op(x, y). Releases x and y. */
 static inline lt_tensor *take2(const char *op, lt_tensor *x, lt_tensor *y)
 {
     lt_tensor *z = lt_run(lt_tensor_ctx(x), op, NULL, x, y, NULL);

@@ -1,17 +1,17 @@
-/* A dry run: a pass that leaves nothing behind, and sees what the next one does. */
+/* A dry run has no side effects and computes the same as the next pass. */
 #include <math.h>
 
 #include "tests/autograd/graph.h"
 
-/* y = dropout(batch_norm(linear(x, w))) summed, with what is to be left alone. */
+/* The sum of dropout(batch_norm(linear(x, w))), and the state that a dry run must not change. */
 typedef struct net {
     lt_ctx *ctx;
     lt_params *params;
     lt_tensor *w, *scale, *shift, *mean, *var, *x;
     lt_optim *optim;
-    int hooks, begins, sums; /* calls of these */
-    double seen;             /* sum of the outputs that were hooked, */
-    double grads[8];         /* and those of the gradients of leaves, one by one */
+    int hooks, begins, sums; /* calls of each */
+    double seen;             /* sum of the outputs that the op hook saw, */
+    double grads[8];         /* and the sum of each gradient of a leaf */
     int hooked, leaves;
 } net;
 
@@ -168,8 +168,8 @@ TEST(a_training_is_the_same_with_dry_runs)
     }
 }
 
-/* Hooks, slots, faults, running statistics, all other ranks. */
-TEST(nothing_comes_of_a_dry_run)
+/* Hooks, slots, faults, running statistics and other ranks are not affected. */
+TEST(a_dry_run_has_no_side_effects)
 {
     net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
@@ -193,14 +193,14 @@ TEST(nothing_comes_of_a_dry_run)
     lt_set_allreduce(n.ctx, NULL, NULL);
     go(&n);
     CHECK_EQ(n.begins, 1);
-    CHECK_EQ(n.hooks, 4); /* of w twice: its own, and ready */
+    CHECK_EQ(n.hooks, 4); /* for w twice: its hook and the ready callback */
     CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.injected);
     end(&n);
 }
 
-/* They are what a backward would have left, but for the sums of several uses, which are seen as
- * they grow: of w first the one's, then both. */
-TEST(gradients_are_seen_and_those_of_before_stay)
+/* The gradients equal those of a backward, except that gradients of several uses are reported as
+ * they grow: for w, first the gradient of one use, then the sum of both. */
+TEST(gradients_are_visible_and_earlier_ones_stay)
 {
     net n = make(NULL);
     go(&n);
@@ -208,7 +208,7 @@ TEST(gradients_are_seen_and_those_of_before_stay)
     double scale = sum_of(lt_grad(n.scale)), shift = sum_of(lt_grad(n.shift));
     lt_zero_grad(n.scale);
     lt_bn_stats_clear(n.ctx);
-    lt_tape_set_first_row(lt_tape_current(n.ctx), 0); /* to draw the same again */
+    lt_tape_set_first_row(lt_tape_current(n.ctx), 0); /* to draw the same numbers again */
     dry_run(&n);
     CHECK_EQ(n.leaves, 4);
     CHECK_NEAR(n.grads[1], scale, 0);
@@ -248,7 +248,7 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
 static lt_status never(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     (void)ud, (void)x, (void)grad;
-    return lt_fail(LT_EINVAL, "nobody adds to a gradient of before");
+    return lt_fail(LT_EINVAL, "an earlier gradient must not change");
 }
 
 static lt_scaling scaling_of(scaled *s)
@@ -256,7 +256,7 @@ static lt_scaling scaling_of(scaled *s)
     return (lt_scaling){.ud = s, .seed = seed, .join = never, .complete = complete};
 }
 
-TEST(a_dry_run_has_a_scaling_of_its_own)
+TEST(a_dry_run_has_its_own_scaling)
 {
     net n = make(NULL);
     scaled training = {0}, dry_run = {0};
@@ -282,7 +282,7 @@ TEST(a_dry_run_has_a_scaling_of_its_own)
     end(&n);
 }
 
-TEST(what_a_dry_run_refuses)
+TEST(a_dry_run_rejects_invalid_calls)
 {
     net n = make(NULL);
     lt_opt opts[LT_MAX_OPT];
@@ -308,8 +308,8 @@ TEST(what_a_dry_run_refuses)
     end(&n);
 }
 
-/* A loss that is a leaf, one that is infinite, and a backward that fails. */
-TEST(the_ends_of_a_dry_run)
+/* A loss that is a leaf, an infinite loss, and a backward that fails. */
+TEST(special_losses_in_a_dry_run)
 {
     net n = make(NULL);
     lt_tensor *x = leaf(n.ctx, 1, INFINITY);
@@ -326,9 +326,9 @@ TEST(the_ends_of_a_dry_run)
     lt_dry_run_end(n.ctx);
     CHECK_OK(lt_dry_run_begin(n.ctx, &failing, NULL, NULL));
     lt_tensor *loss = forward(&n);
-    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "nobody adds");
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "an earlier gradient");
     CHECK(!n.shift->leaf->dry_grad && !n.w->leaf->dry_grad);
-    CHECK_FAILS(lt_backward(x, NULL), LT_EINVAL, "nobody adds");
+    CHECK_FAILS(lt_backward(x, NULL), LT_EINVAL, "an earlier gradient");
     CHECK(!x->leaf->dry_grad && !lt_grad(x));
     lt_release(loss);
     lt_dry_run_end(n.ctx);

@@ -1,12 +1,12 @@
-/* test_hooks.c - hooks that change what backward works on: they register further hooks, drop or
- * freeze their leaf, or try to go backward themselves. */
+/* test_hooks.c - hooks that change the graph during backward: they register further hooks, release
+ * or freeze their leaf, or try to run backward themselves. */
 #include "tests/autograd/graph.h"
 
 typedef struct probe {
-    lt_tensor *x; /* what the hook acts on */
+    lt_tensor *x; /* the tensor that the hook changes */
     int calls;
-    lt_status status;  /* of what it tried last, */
-    char message[160]; /* and its message */
+    lt_status status;  /* status of its last attempt, */
+    char message[160]; /* and the message */
 } probe;
 
 static void remember(probe *p, lt_status status)
@@ -23,7 +23,7 @@ static lt_status count(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-/* d sum(x^2) into x's gradient. */
+/* Adds the gradient of sum(x^2) to x's gradient. */
 static lt_status square_back(lt_tensor *x)
 {
     lt_tensor *loss = take1("sum", lt_run(lt_tensor_ctx(x), "mul", NULL, x, x, NULL));
@@ -39,7 +39,7 @@ static lt_status register_itself(void *ud, lt_tensor *x, lt_tensor *grad)
     (void)grad;
     probe *p = ud;
     if (++p->calls > 4000) /* the test must fail, not hang */
-        return lt_fail(LT_EINVAL, "this hook is called for ever");
+        return lt_fail(LT_EINVAL, "this hook is called forever");
     return lt_on_grad(x, register_itself, p, NULL);
 }
 
@@ -59,7 +59,7 @@ TEST(a_hook_that_registers_itself_is_called_again_at_the_next_backward)
     finish(ctx);
 }
 
-TEST(hooks_that_double_in_every_backward_end_in_an_error)
+TEST(hooks_that_double_in_every_backward_are_an_error)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
@@ -85,7 +85,7 @@ static void count_freed(void *ud)
     freed++;
 }
 
-TEST(a_hook_that_is_refused_is_freed)
+TEST(a_rejected_hook_is_freed)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
@@ -109,8 +109,8 @@ static lt_status register_on_other(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_on_grad(((probe *)ud)->x, count, ud, NULL);
 }
 
-/* Backward reaches b after a: b's hooks have not run yet. */
-TEST(a_hook_may_register_one_on_a_leaf_that_comes_later)
+/* Backward reaches b after a, so b's hooks have not run yet. */
+TEST(a_hook_may_register_another_on_a_later_leaf)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
@@ -126,7 +126,7 @@ TEST(a_hook_may_register_one_on_a_leaf_that_comes_later)
     finish(ctx);
 }
 
-/* ==== Hooks that drop, freeze and forget ====================================================== */
+/* ==== Hooks that release, freeze and discard ================================================== */
 
 static lt_status drop_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -139,7 +139,7 @@ static lt_status drop_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_item(grad, 0, &value);
 }
 
-/* The last handle goes. */
+/* Releases the last handle. */
 TEST(a_hook_may_release_its_leaf)
 {
     lt_ctx *ctx = lt_open(NULL);
@@ -176,7 +176,7 @@ static lt_status look_at_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(hooks_behind_one_that_released_the_leaf_still_see_it)
+TEST(later_hooks_still_see_a_leaf_that_a_hook_released)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "neg", NULL, x, NULL));
@@ -221,7 +221,7 @@ static lt_status forget(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(a_hook_may_forget_the_gradient)
+TEST(a_hook_may_discard_the_gradient)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
@@ -243,8 +243,8 @@ static lt_status close_scope(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-/* The graph is held by the walk; tensors that backward still needs are dead. */
-TEST(a_hook_that_ends_the_scope_of_the_graph_is_an_error_of_backward)
+/* Backward retains the graph, but tensors that it still needs are dead. */
+TEST(backward_fails_if_a_hook_ends_the_scope_of_the_graph)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
@@ -263,7 +263,7 @@ TEST(a_hook_that_ends_the_scope_of_the_graph_is_an_error_of_backward)
     finish(ctx);
 }
 
-/* ==== Hooks that go backward ================================================================== */
+/* ==== Hooks that run backward ================================================================= */
 
 static lt_status go_back(lt_tensor *x) { return lt_backward(x, x); }
 
@@ -274,7 +274,7 @@ static lt_status begin_dry_run(lt_tensor *x)
 
 static lt_status rescale(lt_tensor *x) { return lt_set_scaling(lt_tensor_ctx(x), NULL); }
 
-static lt_status (*attempt)(lt_tensor *x); /* what the hook calls */
+static lt_status (*attempt)(lt_tensor *x); /* the function that the hook calls */
 
 static lt_status call_attempt(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -285,7 +285,7 @@ static lt_status call_attempt(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(backward_within_a_hook_is_refused_and_the_outer_one_goes_on)
+TEST(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
 {
     static const struct {
         lt_status (*call)(lt_tensor *x);

@@ -1,7 +1,7 @@
-/* Gradients that take over the memory of the one that came: when they may, when they must not. */
+/* Gradients that reuse the memory of the incoming gradient: when that is allowed, and when not. */
 #include "tests/autograd/graph.h"
 
-/* A leaf as the loss takes the given gradients themselves. */
+/* If the loss is a leaf, the given gradients are added to its gradient directly. */
 TEST(half_gradients_are_added_in_f32)
 {
     enum { N = 3000 };
@@ -34,7 +34,7 @@ TEST(half_gradients_are_added_in_f32)
 
 /* ==== Gradients in place ====================================================================== */
 
-TEST(a_gradient_is_written_over_the_one_that_came)
+TEST(a_gradient_reuses_the_memory_of_the_incoming_one)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 100000, 0.5), *y = take1("neg", lt_retain(x));
@@ -50,9 +50,9 @@ TEST(a_gradient_is_written_over_the_one_that_came)
     finish(ctx);
 }
 
-/* add hands one gradient to both of its inputs: who comes first must leave it alone, who comes last
- * may write over it. */
-TEST(a_shared_gradient_is_not_written_over)
+/* add passes one gradient to both of its inputs. The first input must not overwrite it; the last
+ * one may. */
+TEST(a_shared_gradient_is_not_overwritten)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 3, 2), *y = leaf(ctx, 3, 5), *z = leaf(ctx, 3, 1);
@@ -71,9 +71,9 @@ TEST(a_shared_gradient_is_not_written_over)
     finish(ctx);
 }
 
-/* The gradient of x comes in two parts, through a reshape too, which is a view; the caller's own
- * gradient stays as it is. */
-TEST(views_and_given_gradients_are_not_written_over)
+/* The gradient of x has two contributions, through a reshape, which is a view. The gradient that
+ * the caller gave does not change. */
+TEST(views_and_given_gradients_are_not_overwritten)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 4, 3), *h = lt_run(ctx, "neg", NULL, x, NULL);

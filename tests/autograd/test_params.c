@@ -17,7 +17,7 @@ static double at(lt_tensor *x, int64_t i)
     return v;
 }
 
-/* Adds sum(x) * slope to the gradients. */
+/* Runs backward of sum(x) * slope. */
 static void give_grad(lt_tensor *x, double slope)
 {
     lt_ctx *ctx = lt_tensor_ctx(x);
@@ -111,7 +111,7 @@ static bool alloc_once(void *ud, size_t bytes, lt_external_memory *memory)
     return bytes <= sizeof l->memory && l->lent++ == 0;
 }
 
-TEST(gradients_may_lie_in_external_memory)
+TEST(gradients_can_use_external_memory)
 {
     lt_ctx *ctx = lt_open(NULL);
     lender l = {{0}, 0, 0};
@@ -136,7 +136,7 @@ TEST(gradients_may_lie_in_external_memory)
     CHECK(l.lent == 2 && l.came_back == 1);
 }
 
-TEST(initial_values_are_a_function_of_seed_tree_and_name)
+TEST(initial_values_depend_on_seed_tree_and_name)
 {
     char sha[4][65];
     for (int run = 0; run < 2; run++) {
@@ -158,7 +158,7 @@ TEST(initial_values_are_a_function_of_seed_tree_and_name)
     CHECK(strcmp(sha[0], sha[1]) != 0);
 }
 
-TEST(a_step_updates_what_has_a_gradient)
+TEST(a_step_updates_parameters_with_gradients)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_params *p = lt_params_new(ctx);
@@ -175,7 +175,7 @@ TEST(a_step_updates_what_has_a_gradient)
     CHECK(!lt_optim_slot_name(o, 1));
     give_grad(x[0], 1);
     give_grad(x[1], 2);
-    give_grad(x[3], 3); /* c has none */
+    give_grad(x[3], 3); /* c has no gradient */
     CHECK_OK(step(o, 0.1));
     CHECK_NEAR(at(x[0], 2), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 3), 0.8, 1e-15);
@@ -211,7 +211,8 @@ TEST(a_step_updates_what_has_a_gradient)
     lt_ctx_free(ctx);
 }
 
-/* Over two arenas, two groups and a gap; what has no gradient, or is frozen, does not count. */
+/* The norm covers two arenas, two groups and a gap. Parameters without a gradient, or frozen ones,
+ * do not count. */
 TEST(the_norm_of_all_gradients)
 {
     double norms[2];
@@ -267,7 +268,7 @@ static lt_status norm_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_optim_grad_norm(ud, &norm);
 }
 
-TEST(no_norm_while_gradients_come)
+TEST(no_norm_during_backward)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_params *p = lt_params_new(ctx);
@@ -286,7 +287,7 @@ TEST(no_norm_while_gradients_come)
     lt_ctx_free(ctx);
 }
 
-TEST(an_update_spoils_only_the_graphs_that_read_it)
+TEST(an_update_invalidates_only_the_graphs_that_read_it)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_params *p = lt_params_new(ctx);
@@ -313,7 +314,7 @@ TEST(an_update_spoils_only_the_graphs_that_read_it)
     lt_ctx_free(ctx);
 }
 
-TEST(running_statistics_of_shards_are_those_of_the_batch)
+TEST(running_statistics_of_shards_equal_those_of_the_batch)
 {
     /* Two shards of 2 and 6 rows, then one of 8: the same running values. */
     double values[8] = {1, 2, 4, 8, 16, 32, 64, 128}, running[2][2];
@@ -428,7 +429,7 @@ TEST(half_copies_follow_their_parameters)
         CHECK_NEAR(at(a, 4), halves[i].tenth, 0);
         CHECK_NEAR(at(b, 15), halves[i].tenth, 0);
         CHECK_OK(lt_fill(q.b, 0.2));
-        CHECK_NEAR(at(b, 15), halves[i].tenth, 0); /* until somebody asks */
+        CHECK_NEAR(at(b, 15), halves[i].tenth, 0); /* until the next lt_half() */
         CHECK(lt_half(q.a, dtype) == a && lt_half(q.b, dtype) == b);
         CHECK_NEAR(at(b, 15), halves[i].fifth, 0);
         give_grad(q.a, -1);
@@ -438,13 +439,13 @@ TEST(half_copies_follow_their_parameters)
         lt_tensor *other = lt_half(q.a, halves[!i].dtype);
         CHECK_NEAR(at(other, 0), halves[!i].fifth, 0);
         CHECK_NEAR(at(lt_half(q.a, dtype), 0), halves[i].fifth, 0);
-        CHECK_OK(go_back(sum_of_squares(lt_half(q.a, dtype)))); /* of a third copy */
+        CHECK_OK(go_back(sum_of_squares(lt_half(q.a, dtype)))); /* through a third copy */
         CHECK_NEAR(at(lt_grad(q.a), 4), 2 * halves[i].fifth, 0);
         pair_end(&q);
     }
 }
 
-TEST(half_copies_are_of_placed_parameters_in_f32)
+TEST(half_copies_require_placed_f32_parameters)
 {
     pair q = pair_new(1);
     int64_t n = 3;
@@ -475,7 +476,7 @@ static lt_status note_dtypes(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(gradients_of_half_copies_are_the_parameters_own)
+TEST(gradients_of_half_copies_go_to_the_parameter)
 {
     pair q = pair_new(0.1);
     lt_dtype seen[2];
@@ -485,13 +486,13 @@ TEST(gradients_of_half_copies_are_the_parameters_own)
     CHECK(seen[0] == LT_F32 && seen[1] == LT_F32);
     CHECK_EQ(lt_tensor_dtype(lt_grad(q.a)), LT_F32);
     CHECK_NEAR(at(lt_grad(q.a), 4), 2 * tenth, 0);
-    CHECK_OK(go_back(sum_of_squares(q.a))); /* the parameter itself adds to it */
+    CHECK_OK(go_back(sum_of_squares(q.a))); /* uses the parameter itself */
     CHECK_NEAR(at(lt_grad(q.a), 4), 2 * tenth + 0.2, 1e-7);
-    CHECK_OK(go_back(sum_of_squares(lt_half(q.a, LT_BF16)))); /* an addition in f32 */
+    CHECK_OK(go_back(sum_of_squares(lt_half(q.a, LT_BF16)))); /* adds in f32 */
     CHECK_NEAR(at(lt_grad(q.a), 4), 4 * tenth + 0.2, 1e-7);
     lt_zero_grad(q.a);
 
-    /* Ops that hand gradients on, or only move bytes. */
+    /* Ops that pass gradients on, or only move bytes. */
     lt_tensor *a = lt_half(q.a, LT_BF16), *b = lt_half(q.b, LT_BF16);
     for (int pass = 1; pass <= 2; pass++) {
         lt_tensor *sum = lt_run(q.ctx, "add", NULL, a, a, NULL);
@@ -512,7 +513,7 @@ TEST(gradients_of_half_copies_are_the_parameters_own)
     pair_end(&q);
 }
 
-TEST(half_copies_spoil_the_graphs_that_their_parameters_would)
+TEST(half_copies_invalidate_the_same_graphs_as_their_parameters)
 {
     pair q = pair_new(1);
     lt_tensor *a = lt_half(q.a, LT_BF16), *b = lt_half(q.b, LT_BF16);
@@ -520,7 +521,8 @@ TEST(half_copies_spoil_the_graphs_that_their_parameters_would)
     give_grad(q.a, 1);
     CHECK_OK(step(q.o, 0.5));
     CHECK_FAILS(go_back(la), LT_EINVAL, "changed in place");
-    la = sum_of_squares(lt_half(q.a, LT_BF16)); /* of the whole arena: b's half is written too */
+    la = sum_of_squares(
+        lt_half(q.a, LT_BF16)); /* updates the whole arena: b's half is written, too */
     CHECK_OK(go_back(lb));
     CHECK_NEAR(at(lt_grad(q.b), 15), 2, 0);
     CHECK_OK(go_back(la));
@@ -528,7 +530,7 @@ TEST(half_copies_spoil_the_graphs_that_their_parameters_would)
 
     lb = sum_of_squares(lt_half(q.b, LT_BF16));
     CHECK_OK(lt_fill(q.b, 3));
-    CHECK_OK(go_back(lb)); /* it has read what is still there */
+    CHECK_OK(go_back(lb)); /* it read values that have not changed */
     CHECK_NEAR(at(lt_grad(q.b), 15), 4, 0);
     lb = sum_of_squares(lt_half(q.b, LT_BF16));
     CHECK_OK(lt_fill(q.b, 4));
@@ -537,7 +539,7 @@ TEST(half_copies_spoil_the_graphs_that_their_parameters_would)
     pair_end(&q);
 }
 
-TEST(half_copies_end_with_their_parameters)
+TEST(half_copies_are_freed_with_their_parameters)
 {
     lt_ctx *ctx = lt_open(NULL);
     size_t live = 0;
@@ -550,10 +552,10 @@ TEST(half_copies_end_with_their_parameters)
         CHECK_OK(lt_scope_push(ctx));
         lt_tensor *half = lt_retain(lt_half(x, LT_BF16)), *loss = sum_of_squares(half);
         lt_scope_pop(ctx);
-        CHECK_NEAR(at(half, 999), 1, 0); /* it is no temporary */
+        CHECK_NEAR(at(half, 999), 1, 0); /* the end of the scope does not free it */
         lt_release(loss);
         lt_release(x);
-        CHECK(!lt_grad(half)); /* nobody is left who could have one */
+        CHECK(!lt_grad(half)); /* its parameter is freed, so it has no gradient */
         lt_release(half);
         if (i == 0) /* the context keeps some memory of its own */
             live = lt_memory_stats(ctx).live;
@@ -562,8 +564,8 @@ TEST(half_copies_end_with_their_parameters)
     lt_ctx_free(ctx);
 }
 
-/* Bytes of an arena would wrap around: sixteen times 2^58 elements of 4 bytes are 2^64. */
-TEST(parameters_that_are_too_many_to_be_counted)
+/* The size of an arena would overflow: 16 times 2^58 elements of 4 bytes are 2^64 bytes. */
+TEST(too_many_elements_to_count)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_params *params = lt_params_new(ctx);

@@ -1,4 +1,4 @@
-/* Signature texts and option texts. */
+/* Parsing of op signatures and option texts. */
 #include "autograd/autograd.h"
 #include "tests/lt_test.h"
 

@@ -23,7 +23,8 @@ TEST(a_tensor_used_in_several_places)
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 2, 3);
     lt_tensor *h = lt_run(ctx, "mul", NULL, x, x, NULL); /* 9 */
-    lt_tensor *a = lt_run(ctx, "add", NULL, h, h, NULL); /* 2h: hands the same gradient on twice */
+    lt_tensor *a =
+        lt_run(ctx, "add", NULL, h, h, NULL); /* 2h: passes the same gradient to both inputs */
     lt_tensor *b = lt_run(ctx, "mul", NULL, h, x, NULL); /* hx */
     lt_tensor *loss = take1("sum", take2("add", a, b));  /* 2x^2 + x^3 */
     CHECK_OK(lt_backward(loss, NULL));
@@ -49,7 +50,7 @@ TEST(grad_off_records_nothing)
     finish(ctx);
 }
 
-TEST(misuse_gets_a_sentence)
+TEST(misuse_is_reported)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL),
@@ -81,7 +82,7 @@ TEST(misuse_gets_a_sentence)
     finish(ctx);
 }
 
-TEST(a_saved_tensor_that_changed_is_noticed)
+TEST(a_changed_saved_tensor_is_detected)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "mul", NULL, x, x, NULL));
@@ -94,7 +95,7 @@ TEST(a_saved_tensor_that_changed_is_noticed)
     finish(ctx);
 }
 
-TEST(a_result_that_changed_is_noticed)
+TEST(a_changed_result_is_detected)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "exp", NULL, x, NULL);
@@ -107,7 +108,7 @@ TEST(a_result_that_changed_is_noticed)
     finish(ctx);
 }
 
-TEST(a_graph_freed_in_part_is_refused)
+TEST(a_partly_freed_graph_is_rejected)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *h = lt_run(ctx, "mul", NULL, x, x, NULL);
@@ -117,7 +118,7 @@ TEST(a_graph_freed_in_part_is_refused)
     CHECK_OK(lt_backward(a, NULL));
     CHECK_FAILS(lt_backward(b, NULL), LT_EINVAL, "was freed by an earlier backward");
     CHECK_NEAR(grad_at(x, 0), 6, 0);
-    CHECK_OK(lt_backward(c, NULL)); /* the refused one left nothing behind */
+    CHECK_OK(lt_backward(c, NULL)); /* the rejected backward left no marks */
     CHECK_NEAR(grad_at(x, 0), 7, 0);
     lt_release(h);
     lt_release(a);
@@ -131,7 +132,7 @@ TEST(masks_differ_within_a_step)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 64, 1), *y[3];
-    for (int i = 0; i < 3; i++) { /* accumulation: the step does not move on */
+    for (int i = 0; i < 3; i++) { /* accumulation: the step number does not change */
         y[i] = lt_run(ctx, "dropout", NULL, x, NULL);
         lt_tensor *loss = lt_run(ctx, "sum", NULL, y[i], NULL);
         CHECK_OK(lt_backward(loss, NULL));
@@ -147,7 +148,7 @@ TEST(masks_differ_within_a_step)
 
 enum { ROWS = 32, WIDE = 5 };
 
-/* The gradient of two dropouts of ones, of rows [first, first + n) of a batch, into grad. */
+/* Writes the gradient of two dropouts of ones, for rows [first, first + n) of a batch, to grad. */
 static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
 {
     int64_t dims[] = {n, WIDE};
@@ -163,7 +164,7 @@ static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
     lt_release(y);
 }
 
-TEST(micro_batches_draw_what_the_batch_does)
+TEST(micro_batches_draw_the_same_numbers_as_the_batch)
 {
     double whole[ROWS * WIDE], pieces[ROWS * WIDE], next[ROWS * WIDE];
     lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
@@ -180,14 +181,14 @@ TEST(micro_batches_draw_what_the_batch_does)
     CHECK(memcmp(whole, next, sizeof whole) != 0);
     lt_tape_set_first_row(tape, 16);
     CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
-    lt_set_step(ctx, 0); /* the step left row 0 and draw 0 */
+    lt_set_step(ctx, 0); /* the step reset the row and the draw to 0 */
     drop_rows(ctx, 0, ROWS, next);
     CHECK_EQ(memcmp(whole, next, sizeof whole), 0);
     lt_optim_free(o);
     finish(ctx);
 }
 
-/* dropout of so many ones, unrecorded, from the row that the tape is at. */
+/* Dropout of n rows of ones without recording, from the tape's current row. */
 static void drop_plain(lt_ctx *ctx, int64_t n, double *y)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F64, 2, (int64_t[]){n, WIDE}, 1);
@@ -198,7 +199,7 @@ static void drop_plain(lt_ctx *ctx, int64_t n, double *y)
     lt_release(x);
 }
 
-TEST(a_call_draws_the_same_recorded_or_not)
+TEST(a_call_draws_the_same_numbers_recorded_or_not)
 {
     double first[ROWS * WIDE], second[ROWS * WIDE], y[ROWS * WIDE];
     lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
@@ -224,14 +225,14 @@ TEST(a_call_draws_the_same_recorded_or_not)
     finish(ctx);
 }
 
-TEST(calls_with_gradients_off_have_numbers_of_their_own)
+TEST(calls_with_gradients_off_draw_different_numbers)
 {
     double on[ROWS * WIDE], off[ROWS * WIDE], y[ROWS * WIDE];
     lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
     lt_tape *tape = lt_tape_current(ctx);
     lt_optim *o = lt_optim_new(ctx, "sgd_step", NULL, 0);
     drop_plain(ctx, ROWS, on);
-    CHECK_OK(lt_optim_step(o, NULL, 0, NULL)); /* which begins a pass */
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL)); /* begins a new pass */
     lt_set_step(ctx, 0);
     lt_grad_off(ctx);
     drop_plain(ctx, ROWS, off);
@@ -239,7 +240,7 @@ TEST(calls_with_gradients_off_have_numbers_of_their_own)
     CHECK(memcmp(on, off, sizeof on) != 0);
     CHECK(memcmp(off, y, sizeof y) != 0);
     lt_grad_on(ctx);
-    drop_plain(ctx, ROWS, y); /* nothing was shifted */
+    drop_plain(ctx, ROWS, y); /* the draws are not shifted */
     CHECK_EQ(memcmp(on, y, sizeof y), 0);
     lt_grad_off(ctx);
     for (int64_t row = 0; row < ROWS; row += 8) {
@@ -248,7 +249,7 @@ TEST(calls_with_gradients_off_have_numbers_of_their_own)
     }
     CHECK_EQ(memcmp(off, y, sizeof y), 0);
     CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
-    drop_plain(ctx, ROWS, y); /* of another step */
+    drop_plain(ctx, ROWS, y); /* another step draws different numbers */
     CHECK(memcmp(off, y, sizeof y) != 0);
     lt_set_step(ctx, 0);
     CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
@@ -259,7 +260,7 @@ TEST(calls_with_gradients_off_have_numbers_of_their_own)
     finish(ctx);
 }
 
-TEST(a_nan_loss_stops_with_the_step)
+TEST(a_nan_loss_is_an_error_that_names_the_step)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_set_step(ctx, 41);
@@ -270,7 +271,7 @@ TEST(a_nan_loss_stops_with_the_step)
     finish(ctx);
 }
 
-TEST(deep_graphs_need_no_deep_stack)
+TEST(deep_graphs_do_not_need_a_deep_stack)
 {
     lt_ctx *ctx = lt_open(NULL);
     size_t before = lt_memory_stats(ctx).live;
@@ -283,7 +284,7 @@ TEST(deep_graphs_need_no_deep_stack)
         }
         if (backward)
             CHECK_OK(lt_backward(y, NULL));
-        lt_release(y); /* without backward the whole graph goes here */
+        lt_release(y); /* without backward, this frees the whole graph */
         CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
         lt_release(x);
     }
@@ -291,7 +292,7 @@ TEST(deep_graphs_need_no_deep_stack)
     finish(ctx);
 }
 
-TEST(memory_goes_as_backward_walks)
+TEST(backward_frees_memory_as_it_goes)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 100000, 0.5), *y = lt_retain(x);
@@ -304,7 +305,7 @@ TEST(memory_goes_as_backward_walks)
     size_t peak = lt_memory_stats(ctx).peak;
     CHECK_OK(lt_backward(y, NULL));
     CHECK(lt_memory_stats(ctx).peak <
-          peak + 4 * 1000000); /* 20 saved outputs of 0.8 MB shrink, 2 gradients live */
+          peak + 4 * 1000000); /* frees 20 outputs of 0.8 MB one by one; 2 gradients live */
     lt_release(y);
     lt_release(x);
     finish(ctx);
@@ -347,7 +348,7 @@ static lt_status note_end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-TEST(hooks_fire_once_when_complete_and_in_order)
+TEST(hooks_run_once_in_order_when_the_gradient_is_complete)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     log_of log = {"", LT_OK};
@@ -361,8 +362,8 @@ TEST(hooks_fire_once_when_complete_and_in_order)
     CHECK_OK(lt_on_grad(unused, note, &na, NULL));
     lt_set_grad_slots(
         ctx, &(lt_grad_slots){.ud = &slot, .begin = note_begin, .ready = note, .end = note_end});
-    /* a is used first and last: its hook waits for the use that backward meets last. loss = (ab
-     * + c) a */
+    /* a is used first and last, so its hook runs after the use that backward reaches last. loss =
+     * (ab + c) a */
     lt_tensor *loss = lt_run(ctx, "mul", NULL, a, b, NULL);
     loss = take2("add", loss, lt_retain(c));
     loss = take2("mul", loss, lt_retain(a));
@@ -390,7 +391,7 @@ TEST(hooks_fire_once_when_complete_and_in_order)
     finish(ctx);
 }
 
-TEST(frozen_after_forward_gets_nothing)
+TEST(a_leaf_frozen_after_forward_gets_no_gradient)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *a = leaf(ctx, 1, 2), *b = leaf(ctx, 1, 3),
@@ -405,12 +406,12 @@ TEST(frozen_after_forward_gets_nothing)
     finish(ctx);
 }
 
-TEST(an_input_that_went_away_is_skipped)
+TEST(a_released_input_is_skipped)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *a = leaf(ctx, 1, 2), *b = leaf(ctx, 1, 3),
               *loss = lt_run(ctx, "add", NULL, a, b, NULL);
-    lt_release(a); /* add saves nothing, so a is gone */
+    lt_release(a); /* add saves nothing, so this frees a */
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_NEAR(grad_at(b, 0), 1, 0);
     lt_release(loss);
@@ -420,7 +421,7 @@ TEST(an_input_that_went_away_is_skipped)
 
 /* ==== Tapes and scopes ======================================================================== */
 
-TEST(several_tapes_live_side_by_side)
+TEST(several_tapes_coexist)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tape *tape = lt_tape_new(ctx);
@@ -453,7 +454,7 @@ TEST(a_scope_ends_its_graph)
         lt_keep(kept);
         lt_scope_pop(ctx);
         CHECK(!lt_is_dead(kept));
-        CHECK(!lt_requires_grad(kept)); /* its history went with the scope */
+        CHECK(!lt_requires_grad(kept)); /* the scope freed its history */
         CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
     }
     lt_release(kept);
@@ -473,7 +474,7 @@ TEST(halves_are_widened_and_rounded_once)
     double v;
     CHECK_EQ(lt_tensor_dtype(z), LT_F16);
     CHECK_OK(lt_item(z, 1, &v));
-    CHECK_NEAR(v, 3.00390625, 0); /* 3.0029296875 lies halfway and goes to even */
+    CHECK_NEAR(v, 3.00390625, 0); /* 3.0029296875 is halfway and rounds to even */
     lt_tensor *loss = take1("sum", z);
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(lt_tensor_dtype(lt_grad(x)), LT_F16);

@@ -1,4 +1,4 @@
-/* fake_net.h - a network of pipes in memory that threads or forked processes share. Include it in
+/* fake_net.h - a network of pipes in memory, shared by threads or forked processes. Include it in
  * one file of a test. */
 #ifndef LT_TESTS_DIST_FAKE_NET_H
 #define LT_TESTS_DIST_FAKE_NET_H
@@ -19,8 +19,8 @@ typedef struct fake_pipe {
     char data[FAKE_PIPE];
 } fake_pipe;
 
-typedef struct fake_hub {        /* shared */
-    atomic_bool gone[FAKE_MOST]; /* set by who finds that a process has ended */
+typedef struct fake_hub {         /* in shared memory */
+    atomic_bool ended[FAKE_MOST]; /* set by the parent of a process that has ended */
     fake_pipe pipe[FAKE_MOST][FAKE_MOST][FAKE_CHANNELS];
 } fake_hub;
 
@@ -39,11 +39,11 @@ typedef struct fake_op {
     int other, channel;
 } fake_op;
 
-typedef struct fake { /* of one rank */
+typedef struct fake { /* the network of one rank */
     fake_hub *hub;
     int rank, node[FAKE_MOST];
     pthread_mutex_t lock;                        /* guards the queues */
-    fake_op *queue[2][FAKE_MOST][FAKE_CHANNELS]; /* in order: sends, receives */
+    fake_op *queue[2][FAKE_MOST][FAKE_CHANNELS]; /* [0]: receives in order; [1]: sends */
 } fake;
 
 static inline int fake_start(fake *f, bool is_send, int other, int channel, const void *data,
@@ -72,7 +72,7 @@ static inline int fake_receive(void *self, int from, int channel, void *data, si
     return fake_start(self, false, from, channel, data, bytes, r);
 }
 
-/* What of the op can be moved at once. Whether that is anything. */
+/* Moves the bytes of the op that can be moved at once. Returns whether there were any. */
 static inline bool fake_move(fake *f, fake_op *op)
 {
     int from = op->is_send ? f->rank : op->other, to = op->is_send ? op->other : f->rank;
@@ -89,17 +89,18 @@ static inline bool fake_move(fake *f, fake_op *op)
     return n > 0;
 }
 
-static inline int fake_look(fake *f, const lt_request *r)
+static inline int fake_progress(fake *f, const lt_request *r)
 {
     fake_op *op = (fake_op *)(uintptr_t)r->word[0];
     fake_op **first = &f->queue[op->is_send][op->other][op->channel];
-    bool gone = atomic_load(&f->hub->gone[op->other]); /* before the last look into the pipe */
+    bool ended =
+        atomic_load(&f->hub->ended[op->other]); /* read before the last check of the pipe */
     if (*first != op)
         return 0;
     while (fake_move(f, op))
         ;
     if (op->left > 0)
-        return gone ? -1 : 0;
+        return ended ? -1 : 0;
     *first = op->next;
     free(op);
     return 1;
@@ -109,7 +110,7 @@ static inline int fake_test(void *self, lt_request *r)
 {
     fake *f = self;
     pthread_mutex_lock(&f->lock);
-    int status = fake_look(f, r);
+    int status = fake_progress(f, r);
     pthread_mutex_unlock(&f->lock);
     return status;
 }
@@ -125,7 +126,7 @@ static inline void fake_close(void *self)
     free(f);
 }
 
-/* node_of[r]: the node of rank r. */
+/* The network of a rank. node_of[r]: the node of rank r. */
 static inline lt_net fake_net_new(fake_hub *hub, int rank, int size, const int *node_of)
 {
     fake *f = calloc(1, sizeof *f);

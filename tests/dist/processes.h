@@ -1,5 +1,5 @@
-/* processes.h - runs a body in a process for each rank, on nodes that a fake wire joins. Include it
- * in one file of a test. */
+/* processes.h - runs a function in one process per rank, on nodes that a fake network connects.
+ * Include it in one file of a test. */
 #ifndef LT_TESTS_PROCESSES_H
 #define LT_TESTS_PROCESSES_H
 
@@ -15,12 +15,12 @@
 
 enum { MOST = 4 };
 
-typedef struct result { /* of one rank; shared with the process that checks it */
+typedef struct result { /* of a rank; shared with the test process */
     lt_status status, later;
     char text[512];
     double seconds;
-    double closed; /* when its group was */
-    uint64_t bits; /* of what it has computed */
+    double closed; /* time when its group was closed */
+    uint64_t bits; /* digest or value of its results */
     bool spoke;
 } result;
 
@@ -32,9 +32,9 @@ typedef struct rank {
 
 typedef struct job {
     const char *nodes; /* "0011": the node of each rank */
-    double timeout;    /* 0: the usual one */
+    double timeout;    /* 0 for the default */
     lt_status (*body)(rank *r);
-    void (*before)(int rank); /* the group is opened; or NULL */
+    void (*before)(int rank); /* called before the group is opened; or NULL */
     bool silent;              /* the net does not report lost ranks, like MPI over TCP */
 } job;
 
@@ -78,7 +78,7 @@ static inline void on_ranks(const job *j, result results[MOST])
         open--;
         for (int r = 0; r < size; r++)
             if (pid[r] == ended && !j->silent)
-                atomic_store(&hub->gone[r], true);
+                atomic_store(&hub->ended[r], true);
     }
     memcpy(results, shared, bytes);
     munmap(shared, bytes);

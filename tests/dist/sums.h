@@ -1,4 +1,4 @@
-/* sums.h - what tests add up over ranks, and how exactly. */
+/* sums.h - dtypes and values that tests sum over ranks, and the tolerances. */
 #ifndef TESTS_DIST_SUMS_H
 #define TESTS_DIST_SUMS_H
 
@@ -6,14 +6,14 @@
 
 #include "core/tensor.h"
 
-/* What can be added up, and what it travels as. */
+/* Dtypes that can be summed, and the dtype on the wire. */
 static const struct {
     lt_dtype dtype, wire;
 } sum_types[] = {{LT_F32, LT_F32}, {LT_F32, LT_F16},   {LT_F32, LT_BF16}, {LT_F64, LT_F64},
                  {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
 enum { N_SUM_TYPES = sizeof sum_types / sizeof *sum_types };
 
-/* From -1 up to 1. */
+/* Values from -1 to 1. */
 static inline double value_of(int who, int64_t i)
 {
     uint32_t word[4];
@@ -21,7 +21,7 @@ static inline double value_of(int who, int64_t i)
     return (double)word[0] * 0x1p-31 - 1;
 }
 
-/* Elements of a rank, as the dtype holds them: data, and the same as x. */
+/* Writes the elements of a rank to data, and the same values, rounded to the dtype, to x. */
 static inline void elements_of(int who, int64_t count, lt_dtype dtype, void *data, double *x)
 {
     for (int64_t i = 0; i < count; i++)

@@ -1,9 +1,9 @@
-/* Which parameters travel together, and what lies behind them. */
+/* Which parameters share a bucket, and who owns the padding after them. */
 #include "dist/bucket_plan.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-enum { PARAMS = 5, EACH = 10 }; /* f64, so 48 bytes of padding behind each */
+enum { PARAMS = 5, EACH = 10 }; /* f64, so 48 bytes of padding follow each */
 
 static void with_params(void (*fn)(lt_tensor **x))
 {
@@ -29,7 +29,7 @@ static lt_bucket_plan plan_of(lt_tensor **x, const char *members)
     lt_bucket_plan plan = {0};
     for (const char *m = members; *m; m++)
         CHECK_OK(lt__bucket_plan_add(&plan, x[*m - 'a']));
-    CHECK_OK(lt__bucket_plan_cut(&plan, 1, 1)); /* a bucket each */
+    CHECK_OK(lt__bucket_plan_cut(&plan, 1, 1)); /* one bucket per parameter */
     CHECK_EQ(plan.n_buckets, plan.n_items);
     return plan;
 }
@@ -51,13 +51,13 @@ static void check_some(lt_tensor **x)
 {
     lt_bucket_plan some = plan_of(x, "acd");
     CHECK(lt__bucket_plan_find(&some, x[1]) == NULL);
-    CHECK(!lt__bucket_plan_owns_behind(&some, 1, 7)); /* b comes next */
+    CHECK(!lt__bucket_plan_owns_behind(&some, 1, 7)); /* b follows */
     CHECK(lt__bucket_plan_owns_behind(&some, 1, 0));
-    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16));  /* of d */
-    CHECK(!lt__bucket_plan_owns_behind(&some, 2, 17)); /* behind it is e */
+    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16));  /* the padding of d */
+    CHECK(!lt__bucket_plan_owns_behind(&some, 2, 17)); /* then e follows */
     CHECK(!lt__bucket_plan_owns_behind(&some, 3, 7));
     lt__bucket_plan_free(&some);
 }
 
-TEST(behind_all_parameters_nobody_is_in_the_way) { with_params(check_all); }
-TEST(behind_some_are_others) { with_params(check_some); }
+TEST(the_plan_owns_the_padding_of_all_parameters) { with_params(check_all); }
+TEST(a_partial_plan_does_not_own_all_padding) { with_params(check_some); }

@@ -1,8 +1,7 @@
-/* test_filter.c - what goes with the buckets of a reducer: numbers that come back as sums, buckets
- * that are sent again. */
+/* test_filter.c - bucket filters: tails that return as sums, buckets that are resent. */
 #include "tests/dist/trainer.h"
 
-/* Number i of a rank in a bucket of a step; so small that bf16 holds the sums of five ranks. */
+/* Number i in the tail of a rank's bucket. Small enough for bf16 to hold the sums of five ranks. */
 static float number_of(const rank *r, int bucket, int i)
 {
     return (float)((r->rank * 7 + bucket * 3 + i + (int)lt_step(r->ctx)) % 50);
@@ -25,13 +24,13 @@ static bool check_numbers(void *ud, const lt_packet *packet)
         for (int k = 0; k < r->plan->ranks; k++)
             sum += number_of(&(rank){.rank = k, .ctx = r->ctx}, packet->bucket, i);
         if (packet->tail[i] != sum)
-            FAIL("rank %d, bucket %d, number %d: %g, wanted %g", r->rank, packet->bucket, i,
+            FAIL("rank %d, bucket %d, number %d is %g, not %g", r->rank, packet->bucket, i,
                  (double)packet->tail[i], (double)sum);
     }
     return false;
 }
 
-/* The ranks end with the bits that they have without a filter. */
+/* Checks that the ranks end with the same bits as without a filter. */
 static void check_unchanged(plan p, const lt_bucket_filter *filter)
 {
     static result with[MOST], without[MOST];
@@ -46,7 +45,7 @@ static void check_unchanged(plan p, const lt_bucket_filter *filter)
     }
 }
 
-TEST(numbers_of_all_ranks_go_with_the_buckets)
+TEST(the_tails_of_all_ranks_are_summed_with_the_buckets)
 {
     static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
     lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers};
@@ -65,8 +64,8 @@ TEST(numbers_of_all_ranks_go_with_the_buckets)
         }
 }
 
-/* Shares are multiplied with gradients, not with numbers; also if a rank has none. */
-TEST(numbers_are_not_those_of_a_share)
+/* Gradients are multiplied by shares, but tails are not, even if a rank's share is 0. */
+TEST(tails_are_not_weighted_by_shares)
 {
     lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .tail = 5};
     plan p = usual;
@@ -79,9 +78,9 @@ TEST(numbers_are_not_those_of_a_share)
     check_unchanged(p, &filter);
 }
 
-/* ==== Measures ================================================================================ */
+/* ==== Statistics ============================================================================== */
 
-/* Each step has two backwards, of which the last counts: it sees what both have left. */
+/* Each step has two backwards. The statistics of the last one count: it sees the sum of both. */
 static double expected(const rank *r, const lt_tensor *x)
 {
     return (double)(10 * (STEPS - lt_step(r->ctx)) + 2 * r->rank + (x == r->w[W1]));
@@ -134,9 +133,9 @@ TEST(gradients_are_measured_when_they_are_complete)
     }
 }
 
-/* ==== On the way in halves ==================================================================== */
+/* ==== Half precision on the wire ============================================================== */
 
-/* Too much for f16 at first. */
+/* Overflows f16 in the first two attempts. */
 static void pack_too_much(void *ud, lt_packet *packet)
 {
     (void)ud;
@@ -156,7 +155,7 @@ static bool want_finite(void *ud, const lt_packet *packet)
     return false;
 }
 
-TEST(a_bucket_that_was_too_large_is_sent_again)
+TEST(a_bucket_that_overflowed_is_resent)
 {
     lt_bucket_filter filter = {.pack = pack_too_much, .unpack = want_finite, .tail = 1};
     plan p = usual;
@@ -174,8 +173,9 @@ static bool once(void *ud, const lt_packet *packet)
     return false;
 }
 
-/* A factor of 2^8 keeps what f16 would round among its subnormals; one of 2^-20 loses it. */
-TEST(buckets_may_be_multiplied_for_their_way)
+/* A factor of 2^8 preserves values that f16 would round to subnormals; a factor of 2^-20 loses
+ * them. */
+TEST(buckets_may_be_scaled_for_the_wire)
 {
     static result good[MOST], bad[MOST], none[MOST];
     lt_bucket_filter filter = {.pack = pack_larger, .unpack = once};
@@ -193,7 +193,7 @@ TEST(buckets_may_be_multiplied_for_their_way)
     CHECK(memcmp(none[0].w, bad[0].w, sizeof none[0].w) != 0);
 }
 
-TEST(no_more_numbers_than_there_is_room_for)
+TEST(too_long_a_tail_is_rejected)
 {
     lt_group *group[1];
     lt_ctx *ctx = lt_open(NULL);

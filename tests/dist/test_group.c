@@ -1,5 +1,5 @@
-/* test_group.c - collectives of ranks that are threads: sums against a sum in f64, the same bits on
- * all ranks, ranks that disagree, fail, leave or do not come, work in the background. */
+/* test_group.c - collectives of ranks in threads: sums against a sum in f64, the same bits on all
+ * ranks, ranks that disagree, fail, exit or are missing, background tasks. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static void *run_rank(void *ud)
     return NULL;
 }
 
-/* Runs body on n ranks, each with its part of ud[]. */
+/* Runs body on n ranks, each with its element of ud[]. */
 static void on_ranks(int n, const lt_group_config *config, void (*body)(rank *r), void *ud,
                      size_t ud_bytes)
 {
@@ -67,7 +67,7 @@ static void add_up(rank *r)
     o->done = lt_group_allreduce(r->group, &o->sum) == LT_OK;
 }
 
-/* What a rank's element is once it was scaled and has travelled. */
+/* A rank's element after scaling and rounding to the wire. */
 static double travelled(const lt_sum *s, double x)
 {
     uint16_t half;
@@ -108,7 +108,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
         double adding = n * (dtype == LT_F64 ? 0x1p-52 : 0x1p-24);
         double rounding = roundoff(dtype) + (wire != dtype ? roundoff(wire) : 0);
         double most = dtype == LT_I64 ? 0 : size * adding + fabs(want) * rounding;
-        if (dtype == LT_F16 || wire == LT_F16) /* there are subnormal numbers */
+        if (dtype == LT_F16 || wire == LT_F16) /* subnormal numbers occur */
             most += 0x1p-25;
         if (!(fabs(found[i] - want) <= most))
             FAIL("%d ranks, %lld %s as %s: element %lld is %g, not %g", n, (long long)count,
@@ -118,7 +118,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
         CHECK(o[r].done);
         CHECK_EQ(((char *)o[r].sum.data)[bytes], 42);
         if (memcmp(o[r].sum.data, o[0].sum.data, bytes) != 0)
-            FAIL("%d ranks, %lld %s as %s: ranks 0 and %d have other bits", n, (long long)count,
+            FAIL("%d ranks, %lld %s as %s: the bits of ranks 0 and %d differ", n, (long long)count,
                  lt_dtype_name(dtype), lt_dtype_name(wire), r);
     }
     for (int r = 0; r < n; r++) {
@@ -145,7 +145,7 @@ static void overflow(rank *r)
     o->done = lt_group_allreduce(r->group, &o->sum) == LT_OK && isinf(x[0]) && x[1] == 2;
 }
 
-TEST(what_is_beyond_f16_on_the_wire_is_inf_on_all)
+TEST(values_beyond_f16_become_inf_on_all_ranks)
 {
     operand o[3] = {0};
     float x[3][2] = {{1, 1}, {1e6f, 1}, {1, 0}};
@@ -156,7 +156,7 @@ TEST(what_is_beyond_f16_on_the_wire_is_inf_on_all)
         CHECK(o[r].done);
 }
 
-/* ((0 + 1) + (2 + 3)) in f32, which 0 + 1 + 2 + 3 is not. */
+/* ((0 + 1) + (2 + 3)) in f32, which differs from 0 + 1 + 2 + 3. */
 TEST(sums_are_balanced_trees)
 {
     operand o[4] = {0};
@@ -167,7 +167,7 @@ TEST(sums_are_balanced_trees)
     CHECK(x[0] == 1 + 0x1p-23f);
 }
 
-/* ==== The others ============================================================================== */
+/* ==== Other collectives ======================================================================= */
 
 static void pass_around(rank *r)
 {
@@ -177,7 +177,7 @@ static void pass_around(rank *r)
         return;
     if (lt_group_barrier(r->group, "here") != LT_OK)
         return;
-    for (int round = 0; round < 100; round++) { /* around a ring, the even ones first */
+    for (int round = 0; round < 100; round++) { /* around a ring; even ranks send first */
         int next = (r->rank + 1) % r->size, last = (r->rank + r->size - 1) % r->size, got[5];
         for (int turn = 0; turn < 2; turn++)
             if ((turn == r->rank % 2 ? lt_group_send(r->group, next, letter, sizeof letter)
@@ -188,7 +188,7 @@ static void pass_around(rank *r)
     *ok = letter[0] == (r->rank + 100 * r->size - 100) % r->size;
 }
 
-TEST(words_and_letters_arrive)
+TEST(broadcasts_and_messages_arrive)
 {
     int ok[4];
     on_ranks(4, NULL, pass_around, ok, sizeof *ok);
@@ -221,17 +221,15 @@ static void disagree(rank *r)
     ((result *)r->ud)->later = sum_of(r, "bucket 4", 9);
 }
 
-TEST(ranks_that_disagree_all_say_which)
+TEST(all_ranks_name_a_disagreement)
 {
     result results[3] = {0};
     on_ranks(3, NULL, disagree, results, sizeof *results);
     for (int r = 0; r < 3; r++) {
         CHECK_EQ(results[r].status, LT_EDESYNC);
         CHECK_EQ(results[r].later, LT_EDESYNC);
-        CHECK_STR(
-            results[r].text,
-            "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), rank 2 in the sum of "
-            "bucket 3 (10 f64)");
+        CHECK_STR(results[r].text, "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), "
+                                   "rank 2 in the sum of bucket 3 (10 f64)");
     }
 }
 
@@ -283,7 +281,7 @@ static void compare_not_finite(rank *r)
     own->later = later;
 }
 
-TEST(numbers_that_are_not_finite_are_compared_too)
+TEST(non_finite_numbers_are_compared)
 {
     result results[2] = {0};
     on_ranks(2, NULL, compare_not_finite, results, sizeof *results);
@@ -295,7 +293,7 @@ TEST(numbers_that_are_not_finite_are_compared_too)
     }
 }
 
-TEST(numbers_may_differ_in_their_last_digits)
+TEST(numbers_may_differ_within_the_tolerance)
 {
     result results[3] = {0};
     on_ranks(3, NULL, compare_numbers, results, sizeof *results);
@@ -325,7 +323,7 @@ static void one_fails(rank *r)
                                    : LT_OK;
 }
 
-TEST(the_others_hear_of_a_failure)
+TEST(a_failure_reaches_the_other_ranks)
 {
     result results[3] = {0};
     on_ranks(3, NULL, one_fails, results, sizeof *results);
@@ -342,7 +340,7 @@ static void one_leaves(rank *r)
         note(r->ud, sum_of(r, "bucket 3", 9));
 }
 
-TEST(the_others_hear_of_one_that_leaves)
+TEST(the_exit_of_a_rank_reaches_the_others)
 {
     result results[3] = {0};
     on_ranks(3, NULL, one_leaves, results, sizeof *results);
@@ -363,29 +361,28 @@ static void one_is_late(rank *r)
     note(r->ud, sum_of(r, "bucket 3", 9));
 }
 
-TEST(one_that_does_not_come_is_named_with_its_place)
+TEST(a_missing_rank_is_named_with_its_location)
 {
     result results[2] = {0};
     on_ranks(2, &(lt_group_config){.timeout = 0.3}, one_is_late, results, sizeof *results);
     CHECK_EQ(results[0].status, LT_EPEER);
-    CHECK_STR(
-        results[0].text,
-        "rank 1 did not reach bucket 3 within 0.3 s; it was last seen at train.lua:31, step 7");
+    CHECK_STR(results[0].text, "rank 1 did not reach bucket 3 within 0.3 s; it was last seen at "
+                               "train.lua:31, step 7");
     CHECK_EQ(results[1].status, LT_EPEER);
 }
 
-typedef struct hasty { /* one of two ranks that hardly wait for each other */
+typedef struct impatient { /* one of two ranks with a tiny timeout */
     float *x;
     atomic_int *begun, *ended;
-    bool was_touched;
-} hasty;
+    bool was_written;
+} impatient;
 
 enum { HASTY = 1 << 16 };
 
-/* Who fails writes to the end of each part of its data, and looks whether another still does. */
-static void sum_in_haste(rank *r)
+/* A rank that fails writes to each half of its data, and checks that no other rank still does. */
+static void sum_impatiently(rank *r)
 {
-    hasty *h = r->ud;
+    impatient *h = r->ud;
     lt_sum sum = {"x", h->x, HASTY, LT_F32, LT_F32, 1};
     atomic_fetch_add(h->begun, 1);
     for (int i = 0; i < 1000000 && atomic_load(h->begun) < r->size; i++)
@@ -396,24 +393,24 @@ static void sum_in_haste(rank *r)
     atomic_fetch_add(h->ended, 1);
     while (atomic_load(h->ended) < r->size)
         pause_ms(1);
-    h->was_touched = failed && (h->x[HASTY / 2 - 1] != 42 || h->x[HASTY - 1] != 42);
+    h->was_written = failed && (h->x[HASTY / 2 - 1] != 42 || h->x[HASTY - 1] != 42);
 }
 
-/* Each comes when the other is about to give up, often enough that they miss each other by less
- * than a microsecond. */
-TEST(who_fails_has_its_data_for_itself)
+/* Each rank arrives when the other is about to time out, so that in some rounds they miss each
+ * other by less than a microsecond. */
+TEST(data_of_a_failed_rank_is_not_written)
 {
     static float x[2][HASTY];
     for (int round = 0; round < 500; round++) {
         atomic_int begun = 0, ended = 0;
-        hasty h[2] = {{x[0], &begun, &ended, false}, {x[1], &begun, &ended, false}};
-        on_ranks(2, &(lt_group_config){.timeout = 1e-9}, sum_in_haste, h, sizeof *h);
-        if (h[0].was_touched || h[1].was_touched)
-            FAIL("round %d: data of a rank that has failed was written", round);
+        impatient h[2] = {{x[0], &begun, &ended, false}, {x[1], &begun, &ended, false}};
+        on_ranks(2, &(lt_group_config){.timeout = 1e-9}, sum_impatiently, h, sizeof *h);
+        if (h[0].was_written || h[1].was_written)
+            FAIL("round %d: the data of a failed rank was written", round);
     }
 }
 
-/* ==== In the background ======================================================================= */
+/* ==== Background tasks ======================================================================== */
 
 typedef struct background {
     rank *rank;
@@ -430,7 +427,7 @@ static lt_status sum_in_background(void *ud)
     return lt_group_allreduce(b->rank->group, &sum);
 }
 
-static void sum_behind_it(rank *r)
+static void sum_after_tasks(rank *r)
 {
     background *b = r->ud;
     b->rank = r;
@@ -440,14 +437,14 @@ static void sum_behind_it(rank *r)
             return;
     lt_sum last = {"the last", &b->result.x[0], 1, LT_F64, LT_F64, 1};
     b->result.x[0] = r->rank;
-    if (lt_group_allreduce(r->group, &last) == LT_OK) /* only after the five */
+    if (lt_group_allreduce(r->group, &last) == LT_OK) /* runs after the five tasks */
         note(&b->result, lt_group_wait(r->group));
 }
 
-TEST(started_tasks_run_in_order_before_collectives_of_the_rank)
+TEST(started_tasks_run_in_order_before_later_collectives)
 {
     static background b[4];
-    on_ranks(4, NULL, sum_behind_it, b, sizeof *b);
+    on_ranks(4, NULL, sum_after_tasks, b, sizeof *b);
     for (int r = 0; r < 4; r++) {
         CHECK_EQ(b[r].ran, 5);
         CHECK_EQ(b[r].result.status, LT_OK);
@@ -455,7 +452,7 @@ TEST(started_tasks_run_in_order_before_collectives_of_the_rank)
     }
 }
 
-static void fail_behind_it(rank *r)
+static void fail_after_tasks(rank *r)
 {
     background *b = r->ud;
     b->rank = r;
@@ -463,10 +460,10 @@ static void fail_behind_it(rank *r)
         note(&b->result, lt_group_wait(r->group));
 }
 
-TEST(a_failure_in_the_background_comes_out_of_the_wait)
+TEST(wait_returns_a_failure_in_the_background)
 {
     static background b[2];
-    on_ranks(2, NULL, fail_behind_it, b, sizeof *b);
+    on_ranks(2, NULL, fail_after_tasks, b, sizeof *b);
     CHECK_EQ(b[0].result.status, LT_EPEER);
     CHECK_STR(b[0].result.text, "rank 1 exited while rank 0 was waiting for it in numbers");
 }
@@ -482,7 +479,7 @@ static void time_it(rank *r)
         snprintf(to->text, sizeof to->text, "%s", lt_errmsg());
 }
 
-TEST(allreduces_take_time)
+TEST(allreduces_are_timed)
 {
     static result results[3];
     on_ranks(3, NULL, time_it, results, sizeof *results);
@@ -494,19 +491,19 @@ TEST(allreduces_take_time)
     }
 }
 
-/* ==== Aside =================================================================================== */
+/* ==== Side sums =============================================================================== */
 
 typedef struct side {
     rank *rank;
     float *x;
-    atomic_int done; /* side sums */
+    atomic_int done; /* side sums completed */
     result result;
 } side;
 
 enum { SIDE_SUMS = 40, LARGE = 100000 };
 
-/* Its k-th sum waits, as a bucket does, for what the rank's thread does meanwhile. */
-static lt_status sum_by_turns(void *ud)
+/* Its k-th sum waits for the rank's k-th side sum, like a bucket that waits for backward. */
+static lt_status sum_in_turns(void *ud)
 {
     side *a = ud;
     lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1};
@@ -527,7 +524,7 @@ static void sum_on_side(rank *r)
     a->x = malloc(LARGE * sizeof *a->x);
     for (int i = 0; i < LARGE; i++)
         a->x[i] = 1;
-    if (lt_group_start(r->group, sum_by_turns, a) != LT_OK)
+    if (lt_group_start(r->group, sum_in_turns, a) != LT_OK)
         return;
     for (int k = 0; k < SIDE_SUMS && status == LT_OK; k++) {
         for (int i = 0; i < 3; i++)
@@ -546,7 +543,7 @@ static void sum_on_side(rank *r)
     free(a->x);
 }
 
-TEST(side_sums_do_not_wait_for_what_was_started)
+TEST(side_sums_do_not_wait_for_started_tasks)
 {
     for (int n = 1; n <= 4; n++) {
         static side a[4];
@@ -557,8 +554,8 @@ TEST(side_sums_do_not_wait_for_what_was_started)
     }
 }
 
-/* One waits aside, the other fails. */
-static void fail_beside(rank *r)
+/* Rank 0 waits in a side sum while rank 1 fails. */
+static void fail_during_side_sum(rank *r)
 {
     double x = 1;
     if (r->rank == 0) {
@@ -574,14 +571,14 @@ static void fail_beside(rank *r)
 TEST(a_failure_ends_the_wait_for_a_side_sum)
 {
     result results[2] = {0};
-    on_ranks(2, NULL, fail_beside, results, sizeof *results);
+    on_ranks(2, NULL, fail_during_side_sum, results, sizeof *results);
     CHECK_EQ(results[0].status, LT_EPEER);
     CHECK_STR(results[0].text, "rank 1 failed: train.lua:9: the loss is nan");
 }
 
 /* ==== Bad arguments =========================================================================== */
 
-TEST(bad_arguments_are_refused)
+TEST(bad_arguments_are_rejected)
 {
     lt_group *group[2];
     float x[4] = {0};

@@ -1,5 +1,5 @@
-/* test_liveness.c - connections among strangers: who comes first and says nothing or something
- * else, and which end of a member is one without a word. */
+/* test_liveness.c - liveness connections while strangers connect first and send nothing or
+ * something else, and members that close with or without notice. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -12,7 +12,7 @@
 
 enum { MEMBERS = 3, MAX_FDS = 256, KINDS = 4 };
 
-typedef struct one { /* of the members, which is also the network's rank */
+typedef struct one { /* a member; its index is the network's rank */
     lt_ring ring;
     lt_net net;
     lt_liveness *liveness;
@@ -21,34 +21,34 @@ typedef struct one { /* of the members, which is also the network's rank */
 } one;
 
 static one members[MEMBERS];
-static atomic_bool strangers_are_there;
+static atomic_bool strangers_connected;
 
 static void pause_ms(long ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-static lt_status nothing_known(void *ud, const lt_ring *ring, int rank, const char *what)
+static lt_status check_nothing(void *ud, const lt_ring *ring, int rank, const char *what)
 {
     (void)ud, (void)ring, (void)rank, (void)what;
     return LT_OK;
 }
 
-/* Nothing comes before the strangers are at all doors. */
+/* No message arrives before the strangers are connected to all listeners. */
 static int test_late(void *self, lt_request *r)
 {
-    return atomic_load(&strangers_are_there) ? fake_test(self, r) : 0;
+    return atomic_load(&strangers_connected) ? fake_test(self, r) : 0;
 }
 
-static void *open_lines(void *ud)
+static void *open_connections(void *ud)
 {
     one *m = ud;
     m->status = lt__liveness_open(&m->ring, &m->liveness);
     return NULL;
 }
 
-/* Where this process listens. Returns how many sockets do. */
-static int find_doors(struct sockaddr_in door[MAX_FDS])
+/* Finds the addresses at which this process listens. Returns their number. */
+static int find_listeners(struct sockaddr_in door[MAX_FDS])
 {
     int n = 0;
     for (int fd = 0; fd < MAX_FDS; fd++) {
@@ -61,8 +61,8 @@ static int find_doors(struct sockaddr_in door[MAX_FDS])
     return n;
 }
 
-/* A stranger that says nothing, one that says little, and two that say they are members. */
-static int come_to(const struct sockaddr_in *door, int kind)
+/* Connects a stranger: 0 sends nothing, 1 sends one byte, 2 and 3 send a member's greeting. */
+static int connect_stranger(const struct sockaddr_in *door, int kind)
 {
     static const uint64_t hello[] = {1, 1, 1, 2};
     struct sockaddr_in to = *door;
@@ -88,15 +88,15 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
                             .index = i,
                             .size = MEMBERS,
                             .timeout = 30,
-                            .check = nothing_known};
+                            .check = check_nothing};
         CHECK_OK(lt__ring_open(&m->ring));
-        pthread_create(&m->thread, NULL, open_lines, m);
+        pthread_create(&m->thread, NULL, open_connections, m);
     }
-    while (find_doors(door) < MEMBERS)
+    while (find_listeners(door) < MEMBERS)
         pause_ms(1);
     for (int i = 0; i < MEMBERS * KINDS; i++)
-        stranger[i] = come_to(&door[i % MEMBERS], i / MEMBERS);
-    atomic_store(&strangers_are_there, true);
+        stranger[i] = connect_stranger(&door[i % MEMBERS], i / MEMBERS);
+    atomic_store(&strangers_connected, true);
     for (int i = 0; i < MEMBERS; i++) {
         pthread_join(members[i].thread, NULL);
         lt__ring_close(&members[i].ring);
@@ -105,8 +105,8 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
     fake_hub_free(hub);
 }
 
-/* Whether a line is cut before long. */
-static bool is_cut(int from, int to)
+/* Whether a connection is lost within 200 ms. */
+static bool is_lost_soon(int from, int to)
 {
     for (int i = 0; i < 200; i++) {
         if (lt__liveness_is_lost(members[from].liveness, to, 0))
@@ -116,7 +116,7 @@ static bool is_cut(int from, int to)
     return false;
 }
 
-TEST(strangers_keep_nobody_from_a_line)
+TEST(strangers_do_not_block_connections)
 {
     int stranger[MEMBERS * KINDS];
     open_among_strangers(stranger);
@@ -127,9 +127,9 @@ TEST(strangers_keep_nobody_from_a_line)
     }
     lt__liveness_leave(members[1].liveness);
     lt__liveness_close(members[1].liveness);
-    CHECK(!is_cut(0, 1) && lt__liveness_is_connected(members[0].liveness, 1));
+    CHECK(!is_lost_soon(0, 1) && lt__liveness_is_connected(members[0].liveness, 1));
     lt__liveness_close(members[2].liveness);
-    CHECK(is_cut(0, 2) && !lt__liveness_is_connected(members[0].liveness, 2));
+    CHECK(is_lost_soon(0, 2) && !lt__liveness_is_connected(members[0].liveness, 2));
     CHECK(!lt__liveness_is_lost(members[0].liveness, 2, 10));
     lt__liveness_close(members[0].liveness);
     for (int i = 0; i < MEMBERS * KINDS; i++)

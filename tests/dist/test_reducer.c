@@ -1,9 +1,9 @@
-/* test_reducer.c - several ranks, threads of this process, train as one does: uneven shares,
- * batches in micro-batches, parameters that few or no ranks use, hooks in any order, batch norm's
- * running statistics, half precision on the wire, failures. */
+/* test_reducer.c - several ranks in threads train like one: uneven shares, micro-batches,
+ * parameters that few or no ranks use, hooks in any order, batch norm's running statistics, half
+ * precision on the wire, failures. */
 #include "tests/dist/trainer.h"
 
-TEST(ranks_train_as_one_does)
+TEST(ranks_train_like_one)
 {
     for (int n = 2; n <= MOST; n++) {
         plan p = usual;
@@ -24,8 +24,9 @@ TEST(fewer_rows_than_ranks)
     check_against_one(&p, 1e-13);
 }
 
-/* It goes through some for nothing: infinity times nothing is not a number. */
-TEST(a_rank_without_rows_poisons_nobody)
+/* The rank computes a row that does not count, with infinite gradients: infinity times 0 would be
+ * nan. */
+TEST(non_finite_gradients_of_a_rank_without_rows_are_ignored)
 {
     plan p = usual;
     p.ranks = 5;
@@ -54,7 +55,7 @@ TEST(buckets_may_change_between_steps)
     check_against_one(&p, 1e-13);
 }
 
-/* A rank that shares nothing trains as one that is alone with its rows. */
+/* A rank that does not synchronize trains like a single rank with the same rows. */
 TEST(ranks_may_take_steps_without_sync)
 {
     static result one[MOST], two[MOST];
@@ -72,25 +73,25 @@ TEST(ranks_may_take_steps_without_sync)
     CHECK(memcmp(two[0].w, two[1].w, sizeof one[0].w) != 0);
 }
 
-/* What was sent too early is sent again. */
-TEST(more_backwards_than_in_the_steps_before)
+/* A record that was sent too early is sent again. */
+TEST(more_backwards_than_in_earlier_steps)
 {
     plan p = usual;
     p.ranks = 2;
     p.grows = true;
     memcpy(p.rows, (int[STEPS]){12, 12, 12, 12, 12}, sizeof p.rows);
     check_against_one(&p, 1e-13);
-    p.tells = true; /* then the ranks may differ */
+    p.tells = true; /* then the ranks may differ in backwards */
     memcpy(p.rows, (int[STEPS]){13, 12, 13, 13, 11}, sizeof p.rows);
     check_against_one(&p, 1e-13);
 }
 
-TEST(a_parameter_that_one_rank_uses_and_one_that_none_does)
+TEST(parameters_that_one_rank_or_none_uses)
 {
     static result results[MOST];
     plan p = usual;
     p.rare = true;
-    p.config.first_bucket = p.config.bucket = 64; /* each has its own */
+    p.config.first_bucket = p.config.bucket = 64; /* each parameter has its own bucket */
     check_against_one(&p, 1e-13);
     train_all(&p, results);
     plan never = p;
@@ -102,7 +103,7 @@ TEST(a_parameter_that_one_rank_uses_and_one_that_none_does)
     CHECK(results[0].buckets[4] > without[0].buckets[4]);
 }
 
-TEST(ranks_with_another_wire_or_other_sums_disagree)
+TEST(ranks_with_different_wires_or_sums_disagree)
 {
     static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
     static const char *const names[] = {"fp32", "fp16", "bf16"};
@@ -136,7 +137,7 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
         "host'");
 }
 
-TEST(hooks_that_take_their_time)
+TEST(slow_hooks)
 {
     for (int n = 2; n <= MOST; n++) {
         plan p = usual;
@@ -146,7 +147,7 @@ TEST(hooks_that_take_their_time)
     }
 }
 
-/* T6: when it is sent changes nothing, not a bit. */
+/* The time at which buckets are sent does not change a bit. */
 TEST(blocking_gives_the_same_bits)
 {
     static result early[MOST], blocking[MOST];
@@ -179,8 +180,8 @@ TEST(running_statistics_are_those_of_the_global_batch)
     }
 }
 
-/* With shares that differ, and with ranks that have none. */
-TEST(batch_norm_of_all_ranks_is_that_of_one)
+/* With different shares, and with ranks that have none. */
+TEST(sync_batch_norm_equals_one_rank)
 {
     static result one[MOST], many[MOST];
     for (int n = 2; n <= MOST; n++) {
@@ -191,7 +192,7 @@ TEST(batch_norm_of_all_ranks_is_that_of_one)
         p.dtype = LT_F32;
         check_against_one(&p, 1e-5);
         p.dtype = LT_F64;
-        p.late = true; /* and batches so small that what is divided by their deviation grows */
+        p.late = true; /* batches so small that division by their deviation amplifies errors */
         memcpy(p.rows, (int[STEPS]){13, 3, 2, 5, 2}, sizeof p.rows);
         check_against_one(&p, 1e-11);
         train_all(&p, many);
@@ -216,9 +217,9 @@ TEST(halves_on_the_wire)
     check_against_one(&p, 4e-4);
 }
 
-/* ==== What goes wrong ========================================================================= */
+/* ==== Failures ================================================================================ */
 
-TEST(a_backward_that_fails_ends_all_ranks)
+TEST(a_failed_backward_ends_all_ranks)
 {
     static result results[MOST];
     plan p = usual;
@@ -232,8 +233,8 @@ TEST(a_backward_that_fails_ends_all_ranks)
     }
 }
 
-/* A rank that fails in the middle of its backward leaves nobody in a side sum. */
-TEST(a_backward_that_fails_ends_sums_of_all_ranks)
+/* If a rank fails during backward, no other rank stays in a side sum. */
+TEST(a_failed_backward_ends_side_sums)
 {
     static result results[MOST];
     plan p = usual;
@@ -246,7 +247,7 @@ TEST(a_backward_that_fails_ends_sums_of_all_ranks)
     }
 }
 
-/* All ranks end, in the step in which they can know. */
+/* All ranks end in the first step in which they can detect it. */
 TEST(ranks_that_train_differently)
 {
     static const struct {
@@ -293,14 +294,14 @@ TEST(ranks_that_train_differently)
         }
 }
 
-TEST(a_rank_may_write_to_weights_what_was_there)
+TEST(a_rank_may_rewrite_weights_unchanged)
 {
     plan p = usual;
     p.odd = PUT_BACK;
     check_against_one(&p, 1e-13);
 }
 
-TEST(vranks_have_no_batch_norm_of_all_ranks)
+TEST(vranks_reject_sync_batch_norm)
 {
     static result results[MOST];
     plan p = usual;
@@ -309,14 +310,14 @@ TEST(vranks_have_no_batch_norm_of_all_ranks)
     p.config.vranks = 4;
     train_all(&p, results);
     CHECK(results[0].status == LT_EUSAGE || results[1].status == LT_EUSAGE);
-    for (int i = 0; i < 2; i++) /* one may have heard of the other's first */
+    for (int i = 0; i < 2; i++) /* one may have received the other's error first */
         CHECK(strstr(
             results[i].text,
             "batch_norm: sync requires the whole batch at once, but with vranks a rank computes 2 "
             "shards of it one after the other"));
 }
 
-TEST(a_request_to_stop_is_that_of_all_at_one_step)
+TEST(a_stop_request_reaches_all_ranks_in_the_same_step)
 {
     static result results[MOST];
     plan p = usual;
@@ -329,7 +330,7 @@ TEST(a_request_to_stop_is_that_of_all_at_one_step)
     }
 }
 
-TEST(a_fault_strikes_its_rank_at_its_step)
+TEST(a_fault_hits_its_rank_at_its_step)
 {
     static result results[MOST];
     plan p = usual;

@@ -1,5 +1,5 @@
 /* test_ring.c - collectives over a network: sums against a sum in f64, the same bits on all
- * members, those that want something else, do not come or are gone. */
+ * members, members that call another collective, are missing or lost. */
 #include <pthread.h>
 
 #include "dist/ring.h"
@@ -11,7 +11,7 @@ enum { MOST = 7 };
 
 /* ==== Members ================================================================================= */
 
-typedef struct one { /* of the ring's members, which is also the network's rank */
+typedef struct one { /* a member of the ring; its index is the network's rank */
     lt_ring ring;
     lt_net net;
     lt_status status;
@@ -35,7 +35,7 @@ static void *run_one(void *ud)
     return NULL;
 }
 
-/* Runs body on n members, each with its part of ud[]. members: with their results. */
+/* Runs body on n members, each with its element of ud[]. The results are in members. */
 static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud, size_t ud_bytes)
 {
     static const int ranks[MOST] = {0, 1, 2, 3, 4, 5, 6};
@@ -85,7 +85,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
     for (int k = 0; k < n; k++) {
         char *data = malloc(bytes + 1), *half = malloc(bytes + 1);
         elements_of(k, count, dtype, data, x);
-        if (wire != dtype) { /* it holds what the network can */
+        if (wire != dtype) { /* it holds the same values as the wire */
             lt_convert(half, wire, data, dtype, (size_t)count);
             lt_convert(data, dtype, half, wire, (size_t)count);
         }
@@ -110,7 +110,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
         CHECK_STR(members[k].text, "");
         CHECK_EQ(((char *)sums[k].data)[bytes], 42);
         if (memcmp(sums[k].data, sums[0].data, bytes) != 0)
-            FAIL("%d members, %lld %s as %s: 0 and %d have other bits", n, (long long)count,
+            FAIL("%d members, %lld %s as %s: the bits of 0 and %d differ", n, (long long)count,
                  lt_dtype_name(dtype), lt_dtype_name(wire), k);
     }
     for (int k = 0; k < n; k++)
@@ -137,7 +137,7 @@ TEST(large_sums_go_in_many_chunks)
     check_sum(5, 700001, LT_F64, LT_F64);
 }
 
-TEST(what_is_beyond_f16_is_inf_on_all)
+TEST(values_beyond_f16_become_inf_on_all_members)
 {
     enum { N = 40000 };
     static float x[3][N];
@@ -153,7 +153,7 @@ TEST(what_is_beyond_f16_is_inf_on_all)
         CHECK(isinf(x[k][0]) && isinf(x[k][N - 1]) && x[k][1] == 3 && x[k][2] == 0);
 }
 
-/* ==== The others ============================================================================== */
+/* ==== Other collectives ======================================================================= */
 
 static lt_status pass_around(one *m)
 {
@@ -165,7 +165,7 @@ static lt_status pass_around(one *m)
         memset(data, r->index == root ? root + 1 : 0, N);
         status = lt__ring_broadcast(r, "a word", data, N, root);
         if (status == LT_OK && (data[0] != root + 1 || data[N - 1] != root + 1))
-            status = lt_fail(LT_EINVAL, "member %d has %d of %d", r->index, data[0], root);
+            status = lt_fail(LT_EINVAL, "member %d has %d from %d", r->index, data[0], root);
     }
     if (status == LT_OK && r->index == 0)
         status = lt__ring_send(r, r->size - 1, data, N);
@@ -175,7 +175,7 @@ static lt_status pass_around(one *m)
     return status;
 }
 
-TEST(words_and_letters_arrive)
+TEST(broadcasts_and_messages_arrive)
 {
     one members[MOST];
     for (int n = 2; n <= MOST; n++) {
@@ -185,21 +185,21 @@ TEST(words_and_letters_arrive)
     }
 }
 
-/* Member 0 finds nothing wrong, and waits for the others. */
-static lt_status one_wants_more(one *m)
+/* Member 0 detects no difference and waits for the others, hence the short timeout. */
+static lt_status add_up_briefly(one *m)
 {
     m->ring.timeout = 0.3;
     return add_up(m);
 }
 
-TEST(who_wants_something_else_is_found)
+TEST(a_different_collective_is_detected)
 {
     one members[3];
     lt_sum sums[3];
     double x[3][2] = {{0}};
     for (int k = 0; k < 3; k++)
         sums[k] = (lt_sum){"x", x[k], 1 + (k == 1), LT_F64, LT_F64, 1};
-    on_members(3, members, one_wants_more, sums, sizeof *sums);
+    on_members(3, members, add_up_briefly, sums, sizeof *sums);
     CHECK_EQ(members[1].status, LT_EDESYNC);
     CHECK_STR(
         members[1].text,
@@ -209,22 +209,22 @@ TEST(who_wants_something_else_is_found)
         "the ranks disagree: rank 1 is in the sum of x (2 f64), rank 2 in the sum of x (1 f64)");
 }
 
-static lt_status one_does_not_come(one *m)
+static lt_status member_is_missing(one *m)
 {
     m->ring.timeout = 0.3;
     return m->ring.index == 1 ? LT_OK : add_up(m);
 }
 
-static lt_status one_is_gone(one *m)
+static lt_status member_is_lost(one *m)
 {
     fake *f = m->net.self;
     if (m->ring.index == 1)
-        atomic_store(&f->hub->gone[1], true);
+        atomic_store(&f->hub->ended[1], true);
     return m->ring.index == 1 ? LT_OK : add_up(m);
 }
 
-/* Of two members, the first misses the other in a sum, and says so. */
-static void check_missed(lt_status (*body)(one *m), const char *text)
+/* The first of two members misses the other in a sum and fails with this text. */
+static void check_failure_text(lt_status (*body)(one *m), const char *text)
 {
     one members[2];
     double x[2] = {0};
@@ -234,8 +234,8 @@ static void check_missed(lt_status (*body)(one *m), const char *text)
     CHECK_STR(members[0].text, text);
 }
 
-TEST(one_that_does_not_come_or_is_gone_is_named)
+TEST(a_missing_or_lost_member_is_named)
 {
-    check_missed(one_does_not_come, "rank 1 did not reach x within 0.3 s");
-    check_missed(one_is_gone, "rank 1 was lost while rank 0 was waiting for it in x");
+    check_failure_text(member_is_missing, "rank 1 did not reach x within 0.3 s");
+    check_failure_text(member_is_lost, "rank 1 was lost while rank 0 was waiting for it in x");
 }

@@ -29,8 +29,8 @@ static bool lives(void *ud, int slot)
     return slot != 1 || !rank_1_is_dead;
 }
 
-/* It comes to a text that cannot be read. */
-TEST(one_that_is_killed_while_it_writes_a_failure)
+/* The rank is killed because the text cannot be read. */
+TEST(a_rank_killed_while_it_writes_a_failure)
 {
     enum { BYTES = 1 << 16 };
     lt_shm_control *control = shared_memory(BYTES, PROT_READ | PROT_WRITE);

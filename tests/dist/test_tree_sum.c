@@ -1,4 +1,5 @@
-/* test_tree_sum.c - shards one after the other add up to the same bits as shards side by side. */
+/* test_tree_sum.c - shards summed one after the other give the same bits as shards on several
+ * ranks. */
 #include "dist/tree_sum.h"
 #include "dist/sum.h"
 #include "tests/lt_test.h"
@@ -11,7 +12,7 @@ static void fill(float *x, int shard)
         x[i] = sinf((float)(i * 37 + shard * 1009)) * (float)(1 << (i + shard) % 20);
 }
 
-TEST(a_tree_sum_is_the_sum_over_ranks)
+TEST(a_tree_sum_equals_the_sum_over_ranks)
 {
     static float all[MOST][N], one[N];
     for (int shards = 1; shards <= MOST; shards *= 2) {
@@ -22,7 +23,7 @@ TEST(a_tree_sum_is_the_sum_over_ranks)
             share[k] = (lt_share){all[k], 0.1 * (k + 1)};
         }
         lt__sum_shares(share, shards, LT_F32, LT_F32, 0, N);
-        for (int step = 0; step < 2; step++) { /* levels are used again */
+        for (int step = 0; step < 2; step++) { /* levels are reused */
             for (int k = 0; k < shards; k++) {
                 fill(one, k);
                 CHECK_OK(lt__tree_sum_add(&sum, k, shards, one, N, LT_F32, 0.1 * (k + 1)));
@@ -33,8 +34,8 @@ TEST(a_tree_sum_is_the_sum_over_ranks)
     }
 }
 
-/* Every way to share 8 shards: each rank adds up its own, then they are summed. */
-TEST(tree_sums_of_ranks_add_up_to_the_same_bits)
+/* Every way to divide 8 shards: each rank adds its own, then the ranks are summed. */
+TEST(tree_sums_of_ranks_give_the_same_bits)
 {
     static float part[8][N], want[N];
     for (int ranks = 8; ranks >= 1; ranks /= 2) {
@@ -55,7 +56,7 @@ TEST(tree_sums_of_ranks_add_up_to_the_same_bits)
     }
 }
 
-TEST(what_becomes_longer_was_zero)
+TEST(added_elements_start_at_zero)
 {
     lt_tree_sum sum = {0};
     double x[4] = {1, 2, 3, 4};

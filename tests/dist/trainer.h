@@ -1,5 +1,5 @@
-/* trainer.h - a small net trained by several ranks, threads of this process, against the same net
- * trained by one. */
+/* trainer.h - trains a small net on several ranks in threads, and compares with the same net on
+ * one. */
 #ifndef LT_TESTS_TRAINER_H
 #define LT_TESTS_TRAINER_H
 
@@ -26,36 +26,36 @@ typedef enum odd {
     ODD_DATA
 } odd;
 
-typedef struct plan { /* of a training */
-    odd odd;          /* what rank 1 does differently from step 3 on */
+typedef struct plan { /* a training */
+    odd odd;          /* what rank 1 does differently from step 3 */
     int ranks;
     lt_dtype dtype;
-    int rows[STEPS];   /* of the global batch */
-    int micro_batches; /* that a share goes through the net in */
-    bool grows, tells; /* and one more in each step; which the reducer is told */
+    int rows[STEPS];   /* rows of the global batch */
+    int micro_batches; /* micro-batches of a share */
+    bool grows, tells; /* one more micro-batch in each step; tells the reducer */
     bool rare;         /* the rank with row 0 uses RARE */
-    bool late;         /* ranks pause now and then */
-    bool norm;         /* batch norm stands first, */
-    bool sync;         /* or that of all ranks behind the first layer */
+    bool late;         /* ranks pause sometimes */
+    bool norm;         /* batch norm is the first layer */
+    bool sync;         /* sync batch norm follows the first layer */
     bool breaks;       /* backward fails on rank 1 in step 3 */
-    bool stops;        /* rank 1 is to stop from step 3 on */
-    bool changes;      /* buckets, and when they are sent, differ from step to step */
+    bool stops;        /* rank 1 requests a stop from step 3 */
+    bool changes;      /* bucket sizes and times of sending differ from step to step */
     bool poisons;      /* a rank without rows has infinite gradients */
-    const struct lt_bucket_filter *filter; /* whose ud will be the rank */
+    const struct lt_bucket_filter *filter; /* its ud is set to the rank */
     const char *fault;
     lt_reducer_config config;
-    const lt_reducer_config *other; /* of rank 1, if it has another one */
+    const lt_reducer_config *other; /* of rank 1 if not NULL */
 } plan;
 
 typedef struct result {
-    double first[PARAMS][CLASSES * HIDDEN], w[PARAMS][CLASSES * HIDDEN]; /* begin, end */
+    double first[PARAMS][CLASSES * HIDDEN], w[PARAMS][CLASSES * HIDDEN]; /* initial, final */
     double mean[HIDDEN], var[HIDDEN], loss[STEPS];
     int buckets[STEPS], stop[STEPS];
     lt_status status;
     char text[256];
 } result;
 
-typedef struct rank { /* and its trainer */
+typedef struct rank { /* a rank and its trainer */
     const plan *plan;
     int rank;
     lt_group *group;
@@ -66,8 +66,8 @@ typedef struct rank { /* and its trainer */
     lt_optim *optim;
     result *result;
     pthread_t thread;
-    bool poisons;         /* now */
-    int measured[PARAMS]; /* times, by a filter */
+    bool poisons;         /* in this step */
+    int measured[PARAMS]; /* number of calls of a filter's measure */
 } rank;
 
 static const int64_t dims_of[PARAMS][2] = {
@@ -109,7 +109,7 @@ static lt_status make_params(rank *r)
     int64_t width = r->plan->sync ? HIDDEN : WIDTH;
     r->params = lt_params_new(r->ctx);
     for (int i = 0; i < PARAMS; i++) {
-        /* other values on each rank: those of rank 0 are to win */
+        /* different values on each rank: rank 0's must win */
         lt_init init = {LT_INIT_UNIFORM, -0.5 - r->rank, 0.5};
         r->w[i] = lt_param_new(r->ctx, r->plan->dtype, dims_of[i][1] ? 2 : 1, dims_of[i], init);
         LT_TRY(lt_params_add(r->params, names[i], r->w[i]));
@@ -138,7 +138,7 @@ static float number(int step, int64_t row, int column)
     return (float)word[0] * 0x1p-31f - 1;
 }
 
-/* Rows [first, first + n) of a step's batch; if `only` all but row 0 are zero. New. */
+/* Rows [first, first + n) of a step's batch. If `only` is set, all but row 0 are zero. New. */
 static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only)
 {
     float values[MAX_ROWS * WIDTH];
@@ -159,7 +159,7 @@ static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
     return lt_tensor_from(r->ctx, LT_I64, 1, &n, y);
 }
 
-/* y = op(y, ...), of which y is taken. */
+/* y = op(y, ...). Releases the old y. */
 #define APPLY(y, op, options, ...)                                                                 \
     do {                                                                                           \
         lt_tensor *before_ = (y);                                                                  \
@@ -169,7 +169,7 @@ static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
             return lt_errcode();                                                                   \
     } while (0)
 
-/* The loss of some rows times a factor. New. */
+/* The loss of the rows, multiplied by a factor. New. */
 static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tensor *labels,
                            lt_tensor *factor, lt_tensor **loss)
 {
@@ -193,7 +193,7 @@ static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tenso
     return LT_OK;
 }
 
-/* Forward and backward of some rows; weight is their part of this rank's share. */
+/* Runs forward and backward of the rows. weight: their fraction of this rank's rows. */
 static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
 {
     lt_tensor *labels = labels_of(r, first, n), *loss = NULL;
@@ -212,7 +212,7 @@ static bool is_odd(const rank *r, odd what)
     return r->plan->odd == what && r->rank == 1 && lt_step(r->ctx) >= 2;
 }
 
-/* Before a step. */
+/* Applies the rank's differences before a step. */
 static lt_status be_odd(rank *r)
 {
     if (is_odd(r, ODD_FROZEN))
@@ -253,7 +253,7 @@ static lt_status take_step(rank *r, int step)
     if (r->reducer)
         lt_reducer_set_share(r->reducer, own, rows + is_odd(r, ODD_ROWS));
     r->poisons = p->poisons && own == 0;
-    if (own == 0) { /* one row, for nothing */
+    if (own == 0) { /* computes one row that does not count */
         first = 1;
         own = 1;
     }
@@ -268,7 +268,7 @@ static lt_status take_step(rank *r, int step)
     return update(r);
 }
 
-/* A bucket is sent after it is there, and after the one before. */
+/* Checks that each bucket is sent after it is complete and after the previous one. */
 static lt_status check_times(rank *r, int sent)
 {
     lt_bucket b;
@@ -283,7 +283,9 @@ static lt_status check_times(rank *r, int sent)
         n++;
     }
     bool none = r->plan->config.no_sync;
-    return n == (none ? 0 : sent) ? LT_OK : lt_fail(LT_EINVAL, "%d buckets, %d were sent", n, sent);
+    return n == (none ? 0 : sent)
+               ? LT_OK
+               : lt_fail(LT_EINVAL, "%d buckets have times, %d were sent", n, sent);
 }
 
 static void copy_params(const rank *r, double to[PARAMS][CLASSES * HIDDEN])
@@ -302,7 +304,7 @@ static lt_status train(rank *r)
         if (!(r->reducer = lt_reducer_new(r->ctx, r->group, config)))
             return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
-        LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
+        LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* already added */
         lt_set_allreduce(r->ctx, lt_reducer_sum, r->reducer);
         if (r->plan->filter) {
             lt_bucket_filter filter = *r->plan->filter;
@@ -341,7 +343,8 @@ static void *run_rank(void *ud)
     r->result->status = train(r);
     if (r->result->status != LT_OK) {
         snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
-        bool says = r->plan->breaks || r->result->status == LT_EDONE; /* itself, or nothing */
+        bool says = r->plan->breaks ||
+                    r->result->status == LT_EDONE; /* the reducer reports it, or nobody does */
         if (r->group && !says)
             lt_group_fail(r->group);
     }
@@ -358,7 +361,7 @@ static void *run_rank(void *ud)
     return NULL;
 }
 
-/* One rank trains without a reducer. */
+/* Trains on all ranks. A single rank trains without a reducer. */
 static void train_all(const plan *p, result results[MOST])
 {
     lt_group *group[MOST] = {NULL};
@@ -374,7 +377,7 @@ static void train_all(const plan *p, result results[MOST])
         pthread_join(ranks[i].thread, NULL);
 }
 
-/* All ranks end with the same bits, and near to what one rank computes. */
+/* Checks that all ranks end with the same bits, close to the result of one rank. */
 static void check_against_one(const plan *p, double tolerance)
 {
     static result one[MOST], many[MOST];
@@ -391,8 +394,8 @@ static void check_against_one(const plan *p, double tolerance)
     for (int k = 0; k < PARAMS; k++)
         for (int i = 0; i < CLASSES * HIDDEN; i++)
             if (!(fabs(many[0].w[k][i] - one[0].w[k][i]) <= tolerance))
-                FAIL("%d ranks, parameter %d, element %d: %.17g, of one rank %.17g", p->ranks, k, i,
-                     many[0].w[k][i], one[0].w[k][i]);
+                FAIL("%d ranks, parameter %d, element %d is %.17g, on one rank %.17g", p->ranks, k,
+                     i, many[0].w[k][i], one[0].w[k][i]);
 }
 
 static const plan usual = {.ranks = 3,
