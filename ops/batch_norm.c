@@ -43,13 +43,13 @@ static lt_status shape(lt_call *c)
     bool residual = lt__optional(c, c->in, RESIDUAL), act = lt__word(c, ACT) != 0;
     LT_TRY(check_floats(c, RESIDUAL + 1));
     if (x->ndim < 2)
-        return lt_fail(LT_EINVAL, "x wants at least 2 axes (..., channels), it has %d (%s)",
+        return lt_fail(LT_EINVAL, "x must have at least 2 axes (..., channels), but has %d (%s)",
                        x->ndim, LT_TEXT(x));
     int64_t channels = x->dims[x->ndim - 1];
     for (int i = SCALE; i <= VAR; i++)
         LT_TRY(lt__want_dims(c, i, 1, &channels, "one value per channel"));
     if (residual)
-        LT_TRY(lt__want_dims(c, RESIDUAL, x->ndim, x->dims, "the dims of x"));
+        LT_TRY(lt__want_dims(c, RESIDUAL, x->ndim, x->dims, "the shape of x"));
     LT_TRY(lt__number_in(c, MOMENTUM, 0, 1));
     LT_TRY(lt__number_in(c, EPS, 0, INFINITY));
     if (!lt__flag(c, SYNC))
@@ -226,9 +226,10 @@ static lt_status after(lt_call *c)
 const lt_op lt__op_batch_norm = {
     .sig = "batch_norm(x, scale, shift, mean, var, residual?; train=false, momentum=0.1, eps=1e-5, "
            "act=none|relu|relu6, sync=false)",
-    .doc = "y = act((x - mean) / sqrt(var + eps) * scale + shift + residual) for each channel, the "
-           "last axis. With train=true the mean and biased var of x are used, with sync=true those "
-           "of x on all ranks, and the buffers mean and var move by momentum when the step ends.",
+    .doc = "y = act((x - mean) / sqrt(var + eps) * scale + shift + residual) for x (..., "
+           "channels) and scale, shift, mean and var (channels); train=true takes mean and biased "
+           "var from x (with sync=true, from x of all ranks) and updates the buffers mean and var "
+           "by momentum at the end of the step.",
     .cast = LT_CAST_ANY,
     .n_aux = 2,
     .fast_bf16 = true,
@@ -283,8 +284,9 @@ static lt_status merge_forward(lt_call *c)
 
 const lt_op lt__op_batch_norm_merge = {
     .sig = "batch_norm_merge(mean, var, mean2, var2; count#, count2#)",
-    .doc = "mean and biased var of count values become those of these and count2 further values, "
-           "whose mean and biased var are mean2 and var2 (Chan, Golub and LeVeque, 1983).",
+    .doc = "Merges mean2 and var2 of count2 values into mean and var of count values, in place, "
+           "where each var is biased and all have the shape (channels) (Chan, Golub and LeVeque, "
+           "1983).",
     .in_place = 1 << 0 | 1 << 1,
     .shape = merge_shape,
     .fwd = merge_forward,
@@ -317,9 +319,9 @@ static lt_status update_forward(lt_call *c)
 
 const lt_op lt__op_batch_norm_update = {
     .sig = "batch_norm_update(running_mean, running_var, mean, var; count#, momentum#)",
-    .doc = "running = (1 - momentum) * running + momentum * new for mean and var, where the biased "
-           "var of count values is made unbiased by count / (count - 1); a count of 1 leaves it "
-           "biased, a count of 0 moves nothing.",
+    .doc = "running = (1 - momentum) * running + momentum * new, in place, for mean and var "
+           "(channels), where the biased var of count values is made unbiased by count / (count - "
+           "1), except that a count of 1 leaves it biased and a count of 0 changes nothing.",
     .in_place = 1 << 0 | 1 << 1,
     .shape = update_shape,
     .fwd = update_forward,

@@ -494,11 +494,11 @@ static lt_status check(const lt_cuda *cuda, const lt_call *c)
     const lt_tensor *x = c->in[X], *residual = lt__optional(c, c->in, RESIDUAL);
     LT_TRY(lt__want_kernels(cuda, c->in, c->n_in));
     if (residual && residual->dtype != x->dtype)
-        return cuda->host->fail(LT_EUNSUPPORTED, "%s takes a residual of x's dtype only; cast it",
+        return cuda->host->fail(LT_EUNSUPPORTED, "%s requires a residual of x's dtype; cast it",
                                 cuda->name);
     if (lt__flag(c, TRAIN) && lt__rows_of(x) == 1)
-        return cuda->host->fail(LT_EINVAL, "train=true wants more than one value per channel, x "
-                                           "has one; use a larger batch or train=false");
+        return cuda->host->fail(LT_EINVAL, "train=true requires more than one value per channel, "
+                                           "but x has one; use a larger batch or train=false");
     return LT_OK;
 }
 

@@ -88,8 +88,8 @@ static inline lt_status lt__check_rows(const lt_call *c)
     if (!lt__flag(c, TRAIN) || lt__all_rows(c) != 1)
         return LT_OK;
     return lt_fail(LT_EINVAL,
-                   "train=true wants more than one value per channel, x has one (%s); "
-                   "use a larger batch or train=false",
+                   "train=true requires more than one value per channel, but x has one (%s); use "
+                   "a larger batch or train=false",
                    LT_TEXT(c->in[X]));
 }
 #endif

@@ -41,12 +41,12 @@ static lt_status compare(lt_call *c, lt_block_fn fn)
         .fwd = name##_fwd,                                                                         \
     };
 
-COMPARISON(eq, ==, "1 where x = y, else 0.")
-COMPARISON(ne, !=, "1 where x and y differ (a nan differs from all), else 0.")
-COMPARISON(lt, <, "1 where x < y, else 0.")
-COMPARISON(le, <=, "1 where x <= y, else 0.")
-COMPARISON(gt, >, "1 where x > y, else 0.")
-COMPARISON(ge, >=, "1 where x >= y, else 0.")
+COMPARISON(eq, ==, "1 where x = y, else 0, as u8; x and y broadcast.")
+COMPARISON(ne, !=, "1 where x != y (true if either is nan), else 0, as u8; x and y broadcast.")
+COMPARISON(lt, <, "1 where x < y, else 0, as u8; x and y broadcast.")
+COMPARISON(le, <=, "1 where x <= y, else 0, as u8; x and y broadcast.")
+COMPARISON(gt, >, "1 where x > y, else 0, as u8; x and y broadcast.")
+COMPARISON(ge, >=, "1 where x >= y, else 0, as u8; x and y broadcast.")
 
 /* ==== where =================================================================================== */
 
@@ -79,7 +79,7 @@ static lt_status where_shape(lt_call *c)
     int ndim;
     int64_t dims[LT_MAX_DIMS];
     if (cond != LT_U8)
-        return lt_fail(LT_EINVAL, "cond wants u8, which comparisons give; it is %s",
+        return lt_fail(LT_EINVAL, "cond must be u8, as from a comparison, but is %s",
                        lt_dtype_name(cond));
     if (x != y)
         return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y:cast('%s')",
@@ -138,7 +138,7 @@ static lt_status where_bwd(lt_call *c)
 
 const lt_op lt__op_where = {
     .sig = "where(cond, x, y)",
-    .doc = "x where cond is not 0, else y.",
+    .doc = "x where cond (u8) is not 0, else y; cond, x and y broadcast.",
     .cast = LT_CAST_WIDEST,
     .any_dtype = true,
     .save = LT_SAVE_IN(COND),

@@ -42,17 +42,17 @@ static lt_status describe(const lt_call *c, lt_conv *v)
                        (lt_ll)v->groups, (lt_ll)v->in, (lt_ll)v->out, LT_TEXT(x), LT_TEXT(w));
     if (w->dims[3] != v->in / v->groups && v->groups > 1)
         return lt_fail(LT_EINVAL,
-                       "w wants %lld input channels in each of %lld groups, x has %lld "
-                       "(x %s, w %s)",
+                       "w has %lld input channels in each of %lld groups, but x has %lld (x %s, w "
+                       "%s)",
                        (lt_ll)w->dims[3], (lt_ll)v->groups, (lt_ll)(v->in / v->groups), LT_TEXT(x),
                        LT_TEXT(w));
     if (w->dims[3] != v->in / v->groups)
-        return lt_fail(LT_EINVAL, "w wants %lld input channels, x has %lld (x %s, w %s)",
+        return lt_fail(LT_EINVAL, "w has %lld input channels, but x has %lld (x %s, w %s)",
                        (lt_ll)w->dims[3], (lt_ll)v->in, LT_TEXT(x), LT_TEXT(w));
     for (int i = 0; i < 2; i++)
         if ((v->window.kernel[i] = w->dims[1 + i]) < 1)
             return lt_fail(LT_EINVAL,
-                           "w wants a kernel of at least 1x1, it is %s (out, kh, kw, "
+                           "w must have a kernel of at least 1x1, but is %s (out, kh, kw, "
                            "in/groups)",
                            LT_TEXT(w));
     return lt__window_fit(&v->window, x);
@@ -476,8 +476,8 @@ static lt_status fast_bwd(lt_call *c)
 
 const lt_op lt__op_conv2d = {
     .sig = "conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)",
-    .doc = "Cross-correlation of x (n, h, w, c) with w (out, kh, kw, in/groups), plus "
-           "b (out); padding is zero.",
+    .doc = "Cross-correlation of x (n, h, w, in), padded with zeros, with w (out, kh, kw, "
+           "in/groups), plus b (out); the result has shape (n, oh, ow, out).",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
     .shape = shape,

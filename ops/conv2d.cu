@@ -277,7 +277,8 @@ static lt_status check(const lt_cuda_conv *v, const lt_call *c)
     const lt_cuda *cuda = lt__cuda(c->ctx);
     return v->w.pad[0] <= MOST && v->w.pad[1] <= MOST
                ? LT_OK
-               : cuda->host->fail(LT_EUNSUPPORTED, "%s pads by at most %d", cuda->name, (int)MOST);
+               : cuda->host->fail(LT_EUNSUPPORTED, "%s supports a pad of at most %d", cuda->name,
+                                  (int)MOST);
 }
 
 static lt_status fwd(lt_call *c)

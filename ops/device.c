@@ -28,8 +28,7 @@ static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerat
         config.index = lt__cuda_index(device);
     *none = !lt__plugin_find("cuda", file);
     if (*none)
-        return lt_fail(LT_EENV, "luatrain has no libluatrain-cuda.so, which is built where there "
-                                "is nvcc");
+        return lt_fail(LT_EENV, "libluatrain-cuda.so is missing; it is built if nvcc is installed");
     LT_TRY(lt__plugin_open(file, "lt_accelerator_open", &open_accelerator));
     int rc = open_accelerator(LT_VERSION, &host, &config, a, text, sizeof text);
     *none = rc == LT_NO_ACCELERATOR;
@@ -47,7 +46,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
         lt__free(ctx, a, sizeof *a);
         if (!is_auto)
             return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());
-        snprintf(ctx->note, sizeof ctx->note, "computes on the CPU: %s", lt_errmsg());
+        snprintf(ctx->note, sizeof ctx->note, "computing on the CPU: %s", lt_errmsg());
         ctx->note_level = none ? LT_LOG_DEBUG : LT_LOG_WARN;
         return LT_OK;
     }

@@ -17,9 +17,7 @@ static lt_status check_place(const lt_call *c)
     if (rows > 0 &&
         (c->first_row < 0 || __builtin_mul_overflow(c->first_row, x->count / rows, &before) ||
          before > INT64_MAX / 2))
-        return lt_fail(LT_EINVAL,
-                       "row %lld of the batch, of %lld elements each, is beyond what "
-                       "can be counted",
+        return lt_fail(LT_EINVAL, "row %lld of a batch with %lld elements per row is out of range",
                        (lt_ll)c->first_row, (lt_ll)(x->count / rows));
     return LT_OK;
 }
@@ -86,8 +84,8 @@ static lt_status backward(lt_call *c) { return drop(c, c->d_in[0], c->d_out[0], 
 
 const lt_op lt__op_dropout = {
     .sig = "dropout(x; p=0.5, train=true)",
-    .doc = "y = x / (1 - p) with probability 1 - p, else 0, for each element; with train=false "
-           "y = x.",
+    .doc = "y = x / (1 - p) with probability 1 - p, else 0, independently for each element; with "
+           "train=false, y = x.",
     .cast = LT_CAST_ANY,
     .any_dtype = true,
     .same_grad = 1,

@@ -13,14 +13,13 @@ static lt_status shape(lt_call *c)
     const lt_tensor *w = c->in[W], *ids = c->in[IDS];
     int64_t dims[LT_MAX_DIMS];
     if (w->ndim < 1)
-        return lt_fail(LT_EINVAL, "w wants at least 1 axis (rows, ...), it has none");
+        return lt_fail(LT_EINVAL, "w must have at least 1 axis (rows, ...), but has none");
     LT_TRY(lt__want_integers(c, IDS));
     int ndim = ids->ndim + w->ndim - 1;
     if (ndim > LT_MAX_DIMS)
         return lt_fail(LT_EINVAL,
-                       "the result would have %d axes, at most %d are possible (w %s, "
-                       "ids %s)",
-                       ndim, LT_MAX_DIMS, LT_TEXT(w), LT_TEXT(ids));
+                       "the result would have %d axes, but the limit is %d (w %s, ids %s)", ndim,
+                       LT_MAX_DIMS, LT_TEXT(w), LT_TEXT(ids));
     for (int i = 0; i < ndim; i++)
         dims[i] = i < ids->ndim ? ids->dims[i] : w->dims[i - ids->ndim + 1];
     lt__spec(c, 0, (lt_dtype)w->dtype, ndim, dims);
@@ -93,8 +92,8 @@ static lt_status backward(lt_call *c)
 
 const lt_op lt__op_embedding = {
     .sig = "embedding(w, ids)",
-    .doc = "y[i] = w[ids[i]]: rows of w, (rows, ...), by integer ids of any dims, which count "
-           "from 0.",
+    .doc = "y[i] = w[ids[i]]: rows of w (rows, ...), selected by integer ids of any shape, which "
+           "count from 0; y has the shape of ids, then that of a row.",
     .cast = LT_CAST_ANY,
     .any_dtype = true,
     .save = LT_SAVE_IN(IDS),

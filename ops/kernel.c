@@ -8,11 +8,11 @@
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value)
 {
     if (c->opt[k].n != 1)
-        return lt_fail(LT_EINVAL, "%s wants one integer, it has %d", c->schema->opt[k].name,
+        return lt_fail(LT_EINVAL, "%s must be one integer, but got %d", c->schema->opt[k].name,
                        c->opt[k].n);
     *value = c->opt[k].i[0];
     if (*value < low)
-        return lt_fail(LT_EINVAL, "%s wants at least %lld, it is %lld", c->schema->opt[k].name,
+        return lt_fail(LT_EINVAL, "%s must be at least %lld, but is %lld", c->schema->opt[k].name,
                        (lt_ll)low, (lt_ll)*value);
     return LT_OK;
 }
@@ -21,13 +21,13 @@ lt_status lt__pair(const lt_call *c, int k, int64_t low, int64_t value[2])
 {
     int n = c->opt[k].n;
     if (n != 1 && n != 2)
-        return lt_fail(LT_EINVAL, "%s wants one integer or two (height, width), it has %d",
+        return lt_fail(LT_EINVAL, "%s must be one integer or two (height, width), but got %d",
                        c->schema->opt[k].name, n);
     for (int i = 0; i < 2; i++) {
         value[i] = c->opt[k].i[n == 2 ? i : 0];
         if (value[i] < low)
-            return lt_fail(LT_EINVAL, "%s wants at least %lld, it is %lld", c->schema->opt[k].name,
-                           (lt_ll)low, (lt_ll)value[i]);
+            return lt_fail(LT_EINVAL, "%s must be at least %lld, but is %lld",
+                           c->schema->opt[k].name, (lt_ll)low, (lt_ll)value[i]);
     }
     return LT_OK;
 }
@@ -37,7 +37,7 @@ static lt_status one_axis(const lt_call *c, int k, int64_t given, int ndim, int 
     int64_t a = given < 0 ? given + ndim : given;
     if (a < 0 || a >= ndim)
         return lt_fail(
-            LT_EINVAL, "%s %lld is outside the %d axes of x (%s)", c->schema->opt[k].name,
+            LT_EINVAL, "%s %lld is out of range for the %d axes of x (%s)", c->schema->opt[k].name,
             (lt_ll)(given < 0 ? given : (int64_t)((uint64_t)given + 1)), ndim, LT_TEXT(c->in[0]));
     *axis = (int)a;
     return LT_OK;
@@ -46,7 +46,7 @@ static lt_status one_axis(const lt_call *c, int k, int64_t given, int ndim, int 
 lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis)
 {
     if (c->opt[k].n != 1)
-        return lt_fail(LT_EINVAL, "%s wants one axis, it has %d", c->schema->opt[k].name,
+        return lt_fail(LT_EINVAL, "%s must be one axis, but got %d", c->schema->opt[k].name,
                        c->opt[k].n);
     return one_axis(c, k, c->opt[k].i[0], ndim, axis);
 }
@@ -60,7 +60,8 @@ lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask)
     for (int i = 0; i < c->opt[k].n; i++) {
         LT_TRY(one_axis(c, k, c->opt[k].i[i], ndim, &axis));
         if (*mask >> axis & 1)
-            return lt_fail(LT_EINVAL, "%s names axis %d twice", c->schema->opt[k].name, axis + 1);
+            return lt_fail(LT_EINVAL, "%s contains axis %d twice", c->schema->opt[k].name,
+                           axis + 1);
         *mask |= 1u << axis;
     }
     return LT_OK;
@@ -72,10 +73,10 @@ lt_status lt__number_in(const lt_call *c, int k, double low, double high)
     if (value >= low && value <= high)
         return LT_OK;
     if (high < INFINITY)
-        return lt_fail(LT_EINVAL, "%s wants a number from %g to %g, it is %g",
+        return lt_fail(LT_EINVAL, "%s must be a number from %g to %g, but is %g",
                        c->schema->opt[k].name, low, high, value);
-    return lt_fail(LT_EINVAL, "%s wants a number of at least %g, it is %g", c->schema->opt[k].name,
-                   low, value);
+    return lt_fail(LT_EINVAL, "%s must be at least %g, but is %g", c->schema->opt[k].name, low,
+                   value);
 }
 
 /* ==== Shape rules ============================================================================= */
@@ -110,7 +111,8 @@ lt_status lt__same_dtype(const lt_call *c, int n)
 lt_status lt__same_float(const lt_call *c, int n)
 {
     if (!lt__is_float(c->in[0]->dtype))
-        return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s; cast it, e.g. %s:cast('f32')",
+        return lt_fail(LT_EINVAL,
+                       "%s must have a float dtype, but is %s; cast it, e.g. %s:cast('f32')",
                        lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, 0));
     return lt__same_dtype(c, n);
 }
@@ -121,7 +123,8 @@ lt_status lt__want_integers(const lt_call *c, int i)
     if (dtype == LT_I64 || dtype == LT_I32 || dtype == LT_U8)
         return LT_OK;
     return lt_fail(LT_EINVAL,
-                   "%s wants integers (i64, i32 or u8), it is %s; cast it, e.g. %s:cast('i64')",
+                   "%s must have an integer dtype (i64, i32 or u8), but is %s; cast it, e.g. "
+                   "%s:cast('i64')",
                    lt__in_name(c, i), lt_dtype_name(dtype), lt__in_name(c, i));
 }
 
@@ -129,7 +132,7 @@ lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout)
 {
     if (c->in[i]->ndim == ndim)
         return LT_OK;
-    return lt_fail(LT_EINVAL, "%s wants %d axes %s, it has %d (%s)", lt__in_name(c, i), ndim,
+    return lt_fail(LT_EINVAL, "%s must have %d axes %s, but has %d (%s)", lt__in_name(c, i), ndim,
                    layout, c->in[i]->ndim, LT_TEXT(c->in[i]));
 }
 
@@ -146,7 +149,7 @@ lt_status lt__want_dims(const lt_call *c, int i, int ndim, const int64_t *dims, 
     for (int k = 0; k < ndim && used < sizeof want; k++)
         used += (size_t)snprintf(want + used, sizeof want - used, "%s%lld", k ? "x" : "",
                                  (lt_ll)dims[k]);
-    return lt_fail(LT_EINVAL, "%s wants %s: %s, it is %s", lt__in_name(c, i), what,
+    return lt_fail(LT_EINVAL, "%s must have %s (%s), but is %s", lt__in_name(c, i), what,
                    ndim ? want : "one element", LT_TEXT(x));
 }
 
@@ -159,9 +162,8 @@ lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[
         int64_t dy = i <= y->ndim ? y->dims[y->ndim - i] : 1;
         if (dx != dy && dx != 1 && dy != 1)
             return lt_fail(LT_EINVAL,
-                           "%s is %s, %s is %s: axis %d from the end has %lld and %lld, which do "
-                           "not "
-                           "broadcast",
+                           "%s is %s and %s is %s, which do not broadcast: axis %d from the end "
+                           "has %lld and %lld",
                            lt__in_name(c, a), LT_TEXT(x), lt__in_name(c, b), LT_TEXT(y), i,
                            (lt_ll)dx, (lt_ll)dy);
         dims[*ndim - i] = dx == 1 ? dy : dx;

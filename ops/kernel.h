@@ -4,7 +4,7 @@
  * A kernel only computes. It does not allocate, synchronise, read the environment or know Lua. It
  * may trust the sizes, because the shape rule has checked them. The message of a shape rule does
  * not name the op, because the caller prepends the name:
- *     return lt_fail(LT_EINVAL, "w wants %lld input channels, x has %lld (x %s, w %s)", ...);
+ *     return lt_fail(LT_EINVAL, "w has %lld input channels, but x has %lld (x %s, w %s)", ...);
  */
 #ifndef LT_OPS_KERNEL_H
 #define LT_OPS_KERNEL_H
@@ -39,7 +39,7 @@ lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis);
  * repeated axis is LT_EINVAL. */
 lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask);
 
-/* Checks that the option is in [low, high]: "p wants a number from 0 to 1, it is 2". */
+/* Checks that the option is in [low, high]: "p must be a number from 0 to 1, but is 2". */
 lt_status lt__number_in(const lt_call *c, int k, double low, double high);
 
 /* ==== Shape rules ============================================================================= */
@@ -58,8 +58,8 @@ lt_status lt__same_float(const lt_call *c, int n);
 lt_status lt__same_dtype(const lt_call *c, int n);
 /* Input i must have an integer dtype: i64, i32 or u8. */
 lt_status lt__want_integers(const lt_call *c, int i);
-/* Input i must have ndim axes: "x wants 4 axes (n, h, w, c), it has 2 (32x10 f32)". layout names
- * the axes, "(n, h, w, c)". */
+/* Input i must have ndim axes: "x must have 4 axes (n, h, w, c), but has 2 (32x10 f32)". layout
+ * names the axes, "(n, h, w, c)". */
 lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout);
 /* Input i must have exactly these dims. `what` describes them in the message: "one value per
  * channel". */

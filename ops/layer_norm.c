@@ -32,10 +32,10 @@ static lt_status shape(lt_call *c)
     const lt_tensor *x = c->in[X];
     LT_TRY(lt__same_float(c, 3));
     if (x->ndim < 1)
-        return lt_fail(LT_EINVAL, "x wants at least 1 axis, it has none");
+        return lt_fail(LT_EINVAL, "x must have at least 1 axis, but has none");
     int64_t n = x->dims[x->ndim - 1];
-    LT_TRY(lt__want_dims(c, SCALE, 1, &n, "one value for each element of x's last axis"));
-    LT_TRY(lt__want_dims(c, SHIFT, 1, &n, "one value for each element of x's last axis"));
+    LT_TRY(lt__want_dims(c, SCALE, 1, &n, "one value per element of x's last axis"));
+    LT_TRY(lt__want_dims(c, SHIFT, 1, &n, "one value per element of x's last axis"));
     LT_TRY(lt__number_in(c, 0, 0, INFINITY));
     int64_t stats[2] = {plan_for(x).rows, 2};
     lt__spec_like(c, 0, x);
@@ -181,8 +181,8 @@ static lt_status backward(lt_call *c)
 
 const lt_op lt__op_layer_norm = {
     .sig = "layer_norm(x, scale, shift; eps=1e-5)",
-    .doc = "y = (x - mean) / sqrt(var + eps) * scale + shift, with mean and biased var over the "
-           "last axis.",
+    .doc = "y = (x - mean) / sqrt(var + eps) * scale + shift for x (..., n), scale (n) and shift "
+           "(n), with mean and biased var over the last axis.",
     .cast = LT_CAST_F32,
     .n_aux = 1,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(SCALE) | LT_SAVE_OUT(1),

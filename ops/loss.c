@@ -8,7 +8,7 @@ static lt_status shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X];
     LT_TRY(lt__same_float(c, 2));
-    LT_TRY(lt__want_dims(c, Y, x->ndim, x->dims, "the dims of x"));
+    LT_TRY(lt__want_dims(c, Y, x->ndim, x->dims, "the shape of x"));
     lt__spec(c, 0, (lt_dtype)x->dtype, 0, NULL);
     return LT_OK;
 }
@@ -81,7 +81,8 @@ static lt_status backward(lt_call *c)
 
 const lt_op lt__op_mse_loss = {
     .sig = "mse_loss(x, y)",
-    .doc = "Mean over all elements of (x - y)^2. No elements: 0.",
+    .doc = "Mean of (x - y)^2 over all elements of x and y, which have the same shape; 0 if they "
+           "are empty.",
     .cast = LT_CAST_F32,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(Y),
     .shape = shape,

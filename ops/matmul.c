@@ -39,14 +39,13 @@ static lt_status pair_up(const lt_call *c, pairs *s)
     for (int i = 0; i < 2; i++)
         if (c->in[i]->ndim < 2)
             return lt_fail(LT_EINVAL,
-                           "%s wants 2 or more axes (..., rows, columns), it has %d (%s); reshape "
-                           "a vector to one row or one column",
+                           "%s must have 2 or more axes (..., rows, columns), but has %d (%s); "
+                           "reshape a vector to one row or one column",
                            lt__in_name(c, i), c->in[i]->ndim, LT_TEXT(c->in[i]));
     int64_t m = x->dims[x->ndim - 2], k = x->dims[x->ndim - 1], n = y->dims[y->ndim - 1];
     if (y->dims[y->ndim - 2] != k)
         return lt_fail(LT_EINVAL,
-                       "y wants %lld rows, one for each column of x, it has %lld (x %s, "
-                       "y %s)",
+                       "y must have %lld rows, one for each column of x, but has %lld (x %s, y %s)",
                        (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
     s->n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
     int64_t total = 1, each;
@@ -174,8 +173,8 @@ static lt_status matmul_fast_bwd(lt_call *c) { return matmul_back(c, true); }
 
 const lt_op lt__op_matmul = {
     .sig = "matmul(x, y)",
-    .doc = "Matrix product of the last two axes, x (..., m, k) and y (..., k, n) to (..., m, n); "
-           "leading axes broadcast.",
+    .doc = "Matrix product of x (..., m, k) and y (..., k, n), of shape (..., m, n); the leading "
+           "axes broadcast.",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(Y),
     .shape = matmul_shape,
@@ -194,9 +193,9 @@ static lt_status linear_shape(lt_call *c)
     LT_TRY(lt__same_float(c, 3));
     LT_TRY(lt__want_ndim(c, W, 2, "(out, in)"));
     if (x->ndim < 1)
-        return lt_fail(LT_EINVAL, "x wants 1 or more axes (..., in), it has none");
+        return lt_fail(LT_EINVAL, "x must have 1 or more axes (..., in), but has none");
     if (x->dims[x->ndim - 1] != w->dims[1])
-        return lt_fail(LT_EINVAL, "w wants %lld input features, x has %lld (x %s, w %s)",
+        return lt_fail(LT_EINVAL, "w has %lld input features, but x has %lld (x %s, w %s)",
                        (lt_ll)w->dims[1], (lt_ll)x->dims[x->ndim - 1], LT_TEXT(x), LT_TEXT(w));
     if (c->n_in > B && c->in[B])
         LT_TRY(lt__want_dims(c, B, 1, w->dims, "one value per output feature"));
@@ -262,7 +261,7 @@ static lt_status linear_fast_bwd(lt_call *c) { return linear_back(c, true); }
 
 const lt_op lt__op_linear = {
     .sig = "linear(x, w, b?)",
-    .doc = "y = x w^T + b for x (..., in), w (out, in), b (out).",
+    .doc = "y = x w^T + b for x (..., in), w (out, in) and b (out); y has shape (..., out).",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
     .shape = linear_shape,

@@ -33,7 +33,7 @@ lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const v
     lt__plan_reduction(&plan, 2, dims, 1 << 0,
                        (size_t)(lt__cuda_at(NULL, from_dtype, 1) - (char *)0));
     if (lt__reduction_scratch(&plan, sizeof(double)) > lt__cuda_sum_rows_bytes())
-        return cuda->host->fail(LT_EINVAL, "%s: %lld rows of %lld columns are too many sums",
+        return cuda->host->fail(LT_EINVAL, "%s: %lld rows of %lld columns are too many to sum",
                                 cuda->name, (lt_ll)rows, (lt_ll)cols);
     LT_CUDA_FLOATS(cuda, from_dtype, E,
                    return lt__reduce<lt_sum_reduction<E>>(cuda, &plan, from, end, cuda->sums);)

@@ -23,7 +23,7 @@ static lt_status want_pixels(const lt_call *c)
     LT_TRY(lt__same_float(c, 1));
     LT_TRY(lt__want_ndim(c, 0, 4, "(n, h, w, c)"));
     if (x->dims[1] == 0 || x->dims[2] == 0)
-        return lt_fail(LT_EINVAL, "x wants at least one pixel, it is %s", LT_TEXT(x));
+        return lt_fail(LT_EINVAL, "x must have at least one pixel, but is %s", LT_TEXT(x));
     return LT_OK;
 }
 
@@ -37,7 +37,7 @@ static lt_status describe(const lt_call *c, const lt_tensor *x, lt_window *w)
     for (int i = 0; i < 2; i++)
         if (w->pad[i] > w->kernel[i] / 2)
             return lt_fail(LT_EINVAL,
-                           "pad wants at most half the kernel, here %lldx%lld, it is %lldx%lld",
+                           "pad must be at most %lldx%lld, half the kernel, but is %lldx%lld",
                            (lt_ll)(w->kernel[0] / 2), (lt_ll)(w->kernel[1] / 2), (lt_ll)w->pad[0],
                            (lt_ll)w->pad[1]);
     return lt__window_fit(w, x);
@@ -56,7 +56,7 @@ static lt_status pool_shape(lt_call *c)
     double taps = (double)w.kernel[0] * (double)w.kernel[1];
     lt__spec(c, FROM, taps <= BYTES ? LT_U8 : LT_I32, 4, dims);
     if (taps > INT32_MAX)
-        return lt_fail(LT_EINVAL, "kernel wants at most %d pixels, it is %lldx%lld", INT32_MAX,
+        return lt_fail(LT_EINVAL, "kernel must have at most %d pixels, but is %lldx%lld", INT32_MAX,
                        (lt_ll)w.kernel[0], (lt_ll)w.kernel[1]);
     return LT_OK;
 }
@@ -505,8 +505,8 @@ static lt_status fast_bwd(lt_call *c)
 
 const lt_op lt__op_max_pool2d = {
     .sig = "max_pool2d(x; kernel, stride=kernel, pad=0)",
-    .doc = "Maximum over windows of x (n, h, w, c); padding counts as -inf, the gradient goes to "
-           "the first maximum of a window.",
+    .doc = "Maximum over windows of x (n, h, w, c), to (n, oh, ow, c); padding counts as -inf, "
+           "and the gradient goes to the first maximum of a window.",
     .cast = LT_CAST_ANY,
     .n_out = 1,
     .n_aux = 1,
@@ -521,8 +521,8 @@ const lt_op lt__op_max_pool2d = {
 
 const lt_op lt__op_avg_pool2d = {
     .sig = "avg_pool2d(x; kernel, stride=kernel, pad=0)",
-    .doc = "Mean over windows of x (n, h, w, c); padding counts as zeros in the mean, as in "
-           "PyTorch's default.",
+    .doc = "Mean over windows of x (n, h, w, c), to (n, oh, ow, c); padding counts as zeros in "
+           "the mean, which is PyTorch's default.",
     .cast = LT_CAST_ANY,
     .fast_bf16 = true,
     .shape = pool_shape,

@@ -334,8 +334,7 @@ static lt_status extreme_shape(lt_call *c)
     uint32_t mask = axes_of(c, x->ndim);
     for (int i = 0; i < x->ndim; i++)
         if ((mask >> i & 1) && x->dims[i] == 0)
-            return lt_fail(LT_EINVAL, "axis %d of x (%s) is empty: there is nothing to choose from",
-                           i + 1, LT_TEXT(x));
+            return lt_fail(LT_EINVAL, "axis %d of x (%s) must not be empty", i + 1, LT_TEXT(x));
     return LT_OK;
 }
 
@@ -503,7 +502,7 @@ static reduction_pass argmax_pass(const lt_call *c)
 static lt_status argmax_shape(lt_call *c)
 {
     if (c->opt[AXIS].n > 1)
-        return lt_fail(LT_EINVAL, "axis wants one axis, or none for all elements; it has %d",
+        return lt_fail(LT_EINVAL, "axis must be one axis, or none for all elements, but got %d",
                        c->opt[AXIS].n);
     LT_TRY(extreme_shape(c));
     c->spec[0].dtype = LT_I64;
@@ -562,28 +561,35 @@ static lt_status argmax_fwd(lt_call *c)
         .fwd = name##_fwd,                                                                         \
         .bwd = name##_bwd,                                                                         \
     };
-SUMMING(sum, 0, "The sum over one axis, several or all; integers give i64.")
-SUMMING(mean, 0, "The mean over one axis, several or all; integers give f32.")
+SUMMING(sum, 0,
+        "Sum of x over one axis, several or all (the default); keep=true keeps them with size 1, "
+        "and integers give i64.")
+SUMMING(mean, 0,
+        "Mean of x over one axis, several or all (the default); keep=true keeps them with size 1, "
+        "and integers give f32.")
 SUMMING(norm, LT_SAVE_IN(0) | LT_SAVE_OUT(0),
-        "The square root of the sum of squares; its gradient at 0 is 0.")
+        "Square root of the sum of x^2 over one axis, several or all (the default); the gradient "
+        "at 0 is 0.")
 
 #define EXTREME(name, text)                                                                        \
     const lt_op lt__op_##name = {                                                                  \
         .sig = #name "(x; axis?, keep=false)",                                                     \
         .doc = text                                                                                \
-        " over one axis, several or all; a nan wins; equals share the gradient evenly.",           \
+        " over one axis, several or all (the default); nan if any is nan, and equal elements "     \
+        "share the gradient evenly.",                                                              \
         .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0),                                                    \
         .shape = extreme_shape,                                                                    \
         .scratch = extreme_scratch,                                                                \
         .fwd = name##_fwd,                                                                         \
         .bwd = extreme_bwd,                                                                        \
     };
-EXTREME(max, "The largest element")
-EXTREME(min, "The smallest element")
+EXTREME(max, "Largest element of x")
+EXTREME(min, "Smallest element of x")
 
 const lt_op lt__op_argmax = {
     .sig = "argmax(x; axis?, keep=false)",
-    .doc = "Where the largest element is, counted from 0: the first of equals, a nan before all.",
+    .doc = "Index, from 0, of the largest element of x along an axis or of all elements; the "
+           "first of equal ones, and a nan counts as largest.",
     .shape = argmax_shape,
     .fwd = argmax_fwd,
 };

@@ -31,7 +31,8 @@ static lt_status reshape_shape(lt_call *c)
             open = i;
             dims[i] = 1;
         } else if (dims[i] < 0) {
-            return lt_fail(LT_EINVAL, "shape wants counts and at most one -1, its axis %d is %lld",
+            return lt_fail(LT_EINVAL,
+                           "shape must contain counts and at most one -1, but axis %d is %lld",
                            i + 1, (lt_ll)dims[i]);
         }
     }
@@ -49,7 +50,8 @@ static lt_status reshape_shape(lt_call *c)
 
 const lt_op lt__op_reshape = {
     .sig = "reshape(x; shape)",
-    .doc = "The same elements under another shape, of which one axis may be -1; a view.",
+    .doc = "The elements of x in another shape, in which one axis may be -1 to be inferred; the "
+           "result is a view.",
     .any_dtype = true,
     .same_grad = 1,
     .shape = reshape_shape,
@@ -166,8 +168,9 @@ static lt_status permute_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS])
     uint32_t mask;
     LT_TRY(lt__axes(c, 0, ndim, &mask));
     if (c->opt[0].n != ndim)
-        return lt_fail(LT_EINVAL, "axes wants all %d axes of x (%s) in their new order, it has %d",
-                       ndim, LT_TEXT(c->in[0]), c->opt[0].n);
+        return lt_fail(LT_EINVAL,
+                       "axes must list all %d axes of x (%s) in their new order, but got %d", ndim,
+                       LT_TEXT(c->in[0]), c->opt[0].n);
     axes_of_permute(c, ndim, axes);
     return LT_OK;
 }
@@ -177,10 +180,10 @@ static lt_status transpose_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS
     uint32_t mask;
     LT_TRY(lt__axes(c, 0, ndim, &mask));
     if (lt__given(c, 0) && c->opt[0].n != 2)
-        return lt_fail(LT_EINVAL, "axes wants two axes, it has %d; permute takes more",
+        return lt_fail(LT_EINVAL, "axes must be two axes, but got %d; use permute for more",
                        c->opt[0].n);
     if (ndim < 2)
-        return lt_fail(LT_EINVAL, "x wants at least 2 axes, it is %s", LT_TEXT(c->in[0]));
+        return lt_fail(LT_EINVAL, "x must have at least 2 axes, but is %s", LT_TEXT(c->in[0]));
     axes_of_transpose(c, ndim, axes);
     return LT_OK;
 }
@@ -234,8 +237,8 @@ static lt_status reorder_back(lt_call *c, axes_fn axes_of)
         .bwd = name##_bwd,                                                                         \
     };
 REORDERING(transpose, "transpose(x; axes?)",
-           "x with two axes swapped, the last two by default; a copy.")
-REORDERING(permute, "permute(x; axes)", "x with its axes in another order; a copy.")
+           "x with two axes swapped, by default the last two; the result is a copy.")
+REORDERING(permute, "permute(x; axes)", "x with axis axes[i] as its axis i; the result is a copy.")
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
@@ -314,10 +317,11 @@ static lt_status slice_shape(lt_call *c)
     int axis;
     LT_TRY(lt__axis(c, AXIS, x->ndim, &axis));
     if (c->opt[FIRST].n != 1 || c->opt[LAST].n != 1)
-        return lt_fail(LT_EINVAL, "first and last want one position each");
+        return lt_fail(LT_EINVAL, "first and last must be one position each");
     int64_t dim = x->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
     if (first < 0 || last >= dim || last < first - 1)
-        return lt_fail(LT_EINVAL, "%lld to %lld is no range of axis %d of x (%s), which has %lld",
+        return lt_fail(LT_EINVAL,
+                       "%lld to %lld is not a range of axis %d of x (%s), which has %lld",
                        shown(c, FIRST), shown(c, LAST), axis + 1, LT_TEXT(x), (lt_ll)dim);
     lt__spec_like(c, 0, x);
     c->spec[0].dims[axis] = last - first + 1;
@@ -356,7 +360,8 @@ static lt_status slice_bwd(lt_call *c)
 
 const lt_op lt__op_slice = {
     .sig = "slice(x; axis, first, last)",
-    .doc = "Positions first to last, both included, of an axis; a view if it is the leading one.",
+    .doc = "The part of x from position first to last, both included, along an axis; the result "
+           "is a view if it is the first axis.",
     .any_dtype = true,
     .shape = slice_shape,
     .fwd = slice_fwd,
@@ -370,21 +375,22 @@ static lt_status pad_shape(lt_call *c)
     const lt_tensor *x = c->in[0];
     lt__spec_like(c, 0, x);
     if (!lt__dtype_holds((lt_dtype)x->dtype, lt__number(c, VALUE)))
-        return lt_fail(LT_EINVAL, "value wants a number that fits into %s, it is %g",
+        return lt_fail(LT_EINVAL, "value must fit into %s, but is %g",
                        lt_dtype_name((lt_dtype)x->dtype), lt__number(c, VALUE));
     for (int k = BEFORE; k <= AFTER; k++) {
         const char *name = c->schema->opt[k].name;
         if (c->opt[k].n != 1 && c->opt[k].n != x->ndim)
-            return lt_fail(LT_EINVAL, "%s wants one count or one per axis of x (%s), it has %d",
+            return lt_fail(LT_EINVAL, "%s must be one count or one per axis of x (%s), but got %d",
                            name, LT_TEXT(x), c->opt[k].n);
         for (int i = 0; i < x->ndim; i++) {
             int64_t n = amount(c, k, i), *dim = &c->spec[0].dims[i];
             if (n < 0)
-                return lt_fail(LT_EINVAL, "%s wants counts from 0, it has %lld; slice takes away",
+                return lt_fail(LT_EINVAL,
+                               "%s must not be negative, but has %lld; use slice to remove "
+                               "elements",
                                name, (lt_ll)n);
             if (__builtin_add_overflow(*dim, n, dim))
-                return lt_fail(LT_EINVAL, "%s %lld makes axis %d too long to be counted", name,
-                               (lt_ll)n, i + 1);
+                return lt_fail(LT_EINVAL, "%s %lld makes axis %d too long", name, (lt_ll)n, i + 1);
         }
     }
     return LT_OK;
@@ -421,7 +427,8 @@ static lt_status pad_bwd(lt_call *c)
 
 const lt_op lt__op_pad = {
     .sig = "pad(x; before, after, value=0.0)",
-    .doc = "x with so many elements of one value before and after it: one count, or one per axis.",
+    .doc = "x with `before` and `after` elements of one value added at the ends of each axis; "
+           "each is one count, or one per axis.",
     .any_dtype = true,
     .shape = pad_shape,
     .fwd = pad_fwd,
@@ -444,12 +451,11 @@ static lt_status cat_shape(lt_call *c)
         for (int i = 0; fits && i < x->ndim; i++)
             fits = i == axis || y->dims[i] == x->dims[i];
         if (!fits)
-            return lt_fail(LT_EINVAL, "tensor %d is %s, the first is %s; only axis %d may differ",
-                           k + 1, LT_TEXT(y), LT_TEXT(x), axis + 1);
-        if (__builtin_add_overflow(c->spec[0].dims[axis], y->dims[axis], &c->spec[0].dims[axis]))
             return lt_fail(LT_EINVAL,
-                           "the tensors together are too long to be counted along axis "
-                           "%d",
+                           "tensor %d is %s, but the first is %s; only axis %d may differ", k + 1,
+                           LT_TEXT(y), LT_TEXT(x), axis + 1);
+        if (__builtin_add_overflow(c->spec[0].dims[axis], y->dims[axis], &c->spec[0].dims[axis]))
+            return lt_fail(LT_EINVAL, "the sum of the lengths along axis %d is too large",
                            axis + 1);
     }
     lt__spec(c, SIZES, LT_I64, 1, (const int64_t[]){c->n_in});
@@ -490,7 +496,8 @@ static lt_status cat_bwd(lt_call *c)
 
 const lt_op lt__op_cat = {
     .sig = "cat(x...; axis)",
-    .doc = "Tensors joined along one axis, in which alone they may differ. Lua: cat({a, b}, axis).",
+    .doc = "Tensors concatenated along one axis, in which alone their shapes may differ; in Lua, "
+           "cat({a, b}, axis).",
     .n_aux = 1,
     .save = LT_SAVE_OUT(SIZES),
     .cast = LT_CAST_WIDEST,
@@ -533,7 +540,8 @@ static lt_status cast_bwd(lt_call *c)
 
 const lt_op lt__op_cast = {
     .sig = "cast(x; dtype=f32)",
-    .doc = "x in another dtype, rounded to nearest even; floats to integers are cut and saturate.",
+    .doc = "x converted to another dtype, rounded to nearest even; floats become integers by "
+           "truncation and saturate.",
     .any_dtype = true,
     .same_grad = 1,
     .shape = cast_shape,

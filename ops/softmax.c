@@ -248,7 +248,7 @@ static lt_status log_softmax_backward(lt_call *c) { return run_backward(c, true)
 
 const lt_op lt__op_softmax = {
     .sig = "softmax(x; axis=-1)",
-    .doc = "y = exp(x) / sum(exp(x)) along the axis.",
+    .doc = "y = exp(x) / sum(exp(x)) along an axis of x; y has the shape of x.",
     .cast = LT_CAST_F32,
     .save = LT_SAVE_OUT(0),
     .shape = shape,
@@ -259,7 +259,7 @@ const lt_op lt__op_softmax = {
 
 const lt_op lt__op_log_softmax = {
     .sig = "log_softmax(x; axis=-1)",
-    .doc = "y = x - log(sum(exp(x))) along the axis.",
+    .doc = "y = x - log(sum(exp(x))) along an axis of x; y has the shape of x.",
     .cast = LT_CAST_F32,
     .save = LT_SAVE_OUT(0),
     .shape = shape,
@@ -277,9 +277,9 @@ static lt_status cross_entropy_shape(lt_call *c)
     const lt_tensor *x = c->in[X], *labels = c->in[LABELS];
     LT_TRY(lt__same_float(c, 1));
     if (x->ndim < 1)
-        return lt_fail(LT_EINVAL, "x wants at least 1 axis (..., classes), it has none");
+        return lt_fail(LT_EINVAL, "x must have at least 1 axis (..., classes), but has none");
     LT_TRY(lt__want_integers(c, LABELS));
-    LT_TRY(lt__want_dims(c, LABELS, x->ndim - 1, x->dims, "the dims of x without its classes"));
+    LT_TRY(lt__want_dims(c, LABELS, x->ndim - 1, x->dims, "the shape of x without its last axis"));
     LT_TRY(lt__number_in(c, 0, 0, 1));
     int64_t kept[2] = {labels->count, 2};
     lt__spec(c, 0, (lt_dtype)x->dtype, 0, NULL);
@@ -356,9 +356,9 @@ static lt_status cross_entropy_backward(lt_call *c)
 
 const lt_op lt__op_cross_entropy = {
     .sig = "cross_entropy(x, labels; label_smoothing=0.0)",
-    .doc =
-        "Mean over rows of -sum(q log softmax(x)), with q = (1 - label_smoothing) onehot(labels) + "
-        "label_smoothing / classes; labels count from 0. No rows: 0.",
+    .doc = "Mean over rows of x (..., classes) of -sum(q log softmax(x)), with q = (1 - "
+           "label_smoothing) onehot(labels) + label_smoothing / classes and labels (...) counted "
+           "from 0; 0 if there are no rows.",
     .cast = LT_CAST_F32,
     .n_aux = 1,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(LABELS) | LT_SAVE_OUT(1),

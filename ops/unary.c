@@ -112,7 +112,7 @@ static lt_status same_signed(lt_call *c)
 KERNELS(neg, LT_WRAPPING, LT_CHEAP, LT_NEG, LT_NEG_BACK)
 const lt_op lt__op_neg = {
     .sig = "neg(x)",
-    .doc = "-x; the least integer stays what it is.",
+    .doc = "y = -x for each element of x; the smallest integer is unchanged.",
     .any_dtype = true,
     .grad_in_place = 1,
     .shape = same_signed,
@@ -128,7 +128,7 @@ KERNELS(abs, LT_NUMERICS, LT_CHEAP,
         LT_ABS_BACK)
 const lt_op lt__op_abs = {
     .sig = "abs(x)",
-    .doc = "The absolute value of x; its gradient at 0 is 0.",
+    .doc = "y = |x| for each element of x; the gradient at 0 is 0.",
     .any_dtype = true,
     .save = IN,
     .grad_in_place = 1,
@@ -145,7 +145,7 @@ static lt_status clamp_shape(lt_call *c)
 {
     for (int k = MIN; k <= MAX; k++)
         if (isnan(lt__number(c, k)))
-            return lt_fail(LT_EINVAL, "%s wants a number, it is nan", c->schema->opt[k].name);
+            return lt_fail(LT_EINVAL, "%s must not be nan", c->schema->opt[k].name);
     return same_any(c);
 }
 
@@ -185,7 +185,8 @@ static lt_status clamp_bwd(lt_call *c)
 
 const lt_op lt__op_clamp = {
     .sig = "clamp(x; min=-inf, max=inf)",
-    .doc = "x brought into min..max (max if min is above it); the gradient passes between them.",
+    .doc = "y = min(max(x, min), max) for each element of x; the gradient is 0 except strictly "
+           "between min and max.",
     .any_dtype = true,
     .save = IN,
     .grad_in_place = 1,

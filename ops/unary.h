@@ -17,23 +17,23 @@
  *   dx as a formula of dy and of x (if IN) or y (if OUT). */
 /* clang-format off */
 #define LT_UNARY_LIST(X)                                                                           \
-    X(exp, LT_COSTLY, LT_CAST_F32, OUT, "e to the power of x.",                                    \
+    X(exp, LT_COSTLY, LT_CAST_F32, OUT, "y = e^x for each element of x.",                          \
       exp(x), dy * y)                                                                              \
-    X(log, LT_COSTLY, LT_CAST_F32, IN, "The natural logarithm of x.",                              \
+    X(log, LT_COSTLY, LT_CAST_F32, IN, "y = ln(x) for each element of x.",                         \
       log(x), dy / x)                                                                              \
-    X(sqrt, LT_CHEAP, LT_CAST_ANY, OUT, "The square root of x.",                                   \
+    X(sqrt, LT_CHEAP, LT_CAST_ANY, OUT, "y = sqrt(x) for each element of x.",                      \
       sqrt(x), dy / (2 * y))                                                                       \
-    X(sigmoid, LT_COSTLY, LT_CAST_ANY, OUT, "1 / (1 + exp(-x)).",                                  \
+    X(sigmoid, LT_COSTLY, LT_CAST_ANY, OUT, "y = 1 / (1 + exp(-x)) for each element of x.",        \
       1 / (1 + exp(-x)), dy * y * (1 - y))                                                         \
-    X(tanh, LT_COSTLY, LT_CAST_ANY, OUT, "The hyperbolic tangent of x.",                           \
+    X(tanh, LT_COSTLY, LT_CAST_ANY, OUT, "y = tanh(x) for each element of x.",                     \
       tanh(x), dy * (1 - y * y))                                                                   \
     /* These comparisons let a NaN pass through. */                                                \
-    X(relu, LT_CHEAP, LT_CAST_ANY, OUT, "x where it is positive, else 0.",                         \
+    X(relu, LT_CHEAP, LT_CAST_ANY, OUT, "y = max(x, 0) for each element of x.",                    \
       x < 0 ? 0 : x, y <= 0 ? 0 : dy)                                                              \
-    X(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "x brought into 0..6.",                                   \
+    X(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "y = min(max(x, 0), 6) for each element.",                \
       x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)                                        \
     X(gelu, LT_COSTLY, LT_CAST_ANY, IN,                                                            \
-      "x P(X <= x), X normal: x (1 + erf(x / sqrt(2))) / 2.",                                      \
+      "y = x (1 + erf(x / sqrt(2))) / 2 for each element of x (exact, not the tanh form).",        \
       x * LT_NORMAL_P(x), dy * (LT_NORMAL_P(x) + x * LT_NORMAL_DENSITY(x)))
 /* clang-format on */
 

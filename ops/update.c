@@ -17,7 +17,8 @@ static lt_status check_arenas(const lt_call *c)
     LT_TRY(lt__same_float(c, c->n_in));
     for (int i = G; i < c->n_in; i++)
         if (c->in[i]->count != c->in[W]->count)
-            return lt_fail(LT_EINVAL, "%s wants as many elements as w (%s), it is %s",
+            return lt_fail(LT_EINVAL,
+                           "%s must have the same number of elements as w (%s), but is %s",
                            lt__in_name(c, i), LT_TEXT(c->in[W]), LT_TEXT(c->in[i]));
     return LT_OK;
 }
@@ -80,10 +81,10 @@ static lt_status squares_shape(lt_call *c)
 {
     for (int i = TOTAL; i <= X; i++)
         if (!lt__is_float((lt_dtype)c->in[i]->dtype))
-            return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s", lt__in_name(c, i),
+            return lt_fail(LT_EINVAL, "%s must have a float dtype, but is %s", lt__in_name(c, i),
                            LT_TEXT(c->in[i]));
     if (c->in[TOTAL]->count != 1)
-        return lt_fail(LT_EINVAL, "total wants one element, it is %s", LT_TEXT(c->in[TOTAL]));
+        return lt_fail(LT_EINVAL, "total must have one element, but is %s", LT_TEXT(c->in[TOTAL]));
     return LT_OK;
 }
 
@@ -105,7 +106,7 @@ static lt_status add_squares(lt_call *c)
 
 const lt_op lt__op_add_squares = {
     .sig = "add_squares(total, x)",
-    .doc = "total += the sum of x^2, added up in double.",
+    .doc = "Adds the sum of x^2, computed in double, to total (one element), in place.",
     .in_place = 1 << TOTAL,
     .shape = squares_shape,
     .scratch = squares_scratch,
@@ -137,7 +138,7 @@ static lt_status sgd(lt_call *c) { return for_blocks(c, sgd_block); }
 
 const lt_op lt__op_sgd_step = {
     .sig = "sgd_step(w, g; lr#, weight_decay=0.0, scale=1.0)",
-    .doc = "w -= lr (scale g + weight_decay w).",
+    .doc = "w -= lr (scale g + weight_decay w), in place; g has the number of elements of w.",
     .in_place = 1 << W,
     .shape = sgd_shape,
     .fwd = sgd,
@@ -171,8 +172,8 @@ static lt_status momentum(lt_call *c) { return for_blocks(c, momentum_block); }
 
 const lt_op lt__op_momentum_step = {
     .sig = "momentum_step(w, g, v; lr#, momentum=0.9, nesterov=false, weight_decay=0.0, scale=1.0)",
-    .doc = "d = scale g + weight_decay w; v = momentum v + d; w -= lr v, or with nesterov "
-           "w -= lr (d + momentum v).",
+    .doc = "d = scale g + weight_decay w; v = momentum v + d; w -= lr v, or w -= lr (d + momentum "
+           "v) with nesterov=true, in place.",
     .in_place = 1 << W | 1 << SLOT,
     .shape = momentum_shape,
     .fwd = momentum,
@@ -231,10 +232,9 @@ const lt_op lt__op_lars_step = {
     .sig = "lars_step(w, g, v; lr#, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8, "
            "adapt=true, "
            "scale=1.0)",
-    .doc = "LARS (You, Gitman and Ginsburg, 2017), of one parameter: d = scale g + weight_decay w; "
-           "q = "
-           "trust |w| / (|scale g| + weight_decay |w| + eps), or 1 where a norm is 0 and with "
-           "adapt=false; v = momentum v + q d; w -= lr v.",
+    .doc = "LARS (You, Gitman and Ginsburg, 2017) for one parameter, in place: d = scale g + "
+           "weight_decay w; q = trust |w| / (|scale g| + weight_decay |w| + eps), or 1 if a norm "
+           "is 0 or adapt=false; v = momentum v + q d; w -= lr v.",
     .in_place = 1 << W | 1 << SLOT,
     .whole_params = true,
     .shape = lars_shape,
@@ -250,7 +250,7 @@ static lt_status adam_shape(lt_call *c)
     LT_TRY(lt__number_in(c, STEP, 1, INFINITY));
     for (int k = BETA1; k <= BETA2; k++)
         if (!(lt__number(c, k) >= 0 && lt__number(c, k) < 1))
-            return lt_fail(LT_EINVAL, "%s wants a number of at least 0 and below 1, it is %g",
+            return lt_fail(LT_EINVAL, "%s must be at least 0 and below 1, but is %g",
                            c->schema->opt[k].name, lt__number(c, k));
     LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
     LT_TRY(lt__number_in(c, ADAM_WEIGHT_DECAY, 0, INFINITY));
@@ -279,11 +279,10 @@ static lt_status adam(lt_call *c) { return for_blocks(c, adam_block); }
 const lt_op lt__op_adam_step = {
     .sig = "adam_step(w, g, m, v; lr#, step#, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "
            "decoupled=false, scale=1.0)",
-    .doc = "Adam (Kingma and Ba, 2015), steps counted from 1: d = scale g + weight_decay w; m = "
-           "beta1 m + "
-           "(1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / (1 - beta1^step) m / (sqrt(v / "
-           "(1 - beta2^step)) + eps). With decoupled=true AdamW (Loshchilov and Hutter, 2019): "
-           "w *= 1 - lr weight_decay first, and d = scale g.",
+    .doc = "Adam (Kingma and Ba, 2015), in place, with step counted from 1: d = scale g + "
+           "weight_decay w; m = beta1 m + (1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / "
+           "(1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps); or with decoupled=true AdamW "
+           "(Loshchilov and Hutter, 2019): w *= 1 - lr weight_decay first, and d = scale g.",
     .in_place = 1 << W | 1 << SLOT | 1 << SLOT2,
     .shape = adam_shape,
     .fwd = adam,

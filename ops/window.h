@@ -26,7 +26,7 @@ static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
 static inline lt_status lt__window_limit(const char *name, int64_t value)
 {
     return value <= INT32_MAX ? LT_OK
-                              : lt_fail(LT_EINVAL, "%s wants at most %d, it is %lld", name,
+                              : lt_fail(LT_EINVAL, "%s must be at most %d, but is %lld", name,
                                         INT32_MAX, (lt_ll)value);
 }
 

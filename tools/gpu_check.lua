@@ -144,7 +144,7 @@ function parts.properties()
   local code, text, said = run({tool, opt.device:match ":(%d+)$" or "0"}, nil, 60)
   local ok, found = pcall(json.read, text)
   if code ~= 0 or not ok then
-    local missing = said:find "there is no lib%S+ on this machine"
+    local missing = said:find "lib%S+ was not found"
     return report(what, missing and "-" or "FAIL", "%s", sentence(said, code))
   end
   local name = tostring(found.deviceName):lower():gsub("[^%w]+", "_")

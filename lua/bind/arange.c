@@ -65,7 +65,7 @@ static int arange(lua_State *L)
     lt_device *device;
     lt_dtype dtype = lt__check_maker_options(L, s, n_numbers + 1, "lt.arange", &device);
     if (!lua_isnoneornil(L, n_numbers + 2))
-        lt__refuse(L, s, "lt.arange: nothing follows the options, it was given %s",
+        lt__refuse(L, s, "lt.arange accepts no arguments after the options, got %s",
                    lt__text(L, n_numbers + 2));
     double count = count_of(&r);
     if (!(count < 0x1p40))

@@ -86,7 +86,7 @@ lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who,
 {
     lt_tensor *x = lt__to_tensor(L, s, index);
     if (!x)
-        lt__refuse(L, s, "%s: %s wants a tensor, it is %s", who, what, lt__text(L, index));
+        lt__refuse(L, s, "%s: %s must be a tensor, but is %s", who, what, lt__text(L, index));
     return x;
 }
 
@@ -119,9 +119,9 @@ const char *lt__text(lua_State *L, int index)
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
 {
     if (lua_type(L, index) != LUA_TSTRING)
-        lt__refuse(L, s, "%s: the path wants a string, it is %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: the path must be a string, but is %s", who, lt__text(L, index));
     if (strlen(lua_tostring(L, index)) != lua_rawlen(L, index))
-        lt__refuse(L, s, "%s: the path has a zero byte in it", who);
+        lt__refuse(L, s, "%s: the path contains a zero byte", who);
     return lua_tostring(L, index);
 }
 
@@ -132,7 +132,7 @@ int lt__check_named(lua_State *L, lt_lua *s, const char *who)
         lua_rawgeti(L, 1, i);
         lua_rawgeti(L, 2, i);
         if (lua_type(L, -2) != LUA_TSTRING)
-            lt__refuse(L, s, "%s: a name wants a string, it is %s", who, lt__text(L, -2));
+            lt__refuse(L, s, "%s: a name must be a string, but is %s", who, lt__text(L, -2));
         lt__check_tensor(L, s, lua_gettop(L), who, lua_tostring(L, -2));
         lua_pop(L, 2);
     }

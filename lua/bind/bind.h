@@ -61,7 +61,7 @@ static inline lt_lua *lt__lua(lua_State *L)
 {
     lt_lua *s = lua_touserdata(L, lua_upvalueindex(1));
     if (!s->ctx) /* called by the finalizer of an object that is older than the lt_lua */
-        luaL_error(L, "luatrain is closed already");
+        luaL_error(L, "luatrain is already closed");
     return s;
 }
 
@@ -114,7 +114,7 @@ void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* Returns the tensor at index, borrowed, or NULL if the value is not a tensor. Raises if the tensor
  * was closed. */
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
-/* As lt__to_tensor(), but raises "who: what wants a tensor, it is a number" for other values. */
+/* As lt__to_tensor(), but raises "who: what must be a tensor, but is 5" for other values. */
 lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 
 /* As lt__check_tensor() for argument 1 of a method. */
@@ -140,7 +140,7 @@ void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const ch
  * The defaults are f32 and the context's device. */
 lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
                                  struct lt_device **device);
-/* Reads a number, or raises "who: what wants a number, it is 'a'". Does not convert strings. */
+/* Reads a number, or raises "who: what must be a number, but is 'a'". Does not convert strings. */
 double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 /* Raises unless the value at index is a number that fits dtype. */
 void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype);

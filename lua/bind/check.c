@@ -63,7 +63,7 @@ static int pass(lua_State *L)
         return lua_error(L);
     lt__check(L, s, status);
     if (!done)
-        lt__refuse(L, s, "amp check: the function went through without a backward");
+        lt__refuse(L, s, "amp check: the function returned without calling backward");
     lua_pushnumber(L, s->dry_run.loss);
     return 1;
 }

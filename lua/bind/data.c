@@ -223,8 +223,7 @@ static lt_batches *check_pass(lua_State *L, const char *method)
     lt_batches **h = luaL_testudata(L, 1, batches_class);
     if (!h)
         lt__refuse(L, lt__lua(L),
-                   "batches: this is called as pass:%s(), on what set:open_batches "
-                   "gave; it was called on %s",
+                   "batches: call this as pass:%s(), on the result of set:open_batches, not on %s",
                    method, lt__text(L, 1));
     return *h;
 }

@@ -18,7 +18,7 @@ static int deferred(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     void **h = lt__push_handle(L, class);
-    lt__fill_handle(L, h, lt_item_deferred(lt__check_tensor(L, s, 1, "deferred", "a number")));
+    lt__fill_handle(L, h, lt_item_deferred(lt__check_tensor(L, s, 1, "deferred", "the number")));
     return 1;
 }
 

@@ -14,7 +14,7 @@ static lt_group *others(lua_State *L, const char *who)
 {
     lt_lua *s = lt__lua(L);
     if (s->on_root)
-        lt__refuse(L, s, "%s is for all ranks, and in lt.on_root there is only rank 0", who);
+        lt__refuse(L, s, "%s requires all ranks, but lt.on_root runs on rank 0 only", who);
     return s->no_sync ? NULL : s->group;
 }
 
@@ -22,7 +22,7 @@ void lt__group_set_location(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     char where[64] = "";
-    if (!others(L, "a step of the training"))
+    if (!others(L, "a training step"))
         return;
     lt__where(s, where, sizeof where);
     size_t end = strlen(where);
@@ -395,7 +395,7 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
 {
     lt_lua *s = ud;
     if (s->on_root)
-        return lt_fail(LT_EINVAL, "sync is for all ranks, and in lt.on_root there is only rank 0");
+        return lt_fail(LT_EINVAL, "sync requires all ranks, but lt.on_root runs on rank 0 only");
     return lt_reducer_sum(s->reducer, numbers, n, backward);
 }
 

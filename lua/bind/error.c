@@ -1,6 +1,6 @@
 /* error.c - turns library errors into Lua errors, and Lua errors into library errors.
  *
- * An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is from the innermost
+ * An error is a string: "train.lua:9: net.4 conv2d: w must ...". The line is from the innermost
  * stack frame of user code; frames of C and of the embedded luatrain/NAME.lua are skipped. The
  * module ("net.4") is the innermost one that is being called: the first local of its __call frame
  * is the module. Both are read from the Lua stack only when needed, so calling a module costs
@@ -298,7 +298,7 @@ static void push_odd(lua_State *L)
         push_table(L);
     else
         luaL_tolstring(L, 1, NULL);
-    lua_pushfstring(L, "an error that is a %s: %s", luaL_typename(L, 1), lua_tostring(L, -1));
+    lua_pushfstring(L, "an error of type %s: %s", luaL_typename(L, 1), lua_tostring(L, -1));
     lua_remove(L, -2);
 }
 

@@ -37,7 +37,7 @@ static int find_in_file(lua_State *L, lt_file *f)
     const char *name = luaL_checkstring(L, 2);
     int i = lt_file_find(f, name);
     if (i < 0)
-        lt__error(L, lt__lua(L), LT_EFILE, "there is no tensor '%s' in the file", name);
+        lt__error(L, lt__lua(L), LT_EFILE, "no tensor '%s' in the file", name);
     return i;
 }
 

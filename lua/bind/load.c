@@ -18,8 +18,8 @@ static int explain(lua_State *L, const char *who)
     if (text && strncmp(text, refusal, strlen(refusal)) == 0) {
         lua_pop(L, 1);
         lua_pushfstring(L,
-                        "%s: this is compiled Lua code, which luatrain does not run; "
-                        "give it the source text",
+                        "%s: this is compiled Lua code, which luatrain does not run; use the "
+                        "source text",
                         who);
     }
     return LUA_ERRSYNTAX;
@@ -40,7 +40,7 @@ static bool allows_text(lua_State *L, int index, const char *who)
         return true;
     luaL_pushfail(L);
     lua_pushfstring(L,
-                    "%s: mode '%s' asks for compiled Lua code, which luatrain does not run; "
+                    "%s: mode '%s' allows only compiled Lua code, which luatrain does not run; "
                     "use mode 't'",
                     who, mode);
     return false;

@@ -22,7 +22,7 @@
 static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int64_t value)
 {
     if (value == 0)
-        lt__refuse(L, s, "%s: option '%s' counts from 1, or from the end with negatives; it is 0",
+        lt__refuse(L, s, "%s: option '%s' counts from 1, or from the end if negative, but is 0",
                    schema->name, schema->opt[k].name);
     return value > 0 ? value - 1 : value;
 }
@@ -33,7 +33,7 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
     bool list = lua_istable(L, index);
     lua_Unsigned n = list ? lua_rawlen(L, index) : 1;
     if (n > LT_MAX_DIMS || (list && n == 0))
-        lt__refuse(L, s, "%s: option '%s' wants 1 to %d whole numbers, it has %llu", schema->name,
+        lt__refuse(L, s, "%s: option '%s' must have 1 to %d integers, but has %llu", schema->name,
                    schema->opt[k].name, LT_MAX_DIMS, (unsigned long long)n);
     for (int i = 0; i < (int)n; i++) {
         int whole = 0;
@@ -44,7 +44,7 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
         if (lua_type(L, -1) == LUA_TNUMBER)
             opt->i[i] = lua_tointegerx(L, -1, &whole);
         if (!whole)
-            lt__refuse(L, s, "%s: option '%s' wants whole numbers, it is %s", schema->name,
+            lt__refuse(L, s, "%s: option '%s' requires integers, but got %s", schema->name,
                        schema->opt[k].name, lt__text(L, -1));
         if (schema->opt[k].position)
             opt->i[i] = to_position(L, s, schema, k, opt->i[i]);
@@ -71,7 +71,7 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
     case LT_INTS: read_integers(L, s, schema, k, index, opt); return;
     case LT_NUMBER:
         if (lua_type(L, index) != LUA_TNUMBER)
-            lt__refuse(L, s, "%s: option '%s' wants a number, it is %s", schema->name, name,
+            lt__refuse(L, s, "%s: option '%s' must be a number, but is %s", schema->name, name,
                        lt__text(L, index));
         if (lua_isinteger(L, index) && !lt__is_exact_double(lua_tointeger(L, index)))
             lt__refuse(L, s, "%s: option '%s' is a double, which cannot hold %s exactly",
@@ -80,7 +80,7 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
         break;
     case LT_BOOL:
         if (!lua_isboolean(L, index))
-            lt__refuse(L, s, "%s: option '%s' wants true or false, it is %s", schema->name, name,
+            lt__refuse(L, s, "%s: option '%s' must be true or false, but is %s", schema->name, name,
                        lt__text(L, index));
         opt->i[0] = lua_toboolean(L, index);
         break;
@@ -101,7 +101,7 @@ static void read_table(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
     lua_pushnil(L);
     while (lua_next(L, index)) {
         if (lua_type(L, -2) != LUA_TSTRING)
-            lt__refuse(L, s, "%s: options in a table have names, %s is none", schema->name,
+            lt__refuse(L, s, "%s: options in a table must have names, but got key %s", schema->name,
                        lt__text(L, -2));
         int k = lt_schema_find(schema, lua_tostring(L, -2));
         if (k < 0)
@@ -142,7 +142,7 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
         n--;
     }
     if (n > schema->n_opt)
-        lt__refuse(L, s, "%s: takes %d options, it was given %d", schema->name, schema->n_opt, n);
+        lt__refuse(L, s, "%s: expected at most %d options, got %d", schema->name, schema->n_opt, n);
     for (int k = 0; k < n; k++)
         if (!lua_isnil(L, first + k))
             read_option(L, s, schema, k, first + k, opts);
@@ -165,10 +165,10 @@ noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema,
     const char *name = schema->in[i].name;
     if (schema->in[i].optional)
         lt__refuse(L, s,
-                   "%s: %s wants a tensor or nil, it is %s; "
-                   "options go into a table: {name = value}",
+                   "%s: %s must be a tensor or nil, but is %s; pass options in a table: {name = "
+                   "value}",
                    schema->name, name, lt__text(L, i + 1));
-    lt__refuse(L, s, "%s: %s wants a tensor, it is %s", schema->name, name, lt__text(L, i + 1));
+    lt__refuse(L, s, "%s: %s must be a tensor, but is %s", schema->name, name, lt__text(L, i + 1));
 }
 
 static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs *in)
@@ -199,8 +199,8 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
     for (int i = 0; i < in->n; i++)
         if (in->number >> i & 1 && !lt__number_fits(L, i + 1, in->dtype))
             lt__refuse(L, s,
-                       "%s: %s does not fit into the other tensor's %s; "
-                       "cast that, e.g. x:cast('f32')",
+                       "%s: %s does not fit into the other tensor's %s; cast that tensor, e.g. "
+                       "x:cast('f32')",
                        schema->name, lt__text(L, i + 1), lt_dtype_name(in->dtype));
 }
 
@@ -211,14 +211,14 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
     const char *name = schema->name;
     if (lt__to_tensor(L, s, 1) && !lt__to_tensor(L, s, 2))
         lt__refuse(L, s,
-                   "%s wants a list of tensors, as in lt.%s({a, b}, 1); it was given one "
-                   "tensor (table.unpack(t) before other arguments is the first of t alone)",
+                   "%s requires a list of tensors, as in lt.%s({a, b}, 1), but got one tensor "
+                   "(table.unpack(t) before other arguments gives only t[1])",
                    name, name);
     if (!lua_istable(L, 1))
         return;
     lua_Unsigned n = lua_rawlen(L, 1);
     if (n == 0 || n > LT_MAX_LIST)
-        lt__refuse(L, s, "%s wants a list of 1 to %d tensors, this one has %llu", name, LT_MAX_LIST,
+        lt__refuse(L, s, "%s requires a list of 1 to %d tensors, but got %llu", name, LT_MAX_LIST,
                    (unsigned long long)n);
     int most = (int)n;
     for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) {
@@ -237,7 +237,7 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
     for (int i = 1; i <= most; i++) {
         lua_rawgeti(L, 1, i);
         if (!lt__to_tensor(L, s, lua_gettop(L)))
-            lt__refuse(L, s, "%s: item %d of the list wants a tensor, it is %s", name, i,
+            lt__refuse(L, s, "%s: item %d of the list must be a tensor, but is %s", name, i,
                        lt__text(L, lua_gettop(L)));
     }
     lua_rotate(L, 2, (int)n);
@@ -376,7 +376,7 @@ static int help(lua_State *L)
     lt_lua *s = lt__lua(L);
     const char *name = lua_tostring(L, 1);
     if (!name)
-        lt__refuse(L, s, "help wants the name of an op, it is %s", lt__text(L, 1));
+        lt__refuse(L, s, "help requires the name of an op, but got %s", lt__text(L, 1));
     const lt_def *def = public_op(L, s, name);
     lua_pushfstring(L, "%s\n%s", def->op->sig, def->op->doc);
     return 1;

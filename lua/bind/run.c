@@ -16,7 +16,8 @@ static int requires_grad(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "requires_grad");
     if (!lua_isnoneornil(L, 2) && !lua_isboolean(L, 2))
-        lt__refuse(L, lt__lua(L), "requires_grad wants true or false, it is %s", lt__text(L, 2));
+        lt__refuse(L, lt__lua(L), "requires_grad requires true or false, but got %s",
+                   lt__text(L, 2));
     lt__check(L, lt__lua(L), lt_set_requires_grad(x, lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
     lua_settop(L, 1);
     return 1;
@@ -142,7 +143,7 @@ static int on_grad(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "on_grad");
     if (!lua_isfunction(L, 2))
-        lt__refuse(L, s, "on_grad: the hook wants a function, it is %s", lt__text(L, 2));
+        lt__refuse(L, s, "on_grad: the hook must be a function, but is %s", lt__text(L, 2));
     lua_settop(L, 2);
     int function = luaL_ref(L, LUA_REGISTRYINDEX);
     lt_lua_hook *h = calloc(1, sizeof *h);
@@ -234,7 +235,7 @@ static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype d
     lt_lua *s = lt__lua(L);
     bool scope = what == LT_OPEN_SCOPE;
     if (!lua_isfunction(L, 1))
-        lt__refuse(L, s, "%s wants a function, it is %s", who, lt__text(L, 1));
+        lt__refuse(L, s, "%s requires a function, but got %s", who, lt__text(L, 1));
     if (s->n_open == LT_MAX_OPEN)
         lt__refuse(L, s, "%s: more than %d of lt.step, lt.no_grad and lt.autocast are open", who,
                    LT_MAX_OPEN);
@@ -275,7 +276,8 @@ static int autocast(lua_State *L)
     while (precisions[i].word && strcmp(word, precisions[i].word) != 0)
         i++;
     if (!precisions[i].word)
-        lt__refuse(L, lt__lua(L), "lt.autocast wants 'off', 'bf16' or 'fp16', it is %s",
+        lt__refuse(L, lt__lua(L),
+                   "lt.autocast: precision must be 'off', 'bf16' or 'fp16', but is %s",
                    lt__text(L, 1));
     lua_remove(L, 1);
     bool in_f32 = lt__lua(L)->dry_run.in_f32;
@@ -307,7 +309,7 @@ static int64_t check_count(lua_State *L, const char *who)
     int whole;
     lua_Integer n = lua_tointegerx(L, 1, &whole);
     if (!whole || n < 0)
-        lt__refuse(L, lt__lua(L), "%s wants a whole number from 0 up, it is %s", who,
+        lt__refuse(L, lt__lua(L), "%s requires a non-negative integer, but got %s", who,
                    lt__text(L, 1));
     return n;
 }

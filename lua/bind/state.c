@@ -56,7 +56,7 @@ static uint64_t variable(lua_State *L, const char *name, uint64_t most)
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || *end || errno || value > most)
-        luaL_error(L, "variable %s wants a whole number, it is '%s'", name, text);
+        luaL_error(L, "environment variable %s must be a whole number, but is '%s'", name, text);
     return value;
 }
 
@@ -227,7 +227,7 @@ lt_tensor *lt_lua_tensor(lua_State *L, int index)
     if (s && luaL_testudata(L, index, "luatrain.Tensor"))
         x = *(lt_tensor **)lua_touserdata(L, index);
     if (!x)
-        lt_fail(LT_EINVAL, "there is a %s where a tensor was wanted", luaL_typename(L, index));
+        lt_fail(LT_EINVAL, "expected a tensor, got %s", luaL_typename(L, index));
     return x;
 }
 
@@ -235,7 +235,7 @@ lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **o
 {
     int top = lua_gettop(L);
     if (top == 0)
-        return lt_fail(LT_EINVAL, "there is no function on the stack");
+        return lt_fail(LT_EINVAL, "no function on the stack");
     if (!lua_checkstack(L, n_in + n_out + 1))
         return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
     lua_pushvalue(L, top);

@@ -42,7 +42,7 @@ static int make_folder(lua_State *L)
         int error = errno;
         if (error != EEXIST || stat(path, &now) != 0 || !S_ISDIR(now.st_mode))
             lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", given,
-                      error == EEXIST ? "a file is in its place" : strerror(error));
+                      error == EEXIST ? "a file of this name exists" : strerror(error));
     }
     return 0;
 }
@@ -126,7 +126,7 @@ static int cut_file(lua_State *L)
     lt_lua *s = lt__lua(L);
     const char *path = lt__check_path(L, s, 1, "run");
     if (truncate(path, (off_t)luaL_checkinteger(L, 2)) != 0)
-        lt__error(L, s, LT_EFILE, "%s: cannot shorten: %s", path, strerror(errno));
+        lt__error(L, s, LT_EFILE, "%s: cannot truncate: %s", path, strerror(errno));
     return 0;
 }
 

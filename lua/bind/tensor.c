@@ -19,7 +19,8 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
 #undef X
     };
     if (lua_type(L, index) != LUA_TSTRING)
-        lt__refuse(L, s, "%s: dtype wants a name such as 'f32', it is %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: dtype must be a name such as 'f32', but is %s", who,
+                   lt__text(L, index));
     const char *name = lua_tostring(L, index);
     int dtype = lt_dtype_find(name);
     if (dtype >= 0)
@@ -27,7 +28,7 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
     int near = lt_nearest(name, names, LT_DTYPE_COUNT);
     if (near >= 0)
         lt__refuse(L, s, "%s: unknown dtype '%s' (did you mean '%s'?)", who, name, names[near]);
-    lt__refuse(L, s, "%s: unknown dtype '%s' (there are f32, f64, f16, bf16, i64, i32, u8)", who,
+    lt__refuse(L, s, "%s: unknown dtype '%s' (known: f32, f64, f16, bf16, i64, i32, u8)", who,
                name);
 }
 
@@ -46,17 +47,18 @@ lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x)
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
 {
     if (!lua_istable(L, index))
-        lt__refuse(L, s, "%s: a shape is a table such as {2, 3}, not %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: the shape must be a table such as {2, 3}, but is %s", who,
+                   lt__text(L, index));
     lua_Unsigned n = lua_rawlen(L, index);
     if (n > LT_MAX_DIMS)
-        lt__refuse(L, s, "%s: a tensor has at most %d axes, the shape has %llu", who, LT_MAX_DIMS,
-                   (unsigned long long)n);
+        lt__refuse(L, s, "%s: a tensor has at most %d axes, but the shape has %llu", who,
+                   LT_MAX_DIMS, (unsigned long long)n);
     for (int i = 0; i < (int)n; i++) {
         int whole;
         lua_rawgeti(L, index, i + 1);
         dims[i] = lua_tointegerx(L, -1, &whole);
         if (!whole || dims[i] < 0)
-            lt__refuse(L, s, "%s: axis %d of the shape wants a count, it is %s", who, i + 1,
+            lt__refuse(L, s, "%s: axis %d of the shape must be a count, but is %s", who, i + 1,
                        lt__text(L, -1));
         lua_pop(L, 1);
     }
@@ -82,7 +84,7 @@ void lt__push_dims(lua_State *L, const lt_tensor *x)
 static lt_device *check_device(lua_State *L, lt_lua *s, int index, const char *who)
 {
     if (lua_type(L, index) != LUA_TSTRING)
-        lt__refuse(L, s, "%s: device wants a name such as 'cpu', it is %s", who,
+        lt__refuse(L, s, "%s: device must be a name such as 'cpu', but is %s", who,
                    lt__text(L, index));
     lt_device *device = lt__device_find(s->ctx, lua_tostring(L, index));
     if (!device) {
@@ -100,7 +102,7 @@ lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char 
     if (lua_isnoneornil(L, index))
         return dtype;
     if (!lua_istable(L, index))
-        lt__refuse(L, s, "%s: options are a table such as {dtype = 'f64'}, not %s", who,
+        lt__refuse(L, s, "%s: options must be a table such as {dtype = 'f64'}, but got %s", who,
                    lt__text(L, index));
     lua_pushnil(L);
     while (lua_next(L, index)) {
@@ -116,7 +118,7 @@ lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char 
             if (near >= 0)
                 lt__refuse(L, s, "%s: unknown option '%s' (did you mean '%s'?)", who, text,
                            names[near]);
-            lt__refuse(L, s, "%s: unknown option '%s' (there are dtype and device)", who, text);
+            lt__refuse(L, s, "%s: unknown option '%s' (known: dtype, device)", who, text);
         }
         lua_pop(L, 1);
     }
@@ -126,7 +128,7 @@ lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char 
 double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
 {
     if (lua_type(L, index) != LUA_TNUMBER)
-        lt__refuse(L, s, "%s: %s wants a number, it is %s", who, what, lt__text(L, index));
+        lt__refuse(L, s, "%s: %s must be a number, but is %s", who, what, lt__text(L, index));
     return lua_tonumber(L, index);
 }
 
@@ -187,7 +189,7 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
     int ndim = lt__check_dims(L, s, 1, who, dims);
     lt_dtype dtype = lt__check_maker_options(L, s, 2, who, &device);
     if (dtype > LT_BF16)
-        lt__refuse(L, s, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
+        lt__refuse(L, s, "%s: dtype must be a float dtype, but is %s", who, lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, ndim, dims, false));
     lt__check(L, s, fill(*box, LT_RNG_USER, lt_next_draw(s->ctx), 0, 0, 1));
@@ -214,7 +216,7 @@ static void measure(lua_State *L, nest *t)
     for (t->ndim = 0; lua_istable(L, -1); t->ndim++) {
         if (t->ndim == LT_MAX_DIMS)
             lt__refuse(L, t->s,
-                       "lt.tensor: a tensor has at most %d axes, the table is nested deeper",
+                       "lt.tensor: a tensor has at most %d axes, but the table is nested deeper",
                        LT_MAX_DIMS);
         t->dims[t->ndim] = (int64_t)lua_rawlen(L, -1);
         lua_rawgeti(L, -1, 1);
@@ -227,7 +229,7 @@ static void read_nested(lua_State *L, nest *t, int depth)
 {
     bool table = lua_istable(L, -1);
     if (depth < t->ndim && (!table || (int64_t)lua_rawlen(L, -1) != t->dims[depth]))
-        lt__refuse(L, t->s, "lt.tensor: ragged table: at depth %d there are %lld values, then %s",
+        lt__refuse(L, t->s, "lt.tensor: ragged table: at depth %d, expected %lld values, got %s",
                    depth + 1, (long long)t->dims[depth],
                    table ? lua_pushfstring(L, "%I", (LUAI_UACINT)lua_rawlen(L, -1))
                          : lt__text(L, -1));
@@ -299,14 +301,14 @@ static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n,
     char text[96];
     int64_t place = 0;
     if (n != lt_ndim(x))
-        lt__refuse(L, s, "%s wants %d indices, it was given %d (%s)", who, lt_ndim(x), n,
+        lt__refuse(L, s, "%s requires %d indices, but got %d (%s)", who, lt_ndim(x), n,
                    lt_describe(x, text, sizeof text));
     for (int i = 0; i < n; i++) {
         int whole;
         int64_t dim = lt_dims(x)[i], index = lua_tointegerx(L, 2 + i, &whole);
         if (!whole || index < 1 || index > dim) {
             lt_describe(x, text, sizeof text);
-            lt__refuse(L, s, "%s: index %d wants 1 to %lld, it is %s (%s)", who, i + 1,
+            lt__refuse(L, s, "%s: index %d must be 1 to %lld, but is %s (%s)", who, i + 1,
                        (long long)dim, lt__text(L, 2 + i), text);
         }
         place = place * dim + index - 1;
@@ -341,7 +343,7 @@ static int item(lua_State *L)
     lt_tensor *x = lt__self(L, "item");
     char text[96];
     if (lt_count(x) != 1)
-        lt__refuse(L, lt__lua(L), "item wants a tensor of one element, it is %s",
+        lt__refuse(L, lt__lua(L), "item requires a tensor of one element, but got %s",
                    lt_describe(x, text, sizeof text));
     push_element(L, lt__lua(L), x, 0);
     return 1;
@@ -402,7 +404,8 @@ static int dim(lua_State *L)
     if (!whole || axis == 0 || axis > n || axis < -n) {
         lt_describe(x, text, sizeof text);
         lt__refuse(L, lt__lua(L),
-                   "dim wants an axis from 1 to %d, or from the end with negatives; it is %s (%s)",
+                   "dim requires an axis from 1 to %d, or from the end if negative, but got %s "
+                   "(%s)",
                    n, lt__text(L, 2), text);
     }
     lua_pushinteger(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
@@ -458,7 +461,7 @@ static int length(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "#");
     if (lt_ndim(x) == 0)
-        lt__refuse(L, lt__lua(L), "# wants a tensor with axes, this one holds a single number");
+        lt__refuse(L, lt__lua(L), "# requires a tensor with axes, but this one has none");
     lua_pushinteger(L, lt_dim(x, 0));
     return 1;
 }

@@ -165,7 +165,7 @@ static int time_ops(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     if (!s->times && !(s->times = calloc(1, sizeof *s->times)))
-        lt__error(L, s, LT_ENOMEM, "out of memory for the times of ops");
+        lt__error(L, s, LT_ENOMEM, "out of memory for op times");
     lt_set_timer(s->ctx, lua_toboolean(L, 1) ? add_call : NULL, s->times);
     return 0;
 }
@@ -235,7 +235,7 @@ static int op_times(lua_State *L)
     bool lost = t->lost;
     lt__drop_times(s);
     if (lost)
-        lt__error(L, s, LT_ENOMEM, "out of memory for the times of ops");
+        lt__error(L, s, LT_ENOMEM, "out of memory for op times");
     return 1;
 }
 

@@ -115,8 +115,8 @@ static lt_status check_room(void)
     enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
     return lt__has_room(ROOM) ? LT_OK
                               : lt_fail(LT_ENOMEM,
-                                        "out of memory: less than the %d MiB are left "
-                                        "that oneDNN may want for its code",
+                                        "out of memory: oneDNN may need %d MiB for its code, but "
+                                        "less is left",
                                         ROOM >> 20);
 }
 

@@ -152,9 +152,9 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
     int exponent;
     LT_TRY(lt__check_alive(x));
     if (!lt__is_float((lt_dtype)x->dtype))
-        return lt_fail(LT_EINVAL, "only floats are rescaled, this is %s", LT_TEXT(x));
+        return lt_fail(LT_EINVAL, "rescale requires a float tensor, but got %s", LT_TEXT(x));
     if (!(by > 0 && isfinite(by) && frexp(by, &exponent) == 0.5))
-        return lt_fail(LT_EINVAL, "rescale wants a power of two, it is %g", by);
+        return lt_fail(LT_EINVAL, "rescale requires a power of two, but got %g", by);
     if (!x->storage->device->is_host) {
         lt__wrote(x);
         return rescale_on_device(x, by, stats);

@@ -126,7 +126,7 @@ static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], i
     lt_cuda *cuda = (lt_cuda *)device;
     comm *p = (comm *)calloc(1, sizeof *p);
     if (!p)
-        return cuda->host->fail(LT_ENOMEM, "out of memory for sums between GPUs");
+        return cuda->host->fail(LT_ENOMEM, "out of memory for a device communicator");
     p->cuda = cuda;
     p->base.calls = &lt__cuda_comm_calls;
     p->side.host = cuda->host;

@@ -200,7 +200,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
     if (lt__plans_are_full(&d->plans))
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
-        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
+        return d->env->host->fail(LT_ENOMEM, "out of memory for cuBLASLt plans");
     p->product = *o;
     cublasStatus_t status = complete(d, p);
     if (status != CUBLAS_STATUS_SUCCESS) {

@@ -110,10 +110,10 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
     if (d->status != CUDNN_STATUS_SUCCESS)
         d->t.cudnnGetLastErrorString(why, sizeof why);
     if (!p->plan)
-        d->env->host->log(ctx, LT_LOG_DEBUG, "no engine of cuDNN takes task %s%s%s", key,
+        d->env->host->log(ctx, LT_LOG_DEBUG, "no cuDNN engine supports task %s%s%s", key,
                           why[0] ? ": " : "", why);
     if (d->file && p->plan && p->choice[0] && !lt__plan_file_put(d->file, key, p->choice))
-        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+        return d->env->host->fail(LT_ENOMEM, "out of memory for cuDNN plans");
     return LT_OK;
 }
 
@@ -129,7 +129,7 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
         plans_free(d);
     }
     if (!(p = calloc(1, sizeof *p)))
-        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+        return d->env->host->fail(LT_ENOMEM, "out of memory for cuDNN plans");
     p->task = *task;
     lt_status status = complete(d, ctx, p);
     if (status != LT_OK) {

@@ -196,7 +196,7 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     lt_walk w;
     walk_dense(&w, n);
     if (!lt__is_float(dtype))
-        return cuda->host->fail(LT_EINVAL, "gradients are floats, not %s",
+        return cuda->host->fail(LT_EINVAL, "gradients must have a float dtype, but got %s",
                                 lt__cuda_dtype_name(dtype));
     if (dtype == LT_F64)
         return lt__map(cuda, w, converted<double, double>(), true, dst, src);
@@ -251,29 +251,29 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
     if (index == LT_ANY_DEVICE && error == cudaSuccess && n > 0)
         index = config->local_rank % n;
     if (driver == 0)
-        snprintf(text, bytes, "there is no NVIDIA driver (libcuda.so.1) on this machine");
+        snprintf(text, bytes, "no NVIDIA driver (libcuda.so.1) is installed");
     else if (error == cudaErrorInsufficientDriver)
         snprintf(text, bytes,
-                 "the NVIDIA driver is for CUDA %d.%d, this build wants %d.%d; "
-                 "install a newer driver",
+                 "the NVIDIA driver supports CUDA %d.%d, but this build requires %d.%d; install a "
+                 "newer driver",
                  major_of(driver), minor_of(driver), major_of(CUDART_VERSION),
                  minor_of(CUDART_VERSION));
     else if (error == cudaErrorNoDevice || (error == cudaSuccess && n == 0))
         snprintf(text, bytes,
-                 "there is no CUDA device that this process may use "
-                 "(CUDA_VISIBLE_DEVICES hides them too)");
+                 "no CUDA device is available to this process (CUDA_VISIBLE_DEVICES can hide "
+                 "devices)");
     else if (error != cudaSuccess)
-        snprintf(text, bytes, "CUDA does not start: %s", cudaGetErrorString(error));
+        snprintf(text, bytes, "CUDA cannot be initialized: %s", cudaGetErrorString(error));
     else if (index < 0 || index >= n)
-        snprintf(text, bytes, "there is no device cuda:%d; this machine has %d, from cuda:0 on",
+        snprintf(text, bytes, "cuda:%d is out of range; this machine has %d, starting at cuda:0",
                  index, n);
     else if ((error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index)) !=
              cudaSuccess)
-        snprintf(text, bytes, "cuda:%d does not answer: %s", index, cudaGetErrorString(error));
+        snprintf(text, bytes, "cuda:%d cannot be queried: %s", index, cudaGetErrorString(error));
     else if (major < 8)
         snprintf(text, bytes,
-                 "cuda:%d is too old: its compute capability is %d, this build wants "
-                 "8 (A100) or more",
+                 "cuda:%d is too old: its compute capability is %d, but this build requires 8 "
+                 "(A100) or more",
                  index, major);
     else
         return index;

@@ -34,7 +34,7 @@ static void *try_folder(search *s, const char *folder, size_t length)
     snprintf(s->found, sizeof s->found, "%s", file);
     if (!library) {
         const char *why = dlerror();
-        snprintf(s->why, sizeof s->why, "%s", why ? why : "the loader does not say why");
+        snprintf(s->why, sizeof s->why, "%s", why ? why : "the loader gives no reason");
     }
     return library;
 }
@@ -152,9 +152,8 @@ void *lt__cuda_open(const char *soname, const char *packages, const char *what,
         snprintf(text, bytes, "%s cannot be loaded: %s", s.found, s.why);
     else if (!library)
         snprintf(text, bytes,
-                 "there is no %s on this machine: it is not where the loader looks, "
-                 "nor in $LUATRAIN_CUDA_LIBS, /usr/local/cuda or a Python's nvidia packages; "
-                 "install %s or later",
+                 "%s was not found in the loader's path, $LUATRAIN_CUDA_LIBS, /usr/local/cuda or "
+                 "Python's nvidia packages; install %s or later",
                  soname, what);
     for (int i = 0; library && i < n; i++) {
         void *symbol = dlsym(library, names[i]);

@@ -29,8 +29,8 @@ static int check_version(const char *name, size_t version, size_t oldest, char *
     char is[24], wanted[24];
     if (version >= oldest)
         return 0;
-    snprintf(text, bytes, "%s is version %s, luatrain wants %s or later", name, dotted(version, is),
-             dotted(oldest, wanted));
+    snprintf(text, bytes, "%s is version %s, but luatrain requires %s or later", name,
+             dotted(version, is), dotted(oldest, wanted));
     return -1;
 }
 

@@ -26,7 +26,7 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
         *version = v;
         return 0;
     }
-    snprintf(text, bytes, "NCCL is version %d.%d.%d, luatrain wants 2.18 or later",
+    snprintf(text, bytes, "NCCL is version %d.%d.%d, but luatrain requires 2.18 or later",
              v < 10000 ? v / 1000 : v / 10000, v < 10000 ? v % 1000 / 100 : v % 10000 / 100,
              v % 100); /* versions before 2.9 are encoded like 2804 */
     return -1;
@@ -76,7 +76,7 @@ lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready)
     LT_TRY(status_of(n, "ncclCommGetAsyncError", answer));
     *ready = result == LT_NCCL_SUCCESS;
     n->finalized = n->finalizing && *ready;
-    return status_of(n, "a call between GPUs", result);
+    return status_of(n, "an NCCL call", result);
 }
 
 static int dtype_of(lt_dtype dtype)

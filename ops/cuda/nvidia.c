@@ -31,7 +31,7 @@ struct lt_nvidia {
 static void warn(lt_nvidia *n, library *l, lt_ctx *ctx)
 {
     if (!l->warned)
-        n->env->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, and slowly: %s",
+        n->env->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, which is slow: %s",
                           n->env->device->name, l->work, l->name, l->why);
     l->warned = true;
 }
@@ -88,9 +88,7 @@ static void close_libraries(lt_nvidia *n)
 #else
 static bool find_libraries(lt_nvidia *n)
 {
-    snprintf(n->cudnn.why, sizeof n->cudnn.why,
-             "its headers were not there when luatrain was "
-             "built");
+    snprintf(n->cudnn.why, sizeof n->cudnn.why, "its headers were missing when luatrain was built");
     memcpy(n->cublas.why, n->cudnn.why, sizeof n->cublas.why);
     return true;
 }

@@ -147,9 +147,9 @@ static const char *take(lt_plan_file *plans, const char *text, size_t bytes)
     if (strcmp(text + body, last) != 0)
         return "is damaged";
     if (strncmp(text, HEAD, head) != 0)
-        return "is of another version of luatrain";
+        return "is from another version of luatrain";
     if (strncmp(text + head, plans->stamp, stamp) != 0 || text[head + stamp] != '\n')
-        return "is for another device, driver or version of cuDNN";
+        return "is for another device, driver or cuDNN version";
     for (const char *line = text + head + stamp + 1; line < text + body;) {
         size_t length = strcspn(line, "\n"), key = strcspn(line, "\t\n");
         if (key == length)
@@ -190,7 +190,7 @@ lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note
         return NULL;
     }
     if (wrong)
-        snprintf(note, bytes, "%s %s; plans are made anew", path, wrong);
+        snprintf(note, bytes, "%s %s; plans are rebuilt", path, wrong);
     else if (!*note)
         check_folder(path, note, bytes);
     return plans;

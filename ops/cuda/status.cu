@@ -13,7 +13,7 @@ lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype)
 {
     return cuda->host->fail(LT_EUNSUPPORTED,
-                            "%s does not compute in %s here; cast it to f32, or "
-                            "compute it on the CPU",
+                            "%s does not support %s for this op; cast to f32, or compute on the "
+                            "CPU",
                             cuda->name, lt__cuda_dtype_name(dtype));
 }

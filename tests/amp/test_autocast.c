@@ -31,7 +31,7 @@ TEST(each_context_has_its_own_switch)
         CHECK_EQ(product_dtype(ctx, LT_F64, LT_F32), LT_DTYPE_COUNT);
         CHECK_MSG("matmul: x is f64, y is f32");
         CHECK_EQ(product_dtype(ctx, LT_I64, LT_I64), LT_DTYPE_COUNT);
-        CHECK_MSG("matmul: x wants a float dtype, it is i64");
+        CHECK_MSG("matmul: x must have a float dtype, but is i64");
         CHECK_EQ(lt_autocast(other), LT_F32);
     }
     lt_set_autocast(ctx, LT_F32);

@@ -435,7 +435,7 @@ TEST(a_cublaslt_that_is_too_old)
     lt_cublaslt_table table;
     open_stand_in("libcublasLt.so.13")->version = 120900;
     CHECK_EQ(lt__cublaslt_open(&table, text, sizeof text), -1);
-    CHECK_STR(text, "cuBLASLt is version 12.9.0, luatrain wants 13.0.0 or later");
+    CHECK_STR(text, "cuBLASLt is version 12.9.0, but luatrain requires 13.0.0 or later");
 }
 #else
 TEST(cublas) { SKIP("cuBLASLt's headers are not installed"); }

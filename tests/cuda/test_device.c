@@ -32,29 +32,28 @@ TEST(machines_that_cannot_run_the_backend)
 {
     machine m = machine_open();
     check_refusal(-1,
-                  "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; "
-                  "take both from one build",
+                  "libluatrain-cuda.so is from luatrain " LT_VERSION
+                  ", but this is luatrain 0.0.9; use both from one build",
                   "0.0.9", 0);
     m.set_machine(0, 0, 0);
-    check_refusal(LT_NO_ACCELERATOR, "there is no NVIDIA driver (libcuda.so.1) on this machine",
-                  LT_VERSION, 0);
+    check_refusal(LT_NO_ACCELERATOR, "no NVIDIA driver (libcuda.so.1) is installed", LT_VERSION, 0);
     m.set_machine(12020, 1, 9);
     check_refusal(-1,
-                  "the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
-                  "driver",
+                  "the NVIDIA driver supports CUDA 12.2, but this build requires 13.0; install a "
+                  "newer driver",
                   LT_VERSION, 0);
     m.set_machine(13000, 0, 9);
     check_refusal(LT_NO_ACCELERATOR,
-                  "there is no CUDA device that this process may use "
-                  "(CUDA_VISIBLE_DEVICES hides them too)",
+                  "no CUDA device is available to this process (CUDA_VISIBLE_DEVICES can hide "
+                  "devices)",
                   LT_VERSION, 0);
     m.set_machine(13000, 2, 9);
-    check_refusal(-1, "there is no device cuda:2; this machine has 2, from cuda:0 on", LT_VERSION,
+    check_refusal(-1, "cuda:2 is out of range; this machine has 2, starting at cuda:0", LT_VERSION,
                   2);
     m.set_machine(13000, 1, 7);
     check_refusal(-1,
-                  "cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
-                  "more",
+                  "cuda:0 is too old: its compute capability is 7, but this build requires 8 "
+                  "(A100) or more",
                   LT_VERSION, 0);
     m.set_machine(13010, 1, 9);
     CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
@@ -74,8 +73,8 @@ TEST(any_device_means_the_one_of_the_local_rank)
     }
     m.set_machine(13000, 0, 9);
     check_refusal(LT_NO_ACCELERATOR,
-                  "there is no CUDA device that this process may use "
-                  "(CUDA_VISIBLE_DEVICES hides them too)",
+                  "no CUDA device is available to this process (CUDA_VISIBLE_DEVICES can hide "
+                  "devices)",
                   LT_VERSION, LT_ANY_DEVICE);
     m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
@@ -282,7 +281,7 @@ TEST(additions_of_gradients)
             mirror_free(&m, &from);
         }
     CHECK(d->add(d, NULL, NULL, LT_I32, 4) == LT_EINVAL);
-    CHECK(strcmp(lt_errmsg(), "gradients are floats, not i32") == 0);
+    CHECK(strcmp(lt_errmsg(), "gradients must have a float dtype, but got i32") == 0);
     lt_ctx_free(m.ctx);
 }
 
@@ -445,7 +444,7 @@ TEST(dtypes_without_kernels)
     lt_tensor *in[] = {on_device(&t), on_device(&t)}, *outs[] = {on_device(&t)};
     lt_call call = {.ctx = m.ctx, .n_in = 2, .in = in, .out = outs};
     CHECK(m.cuda.op[LT_OP_add].fwd(&call) == LT_EUNSUPPORTED);
-    CHECK(strcmp(lt_errmsg(), "cuda:0 does not compute in f64 here; cast it to f32, or compute it "
+    CHECK(strcmp(lt_errmsg(), "cuda:0 does not support f64 for this op; cast to f32, or compute "
                               "on the CPU") == 0);
     mirror_free(&m, &t);
     lt_ctx_free(m.ctx);

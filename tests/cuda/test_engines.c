@@ -202,7 +202,7 @@ TEST(tasks_for_our_own_kernels)
     CHECK_EQ(library->queries[A], 0); /* cuDNN was not called for any of these */
     library->engines[A][0].fails = true;
     check_unsupported(sample());
-    CHECK(strstr(notes, "no engine of cuDNN takes task") != NULL);
+    CHECK(strstr(notes, "no cuDNN engine supports task") != NULL);
     library->engines[A][0].fails = false;
     task = sample();
     task.out_size[0] = 4; /* inconsistent, so cuDNN rejects the graph */
@@ -346,11 +346,11 @@ TEST(a_file_for_another_device_is_ignored)
     CHECK(queries_for(false, sample()));
     env.model = "model B";
     CHECK(queries_for(false, sample()));
-    CHECK(strstr(notes, "is for another device, driver or version of cuDNN; plans are made anew"));
+    CHECK(strstr(notes, "is for another device, driver or cuDNN version; plans are rebuilt"));
     CHECK(!queries_for(false, sample()));
     library->version = 92700;
     CHECK(queries_for(false, sample()));
-    CHECK(strstr(notes, "is for another device, driver or version of cuDNN"));
+    CHECK(strstr(notes, "is for another device, driver or cuDNN version"));
     end_file();
 }
 
@@ -375,7 +375,7 @@ TEST(a_damaged_file_is_ignored)
     for (size_t i = 0; i < bytes; i++) { /* one wrong byte */
         write_damaged(text, bytes, i, text[i] == '7' ? '8' : '7');
         CHECK(queries_for(false, sample()));
-        CHECK(strstr(notes, "plans are made anew"));
+        CHECK(strstr(notes, "plans are rebuilt"));
     }
     for (size_t n = 0; n < bytes; n += 7) { /* truncated */
         write_damaged(text, n, 0, 'l');

@@ -138,14 +138,14 @@ TEST(without_libraries_it_warns_once)
     run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
     CHECK_EQ(warnings, 1);
     CHECK(contains(last_warning,
-                   "cuda:0 computes convolutions without cuDNN, and slowly: cuDNN is version "
-                   "0.0.1, luatrain wants 9.8.0 or later"));
+                   "cuda:0 computes convolutions without cuDNN, which is slow: cuDNN is version "
+                   "0.0.1, but luatrain requires 9.8.0 or later"));
     run(&m, "matmul", "", "3x4, 4x5");
     run(&m, "linear", "", "3x4, 5x4, 5");
     CHECK_EQ(warnings, 2);
     CHECK(contains(last_warning,
-                   "cuda:0 computes matrix products without cuBLASLt, and slowly: cuBLASLt "
-                   "is version 0.0.1, luatrain wants 13.0.0 or later"));
+                   "cuda:0 computes matrix products without cuBLASLt, which is slow: cuBLASLt is "
+                   "version 0.0.1, but luatrain requires 13.0.0 or later"));
     lt_ctx_free(m.ctx);
 }
 

@@ -66,8 +66,8 @@ TEST(versions)
     static const struct {
         int version;
         const char *text;
-    } old[] = {{21703, "NCCL is version 2.17.3, luatrain wants 2.18 or later"},
-               {2804, "NCCL is version 2.8.4, luatrain wants 2.18 or later"}};
+    } old[] = {{21703, "NCCL is version 2.17.3, but luatrain requires 2.18 or later"},
+               {2804, "NCCL is version 2.8.4, but luatrain requires 2.18 or later"}};
     char text[512];
     lt_nccl_table table;
     int version = 0;
@@ -111,7 +111,7 @@ TEST(the_accelerator_name_includes_the_nccl_version)
     CHECK(!strstr(m.cuda.name, "NCCL"));
     char name[LT_COMM_NAME_BYTES];
     CHECK_EQ(m.cuda.device->comm_calls->identify(m.cuda.device, name), LT_EENV);
-    CHECK_STR(lt_errmsg(), "NCCL is version 2.17.0, luatrain wants 2.18 or later");
+    CHECK_STR(lt_errmsg(), "NCCL is version 2.17.0, but luatrain requires 2.18 or later");
     lt_ctx_free(m.ctx);
 }
 
@@ -378,8 +378,8 @@ TEST(a_sum_that_fails)
     library->rank = 1;
     run_all(&j, ranks);
     CHECK_EQ(ranks[1].status, LT_EPEER);
-    CHECK_STR(ranks[1].text, "cuda:1: a call between GPUs: remote process exited or there was a "
-                             "network error: socket closed by 10.0.0.2");
+    CHECK_STR(ranks[1].text, "cuda:1: an NCCL call: remote process exited or there was a network "
+                             "error: socket closed by 10.0.0.2");
     CHECK_EQ(ranks[0].status, LT_EPEER); /* after the timeout */
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);
@@ -407,7 +407,7 @@ TEST(a_communicator_that_cannot_be_created)
     run_all(&j, ranks);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(ranks[i].status, LT_EPEER);
-        CHECK(strstr(ranks[i].text, "a call between GPUs: invalid usage"));
+        CHECK(strstr(ranks[i].text, "an NCCL call: invalid usage"));
     }
     CHECK_EQ(library->live, 0);
 }

@@ -201,8 +201,8 @@ TEST(nccl_fails)
     library->fail = 5;
     library->rank = 1;
     run_all("amp = 'off'", NULL, (way){.own = true}, ranks);
-    CHECK(strstr(ranks[1].text, "bucket 4: cuda:1: a call between GPUs: remote process exited or "
-                                "there was a network error: socket closed by 10.0.0.2"));
+    CHECK(strstr(ranks[1].text, "bucket 4: cuda:1: an NCCL call: remote process exited or there "
+                                "was a network error: socket closed by 10.0.0.2"));
     CHECK(strstr(ranks[0].text, "rank 1 failed: "));
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);

@@ -72,10 +72,10 @@ TEST(without_the_plugin)
 {
     unsetenv("LUATRAIN_PLUGINS");
     check_refused("cuda", LT_EENV,
-                  "device cuda: luatrain has no libluatrain-cuda.so, which is "
-                  "built where there is nvcc; use --device cpu");
-    check_falls_back(LT_LOG_DEBUG, "computes on the CPU: luatrain has no libluatrain-cuda.so, "
-                                   "which is built where there is nvcc");
+                  "device cuda: libluatrain-cuda.so is missing; it is built if nvcc is installed; "
+                  "use --device cpu");
+    check_falls_back(LT_LOG_DEBUG, "computing on the CPU: libluatrain-cuda.so is missing; it is "
+                                   "built if nvcc is installed");
 }
 
 TEST(a_machine_without_an_accelerator)
@@ -83,7 +83,7 @@ TEST(a_machine_without_an_accelerator)
     use_emu();
     setenv("EMU", "no-driver", 1);
     check_refused("cuda:0", LT_EENV, "device cuda:0: there is no NVIDIA driver; use --device cpu");
-    check_falls_back(LT_LOG_DEBUG, "computes on the CPU: there is no NVIDIA driver");
+    check_falls_back(LT_LOG_DEBUG, "computing on the CPU: there is no NVIDIA driver");
     setenv("EMU", "no-device", 1);
     check_refused("cuda", LT_EENV, "device cuda: there is no NVIDIA device; use --device cpu");
     unsetenv("EMU");
@@ -103,7 +103,7 @@ TEST(a_file_that_is_not_a_plugin)
     setenv("LUATRAIN_PLUGINS", folder, 1);
     check_refused("cuda", LT_EENV, "device cuda: cannot load a plugin: ");
     CHECK_MSG("too short; use --device cpu");
-    check_falls_back(LT_LOG_WARN, "computes on the CPU: cannot load a plugin: ");
+    check_falls_back(LT_LOG_WARN, "computing on the CPU: cannot load a plugin: ");
     unlink(path);
     rmdir(folder);
 }
@@ -113,8 +113,9 @@ TEST(a_plugin_of_another_version)
     char text[256];
     CHECK(lt__same_version(LT_VERSION, text, sizeof text));
     CHECK(!lt__same_version("0.0.1", text, sizeof text));
-    CHECK_STR(text, "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.1; "
-                    "take both from one build");
+    CHECK_STR(text,
+              "libluatrain-cuda.so is from luatrain " LT_VERSION ", but this is luatrain 0.0.1; "
+              "use both from one build");
 }
 
 TEST(opening_a_device)

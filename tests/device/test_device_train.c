@@ -168,7 +168,7 @@ static const char tensor_script[] =
     "fails(function() return lt.zeros({2}, {device = 'cuda:1'}) end,\n"
     "      \"lt.zeros: device 'cuda:1' is not available; this context has 'cpu' and "
     "'cuda:0'\")\n"
-    "fails(function() return x:to(1) end, \"to: device wants a name such as 'cpu', it is 1\")\n"
+    "fails(function() return x:to(1) end, \"to: device must be a name such as 'cpu', but is 1\")\n"
     "fails(function() return x + here end,\n"
     "      \"add: x is on cuda:0, but y is on cpu; copy one to the device of the other, e.g. "
     "y:to('cuda:0')\")\n"

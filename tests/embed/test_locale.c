@@ -102,7 +102,7 @@ TEST(messages_have_points)
     CHECK_STR(line, "3.5 s");
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 1);
     CHECK(!lt_run(ctx, "dropout", "p=1.5", x, NULL));
-    CHECK_MSG("it is 1.5");
+    CHECK_MSG("but is 1.5");
     lt_release(x);
     lt_ctx_free(ctx);
     check_host();

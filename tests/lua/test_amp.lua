@@ -109,10 +109,10 @@ T.test("lt.autocast is a scope", function()
   T.equal(now(), "f32")
   for _, word in ipairs{"f16", 16} do
     T.fails(function() lt.autocast(word, now) end,
-            ("lt.autocast wants 'off', 'bf16' or 'fp16', it is %s")
+            ("lt.autocast: precision must be 'off', 'bf16' or 'fp16', but is %s")
             :format(word == 16 and 16 or "'f16'"))
   end
-  T.fails(function() lt.autocast("bf16") end, "lt.autocast wants a function, it is nil")
+  T.fails(function() lt.autocast("bf16") end, "lt.autocast requires a function, but got nil")
 end)
 
 -- ==== Gradients ==================================================================================

@@ -161,7 +161,7 @@ T.test("what a function has to do", function()
     T.equal(code, 1)
   end
   one("none", "if true then return 0 end",
-      "amp check: the function went through without a backward")
+      "amp check: the function returned without calling backward")
   one("error", "error 'enough'", "wrong.lua:26: enough")
   one("step", "settings.optim:step()", "in a dry run, which leaves no gradients")
 end)
@@ -305,7 +305,7 @@ T.test("mistakes", function()
   T.fails(function() lt.amp.check(go) end,
           "amp check: the function computes nothing in half precision; run it under lt.autocast")
   T.fails(function() lt.amp.check(function() end) end,
-          "amp check: the function went through without a backward")
+          "amp check: the function returned without calling backward")
   T.fails(function() lt.amp.check(function() error "why" end) end, "why")
   T.fails(function() lt.autocast("fp16", lt.amp.check, function() lt.amp.check(go) end) end,
           "a dry run cannot begin within another one")

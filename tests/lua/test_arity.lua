@@ -108,7 +108,7 @@ T.test("tensors", function()
   local y = x:detach():requires_grad()
   T.fails(function() y:sum():backward(nil, {retain_graph = true}) end,
           "x:backward accepts 1 argument (gradient), got 2")
-  T.fails(function() x:requires_grad "no" end, "requires_grad wants true or false, it is 'no'")
+  T.fails(function() x:requires_grad "no" end, "requires_grad requires true or false, but got 'no'")
   T.fails(function() x:detach(true) end, "x:detach accepts no arguments, got 1")
   T.fails(function() x:sum():item(1) end, "x:item accepts no arguments, got 1")
   T.fails(function() x:fill(1, 2) end, "x:fill accepts 1 argument (value), got 2")
@@ -117,9 +117,9 @@ T.test("tensors", function()
   T.fails(function() lt.zeros({2}, {dtype = "f64"}, 5) end,
           "lt.zeros accepts 2 arguments (shape, options), got 3")
   T.fails(function() lt.tensor({2}, "f64") end,
-          "lt.tensor: options are a table such as {dtype = 'f64'}, not 'f64'")
+          "lt.tensor: options must be a table such as {dtype = 'f64'}, but got 'f64'")
   T.fails(function() lt.arange(5, {dtype = "i64"}, 2) end,
-          "lt.arange: nothing follows the options, it was given 2")
+          "lt.arange accepts no arguments after the options, got 2")
   T.fails(function() lt.arange(1, 5, 2, {dtype = "i64"}, 2) end,
           "lt.arange accepts 4 arguments (first, stop, step, options), got 5")
 end)

@@ -3,8 +3,8 @@ local T = require "lt_test"
 
 local folder = T.folder()
 local compiled = string.dump(function() return 7 end)
-local REFUSED = ": this is compiled Lua code, which luatrain does not run; give it the source text"
-local MODE = ": mode 'b' asks for compiled Lua code, which luatrain does not run; use mode 't'"
+local REFUSED = ": this is compiled Lua code, which luatrain does not run; use the source text"
+local MODE = ": mode 'b' allows only compiled Lua code, which luatrain does not run; use mode 't'"
 
 local function path_of(name, text)
   local path = folder .. "/" .. name

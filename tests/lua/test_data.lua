@@ -218,13 +218,12 @@ T.test("a loop may end early, and a pass has statistics", function()
   for value, text in pairs{[5] = "5", [{}] = "a table", [set.source] = "userdata"} do
     for _, method in ipairs{"next", "stats", "close"} do
       T.fails(function() return pass[method](value) end,
-              ("batches: this is called as pass:%s(), on what set:open_batches gave; it was called "
-              .. "on %s"):format(method, text))
+              ("batches: call this as pass:%s(), on the result of set:open_batches, not on %s")
+                :format(method, text))
     end
   end
   T.fails(function() return pass.next() end,
-          "batches: this is called as pass:next(), on what set:open_batches gave; it was called "
-          .. "on nil")
+          "batches: call this as pass:next(), on the result of set:open_batches, not on nil")
 end)
 
 -- Returns the error of fn(...). The first garbage collection during the call runs the finalizer.

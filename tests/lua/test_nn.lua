@@ -200,20 +200,21 @@ T.test("messages name the module and the line of the user", function()
   local net = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.sequential{nn.linear{4, 1}}}
   assert(nn.sequential{name = nn.linear{1, 1}}:parameters()[1])
   T.fails(function() net(lt.ones({5, 2})) end,
-          "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
+          "net.3.1 linear: w has 4 input features, but x has 3 (x 5x3 f32, w 1x4 f32)")
   local named = nn.sequential{name = "critic", nn.linear{2, 3}}
   T.fails(function() named(lt.ones({5, 1})) end,
-          "critic.1 linear: w wants 2 input features, x has 1 (x 5x1 f32, w 3x2 f32)")
+          "critic.1 linear: w has 2 input features, but x has 1 (x 5x1 f32, w 3x2 f32)")
   T.fails(function()
     local own = nn.module({w = nn.parameter({2})}, function(self, x)
       return x + self.w
     end)
     own(lt.ones({3}))
-  end, "net add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
+  end, "net add: x is 3 f32 and y is 2 f32, which do not broadcast: "
+       .. "axis 1 from the end has 3 and 2")
   T.fails(function() net(lt.ones({5, 2})) end,      -- as before: an error leaves nothing behind
-          "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
+          "net.3.1 linear: w has 4 input features, but x has 3 (x 5x3 f32, w 1x4 f32)")
   T.fails(function() lt.ones({3}):add(lt.ones({2})) end,
-          "add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
+          "add: x is 3 f32 and y is 2 f32, which do not broadcast: axis 1 from the end has 3 and 2")
 end)
 
 T.test("a module that is no field of its caller is an error", function()

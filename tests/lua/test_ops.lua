@@ -29,10 +29,10 @@ T.test("axes and positions count from 1", function()
   T.equal(lt.cat({x, x}, 1).shape, {4, 3})
   T.equal(lt.cat(x, x, x, {axis = 2}).shape, {2, 9})
   T.fails(function() x:sum(0) end,
-          "sum: option 'axis' counts from 1, or from the end with negatives; it is 0")
+          "sum: option 'axis' counts from 1, or from the end if negative, but is 0")
   T.fails(function() x:slice(1, 1, 0) end,
-          "slice: option 'last' counts from 1, or from the end with negatives; it is 0")
-  T.fails(function() x:sum(3) end, "sum: axis 3 is outside the 2 axes of x (2x3 f32)")
+          "slice: option 'last' counts from 1, or from the end if negative, but is 0")
+  T.fails(function() x:sum(3) end, "sum: axis 3 is out of range for the 2 axes of x (2x3 f32)")
 end)
 
 T.test("cat takes a list of tensors", function()
@@ -41,32 +41,32 @@ T.test("cat takes a list of tensors", function()
   T.equal(lt.cat(all, {axis = 2}):totable(), lt.cat(x, x * 2, x * 3, 2):totable())
   T.equal(lt.cat({x}, 2):totable(), x:totable())
   T.equal(#all, 3)
-  local LONE = "cat wants a list of tensors, as in lt.cat({a, b}, 1); it was given one tensor "
-               .. "(table.unpack(t) before other arguments is the first of t alone)"
+  local LONE = "cat requires a list of tensors, as in lt.cat({a, b}, 1), but got one tensor "
+               .. "(table.unpack(t) before other arguments gives only t[1])"
   T.fails(function() lt.cat(table.unpack(all), {axis = 1}) end, LONE)
   T.fails(function() lt.cat(x, 1) end, LONE)
   T.fails(function() x:cat({x, x}, 1) end, LONE)
   T.fails(function() lt.cat(x) end, LONE)
-  T.fails(function() lt.cat({}, 1) end, "cat wants a list of 1 to 64 tensors, this one has 0")
+  T.fails(function() lt.cat({}, 1) end, "cat requires a list of 1 to 64 tensors, but got 0")
   local many = {}
   for i = 1, 65 do many[i] = x end
-  T.fails(function() lt.cat(many, 1) end, "cat wants a list of 1 to 64 tensors, this one has 65")
+  T.fails(function() lt.cat(many, 1) end, "cat requires a list of 1 to 64 tensors, but got 65")
   many[65] = nil
   T.equal(lt.cat(many, 1).shape, {128, 3})
   T.fails(function() lt.cat{x, x, axis = 1} end, "cat: the list of tensors has a key 'axis'; "
           .. "options follow the list, as in lt.cat({a, b}, {...})")
-  T.fails(function() lt.cat({x, 5}, 1) end, "cat: item 2 of the list wants a tensor, it is 5")
+  T.fails(function() lt.cat({x, 5}, 1) end, "cat: item 2 of the list must be a tensor, but is 5")
   T.fails(function() lt.cat({x, nil, x}, 1) end,
-          "cat: item 2 of the list wants a tensor, it is nil")
+          "cat: item 2 of the list must be a tensor, but is nil")
   T.fails(function() lt.cat({x, x, [5] = x}, 1) end,
-          "cat: item 3 of the list wants a tensor, it is nil")
+          "cat: item 3 of the list must be a tensor, but is nil")
   for _, key in ipairs{0, -1, 1.5} do
     T.fails(function() lt.cat({x, x, [key] = x}, 1) end,
             ("cat: the list of tensors has a key %s; its items count from 1"):format(key))
   end
   T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' is missing")
-  T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: takes 1 options, it was given 2")
-  T.fails(function() lt.cat() end, "cat: x wants a tensor, it is nil")
+  T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: expected at most 1 options, got 2")
+  T.fails(function() lt.cat() end, "cat: x must be a tensor, but is nil")
   local w = lt.tensor({1, 2}):requires_grad()
   local y = lt.cat({w, w * 3}, 1) * lt.tensor({1, 1, 2, 2})
   y:sum():backward()
@@ -86,16 +86,16 @@ T.test("options are strict", function()
   T.fails(function() lt.conv2d(image, weights, nil, 2, {stride = 1}) end,
           "conv2d: option 'stride' is given twice")
   T.fails(function() lt.conv2d(image, weights, nil, "2") end,
-          "conv2d: option 'stride' wants whole numbers, it is '2'")
+          "conv2d: option 'stride' requires integers, but got '2'")
   T.fails(function() lt.conv2d(image, weights, {stride = 1.5}) end,
-          "conv2d: option 'stride' wants whole numbers, it is 1.5")
+          "conv2d: option 'stride' requires integers, but got 1.5")
   T.fails(function() lt.conv2d(image, weights, {stride = {}}) end,
-          "conv2d: option 'stride' wants 1 to 8 whole numbers, it has 0")
-  T.fails(function() x:relu(1) end, "relu: takes 0 options, it was given 1")
+          "conv2d: option 'stride' must have 1 to 8 integers, but has 0")
+  T.fails(function() x:relu(1) end, "relu: expected at most 0 options, got 1")
   T.fails(function() x:relu({slope = 1}) end, "relu: unknown option 'slope' (it has no options)")
   T.fails(function() x:dropout({p = "half"}) end,
-          "dropout: option 'p' wants a number, it is 'half'")
-  T.fails(function() x:sum({keep = 1}) end, "sum: option 'keep' wants true or false, it is 1")
+          "dropout: option 'p' must be a number, but is 'half'")
+  T.fails(function() x:sum({keep = 1}) end, "sum: option 'keep' must be true or false, but is 1")
   local o = lt.ones({3})
   T.equal(lt.batch_norm(x, o, o, o, o, {act = "relu6"}):totable(),
           lt.relu6(lt.batch_norm(x, o, o, o, o, {act = "none"})):totable())
@@ -105,9 +105,10 @@ T.test("options are strict", function()
   T.fails(function() lt.batch_norm(x, o, o, o, o, {act = 1}) end,
           "batch_norm: option 'act' must be none, relu or relu6, but is '1'")
   T.fails(function() x:cast("f3") end, "cast: unknown dtype 'f3' (did you mean 'f32'?)")
-  T.fails(function() x:cast(32) end, "cast: dtype wants a name such as 'f32', it is 32")
+  T.fails(function() x:cast(32) end, "cast: dtype must be a name such as 'f32', but is 32")
   T.fails(function() x:reshape() end, "reshape: option 'shape' is missing")
-  T.fails(function() x:sum({axis = 1, 2}) end, "sum: options in a table have names, 1 is none")
+  T.fails(function() x:sum({axis = 1, 2}) end,
+          "sum: options in a table must have names, but got key 1")
   T.fails(function() x:sum({[0] = 1, 2}) end,
           "sum: option 'axis' has a key 0; its items count from 1")
   T.fails(function() x:sum({axis = {1, last = 2}}) end,
@@ -115,22 +116,22 @@ T.test("options are strict", function()
 end)
 
 T.test("inputs are strict", function()
-  T.fails(function() lt.conv2d(image) end, "conv2d: w wants a tensor, it is nil")
+  T.fails(function() lt.conv2d(image) end, "conv2d: w must be a tensor, but is nil")
   T.fails(function() lt.conv2d(image, weights, 2) end,
-          "conv2d: b wants a tensor or nil, it is 2; options go into a table: {name = value}")
-  T.fails(function() lt.relu() end, "relu: x wants a tensor, it is nil")
-  T.fails(function() lt.relu("x") end, "relu: x wants a tensor, it is 'x'")
+          "conv2d: b must be a tensor or nil, but is 2; pass options in a table: {name = value}")
+  T.fails(function() lt.relu() end, "relu: x must be a tensor, but is nil")
+  T.fails(function() lt.relu("x") end, "relu: x must be a tensor, but is 'x'")
   T.fails(function() lt.matmul(x, x) end,
-          "matmul: y wants 3 rows, one for each column of x, it has 2 (x 2x3 f32, y 2x3 f32)")
+          "matmul: y must have 3 rows, one for each column of x, but has 2 (x 2x3 f32, y 2x3 f32)")
   T.fails(function() x:add(lt.ones({2, 2})) end,
-          "add: x is 2x3 f32, y is 2x2 f32: axis 1 from the end has 3 and 2, "
-          .. "which do not broadcast")
+          "add: x is 2x3 f32 and y is 2x2 f32, which do not broadcast: "
+          .. "axis 1 from the end has 3 and 2")
 end)
 
 T.test("help", function()
-  T.equal(lt.help "sigmoid", "sigmoid(x)\n1 / (1 + exp(-x)).")
+  T.equal(lt.help "sigmoid", "sigmoid(x)\ny = 1 / (1 + exp(-x)) for each element of x.")
   T.fails(function() lt.help "conv" end, "unknown op 'conv' (did you mean 'conv2d'?)")
-  T.fails(function() lt.help(nil) end, "help wants the name of an op, it is nil")
+  T.fails(function() lt.help(nil) end, "help requires the name of an op, but got nil")
 end)
 
 T.test("ops that write their inputs are not part of the API", function()

@@ -164,7 +164,7 @@ T.test("invalid nets and shapes", function()
   T.fails(function() lt.summary(net, {2.5, 5}) end, usage)
   T.fails(function() lt.summary(net, {"2", 5}) end, usage)
   T.fails(function() lt.summary(net, {2, 6}) end,
-          "net.1 linear: w wants 5 input features, x has 6 (x 2x6 f32, w 5x5 f32)")
+          "net.1 linear: w has 5 input features, but x has 6 (x 2x6 f32, w 5x5 f32)")
   T.equal(getmetatable(net).__call == call, true)             -- and all is as before
   local odd = nn.module({fc = nn.linear{5, 5}}, function(self, x)
     return x:dim(1) == 2 and self.fc(x) or self.fc(x):relu()

@@ -19,23 +19,25 @@ T.test("makers", function()
 end)
 
 T.test("makers refuse", function()
-  T.fails(function() lt.zeros(3) end, "lt.zeros: a shape is a table such as {2, 3}, not 3")
-  T.fails(function() lt.zeros({2, -1}) end, "lt.zeros: axis 2 of the shape wants a count, it is -1")
+  T.fails(function() lt.zeros(3) end,
+          "lt.zeros: the shape must be a table such as {2, 3}, but is 3")
+  T.fails(function() lt.zeros({2, -1}) end,
+          "lt.zeros: axis 2 of the shape must be a count, but is -1")
   T.fails(function() lt.zeros({2, "x"}) end,
-          "lt.zeros: axis 2 of the shape wants a count, it is 'x'")
+          "lt.zeros: axis 2 of the shape must be a count, but is 'x'")
   T.fails(function() lt.zeros({1, 1, 1, 1, 1, 1, 1, 1, 1}) end,
-          "lt.zeros: a tensor has at most 8 axes, the shape has 9")
+          "lt.zeros: a tensor has at most 8 axes, but the shape has 9")
   T.fails(function() lt.zeros({2}, {dtyp = "f64"}) end,
           "lt.zeros: unknown option 'dtyp' (did you mean 'dtype'?)")
   T.fails(function() lt.zeros({2}, {dtype = "f65"}) end,
           "lt.zeros: unknown dtype 'f65' (did you mean 'f64'?)")
   T.fails(function() lt.zeros({2}, "f64") end,
-          "lt.zeros: options are a table such as {dtype = 'f64'}, not 'f64'")
+          "lt.zeros: options must be a table such as {dtype = 'f64'}, but got 'f64'")
   T.fails(function() lt.zeros({2}, {device = "cuda"}) end,
           "lt.zeros: device 'cuda' is not available; this context has 'cpu'")
   T.fails(function() lt.full({2}, 0.5, {dtype = "i64"}) end, "lt.full: 0.5 does not fit into i64")
   T.fails(function() lt.randn({2}, {dtype = "i64"}) end,
-          "lt.randn: dtype wants a float one, it is i64")
+          "lt.randn: dtype must be a float dtype, but is i64")
   T.fails(function() lt.zeros{2, dtype = "f64"} end, "lt.zeros: the shape has a key 'dtype'; "
           .. "its items count from 1, and options are the next argument")
   T.fails(function() lt.full({[0] = 1, 2}, 7) end, "lt.full: the shape has a key 0; "
@@ -49,12 +51,12 @@ T.test("makers refuse", function()
   T.fails(function() lt.tensor{1, 2, [4] = 5} end, "lt.tensor: the table has a key 4; "
           .. "its items count from 1, and options are the next argument")
   T.fails(function() lt.tensor({{1, 2}, {3}}) end,
-          "lt.tensor: ragged table: at depth 2 there are 2 values, then 1")
+          "lt.tensor: ragged table: at depth 2, expected 2 values, got 1")
   T.fails(function() lt.tensor({{1, 2}, 3}) end,
-          "lt.tensor: ragged table: at depth 2 there are 2 values, then 3")
-  T.fails(function() lt.tensor({1, "a"}) end, "lt.tensor: the value wants a number, it is 'a'")
+          "lt.tensor: ragged table: at depth 2, expected 2 values, got 3")
+  T.fails(function() lt.tensor({1, "a"}) end, "lt.tensor: the value must be a number, but is 'a'")
   T.fails(function() lt.tensor({1, 300}, {dtype = "u8"}) end, "lt.tensor: 300 does not fit into u8")
-  T.fails(function() lt.tensor("a") end, "lt.tensor: the value wants a number, it is 'a'")
+  T.fails(function() lt.tensor("a") end, "lt.tensor: the value must be a number, but is 'a'")
   T.fails(function() lt.arange(0, 1e300) end,
           "lt.arange: 1e+300 steps of 1 from 0 to 1e+300 are too many")
   T.fails(function() return lt.conv3d end, "luatrain has no 'conv3d' (did you mean 'conv2d'?)")
@@ -108,12 +110,12 @@ T.test("numbers that a dtype does not hold are refused", function()
           "fill: 2147483648 does not fit into i32")
   T.fails(function() lt.zeros({2}, {dtype = "u8"}):set(1, -1) end, "set: -1 does not fit into u8")
   T.fails(function() return lt.zeros({2}, I64) + 2.0 ^ 63 end,
-          "add: 9.2233720368548e+18 does not fit into the other tensor's i64; "
-          .. "cast that, e.g. x:cast('f32')")
+          "add: 9.2233720368548e+18 does not fit into the other tensor's i64; cast that tensor, "
+          .. "e.g. x:cast('f32')")
   T.fails(function() lt.pad(lt.zeros({2}, {dtype = "u8"}), 1, 1, 300) end,
-          "pad: value wants a number that fits into u8, it is 300")
+          "pad: value must fit into u8, but is 300")
   T.fails(function() lt.pad(lt.zeros({2}, I64), 1, 1, 0.5) end,
-          "pad: value wants a number that fits into i64, it is 0.5")
+          "pad: value must fit into i64, but is 0.5")
   T.fails(function() lt.zeros({2}, I64):clamp{max = ODD} end,
           "clamp: option 'max' is a double, which cannot hold 9007199254740993 exactly")
   T.equal(lt.tensor({MOST, 1}, I64):clamp{max = 1 << 60}:totable(), {1 << 60, 1})
@@ -127,7 +129,7 @@ T.test("random numbers depend on seed and count of draws", function()
   T.equal(lt.rand({4}):totable(), b:totable())
   T.equal(lt.seed(), 5)
   for _, v in ipairs(lt.rand({100}):totable()) do assert(v >= 0 and v < 1) end
-  T.fails(function() lt.seed(-1) end, "lt.seed wants a whole number from 0 up, it is -1")
+  T.fails(function() lt.seed(-1) end, "lt.seed requires a non-negative integer, but got -1")
 end)
 
 T.test("elements", function()
@@ -142,13 +144,13 @@ T.test("elements", function()
   T.equal(lt.zeros({2}):fill(3):totable(), {3.0, 3.0})
   T.equal(lt.zeros({2}, {dtype = "i64"}):copy(lt.tensor({1, 2})):totable(), {1, 2})
   T.equal(lt.tensor(3, {dtype = "u8"}):item(), 3)
-  T.fails(function() x:get(3, 1) end, "get: index 1 wants 1 to 2, it is 3 (2x3 f32)")
-  T.fails(function() x:get(1) end, "get wants 2 indices, it was given 1 (2x3 f32)")
-  T.fails(function() x:item() end, "item wants a tensor of one element, it is 2x3 f32")
+  T.fails(function() x:get(3, 1) end, "get: index 1 must be 1 to 2, but is 3 (2x3 f32)")
+  T.fails(function() x:get(1) end, "get requires 2 indices, but got 1 (2x3 f32)")
+  T.fails(function() x:item() end, "item requires a tensor of one element, but got 2x3 f32")
   T.fails(function() x:dim(0) end,
-          "dim wants an axis from 1 to 2, or from the end with negatives; it is 0 (2x3 f32)")
+          "dim requires an axis from 1 to 2, or from the end if negative, but got 0 (2x3 f32)")
   T.fails(function() return #lt.tensor(1) end,
-          "# wants a tensor with axes, this one holds a single number")
+          "# requires a tensor with axes, but this one has none")
   T.fails(function() lt.zeros({1}, {dtype = "i64"}):set(1, 0.5) end,
           "set: 0.5 does not fit into i64")
   T.fails(function() x:copy(lt.zeros({5})) end,
@@ -179,10 +181,10 @@ T.test("operators", function()
   T.equal(lt.add(x, 1):totable(), x:add(1):totable())
   assert(x == x and x ~= lt.tensor({1, 2}), "== compares identity")
   T.fails(function() return i + 0.5 end,
-          "add: 0.5 does not fit into the other tensor's i64; cast that, e.g. x:cast('f32')")
-  T.fails(function() return x + "a" end, "add: y wants a tensor, it is 'a'")
-  T.fails(function() return x * nil end, "mul: y wants a tensor, it is nil")
-  T.fails(function() return {} - x end, "sub: x wants a tensor, it is a table")
+          "add: 0.5 does not fit into the other tensor's i64; cast that tensor, e.g. x:cast('f32')")
+  T.fails(function() return x + "a" end, "add: y must be a tensor, but is 'a'")
+  T.fails(function() return x * nil end, "mul: y must be a tensor, but is nil")
+  T.fails(function() return {} - x end, "sub: x must be a tensor, but is a table")
 end)
 
 T.test("text", function()

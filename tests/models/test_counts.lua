@@ -146,8 +146,9 @@ end)
 
 T.test("an image of the wrong shape is reported at the caller's line", function()
   local net = models.resnet20{}
-  T.fails(function() net(lt.ones({1, 32, 32, 1})) end, "net.conv1 conv2d: w wants 3 input "
-          .. "channels, x has 1 (x 1x32x32x1 f32, w 16x3x3x3 f32)")
+  T.fails(function() net(lt.ones({1, 32, 32, 1})) end, "net.conv1 conv2d: w has 3 input channels, "
+                                                       .. "but x has 1 (x 1x32x32x1 f32, w "
+                                                       .. "16x3x3x3 f32)")
 end)
 
 T.test("the files are modules too", function()

@@ -321,23 +321,23 @@ TEST(messages_to_the_letter)
         const char *op, *options, *in, *message;
     } wrong[] = {
         {"conv2d", "", "32x32x32x3 f32; 64x3x3x64 f32",
-         "conv2d: w wants 64 input channels, x has 3 (x 32x32x32x3 f32, w 64x3x3x64 f32)"},
+         "conv2d: w has 64 input channels, but x has 3 (x 32x32x32x3 f32, w 64x3x3x64 f32)"},
         {"conv2d", "strides=2", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: unknown option 'strides' (did you mean 'stride'?)"},
         {"conv2d", "stride=0", "2x8x8x3 f32; 4x3x3x3 f32",
-         "conv2d: stride wants at least 1, it is 0"},
+         "conv2d: stride must be at least 1, but is 0"},
         {"conv2d", "stride=9223372036854775807", "2x8x8x3 f32; 4x3x3x3 f32",
-         "conv2d: stride wants at most 2147483647, it is 9223372036854775807"},
+         "conv2d: stride must be at most 2147483647, but is 9223372036854775807"},
         {"conv2d", "pad=2147483648", "2x8x8x3 f32; 4x3x3x3 f32",
-         "conv2d: pad wants at most 2147483647, it is 2147483648"},
+         "conv2d: pad must be at most 2147483647, but is 2147483648"},
         {"conv2d", "dilation=1,9223372036854775807", "2x8x8x3 f32; 4x1x1x3 f32",
-         "conv2d: dilation wants at most 2147483647, it is 9223372036854775807"},
+         "conv2d: dilation must be at most 2147483647, but is 9223372036854775807"},
         {"conv2d", "stride=-9223372036854775808", "2x8x8x3 f32; 4x3x3x3 f32",
-         "conv2d: stride wants at least 1, it is -9223372036854775808"},
+         "conv2d: stride must be at least 1, but is -9223372036854775808"},
         {"conv2d", "stride=9223372036854775808", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: option 'stride' must be integers such as 2 or 2,1, but is '9223372036854775808'"},
         {"max_pool2d", "kernel=2 stride=1,9223372036854775807", "2x8x8x3 f32",
-         "max_pool2d: stride wants at most 2147483647, it is 9223372036854775807"},
+         "max_pool2d: stride must be at most 2147483647, but is 9223372036854775807"},
         {"avg_pool2d", "kernel=9223372036854775807", "2x8x8x3 f32",
          "avg_pool2d: the kernel, 9223372036854775807x9223372036854775807 with dilation 1x1, is "
          "larger than x padded to 8x8 (x 2x8x8x3 f32, pad 0x0)"},
@@ -351,65 +351,65 @@ TEST(messages_to_the_letter)
          "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
          "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
          "0x500000000000000000 f32",
-         "cat: the tensors together are too long to be counted along axis 2"},
+         "cat: the sum of the lengths along axis 2 is too large"},
         {"conv2d", "stride=fast", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: option 'stride' must be integers such as 2 or 2,1, but is 'fast'"},
         {"conv2d", "", "32x32 f32; 4x3x3x3 f32",
-         "conv2d: x wants 4 axes (n, h, w, c), it has 2 (32x32 f32)"},
+         "conv2d: x must have 4 axes (n, h, w, c), but has 2 (32x32 f32)"},
         {"conv2d", "", "2x8x8x3 f32; 4x3x3x3 f32; 5 f32",
-         "conv2d: b wants one value per output channel: 4, it is 5 f32"},
+         "conv2d: b must have one value per output channel (4), but is 5 f32"},
         {"conv2d", "groups=2", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: groups 2 must divide the 3 channels of x and the 4 output channels of w "
          "(x 2x8x8x3 f32, w 4x3x3x3 f32)"},
         {"add", "", "2x3 f32; 2x4 f32",
-         "add: x is 2x3 f32, y is 2x4 f32: axis 1 from the end has 3 and 4, which do not "
-         "broadcast"},
+         "add: x is 2x3 f32 and y is 2x4 f32, which do not broadcast: axis 1 from the end has 3 "
+         "and 4"},
         {"add", "", "2x3 f32; 2x3 i64",
          "add: x is f32, y is i64; cast one of them, e.g. y:cast('f32')"},
         {"add", "", "2x3 f32", "add: tensor y is missing"},
         {"add", "", "3 f32; 3 f32; 3 f32", "add: expected at most 2 tensors, got 3"},
         {"add", "axis=1", "3 f32; 3 f32", "add: unknown option 'axis' (it has no options)"},
         {"matmul", "", "2x3 f32; 4x5 f32",
-         "matmul: y wants 3 rows, one for each column of x, it has 4 (x 2x3 f32, y 4x5 f32)"},
+         "matmul: y must have 3 rows, one for each column of x, but has 4 (x 2x3 f32, y 4x5 f32)"},
         {"linear", "", "2x3 f32; 4x5 f32",
-         "linear: w wants 5 input features, x has 3 (x 2x3 f32, w 4x5 f32)"},
+         "linear: w has 5 input features, but x has 3 (x 2x3 f32, w 4x5 f32)"},
         {"reshape", "", "2x3 f32", "reshape: option 'shape' is missing"},
         {"reshape", "shape=5,2", "2x3 f32",
          "reshape: x (2x3 f32) has 6 elements, which do not fill a shape of 10"},
         {"cat", "axis=0", "2x3 f32; 2x4 f32",
-         "cat: tensor 2 is 2x4 f32, the first is 2x3 f32; only axis 1 may differ"},
-        {"sum", "axis=2", "2x3 f32", "sum: axis 3 is outside the 2 axes of x (2x3 f32)"},
-        {"sum", "axis=-3", "2x3 f32", "sum: axis -3 is outside the 2 axes of x (2x3 f32)"},
-        {"sum", "axis=0,0", "2x3 f32", "sum: axis names axis 1 twice"},
+         "cat: tensor 2 is 2x4 f32, but the first is 2x3 f32; only axis 1 may differ"},
+        {"sum", "axis=2", "2x3 f32", "sum: axis 3 is out of range for the 2 axes of x (2x3 f32)"},
+        {"sum", "axis=-3", "2x3 f32", "sum: axis -3 is out of range for the 2 axes of x (2x3 f32)"},
+        {"sum", "axis=0,0", "2x3 f32", "sum: axis contains axis 1 twice"},
         {"slice", "axis=0 first=1 last=5", "2x3 f32",
-         "slice: 2 to 6 is no range of axis 1 of x (2x3 f32), which has 2"},
+         "slice: 2 to 6 is not a range of axis 1 of x (2x3 f32), which has 2"},
         {"batch_norm", "train=true", "1x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
-         "batch_norm: train=true wants more than one value per channel, x has one (1x3 f32); use "
-         "a larger batch or train=false"},
+         "batch_norm: train=true requires more than one value per channel, but x has one (1x3 "
+         "f32); use a larger batch or train=false"},
         {"batch_norm", "act=rellu", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
          "batch_norm: option 'act' must be none, relu or relu6, but is 'rellu' (did you mean "
          "'relu'?)"},
         {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x1 f32",
-         "batch_norm: residual wants the dims of x: 2x3, it is 2x1 f32"},
+         "batch_norm: residual must have the shape of x (2x3), but is 2x1 f32"},
         {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x3 f64",
          "batch_norm: x is f32, residual is f64; cast one of them, e.g. residual:cast('f32')"},
         {"relu", "", "2 i64",
-         "relu: x wants a float dtype, it is i64; cast it, e.g. x:cast('f32')"},
-        {"dropout", "p=2", "2 f32", "dropout: p wants a number from 0 to 1, it is 2"},
+         "relu: x must have a float dtype, but is i64; cast it, e.g. x:cast('f32')"},
+        {"dropout", "p=2", "2 f32", "dropout: p must be a number from 0 to 1, but is 2"},
         {"cast", "dtype=f99", "2 f32",
          "cast: option 'dtype' must be a dtype such as f32, but is 'f99'"},
         {"cross_entropy", "", "2x1 f32; 2 i64",
-         "cross_entropy: labels[0] is 1, x has 1 classes (labels count from 0)"},
+         "cross_entropy: labels[0] is 1, but x has 1 classes (labels count from 0)"},
         {"cross_entropy", "", "2x3 f32; 2 f32",
-         "cross_entropy: labels wants integers (i64, i32 or u8), it is f32; cast it, e.g. "
-         "labels:cast('i64')"},
+         "cross_entropy: labels must have an integer dtype (i64, i32 or u8), but is f32; cast it, "
+         "e.g. labels:cast('i64')"},
         {"embedding", "", "1x3 f32; 2 i64",
-         "embedding: ids[0] is 1, w has 1 rows (ids count from 0)"},
-        {"mse_loss", "", "2x3 f32; 3 f32", "mse_loss: y wants the dims of x: 2x3, it is 3 f32"},
-        {"max", "", "0x3 f32",
-         "max: axis 1 of x (0x3 f32) is empty: there is nothing to choose from"},
+         "embedding: ids[0] is 1, but w has 1 rows (ids count from 0)"},
+        {"mse_loss", "", "2x3 f32; 3 f32",
+         "mse_loss: y must have the shape of x (2x3), but is 3 f32"},
+        {"max", "", "0x3 f32", "max: axis 1 of x (0x3 f32) must not be empty"},
         {"where", "", "2 f32; 2 f32; 2 f32",
-         "where: cond wants u8, which comparisons give; it is f32"},
+         "where: cond must be u8, as from a comparison, but is f32"},
         {"max_poool2d", "", "2 f32", "unknown op 'max_poool2d' (did you mean 'max_pool2d'?)"},
     };
     lt_ctx *ctx = lt_open(NULL);
@@ -433,10 +433,11 @@ TEST(a_bad_label_is_bad_data)
     lt_tensor *ids = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){3}, labels);
     CHECK(lt_run(ctx, "cross_entropy", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, x has 3 classes (labels count from 0)");
+    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, but x has 3 classes (labels count "
+                           "from 0)");
     CHECK(lt_run(ctx, "embedding", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, w has 3 rows (ids count from 0)");
+    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, but w has 3 rows (ids count from 0)");
     lt_release(x);
     lt_release(ids);
     lt_ctx_free(ctx);

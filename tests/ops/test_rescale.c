@@ -116,9 +116,9 @@ TEST(it_refuses_what_would_round)
     static const double factors[] = {3, 0, -2, INFINITY, NAN};
     for (int k = 0; k < 5; k++)
         CHECK_FAILS(lt_rescale(x, factors[k], &stats), LT_EINVAL,
-                    "rescale wants a power of two, it is");
+                    "rescale requires a power of two, but got");
     CHECK_FAILS(lt_rescale(i, 2, &stats), LT_EINVAL,
-                "only floats are rescaled, this is scalar i64");
+                "rescale requires a float tensor, but got scalar i64");
     CHECK_NEAR(at(x, 2), 3, 0);
     lt_release(x);
     lt_release(i);

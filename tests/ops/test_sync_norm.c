@@ -220,10 +220,10 @@ TEST(one_row_in_all_is_too_few)
     trial t = {.ranks = 2, .dtype = LT_F32, .channels = 3, .rows = {1, 0}, .options = options[0]};
     rank many[MOST], one;
     run_all(&t, many, &one);
-    CHECK_STR(one.text, "batch_norm: train=true wants more than one value per channel, x has one "
-                        "(1x3 f32); use a larger batch or train=false");
-    CHECK(strstr(many[0].text, "wants more than one value per channel"));
-    CHECK(strstr(many[1].text, "wants more than one value per channel"));
+    CHECK_STR(one.text, "batch_norm: train=true requires more than one value per channel, but x "
+                        "has one (1x3 f32); use a larger batch or train=false");
+    CHECK(strstr(many[0].text, "requires more than one value per channel"));
+    CHECK(strstr(many[1].text, "requires more than one value per channel"));
     free_all(&t, many, &one);
 }
 
