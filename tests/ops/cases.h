@@ -1,6 +1,6 @@
-/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles
- * outside any context, so that one case can be run in many contexts and dtypes; a block is a
- * tensor of such values. Paths count from the root of the repository, where tests are run.
+/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are doubles outside any
+ * context, so that a case can run in several contexts and dtypes. A block is a tensor of such
+ * values. Paths are relative to the root of the repository, where tests run.
  */
 #ifndef TESTS_OPS_CASES_H
 #define TESTS_OPS_CASES_H
@@ -22,7 +22,7 @@ typedef struct block {
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS], count;
-    double *at; /* NULL: there is no such tensor */
+    double *at; /* NULL if there is no such tensor */
 } block;
 
 typedef struct op_case {
@@ -33,7 +33,7 @@ typedef struct op_case {
         int ndim;
         int64_t dims[LT_MAX_DIMS];
     } in[LT_MAX_IN];
-    char key[17]; /* of its values in the fixture */
+    char key[17]; /* prefix of its tensors in the fixture */
 } op_case;
 
 /* ==== Blocks ================================================================================== */
@@ -91,7 +91,7 @@ static inline void block_round(block *b, lt_dtype dtype)
     block_free(&stored);
 }
 
-/* New. */
+/* Returns the values as a tensor of dtype. New. */
 static inline lt_tensor *block_tensor(lt_ctx *ctx, const block *b, lt_dtype dtype)
 {
     block stored = block_new(dtype, b->ndim, b->dims);
@@ -105,7 +105,7 @@ static inline lt_tensor *block_tensor(lt_ctx *ctx, const block *b, lt_dtype dtyp
 
 /* ==== The table =============================================================================== */
 
-/* Cuts text at the next '|' and gives the trimmed field; *text moves behind it. */
+/* Returns the trimmed field before the next '|', which it cuts off. Advances *text past the '|'. */
 static inline char *next_field(char **text)
 {
     char *field = *text + strspn(*text, " "), *end = field + strcspn(field, "|\n");
@@ -125,7 +125,7 @@ static inline uint64_t hash_text(uint64_t h, const char *text)
     return h;
 }
 
-/* "x=normal(2,3), y=ids7()" */
+/* Parses inputs such as "x=normal(2,3), y=ids7()". False on a syntax error. */
 static inline bool read_inputs_of(op_case *c, const char *text)
 {
     for (; *text; c->n_in++) {
@@ -164,13 +164,13 @@ static inline void read_case(op_case *c, char *text, int line)
     snprintf(c->op, sizeof c->op, "%s", field[0]);
     snprintf(c->options, sizeof c->options, "%s", field[2]);
     snprintf(c->notes, sizeof c->notes, "%s", field[4]);
-    c->notes[strcspn(c->notes, ":")] = 0; /* behind it comes the reason, for readers */
+    c->notes[strcspn(c->notes, ":")] = 0; /* the reason after the colon is for readers */
     c->line = line;
     if (!*field[3] || !read_inputs_of(c, field[1]))
         FAIL("%s:%d: a case reads: op | inputs | options | expression | notes", CASES_PATH, line);
 }
 
-/* All cases in the order of the table; *n of them. Lives as long as the program. */
+/* Returns all *n cases in the order of the table. They live as long as the program. */
 static inline const op_case *all_cases(int *n)
 {
     static op_case cases[MAX_CASES];
@@ -197,7 +197,7 @@ static inline bool has_note(const op_case *c, const char *word)
     return strstr(c->notes, word) != NULL;
 }
 
-/* Large cases are there for vector loops and threads; what small ones tell is not asked of them. */
+/* Large cases test vector loops and threads. They skip checks that small cases cover. */
 static inline bool is_large(const op_case *c)
 {
     bool large = false;
@@ -226,7 +226,7 @@ static inline lt_dtype dtype_of_kind(const char *kind)
     return strstr(kind, "i32") ? LT_I32 : LT_I64;
 }
 
-/* The seed of what the case calls by that name: "x", "dy 0". */
+/* The seed of the named values of a case: "x", "dy 0". */
 static inline uint64_t seed_of(const op_case *c, const char *name)
 {
     return hash_text(hash_text(hash_text(HASH_START, c->key), " "), name);
@@ -241,7 +241,8 @@ static inline double uniform(uint64_t seed, uint64_t i)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Mean 0, deviation 1, by four of them: only operations that are the same in every language. */
+/* Mean 0, deviation 1, from four uniform numbers, with operations that are exact in every
+ * language. */
 static inline double normal(uint64_t seed, uint64_t i)
 {
     double sum = uniform(seed, 4 * i) + uniform(seed, 4 * i + 1) + uniform(seed, 4 * i + 2) +
@@ -249,7 +250,7 @@ static inline double normal(uint64_t seed, uint64_t i)
     return (sum - 2) * 1.7320508075688772;
 }
 
-/* Element i of n of a kind. */
+/* Element i of n values of a kind. */
 static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_t n)
 {
     static const double kinks[] = {-1, 0, 0, 1, 6};
@@ -281,7 +282,7 @@ static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_
     return number;
 }
 
-/* Input i of the case: floats in f64. New. */
+/* Input i of the case, with floats in f64. New. */
 static inline block make_input(const op_case *c, int i)
 {
     block b = block_new(dtype_of_kind(c->in[i].kind), c->in[i].ndim, c->in[i].dims);
@@ -308,8 +309,8 @@ static inline block fixture_block(lt_file *file, const op_case *c, const char *w
 
 /* ==== Backward ================================================================================ */
 
-/* Backward from each output that has a gradient, with an output gradient of 0.5. Skips a loss that
- * is not finite, which lt_backward() refuses. */
+/* Runs backward from each output that requires a gradient, with an output gradient of 0.5. Skips a
+ * loss that is not finite, because lt_backward() refuses it. */
 static inline lt_status run_backward(lt_ctx *ctx, lt_tensor *const *out)
 {
     lt_status status = LT_OK;

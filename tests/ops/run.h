@@ -1,28 +1,28 @@
-/* run.h - runs one case of cases.txt in one context and dtype, and keeps all that comes out. */
+/* run.h - runs one case of cases.txt in one context and dtype, and keeps all results. */
 #ifndef TESTS_OPS_RUN_H
 #define TESTS_OPS_RUN_H
 
 #include "tests/ops/cases.h"
 
-/* What goes into a run and what comes out: blocks by number, so that one loop serves them all. */
+/* The numbers of the blocks that go into a run and come out of it. */
 enum { IN, DY = IN + LT_MAX_IN, GIVEN = DY + LT_MAX_OUT };
 enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + LT_MAX_IN };
 
 typedef struct values {
     block part[GIVEN];
     bool same_input; /* inputs 0 and 1 are one tensor */
-    /* float inputs were made by ops, so that a kernel may write their gradients over those of the
+    /* float inputs are results of ops, so a kernel may write their gradients over those of the
      * output */
     bool made;
 } values;
 
 typedef struct result {
-    block part[FOUND]; /* at is NULL where nothing came */
+    block part[FOUND]; /* at is NULL if there is no such part */
 } result;
 
-static int faults; /* found in the op at hand */
+static int faults; /* found so far in the current op */
 
-/* Notes a fault; the op goes on with its next check. */
+/* Prints and counts a fault; the test continues with its next check. */
 __attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)
 {
     char text[400];
@@ -46,7 +46,7 @@ static void free_result(result *r)
         block_free(&r->part[i]);
 }
 
-/* "grad.x": a part as the fixture and the messages call it. */
+/* Writes the name of a part in the fixture and in messages, such as "grad.x". */
 static const char *part_name(const op_case *c, int part, char name[32])
 {
     if (part < GRAD)
@@ -58,14 +58,15 @@ static const char *part_name(const op_case *c, int part, char name[32])
     return name;
 }
 
-static inline bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
+static inline bool exists(const op_case *c, int part) /* false if the case has fewer inputs */
 {
     return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
 }
 
 /* ==== One run of a case ======================================================================= */
 
-/* Backward from every output that has an upstream gradient, with that gradient times factor. */
+/* Runs backward from every output that has an upstream gradient, with that gradient times
+ * factor. */
 static lt_status go_back(const values *v, lt_tensor **out, double factor)
 {
     lt_status status = LT_OK;
@@ -83,7 +84,7 @@ static lt_status go_back(const values *v, lt_tensor **out, double factor)
     return status;
 }
 
-/* x, or -(-x). New. */
+/* Returns x, or -(-x) if made. New. */
 static lt_tensor *made_of(lt_tensor *x, bool made)
 {
     if (!made || !lt__is_float(lt_tensor_dtype(x)))
@@ -94,7 +95,8 @@ static lt_tensor *made_of(lt_tensor *x, bool made)
     return same;
 }
 
-/* Forward, backward, statistics; into r what came out if r is not NULL. */
+/* Runs forward, backward and the update of statistics. Stores the outputs in r, if r is not
+ * NULL. */
 static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **leaf,
                           const lt_opt *opts, double factor, result *r)
 {
@@ -116,10 +118,10 @@ static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_ten
     return status;
 }
 
-/* Runs the case in dtype. Where it has upstream gradients it runs a second time with these doubled:
- * the first gradients are written, the second are added to them, and together they come to three
- * times their value; but once if the inputs are made. False, and a fault, when something fails.
- * Free r in either case. */
+/* Runs the case in dtype. With upstream gradients, it runs a second time with these doubled: the
+ * first gradients are written and the second are added, so the results are three times the
+ * gradients. It runs only once if the inputs are made. On failure, reports a fault and returns
+ * false. The caller frees r in either case. */
 static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dtype, result *r)
 {
     const lt_def *def = lt_op_find(ctx, c->op);

@@ -1,23 +1,23 @@
-/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name, and
- * the right status; never a crash, never a leak; and the same answer from reference and fast
- * kernels where the arguments turn out right.
+/* test_arguments.c - calls every op with random arguments. A wrong call must fail with the right
+ * status and a message that begins with the op's name, without a crash or a leak. For a valid call,
+ * reference and fast kernels must agree.
  *
- * Calls are bent from the cases of cases.txt or made up from the signature: ranks, dims (0 among
- * them), dtypes, counts of inputs, options. They follow from the call's number, so that a
- * failure repeats.
+ * Calls are mutations of the cases in cases.txt, or are generated from the signature: ranks, dims
+ * (including 0), dtypes, counts of inputs, options. They depend on the number of the call only, so
+ * failures are reproducible.
  */
 #include <ctype.h>
 
 #include "tests/ops/cases.h"
 
-enum { CALLS = 300 };            /* of an op */
-enum { MAX_IN = LT_MAX_IN + 2 }; /* of a call: too many are tried too */
+enum { CALLS = 300 };            /* per op */
+enum { MAX_IN = LT_MAX_IN + 2 }; /* of a call; tests too many inputs as well */
 
-/* ==== Made-up calls =========================================================================== */
+/* ==== Random calls ============================================================================ */
 
 typedef struct rolls {
     uint64_t call, n;
-} rolls; /* dice: the call's number, how often they fell */
+} rolls; /* random numbers: the number of the call, and how many were drawn */
 
 static int64_t roll(rolls *r, int64_t sides)
 {
@@ -32,12 +32,12 @@ typedef struct wild_call {
         lt_dtype dtype;
         int ndim;
         int64_t dims[LT_MAX_DIMS];
-        int64_t ids; /* integers are below this, and at least 0 or this */
+        int64_t ids; /* integers are in [0, ids), or in [ids, 0] if it is negative */
     } in[MAX_IN];
     char options[256];
 } wild_call;
 
-/* One of option k's words, or another. */
+/* One of option k's words, or an invalid word. */
 static void make_word(rolls *r, const lt_schema *s, int k, char *word, size_t room)
 {
     const char *at = s->opt[k].words;
@@ -46,7 +46,7 @@ static void make_word(rolls *r, const lt_schema *s, int k, char *word, size_t ro
     snprintf(word, room, "%.*s%s", (int)strcspn(at, "|, )"), at, roll(r, 8) ? "" : "x");
 }
 
-/* Option k of the signature with a made-up value. */
+/* Appends option k of the signature with a random value. */
 static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t room)
 {
     static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
@@ -84,7 +84,7 @@ static void make_call(rolls *r, wild_call *w)
     }
 }
 
-/* A case's call, right as it is. */
+/* Copies the call of a case, which is valid. */
 static void take_case(rolls *r, wild_call *w, const op_case *c)
 {
     static const lt_dtype floats[] = {LT_F32, LT_F64, LT_F16, LT_BF16};
@@ -100,7 +100,7 @@ static void take_case(rolls *r, wild_call *w, const op_case *c)
     }
 }
 
-/* One thing about the call becomes another. */
+/* Changes one property of the call. */
 static void bend(rolls *r, wild_call *w)
 {
     struct wild_input *in = &w->in[roll(r, w->n_in)];
@@ -117,7 +117,7 @@ static void bend(rolls *r, wild_call *w)
     case 5: in->ids = roll(r, 12) - 2; break;
     case 6: in->absent = true; break;
     default:
-        if (w->def->schema.n_opt > 0) /* of an option that is there twice the second counts */
+        if (w->def->schema.n_opt > 0) /* if an option is given twice, the last value counts */
             make_option(r, &w->def->schema, (int)roll(r, w->def->schema.n_opt), w->options,
                         sizeof w->options);
         else
@@ -125,7 +125,7 @@ static void bend(rolls *r, wild_call *w)
     }
 }
 
-/* ==== Running them ============================================================================ */
+/* ==== Running the calls ======================================================================= */
 
 typedef struct answer {
     lt_status status, back;
@@ -174,7 +174,7 @@ static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
     CHECK_OK(lt_bn_stats_commit(ctx));
 }
 
-/* ==== Judging them ============================================================================ */
+/* ==== Checking the results ==================================================================== */
 
 static const char *show(const wild_call *w)
 {
@@ -193,7 +193,7 @@ static const char *show(const wild_call *w)
     return text;
 }
 
-/* Kernels may differ by rounding, and in which inf or NaN they make of extremes. */
+/* Kernels may differ by rounding, and by which inf or NaN they give for extreme values. */
 static bool near(const block *a, const block *b)
 {
     double most = 1, tolerance = lt__is_half(a->dtype) ? 0.05 : 1e-3;
@@ -218,10 +218,10 @@ static void check_answers(const wild_call *w, const answer *a, const answer *b)
             FAIL("%s: status '%s': %s", show(w), lt_status_text(a->status), a->message);
         if (strncmp(a->message, w->def->schema.name, name) != 0 || a->message[name] != ':' ||
             strlen(a->message) < name + 10)
-            FAIL("%s: its message is \"%s\"", show(w), a->message);
+            FAIL("%s: unexpected message \"%s\"", show(w), a->message);
     }
     if (a->back != LT_OK)
-        FAIL("%s: forward went well, backward says: %s", show(w), a->message);
+        FAIL("%s: forward succeeded, but backward failed: %s", show(w), a->message);
     if (a->status != b->status || a->back != b->back || strcmp(a->message, b->message) != 0)
         FAIL("%s: reference: %s \"%s\", fast: %s \"%s\"", show(w), lt_status_text(a->status),
              a->message, lt_status_text(b->status), b->message);
@@ -247,7 +247,7 @@ static void try_call(lt_ctx *reference, lt_ctx *fast, const wild_call *w, int *r
     size_t live = lt_memory_stats(reference).live;
     run_wild(reference, w, &a);
     if (lt_memory_stats(reference).live != live)
-        FAIL("%s: it leaks %lld bytes", show(w),
+        FAIL("%s: leaked %lld bytes", show(w),
              (long long)lt_memory_stats(reference).live - (long long)live);
     run_wild(fast, w, &b);
     check_answers(w, &a, &b);
@@ -280,8 +280,8 @@ static void try_op(const char *op)
         try_call(reference, fast, &w, &right);
     }
     if (right < CALLS / 20 || right > CALLS * 19 / 20)
-        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op,
-             right, CALLS);
+        FAIL("%s: %d of %d random calls were valid; expected from 5 to 95 percent", op, right,
+             CALLS);
     lt_ctx_free(reference);
     lt_ctx_free(fast);
 }
@@ -292,9 +292,9 @@ static void try_op(const char *op)
 LT_OP_LIST(X)
 #undef X
 
-/* ==== Wording ================================================================================= */
+/* ==== Messages ================================================================================ */
 
-/* Tensors of ones, as "2x3 f32; 4 i64". Returns how many. */
+/* Makes tensors of ones from a list such as "2x3 f32; 4 i64". Returns their number. */
 static int tensors_from(lt_ctx *ctx, const char *text, lt_tensor **in)
 {
     int n = 0;
@@ -308,14 +308,14 @@ static int tensors_from(lt_ctx *ctx, const char *text, lt_tensor **in)
             text = end + (*end == 'x');
         }
         if (sscanf(text, " %7[a-z0-9]%n", dtype, &used) != 1)
-            FAIL("'%s' is no list of tensors", text);
+            FAIL("'%s' is not a list of tensors", text);
         in[n++] = lt_tensor_full(ctx, (lt_dtype)lt_dtype_find(dtype), b.ndim, b.dims, 1);
         text += used + strspn(text + used, "; ");
     }
     return n;
 }
 
-TEST(messages_to_the_letter)
+TEST(exact_messages)
 {
     static const struct {
         const char *op, *options, *in, *message;
@@ -425,7 +425,7 @@ TEST(messages_to_the_letter)
     lt_ctx_free(ctx);
 }
 
-TEST(a_bad_label_is_bad_data)
+TEST(invalid_labels_and_ids_are_data_errors)
 {
     lt_ctx *ctx = lt_open(NULL);
     const int64_t labels[] = {0, 2, -1};

@@ -1,14 +1,14 @@
-/* test_batch_norm.c - the fast batch norm against the reference over random shapes: few channels,
- * odd ones, more than fit a vector, short last rows; with and without residual and activation, in
- * training and in evaluation, in f32, and in bf16 with parameters in f32.
+/* test_batch_norm.c - compares the fast batch norm with the reference on random shapes: few
+ * channels, odd numbers of channels, more than fit a vector, short last rows; with and without
+ * residual and activation, in training and evaluation, in f32, and in bf16 with f32 parameters.
  *
- * Truth is the reference kernel in f64 on the same, already rounded inputs. Memory is poisoned, and
- * backward runs over leaves, whose gradients are written once and then added to, or over results of
- * other ops, whose gradients may take the place of dy.
+ * The truth is the reference kernel in f64 on the same, rounded inputs. Memory is poisoned.
+ * Backward runs on leaves, whose gradients are written once and then added to, or on results of
+ * other ops, whose gradients may overwrite dy.
  */
 #include "tests/ops/cases.h"
 
-enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL, INPUTS }; /* and what is found: */
+enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL, INPUTS }; /* and results: */
 enum { Y = INPUTS, DY = INPUTS, MOVED_MEAN, MOVED_VAR, DX, DSCALE, DSHIFT, DRESIDUAL, FOUND };
 
 static const char *const found_name[] = {
@@ -46,7 +46,7 @@ static trial make_trial(uint64_t *seed, int64_t rows, int64_t channels, lt_dtype
     trial t = {.dims = {rows, channels}};
     t.residual = draw(seed, 2);
     t.made = draw(seed, 2);
-    /* A y that is rounded to 6 stops a gradient that truth lets pass. */
+    /* If y is rounded to 6, its gradient is 0, but not that of the truth. */
     int64_t kinds = t.residual && dtype != LT_F32 ? 2 : 3;
     snprintf(t.options, sizeof t.options, "train=%s act=%s", draw(seed, 3) ? "true" : "false",
              acts[draw(seed, kinds)]);
@@ -97,7 +97,7 @@ static void pass(const trial *t, lt_tensor **leaf, lt_tensor *dy, block *y)
     lt_release(out);
 }
 
-/* All that comes of the trial when x, residual and dy have a dtype and parameters another. */
+/* Runs the trial with x, residual and dy in dtype and the parameters in param_dtype. */
 static void run(lt_ctx *ctx, const trial *t, lt_dtype dtype, lt_dtype param_dtype,
                 block found[FOUND])
 {
@@ -128,14 +128,14 @@ static void free_found(block found[FOUND])
         block_free(&found[i]);
 }
 
-/* ==== Judging them ============================================================================ */
+/* ==== Checking the results ==================================================================== */
 
-/* Elements in bf16 come rounded; a gradient twice, as it was added to. What sums of n terms in f32
- * are off by goes with sqrt(n), though they may cancel. */
+/* Elements in bf16 are rounded, gradients twice, because they are added to. The error of an f32 sum
+ * of n terms grows with sqrt(n), even if the terms cancel. */
 static void check_result(const trial *t, lt_dtype dtype, const block *truth, const block *found)
 {
     for (int i = Y; i < FOUND; i++) {
-        double squares = 0, share = found[i].dtype == LT_BF16 ? 0x1p-7 : 0x1p-20;
+        double squares = 0, relative = found[i].dtype == LT_BF16 ? 0x1p-7 : 0x1p-20;
         for (int64_t k = 0; k < truth[i].count; k++)
             squares += truth[i].at[k] * truth[i].at[k];
         double typical = sqrt(squares / (double)truth[i].count);
@@ -143,7 +143,7 @@ static void check_result(const trial *t, lt_dtype dtype, const block *truth, con
             typical = fmax(typical, sqrt((double)t->dims[0]));
         for (int64_t k = 0; k < truth[i].count; k++) {
             double want = truth[i].at[k], got = found[i].at[k];
-            if (!(fabs(got - want) <= share * fabs(want) + 0x1p-17 * typical))
+            if (!(fabs(got - want) <= relative * fabs(want) + 0x1p-17 * typical))
                 FAIL("%lldx%lld %s, %s%s%s: %s[%lld] is %.9g, not %.9g", (long long)t->dims[0],
                      (long long)t->dims[1], lt_dtype_name(dtype), t->options,
                      t->residual ? ", residual" : "", t->made ? ", made" : "", found_name[i],
@@ -206,7 +206,7 @@ TEST(random_shapes)
     close_all(c);
 }
 
-/* Groups of many blocks; results that are streamed, in parts of rows too. */
+/* Groups of many blocks; results written with streaming stores, also in parts of rows. */
 TEST(a_long_batch)
 {
     uint64_t seed = 77;
@@ -220,8 +220,8 @@ TEST(a_long_batch)
 
 /* ==== Moments ================================================================================= */
 
-/* Values on a far mean, the first of them on another one still. */
-TEST(a_mean_far_from_zero_costs_no_digits)
+/* Values with a large mean, and the first ones with another mean. */
+TEST(a_large_mean_loses_no_precision)
 {
     enum { ROWS = 600000, FIRST = 20000 };
     static const double mean_of[] = {0, 1000, -30};
@@ -254,8 +254,8 @@ TEST(a_mean_far_from_zero_costs_no_digits)
     lt_ctx_free(ctx);
 }
 
-/* Of a NaN in f32 whose lowest bits are set rounding to bf16 would make a zero. */
-TEST(a_NaN_among_parameters_stays_one)
+/* Rounding an f32 NaN with its lowest bits set to bf16 could overflow to a zero. */
+TEST(a_NaN_parameter_stays_NaN)
 {
     const uint32_t bits = 0x7fffffff;
     for (int channels = 3; channels <= 4; channels++) {
@@ -279,9 +279,10 @@ TEST(a_NaN_among_parameters_stays_one)
     }
 }
 
-/* ==== What is kept ============================================================================ */
+/* ==== Saved tensors =========================================================================== */
 
-/* The elements that y keeps for its backward, beside x. */
+/* Returns the number of elements that y saves for backward besides x. *itself: whether
+ * it saves y. */
 static int64_t kept(lt_tensor *y, const lt_tensor *x, bool *itself)
 {
     int64_t count = 0;
@@ -294,7 +295,7 @@ static int64_t kept(lt_tensor *y, const lt_tensor *x, bool *itself)
     return count;
 }
 
-TEST(y_is_kept_only_where_x_does_not_tell)
+TEST(y_is_saved_only_if_x_does_not_suffice)
 {
     static const struct {
         const char *options;

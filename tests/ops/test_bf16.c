@@ -1,14 +1,14 @@
-/* test_bf16.c - ops that go over bf16 number by number give what f32 copies would, rounded once: on
- * random bits, so that zeros of both signs, subnormal numbers, infinities and NaN are among them. A
- * NaN need only be one.
+/* test_bf16.c - elementwise ops with bf16 kernels give the same results as f32 copies that are
+ * rounded once. Inputs are random bits, which include zeros of both signs, subnormal numbers,
+ * infinities and NaN. The bits of a NaN may differ.
  */
 #include "core/tensor.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-enum { N = 40013 }; /* blocks, and a last one of an odd size */
+enum { N = 40013 }; /* several blocks, with a last one of odd size */
 
-/* Random bits, a twentieth of them of a kind that is rare. New. */
+/* Random bits; a twentieth of the numbers are special values. New. */
 static lt_tensor *bits(lt_ctx *ctx, uint64_t stream)
 {
     static const uint16_t rare[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0xffc1, 1, 0x80ff};
@@ -30,7 +30,8 @@ static lt_tensor *cast(lt_tensor *x, lt_ctx *ctx, const char *options)
     return y;
 }
 
-/* How many elements of x are not those of f, rounded. before: what was added to f, or NULL. */
+/* Returns the number of elements of x that differ from those of f rounded. before: values that are
+ * added to f, or NULL. */
 static int differences(lt_tensor *x, lt_tensor *f, const uint16_t *before)
 {
     const uint16_t *have = lt_data(x);
@@ -44,8 +45,8 @@ static int differences(lt_tensor *x, lt_tensor *f, const uint16_t *before)
     return n;
 }
 
-/* y and the gradients of one or two inputs in both dtypes; backward in bf16 a second time, which
- * adds. */
+/* Compares y and the gradients of one or two inputs in both dtypes. A second backward in bf16 adds
+ * to the gradients. */
 static void try_op(lt_ctx *ctx, const char *op, int inputs)
 {
     static uint16_t before[2][N];
@@ -80,7 +81,7 @@ static void try_op(lt_ctx *ctx, const char *op, int inputs)
     lt_release(d_wide);
 }
 
-TEST(numbers_are_rounded_once)
+TEST(results_are_rounded_once)
 {
     static const char *const unary[] = {"relu", "relu6", "neg", "abs", "clamp"};
     static const char *const binary[] = {"add", "sub", "mul", "div"};

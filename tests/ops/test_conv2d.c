@@ -1,11 +1,11 @@
-/* test_conv2d.c - the fast convolutions against the reference, over random shapes: odd sizes, one
- * pixel, one channel, groups, strides; in f32 and in bf16, with gradients of the weights in f32
- * beside bf16 or in bf16 too, written or added, on one thread and on several.
+/* test_conv2d.c - compares the fast convolutions with the reference on random shapes: odd sizes,
+ * one pixel, one channel, groups, strides; in f32 and in bf16, with gradients of the weights in f32
+ * or bf16, written or added, on one thread and on several.
  *
- * Truth is the reference kernel in f64 on the same, already rounded inputs. What an element may be
- * off by is a share of the sum of its terms' sizes, which the same kernel finds when all signs are
- * taken away. Results are poisoned before they are written: a kernel that gives a case up must have
- * left the poison as it was.
+ * The truth is the reference kernel in f64 on the same, rounded inputs. The allowed error of an
+ * element is a fraction of the sum of the absolute values of its terms, which the same kernel
+ * computes from the absolute values of the inputs. Results are poisoned before they are written: a
+ * kernel that declines a case must not have changed the poison.
  */
 #include "autograd/autograd.h"
 #include "core/tensor.h"
@@ -13,15 +13,15 @@
 #include "tests/lt_test.h"
 
 enum { X, W, B, Y, ROLES };   /* the tensors of a convolution */
-enum { VALUES, GRADS, SETS }; /* and their gradients; Y's is given, all others are found */
+enum { VALUES, GRADS, SETS }; /* and their gradients; that of Y is an input */
 
 enum { MAX_THREADS = 3 };
-enum { CASES = 60, LARGE_CASES = 8 }; /* of a walk, with each count of threads */
+enum { CASES = 60, LARGE_CASES = 8 }; /* per test and number of threads */
 
-/* The share: sums of up to some thousand terms in f32, in any order. */
-#define SHARE 0x1p-20
-/* Winograd's sums of bf16 have other terms, which are rounded: what they are off by is a share of
- * a typical element (test_winograd.c). */
+/* The fraction: f32 sums of up to some thousand terms, in any order. */
+#define FRACTION 0x1p-20
+/* Winograd's bf16 sums have other, rounded terms: their error is a fraction of a typical element
+ * (test_winograd.c). */
 #define WINOGRAD (8 * 5.2e-3)
 
 typedef struct shape {
@@ -37,7 +37,7 @@ typedef struct run {
 
 /* ==== Making a case =========================================================================== */
 
-/* xorshift64* (Vigna, 2016): from 0 to n - 1. */
+/* A random integer from 0 to n - 1 by xorshift64* (Vigna, 2016). */
 static int64_t draw(uint64_t *seed, int64_t n)
 {
     *seed ^= *seed >> 12;
@@ -46,7 +46,7 @@ static int64_t draw(uint64_t *seed, int64_t n)
     return (int64_t)((*seed * 0x2545f4914f6cdd1d) >> 33) % n;
 }
 
-/* Channels: few and odd, or a multiple of what vectors hold. */
+/* A number of channels: small and arbitrary, or a multiple of a vector. */
 static int64_t draw_channels(uint64_t *seed, bool whole)
 {
     return whole ? 16 * (1 + draw(seed, 5)) : 1 + draw(seed, 37);
@@ -56,7 +56,7 @@ static shape draw_shape(uint64_t *seed, int threads)
 {
     (void)threads;
     int64_t kernel[2], pad[2], stride[2], in[2], out[2];
-    bool common = draw(seed, 2); /* 3x3 and 1x1 with stride 1 are what networks are made of */
+    bool common = draw(seed, 2); /* 3x3 and 1x1 with stride 1 are the most common in networks */
     int64_t side = draw(seed, 3) ? 3 : 1, dilation = common ? 1 : 1 + draw(seed, 5) / 4;
     for (int i = 0; i < 2; i++) {
         kernel[i] = common ? side : 1 + draw(seed, 5);
@@ -83,8 +83,8 @@ static shape draw_shape(uint64_t *seed, int threads)
     return s;
 }
 
-/* Whole vectors of channels, and so many pixels that it pays to sum a part of them in each thread;
- * most with strides, which may be larger than the kernel. */
+/* Whole vectors of channels, and enough pixels for partial sums in each thread to pay off; most
+ * with strides, which may be larger than the kernel. */
 static shape draw_many_pixels(uint64_t *seed, int threads)
 {
     int64_t kernel[2], pad[2], stride[2], in[2], out[2], side = 1 + draw(seed, 4);
@@ -107,7 +107,7 @@ static shape draw_many_pixels(uint64_t *seed, int threads)
     return s;
 }
 
-/* Whole vectors of channels, and so many tiles of 2x2 pixels of y that Winograd's way pays. */
+/* Whole vectors of channels, and enough tiles of 2x2 pixels of y for Winograd to pay off. */
 static shape draw_many_tiles(uint64_t *seed, int threads)
 {
     (void)threads;
@@ -121,7 +121,8 @@ static shape draw_many_tiles(uint64_t *seed, int threads)
     return s;
 }
 
-/* Few channels of x and whole vectors of those of y, as a network begins; images of any size. */
+/* Few channels of x and whole vectors of channels of y, as in the first layer of a network; images
+ * of any size. */
 static shape draw_thin(uint64_t *seed, int threads)
 {
     (void)threads;
@@ -164,7 +165,7 @@ static lt_tensor *random_tensor(lt_ctx *ctx, lt_dtype dtype, const shape *s, int
     return x;
 }
 
-/* What happens to be in a result. New. */
+/* A result before it is written: NaNs. New. */
 static lt_tensor *poisoned(lt_ctx *ctx, lt_dtype dtype, const shape *s, int role)
 {
     lt_tensor *x = lt_tensor_full(ctx, dtype, s->ndim[role], s->dims[role], NAN);
@@ -193,7 +194,7 @@ static run make_run(lt_ctx *ctx, const shape *s, lt_dtype dtype, lt_dtype grad_d
     return r;
 }
 
-/* The same in f64, with all signs taken away if `sizes`. Results that are not added to are
+/* Copies a run to f64, with absolute values if `sizes`. Results that are not added to are
  * poison. */
 static run copy_run(lt_ctx *ctx, const run *from, bool sizes)
 {
@@ -220,7 +221,7 @@ static void free_run(run *r)
 
 /* ==== Running and comparing =================================================================== */
 
-/* Forward or backward by a kernel of conv2d. */
+/* Runs forward or backward with a kernel of conv2d. */
 static lt_status run_kernel(lt_ctx *ctx, const shape *s, run *r, bool backward, bool fast)
 {
     const lt_def *def = lt_op_find(ctx, "conv2d");
@@ -250,7 +251,7 @@ static lt_status run_kernel(lt_ctx *ctx, const shape *s, run *r, bool backward, 
     return status;
 }
 
-/* A typical element of x, in f64. */
+/* The root mean square of x, which is in f64. */
 static double typical(const lt_tensor *x)
 {
     double squares = 0;
@@ -259,15 +260,15 @@ static double typical(const lt_tensor *x)
     return sqrt(squares / (double)x->count);
 }
 
-/* tensor against truth, which may be off by `by`, its rounding and a share of sizes. */
+/* Compares got with truth. The allowed error is `by`, rounding and a fraction of sizes. */
 static void compare(const char *what, const shape *s, lt_tensor *got, lt_tensor *truth, double by,
-                    lt_tensor *sizes, double share)
+                    lt_tensor *sizes, double fraction)
 {
     double rounding = got->dtype == LT_BF16 ? 0x1p-8 : 0x1p-23;
     for (int64_t i = 0; i < got->count; i++) {
         double value, want = ((double *)truth->data)[i], size = ((double *)sizes->data)[i];
         CHECK_OK(lt_item(got, i, &value));
-        if (!(fabs(value - want) <= by + rounding * fabs(want) + share * size))
+        if (!(fabs(value - want) <= by + rounding * fabs(want) + fraction * size))
             FAIL("%s, x %s, w %s, %s: element %lld is %.9g, not %.9g (terms %.3g)", what,
                  lt_describe(truth, (char[96]){0}, 96), s->options, lt_dtype_name(got->dtype),
                  (long long)i, value, want, size);
@@ -279,18 +280,18 @@ static bool same_bytes(const lt_tensor *a, const lt_tensor *b)
     return memcmp(a->data, b->data, (size_t)a->count * lt_dtype_bytes((lt_dtype)a->dtype)) == 0;
 }
 
-/* What a kernel must not have touched: r's results are those of `before`, bit by bit. */
+/* Checks that the results in r are those of `before`, bit by bit. */
 static void check_untouched(const shape *s, const run *r, const run *before, bool backward)
 {
     for (int i = X; i <= Y; i++) {
         lt_tensor *now = r->at[backward ? GRADS : VALUES][i];
         if (now && !same_bytes(now, before->at[backward ? GRADS : VALUES][i]))
-            FAIL("%s: tensor %d was written, then the case was given up", s->options, i);
+            FAIL("%s: tensor %d was written before the kernel declined", s->options, i);
     }
 }
 
-/* The same tensors once more. */
-static run reference_of(lt_ctx *ctx, const run *from)
+/* Copies a run. */
+static run duplicate(lt_ctx *ctx, const run *from)
 {
     run r = *from;
     for (int k = 0; k < SETS * ROLES; k++) {
@@ -302,12 +303,12 @@ static run reference_of(lt_ctx *ctx, const run *from)
     return r;
 }
 
-/* One direction by the fast kernel, in r. Returns 1, or 0 when it was given up. */
+/* Runs one direction in r with the fast kernel. Returns 1, or 0 if the kernel declined. */
 static int check_direction(lt_ctx *ctx, const shape *s, run *r, const run *truth, const run *sizes,
                            bool backward)
 {
     static const char *const names[] = {"dx", "dw", "db"};
-    run before = reference_of(ctx, r);
+    run before = duplicate(ctx, r);
     lt_status status = run_kernel(ctx, s, r, backward, true);
     if (status == LT_EUNSUPPORTED)
         check_untouched(s, r, &before, backward);
@@ -320,16 +321,16 @@ static int check_direction(lt_ctx *ctx, const shape *s, run *r, const run *truth
     lt_tensor *const *got = r->at[backward], *const *want = truth->at[backward];
     lt_tensor *const *size = sizes->at[backward];
     if (!backward)
-        compare("y", s, got[Y], want[Y], by * typical(want[Y]), size[Y], SHARE);
+        compare("y", s, got[Y], want[Y], by * typical(want[Y]), size[Y], FRACTION);
     for (int i = X; i <= B && backward; i++)
         if (got[i])
             compare(names[i], s, got[i], want[i], i == B ? 0 : by * typical(want[i]), size[i],
-                    got[i]->dtype == LT_BF16 && r->add[i] ? 0x1p-8 : SHARE);
+                    got[i]->dtype == LT_BF16 && r->add[i] ? 0x1p-8 : FRACTION);
     return 1;
 }
 
-/* One shape, with random values. Adds to taken[] what the fast kernels took, forward and
- * backward. */
+/* Checks one shape with random values. Counts in taken[] the directions, forward and backward, that
+ * the fast kernels accepted. */
 static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dtype,
                         lt_dtype grad_dtype, uint64_t *seed, int taken[2])
 {
@@ -345,7 +346,7 @@ static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dty
     free_run(&sizes);
 }
 
-/* So many random shapes with each count of threads. */
+/* Checks `cases` random shapes for each number of threads. */
 static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, lt_dtype grad_dtype,
                  uint64_t seed)
 {
@@ -363,11 +364,11 @@ static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, 
         lt_ctx_free(plain);
     }
     if (taken[0] == 0 && taken[1] == 0)
-        SKIP("no fast kernel takes %s here", lt_dtype_name(dtype));
+        SKIP("%s: no fast kernel on this CPU", lt_dtype_name(dtype));
     char backend[64];
     bool known = strncmp(lt_backend(NULL, backend, sizeof backend), "oneDNN", 6) == 0;
-    if (known && (dtype == LT_F32 || strstr(backend, "AVX512"))) /* without, bf16 is given up */
-        CHECK(taken[0] > cases && taken[1] > cases);             /* of 3 times as many */
+    if (known && (dtype == LT_F32 || strstr(backend, "AVX512"))) /* else bf16 is declined */
+        CHECK(taken[0] > cases && taken[1] > cases);             /* of 3 * cases */
 }
 
 TEST(fast_f32) { walk(draw_shape, CASES, LT_F32, LT_F32, 11); }
@@ -380,7 +381,7 @@ TEST(fast_f32_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_F32, LT_F32
 TEST(fast_bf16_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_BF16, LT_F32, 18); }
 TEST(fast_bf16_of_many_pixels) { walk(draw_many_pixels, LARGE_CASES, LT_BF16, LT_F32, 16); }
 
-/* Sums of no terms, and no sums: by kernels for whole vectors, of which none are some too. */
+/* Empty sums and no sums at all: kernels for whole vectors of channels accept 0 channels too. */
 TEST(fast_without_channels)
 {
     static const int64_t of[3][2] = {{0, 64}, {64, 0}, {0, 0}};
@@ -406,14 +407,14 @@ TEST(fast_without_channels)
     lt_ctx_free(plain);
 }
 
-/* The reference gets f32 copies then. */
-static void check_given_up(const shape *s, bool forward)
+/* Checks that the fast kernel declines, so that the reference runs on f32 copies. */
+static void check_declined(const shape *s, bool forward)
 {
     uint64_t seed = 14;
     lt_ctx *ctx = lt_open(NULL);
     if (!ctx)
         FAIL("%s", lt_errmsg());
-    run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = reference_of(ctx, &r);
+    run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = duplicate(ctx, &r);
     for (int backward = !forward; backward < 2; backward++) {
         CHECK_EQ(run_kernel(ctx, s, &r, backward, true), LT_EUNSUPPORTED);
         check_untouched(s, &r, &before, backward);
@@ -423,14 +424,15 @@ static void check_given_up(const shape *s, bool forward)
     lt_ctx_free(ctx);
 }
 
-TEST(bf16_without_images_is_given_up)
+TEST(bf16_without_images_is_declined)
 {
     shape s = {.dims = {{0, 5, 5, 3}, {4, 3, 3, 3}, {4}, {0, 3, 3, 4}}, .ndim = {4, 4, 1, 4}};
-    check_given_up(&s, true);
+    check_declined(&s, true);
 }
 
-/* oneDNN 3.2 gives the gradient of w wrong; that of x it could have added already. */
-TEST(bf16_of_images_narrower_than_a_stride_is_given_up)
+/* oneDNN 3.2 computes a wrong gradient of w. The gradient of x must not be added before that is
+ * known. */
+TEST(bf16_of_images_narrower_than_a_stride_is_declined)
 {
     shape depthwise = {.dims = {{1, 12, 1, 16}, {16, 2, 4, 1}, {16}, {1, 11, 1, 16}},
                        .ndim = {4, 4, 1, 4},
@@ -438,12 +440,13 @@ TEST(bf16_of_images_narrower_than_a_stride_is_given_up)
     shape dense = {.dims = {{2, 1, 1, 32}, {16, 3, 3, 32}, {16}, {2, 1, 1, 16}},
                    .ndim = {4, 4, 1, 4},
                    .options = "stride=2 pad=1"};
-    check_given_up(&depthwise, false);
-    check_given_up(&dense, false);
+    check_declined(&depthwise, false);
+    check_declined(&dense, false);
 }
 
-/* Forward oneDNN 3.2 gives them wrong on CPUs with AMX; the second one only at times. */
-TEST(bf16_that_amx_has_wrong_is_right)
+/* On CPUs with AMX, oneDNN 3.2 computes wrong results forward; for the second shape only
+ * sometimes. */
+TEST(bf16_shapes_that_are_wrong_with_amx)
 {
     shape even = {.dims = {{2, 7, 8, 48}, {48, 3, 4, 48}, {48}, {2, 3, 3, 48}},
                   .ndim = {4, 4, 1, 4},

@@ -1,5 +1,5 @@
-/* test_conv_thin.c - which convolutions conv_thin.c takes, and what its results must not depend on.
- * Their values are compared with the reference in test_conv2d.c. */
+/* test_conv_thin.c - which convolutions conv_thin.c accepts, and that its results have the same
+ * bits in every run. test_conv2d.c compares their values with the reference. */
 #include <stdlib.h>
 
 #include "ops/cpu/conv.h"
@@ -33,10 +33,10 @@ static bool takes(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype)
 static void want_fast_products(void)
 {
     if (!has_fast_products(false))
-        SKIP("vectors are too short here");
+        SKIP("conv_thin has no kernel for this CPU or compiler");
 }
 
-TEST(gradients_of_weights_are_taken)
+TEST(gradients_of_weights_are_accepted)
 {
     want_fast_products();
     lt_conv all[] = {conv_of(64, 28, 1, 32, 3, 1), conv_of(16, 224, 3, 32, 3, 2),
@@ -47,7 +47,7 @@ TEST(gradients_of_weights_are_taken)
     }
 }
 
-TEST(of_two_channels_y_is_taken)
+TEST(forward_is_accepted_for_up_to_two_channels)
 {
     want_fast_products();
     lt_conv one = conv_of(64, 28, 1, 32, 3, 1), two = conv_of(64, 28, 2, 32, 5, 1);
@@ -56,7 +56,7 @@ TEST(of_two_channels_y_is_taken)
     CHECK(!takes(&three, LT_CONV, LT_F32) && !takes(&strided, LT_CONV, LT_F32));
 }
 
-TEST(others_are_not_taken)
+TEST(other_convolutions_are_not_accepted)
 {
     want_fast_products();
     lt_conv v = conv_of(16, 28, 4, 32, 7, 7), odd;
@@ -102,7 +102,7 @@ static void run(const lt_conv_task *task, int threads, int poison)
     free(call.scratch);
 }
 
-TEST(bits_are_the_same_each_time)
+TEST(every_run_gives_the_same_bits)
 {
     want_fast_products();
     lt_conv v = conv_of(5, 67, 3, 64, 5, 2);
@@ -126,7 +126,7 @@ TEST(bits_are_the_same_each_time)
     }
 }
 
-TEST(no_images_have_no_gradient)
+TEST(the_gradient_of_no_images_is_zero)
 {
     want_fast_products();
     lt_conv v = conv_of(0, 9, 1, 32, 3, 1);
@@ -137,8 +137,8 @@ TEST(no_images_have_no_gradient)
     free(w.data);
 }
 
-/* That of y depends on nothing at all: each pixel is summed alone. */
-TEST(y_is_the_same_on_any_threads)
+/* The bits of y do not depend on the number of threads: each pixel is summed separately. */
+TEST(y_does_not_depend_on_the_number_of_threads)
 {
     want_fast_products();
     lt_conv v = conv_of(3, 21, 2, 32, 3, 1);

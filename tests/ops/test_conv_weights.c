@@ -1,5 +1,5 @@
-/* test_conv_weights.c - which gradients of weights conv_weights.c takes, and what its results must
- * not depend on. Their values are compared with the reference in test_conv2d.c. */
+/* test_conv_weights.c - which gradients of weights conv_weights.c accepts, and that its results
+ * have the same bits in every run. test_conv2d.c compares their values with the reference. */
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -40,10 +40,10 @@ static bool takes(const lt_conv *v, lt_dtype dtype, int threads)
 static void want_fast_products(void)
 {
     if (!has_fast_products(true))
-        SKIP("no instructions for products of bf16 here");
+        SKIP("conv_weights has no kernel for this CPU or compiler");
 }
 
-TEST(strides_are_taken)
+TEST(strides_are_accepted)
 {
     want_fast_products();
     lt_conv first = conv_of(128, 28, 16, 32, 3, 2), second = conv_of(128, 14, 32, 64, 1, 2);
@@ -56,7 +56,7 @@ TEST(strides_are_taken)
     CHECK(!takes(&first, LT_F64, 2));
 }
 
-TEST(each_thread_wants_many_pixels)
+TEST(each_thread_needs_many_pixels)
 {
     want_fast_products();
     lt_conv v = conv_of(16, 14, 1024, 256, 1, 1), large = conv_of(16, 14, 1024, 2048, 1, 1);
@@ -68,8 +68,8 @@ TEST(each_thread_wants_many_pixels)
     CHECK_EQ(lt__conv_weights.scratch(&call, &large, LT_BF16, true), 0);
 }
 
-/* Windows that overlap: in bf16, and few channels. */
-TEST(stride_1_is_taken_in_bf16)
+/* Overlapping windows: only in bf16 and with few channels. */
+TEST(stride_1_is_accepted_in_bf16)
 {
     want_fast_products();
     lt_conv few = conv_of(16, 28, 64, 128, 3, 1), many = conv_of(16, 28, 128, 128, 3, 1);
@@ -113,7 +113,7 @@ static lt_operand random_operand(lt_dtype dtype, int64_t count, uint64_t seed)
     return x;
 }
 
-/* Runs the task with scratch full of `poison`, behind which nothing can be read. */
+/* Runs the task with scratch full of `poison`, which ends at an inaccessible page. */
 static void run(const lt_conv_task *task, int threads, int poison)
 {
     enum { PAGE = 4096 };
@@ -128,8 +128,8 @@ static void run(const lt_conv_task *task, int threads, int poison)
     munmap(all, room + PAGE);
 }
 
-/* With 16 channels the last columns of the sums are one vector, and its panel is the last one. */
-TEST(bits_are_the_same_each_time)
+/* With 16 channels, the last columns of the sums are a single vector in the last panel. */
+TEST(every_run_gives_the_same_bits)
 {
     want_fast_products();
     for (int i = 0; i < 4; i++) {

@@ -1,6 +1,6 @@
-/* test_depthwise.c - the depthwise kernels of their own accord, over shapes by chance: against sums
- * in double over the definition, in f32 and bf16, written and added, on one thread and on two, with
- * scratch and results full of NaNs and a guard behind every result. */
+/* test_depthwise.c - compares the depthwise kernels with double sums of the definition on random
+ * shapes: in f32 and bf16, written and added, on one thread and on two, with scratch and results
+ * full of NaNs and guard bytes after every result. */
 #include <stdlib.h>
 
 #include "ops/cpu/conv.h"
@@ -9,8 +9,8 @@
 enum { SHAPES = 400, GUARD = 64 }; /* bytes */
 
 typedef struct array {
-    double *at;   /* the truth: values, or what they should be */
-    double *size; /* of a result: the sum of its terms' sizes */
+    double *at;   /* values; of a result, the expected ones */
+    double *size; /* of a result: the sums of the absolute values of the terms */
     int64_t count;
     lt_operand operand;
 } array;
@@ -20,7 +20,7 @@ static size_t bytes_of(const array *a)
     return (size_t)a->count * lt_dtype_bytes(a->operand.dtype);
 }
 
-/* Random numbers that dtype holds, or zeros. New. */
+/* Random numbers, rounded to dtype. New. */
 static array array_new(lt_dtype dtype, int64_t count, uint64_t seed)
 {
     array a = {.count = count, .operand = {.dtype = dtype}};
@@ -51,7 +51,7 @@ static void add_term(array *to, int64_t at, double term)
     to->size[at] += fabs(term);
 }
 
-/* For each product x w of the definition: its part in the result. */
+/* Computes the expected result: adds each product of the definition. */
 static void define(const lt_conv_task *task, array *x, array *w, array *y)
 {
     const lt_conv *v = task->conv;
@@ -80,10 +80,9 @@ static void define(const lt_conv_task *task, array *x, array *w, array *y)
     }
 }
 
-/* ==== One task =================================================================================
- * */
+/* ==== One task ================================================================================ */
 
-/* Runs the task into fresh memory; result gets it. */
+/* Runs the task; result is poisoned first, or holds `before` if the task adds. */
 static void run(lt_conv_task *task, lt_operand *result, const array *truth, const void *before,
                 int threads)
 {
@@ -103,7 +102,7 @@ static void run(lt_conv_task *task, lt_operand *result, const array *truth, cons
         CHECK(((unsigned char *)result->data)[bytes + (size_t)i] == 0xff);
 }
 
-/* f32 sums of so many terms; what was there before is rounded once more, and halves once. */
+/* Allows for the errors of f32 sums, and in bf16 for one rounding. */
 static void check_result(const array *truth, const char *name)
 {
     double *got = calloc((size_t)truth->count + 1, sizeof *got);
@@ -138,7 +137,7 @@ static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype,
         task.bias = bias.operand;
     bool narrow = dtype == LT_BF16 && v->in < 32 && k->stride[0] == 1 && kind != LT_CONV_WEIGHTS;
     if (takes(&task) == narrow)
-        FAIL("%s: is %staken", name, narrow ? "" : "not ");
+        FAIL("%s: was %saccepted", name, narrow ? "" : "not ");
 
     void *before = malloc(bytes_of(result) + 1), *first = malloc(bytes_of(result) + 1);
     if (!before || !first)
@@ -152,7 +151,7 @@ static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype,
     memcpy(first, result->operand.data, bytes_of(result));
     run(&task, &result->operand, result, before, 2);
     if (memcmp(first, result->operand.data, bytes_of(result)) != 0)
-        FAIL("%s: two threads give other bits than one", name);
+        FAIL("%s: one and two threads give different bits", name);
     free(before);
     free(first);
     array_free(&x);
@@ -184,7 +183,7 @@ static lt_conv conv_of(int64_t n, int64_t h, int64_t w, int64_t c, int64_t strid
     return v;
 }
 
-/* Few channels, whole vectors, tails, and now and then as many as wide tiles want. */
+/* Few channels, whole vectors, tails, and sometimes enough channels for wide tiles. */
 static lt_conv any_shape(uint64_t seed)
 {
     int64_t stride = roll(seed, 0, 1, 2), pad = roll(seed, 1, 0, 1), least = 3 - 2 * pad;
@@ -207,12 +206,12 @@ static void check_shapes(lt_conv_task_kind kind)
     }
 }
 
-TEST(results_are_the_definition) { check_shapes(LT_CONV); }
-TEST(gradients_of_x_are_the_definition) { check_shapes(LT_CONV_DATA); }
-TEST(gradients_of_w_are_the_definition) { check_shapes(LT_CONV_WEIGHTS); }
+TEST(forward_matches_the_definition) { check_shapes(LT_CONV); }
+TEST(gradients_of_x_match_the_definition) { check_shapes(LT_CONV_DATA); }
+TEST(gradients_of_w_match_the_definition) { check_shapes(LT_CONV_WEIGHTS); }
 
-/* Of bf16 NaNs, one that rounding could carry into the sign is the hardest. */
-TEST(a_NaN_in_bf16_stays_one)
+/* The critical bf16 NaNs are those that rounding could carry into the sign bit. */
+TEST(a_bf16_NaN_stays_NaN)
 {
     static const uint16_t kinds[] = {0x7fff, 0xffff, 0x7f81, 0xff81};
     lt_conv v = conv_of(1, 5, 6, 40, 1, 1);

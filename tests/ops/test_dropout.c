@@ -1,6 +1,6 @@
-/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that
- * backward drops what forward dropped, and that an element's fate depends on seed, step, call
- * and place in the global batch alone.
+/* test_dropout.c - properties of dropout that an oracle cannot check: how much it keeps, that
+ * backward drops the same elements as forward, and that the mask depends only on seed, step, call
+ * and position in the global batch.
  */
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ static lt_tensor *ones(lt_ctx *ctx, lt_dtype dtype, int64_t rows)
     return x;
 }
 
-/* y = dropout(ones) in a context of its own; and dx for dy = 3 if dx is not NULL. */
+/* Computes y = dropout(ones) in a new context, and dx for dy = 3 if dx is not NULL. */
 static void drop(setup s, const char *options, double *y, double *dx)
 {
     lt_ctx *ctx = open_ctx(s);
@@ -78,7 +78,7 @@ static int differences(const double *a, const double *b)
     return n;
 }
 
-TEST(it_keeps_its_share_and_scales_it)
+TEST(it_keeps_the_right_fraction_and_scales_it)
 {
     static const double p_of[] = {0.1, 0.5, 0.9};
     double *y = values();
@@ -97,7 +97,7 @@ TEST(it_keeps_its_share_and_scales_it)
     free(y);
 }
 
-TEST(its_choices_do_not_follow_rows_or_columns)
+TEST(the_mask_does_not_repeat_along_rows_or_columns)
 {
     double *y = values();
     drop(plain, "p=0.5", y, NULL);
@@ -111,7 +111,7 @@ TEST(its_choices_do_not_follow_rows_or_columns)
     free(y);
 }
 
-TEST(backward_drops_what_forward_dropped)
+TEST(backward_uses_the_mask_of_forward)
 {
     double *y = values(), *dx = values();
     drop(plain, "p=0.3", y, dx);
@@ -124,7 +124,7 @@ TEST(backward_drops_what_forward_dropped)
     free(dx);
 }
 
-TEST(a_mask_is_a_function_of_seed_and_step)
+TEST(the_mask_depends_on_seed_and_step_only)
 {
     double *a = values(), *b = values();
     setup other_seed = plain, other_step = plain, fast = plain, half = plain;
@@ -148,7 +148,7 @@ TEST(a_mask_is_a_function_of_seed_and_step)
     free(b);
 }
 
-TEST(two_calls_of_a_step_draw_differently)
+TEST(two_calls_in_a_step_have_different_masks)
 {
     double *a = values(), *b = values();
     lt_ctx *ctx = open_ctx(plain);
@@ -167,7 +167,7 @@ TEST(two_calls_of_a_step_draw_differently)
     free(b);
 }
 
-TEST(shards_of_a_batch_draw_what_the_whole_would)
+TEST(shards_have_the_mask_of_the_whole_batch)
 {
     static const int64_t rows_of[] = {1, 24, 0, 39};
     double *whole = values(), *parts = values();

@@ -72,17 +72,17 @@ static void run(lt_ctx *ctx, const call *e)
         FAIL("%s: '%s': %s", show(e), lt_status_text(status), lt_errmsg());
     if (status != LT_OK && (strncmp(lt_errmsg(), e->of->op, name) != 0 ||
                             lt_errmsg()[name] != ':' || strlen(lt_errmsg()) < name + 10))
-        FAIL("%s: its message is \"%s\"", show(e), lt_errmsg());
+        FAIL("%s: unexpected message \"%s\"", show(e), lt_errmsg());
     lt_status back = made && status == LT_OK ? run_backward(ctx, out) : LT_OK;
     if (back != LT_OK && back != LT_ENOMEM)
-        FAIL("%s: forward went well, backward says: %s", show(e), lt_errmsg());
+        FAIL("%s: forward succeeded, but backward failed: %s", show(e), lt_errmsg());
     lt_bn_stats_clear(ctx);
     for (int k = 0; k < LT_MAX_OUT; k++)
         lt_release(out[k]);
     for (int i = 0; i < e->of->n_in; i++)
         lt_release(in[i]);
-    if (ctx->config.reference && lt_memory_stats(ctx).live != live) /* others keep plans */
-        FAIL("%s: it leaks", show(e));
+    if (ctx->config.reference && lt_memory_stats(ctx).live != live) /* other kernels cache plans */
+        FAIL("%s: leaked memory", show(e));
 }
 
 static void change_options(lt_ctx *ctx, const call *e)
@@ -99,8 +99,8 @@ static void change_options(lt_ctx *ctx, const call *e)
         }
 }
 
-/* Axis `large` of input i gets that size and axis `empty` gets 0: in this input alone, or in all
- * inputs wherever they have the sizes that these axes had. */
+/* Sets axis `large` of input i to `size` and axis `empty` to 0: first in this input alone, then in
+ * all inputs, for all axes that had the same sizes as these two. */
 static void change_two_dims(lt_ctx *ctx, const call *e, int i, int large, int empty, int64_t size)
 {
     call alone = *e, all = *e;
@@ -124,12 +124,12 @@ static void change_dims(lt_ctx *ctx, const call *e)
             for (int empty = 0; empty < e->of->in[i].ndim; empty++) {
                 change_two_dims(ctx, e, i, large, empty, 65537);
                 change_two_dims(ctx, e, i, large, empty, INT32_MAX + 1LL);
-                change_two_dims(ctx, e, i, large, empty, INT64_MAX / 16); /* the most */
+                change_two_dims(ctx, e, i, large, empty, INT64_MAX / 16); /* the largest count */
                 change_two_dims(ctx, e, i, large, empty, INT64_MAX);
             }
 }
 
-TEST(the_ends_of_the_integers)
+TEST(extreme_integers)
 {
     int n, seen = 0;
     const op_case *cases = all_cases(&n);
@@ -150,8 +150,8 @@ TEST(the_ends_of_the_integers)
     }
 }
 
-/* They are counted up to one more than any op takes. */
-TEST(more_tensors_than_any_op_takes)
+/* lt_run() counts its arguments up to one more than any op accepts. */
+TEST(more_tensors_than_any_op_accepts)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 1);

@@ -1,13 +1,13 @@
-/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so
- * that an op without a case fails by its name.
+/* test_ops.c - runs every op of ops/list.h on its cases in cases.txt, with one test per op, so that
+ * an op without a case fails by name.
  *
- * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along
- * a random direction checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs
- * are rounded to the dtype first, and our own f64 result for those rounded inputs is the truth,
- * so that only errors of arithmetic are left. Every run is made with reference and fast kernels,
- * on one thread and on two, in memory filled with NaNs, with gradients that are written, added to
- * and, where the op allows it, written over those that came. Inputs must come out as they went in,
- * save those that the case says are written.
+ * In f64, a case must give the outputs and gradients of PyTorch. A finite difference along a random
+ * direction checks the same gradients without PyTorch. In f32, f16 and bf16, the inputs are rounded
+ * to the dtype first and our own f64 results for the rounded inputs are the truth, so that only
+ * arithmetic errors remain. Every case runs with reference and fast kernels, on one thread and on
+ * two, in memory filled with NaNs. Gradients are written, added to and, if the op allows it,
+ * written over the upstream gradient. Inputs must not change, except those that the case says are
+ * written.
  */
 #include "tests/ops/run.h"
 
@@ -28,8 +28,8 @@ static double roundoff(lt_dtype t)
     return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
 }
 
-/* Below the smallest normal number (f16: half of the smallest of all) absolute errors do not
- * count. */
+/* Absolute errors below this are ignored: the smallest normal number, or in f16 half of the
+ * smallest subnormal one. */
 static double underflow(lt_dtype t)
 {
     return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126;
@@ -43,21 +43,21 @@ static double root_mean_square(const block *b)
     return b->count ? sqrt(sum / (double)b->count) : 0;
 }
 
-/* How far an element may be from the truth: by an absolute error, by parts of itself, of the
- * block's root mean square and of the element's wobble, which find_wobble() explains. */
+/* The allowed error of an element: an absolute error plus fractions of the element, of the block's
+ * root mean square and of the element's wobble, see find_wobble(). */
 typedef struct margin {
     double absolute, relative, typical, wobbles;
     const block *wobble; /* or NULL */
 } margin;
 
-/* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
- * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after
- * the other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands
- * of elements. Convolutions also err by roundoffs of a typical element: Winograd's wherever a tile
- * has large ones, oneDNN's sums of hundreds of terms where three tries found too small a wobble.
- * Halves: computed in f32 and rounded once, a gradient twice as it is added to.
- * Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1
- * however small. */
+/* f64: tens of roundoffs from another order of summation, times 100 if x is 100 + noise. f32: eight
+ * roundoffs for a kernel's chain of operations, and 32 wobbles, because a sequential sum of n terms
+ * has an error of about sqrt(n) / 4 wobbles, plus four deviations for the worst of thousands of
+ * elements. Convolutions also have errors of some roundoffs of a typical element: Winograd's where
+ * a tile has large elements, and oneDNN's sums of hundreds of terms where three tries gave too
+ * small a wobble. Halves: computed in f32 and rounded once, or twice for a gradient that is added
+ * to. If backward reads an output, this was rounded: 1 - y y, for example, has an error of a
+ * roundoff of 1, however small it is. */
 static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
                          const block *wobble)
 {
@@ -79,11 +79,11 @@ static void compare(const op_case *c, const char *where, const char *what, const
                     const block *want, margin m)
 {
     if (!got->at || !same_dims(got, want)) {
-        fault(c, "%s: %s %s", where, what, got->at ? "has other dims than wanted" : "is missing");
+        fault(c, "%s: %s %s", where, what, got->at ? "has the wrong dims" : "is missing");
         return;
     }
     double floor = m.absolute + m.typical * root_mean_square(want) + underflow(got->dtype);
-    block stored = block_copy(want); /* what a right answer becomes by being stored: inf, say */
+    block stored = block_copy(want); /* the expected value, rounded; may be inf */
     block_round(&stored, got->dtype);
     for (int64_t i = 0; i < want->count; i++) {
         double x = got->at[i], y = want->at[i];
@@ -98,17 +98,17 @@ static void compare(const op_case *c, const char *where, const char *what, const
     block_free(&stored);
 }
 
-/* For a constant, whatever came is zero. */
+/* The gradient of a constant must be missing or zero. */
 static void check_no_grad(const op_case *c, const char *where, const char *what, const block *grad)
 {
     for (int64_t i = 0; grad->at && i < grad->count; i++)
         if (grad->at[i] != 0) {
-            fault(c, "%s: %s is %g, PyTorch has no such gradient", where, what, grad->at[i]);
+            fault(c, "%s: %s is %g, but PyTorch has no such gradient", where, what, grad->at[i]);
             return;
         }
 }
 
-/* Makes of a run's gradients those of one backward. */
+/* Divides the gradients of a run, which are three times those of one backward, by 3. */
 static void third_of_grads(result *r)
 {
     for (int part = GRAD; part < AFTER; part++)
@@ -118,8 +118,8 @@ static void third_of_grads(result *r)
 
 /* ==== The oracle ============================================================================== */
 
-/* The 16 weighted sums that make.py keeps of a part with more than 512 elements, and those of their
- * terms' sizes. */
+/* Computes the 16 weighted sums that make.py stores for a part with more than 512 elements, and the
+ * sums of the absolute values of their terms. */
 static void sum_terms(const block *b, double sums[16], double sizes[16])
 {
     uint64_t seed = hash_text(HASH_START, "sums");
@@ -132,8 +132,8 @@ static void sum_terms(const block *b, double sums[16], double sizes[16])
     }
 }
 
-/* Puts our own part, found by the reference kernels in f64, in the place of an oracle that has only
- * its sums; but the sums must agree. */
+/* For a part of which the oracle has only sums: checks the sums of our own f64 result of the
+ * reference kernels, and uses that as the expected result. */
 static void trust_own(const op_case *c, const char *name, const block *own, const block *oracle,
                       block *want)
 {
@@ -149,8 +149,8 @@ static void trust_own(const op_case *c, const char *name, const block *own, cons
     *want = block_copy(own);
 }
 
-/* The oracle's result. own: what the reference kernels give in f64. False when the fixture does not
- * know the case. */
+/* Reads the expected result. own: the result of the reference kernels in f64. False if the fixture
+ * does not have the case. */
 static bool read_oracle(lt_file *file, const op_case *c, const result *own, result *want)
 {
     bool known = false;
@@ -172,7 +172,7 @@ static bool read_oracle(lt_file *file, const op_case *c, const result *own, resu
     return known;
 }
 
-/* Upstream gradients of the float outputs, for a case with gradients. */
+/* Makes random upstream gradients for the float outputs. */
 static void make_dy(const op_case *c, const result *own, values *v)
 {
     for (int k = 0; k < LT_MAX_OUT; k++) {
@@ -215,13 +215,13 @@ static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const va
         else if (part >= GRAD)
             check_no_grad(c, where, name, g);
         else if (g->at)
-            fault(c, "%s: %s is an output too many", where, name);
+            fault(c, "%s: %s is an unexpected output", where, name);
     }
     free_result(&got);
 }
 
-/* f(x, x) has as gradient the sum of those of f(x, y) at y = x: both contributions reach one
- * tensor. */
+/* The gradient of f(x, x) is the sum of both gradients of f(x, y) at y = x: both contributions go
+ * to one tensor. */
 static void check_same_inputs(lt_ctx *ctx, const op_case *c, const values *v)
 {
     const block *x = &v->part[IN], *y = &v->part[IN + 1];
@@ -236,7 +236,7 @@ static void check_same_inputs(lt_ctx *ctx, const op_case *c, const values *v)
         block *dx = &apart.part[GRAD], *dy = &apart.part[GRAD + 1];
         for (int64_t i = 0; dx->at && dy->at && i < dx->count; i++) {
             double sum = dx->at[i] + dy->at[i];
-            dy->at[i] = fabs(dx->at[i]) + fabs(dy->at[i]); /* the size of what may cancel */
+            dy->at[i] = fabs(dx->at[i]) + fabs(dy->at[i]); /* the terms may cancel */
             dx->at[i] = sum;
         }
         both.same_input = true;
@@ -251,7 +251,7 @@ static void check_same_inputs(lt_ctx *ctx, const op_case *c, const values *v)
 
 /* ==== Finite differences ====================================================================== */
 
-/* The sum of out * dy at the inputs moved by h along the direction. */
+/* *loss = the sum of out * dy, with the inputs moved by h along the direction. */
 static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction,
                        double h, double *loss)
 {
@@ -272,9 +272,9 @@ static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const blo
     return ok;
 }
 
-/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central
- * differences err by h^2 times a third derivative and by roundoff / h times the terms of the
- * sum, both far below 1e-6. */
+/* The slope of that sum along a random direction must agree with the gradient. With h = 1e-5, the
+ * error of a central difference is h^2 times a third derivative plus roundoff / h times the terms
+ * of the sum, both far below 1e-6. */
 static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const result *want)
 {
     const double h = 1e-5;
@@ -294,7 +294,7 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
     if (moved_loss(ctx, c, v, direction, h, &high) && moved_loss(ctx, c, v, direction, -h, &low)) {
         double found = (high - low) / (2 * h);
         if (!(fabs(found - slope) <= 1e-6 * (size + fabs(high))))
-            fault(c, "the finite difference is %.12g, the gradient says %.12g", found, slope);
+            fault(c, "the finite difference is %.12g, but the gradient gives %.12g", found, slope);
     }
     for (int i = 0; i < c->n_in; i++)
         block_free(&direction[i]);
@@ -302,7 +302,7 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
 
 /* ==== f32 and the halves ====================================================================== */
 
-/* Moves every float up or down by one f32 roundoff of itself. New. */
+/* Returns v with every float moved up or down by one f32 roundoff. New. */
 static values shaken(const values *v, int try)
 {
     values moved = {.same_input = false};
@@ -317,9 +317,9 @@ static values shaken(const values *v, int try)
     return moved;
 }
 
-/* For each element of truth how far it moves when the inputs and upstream gradients are shaken: the
- * largest of three tries. That is what the case's condition makes of errors which no f32 kernel can
- * avoid. */
+/* The wobble of each element of truth: how far it moves, at most in three tries, if the inputs and
+ * upstream gradients change by one f32 roundoff. It measures how much the case amplifies errors
+ * that no f32 kernel can avoid. */
 static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth,
                         result *wobble)
 {
@@ -346,7 +346,7 @@ static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const re
     return ok;
 }
 
-/* Gradients that may be written over that of the output. */
+/* Checks gradients that may be written over the upstream gradient. */
 static void check_in_place(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
                            lt_dtype dtype, const result *truth, const result *wobble)
 {
@@ -364,8 +364,8 @@ static void check_in_place(lt_ctx *ctx, const char *where, const op_case *c, con
     free_result(&got);
 }
 
-/* One config in one dtype against the truth; and again, for the same bits and no byte more in
- * use. */
+/* Compares a run in one config and dtype with the truth. Runs it again, which must give the same
+ * bits and must not use more memory. */
 static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v,
                       lt_dtype dtype, const result *truth, const result *wobble)
 {
@@ -377,7 +377,7 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
     size_t live = lt_memory_stats(ctx).live;
     ok = run_case(ctx, c, v, dtype, &again) && ok;
     if (lt_memory_stats(ctx).live != live)
-        fault(c, "%s: %lld bytes more in use after it than before", where,
+        fault(c, "%s: leaked %lld bytes", where,
               (long long)lt_memory_stats(ctx).live - (long long)live);
     for (int part = 0; part < FOUND && ok; part++)
         if (truth->part[part].at)
@@ -386,7 +386,7 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
     third_of_grads(&got);
     for (int part = 0; part < FOUND && ok; part++) {
         const block *t = &truth->part[part], *g = &got.part[part];
-        bool chosen = strstr(c->options, "dtype=") != NULL; /* by the case, for its output */
+        bool chosen = strstr(c->options, "dtype=") != NULL; /* by the case */
         if (t->at && t->dtype == LT_F64 && g->dtype != dtype && !chosen)
             fault(c, "%s: %s is %s", where, part_name(c, part, name), lt_dtype_name(g->dtype));
         if (t->at)
@@ -423,7 +423,7 @@ static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtyp
     free_values(&rounded);
 }
 
-/* ==== The walk ================================================================================ */
+/* ==== The cases =============================================================================== */
 
 static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
 {
@@ -433,8 +433,8 @@ static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
     return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
 }
 
-/* Halves reach most kernels as f32 copies: only those that take them as they are have more to
- * show in large cases. */
+/* Most kernels get halves as f32 copies. Only those that compute in the half dtypes directly are
+ * tested on large cases in them. */
 static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const result *want)
 {
     const lt_op *op = lt_op_find(ctx[0], c->op)->op;
@@ -502,7 +502,7 @@ static void walk(const char *op)
     if (seen == 0)
         FAIL("%s has no case; add a line to %s and run tests/oracle/make.py", op, CASES_PATH);
     if (!doc || !*doc || doc[strlen(doc) - 1] != '.')
-        FAIL("%s has no doc, or one that is not a sentence", op);
+        FAIL("the doc of %s is missing or does not end in a period", op);
     if (faults > 0)
         FAIL("%d faults in %d cases of %s", faults, seen, op);
 }
@@ -513,7 +513,7 @@ static void walk(const char *op)
 LT_OP_LIST(X)
 #undef X
 
-TEST(every_case_is_of_an_op)
+TEST(every_case_names_an_op)
 {
     static const char *const names[] = {
 #define X(name) #name,
@@ -527,7 +527,7 @@ TEST(every_case_is_of_an_op)
         for (size_t k = 0; k < sizeof names / sizeof *names; k++)
             known |= strcmp(cases[i].op, names[k]) == 0;
         if (!known)
-            FAIL("%s:%d: there is no op '%s'", CASES_PATH, cases[i].line, cases[i].op);
+            FAIL("%s:%d: unknown op '%s'", CASES_PATH, cases[i].line, cases[i].op);
     }
     CHECK(n > 0);
 }

@@ -1,6 +1,6 @@
-/* test_pool2d.c - the pools' fast kernels against the plain ones, on random windows over images of
- * any size and number of channels. Values are small integers, so that sums are exact and both must
- * give the same bits; many are equal, and some are infinite or NaN where a maximum is asked for.
+/* test_pool2d.c - compares the fast kernels of pooling with the reference on random windows over
+ * images of any size and number of channels. Values are small integers, so sums are exact and both
+ * must give the same bits. Many values are equal, and for max_pool2d some are infinite or NaN.
  */
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -13,7 +13,7 @@ typedef struct {
     char options[64];
 } setup;
 
-/* In [low, high], a function of the stream and the index. */
+/* A random integer in [low, high] that depends on the stream and the index. */
 static int64_t pick(uint64_t stream, uint64_t index, int64_t low, int64_t high)
 {
     uint32_t word[4];
@@ -39,7 +39,7 @@ static setup random_setup(uint64_t try)
     return s;
 }
 
-/* Integers in [-3, 3]; special: and now and then what is none. */
+/* Integers in [-3, 3]; with special, also some infinities and NaN. */
 static lt_tensor *numbers(lt_ctx *ctx, const setup *s, int ndim, const int64_t *dims,
                           uint64_t stream, bool special)
 {
@@ -55,7 +55,7 @@ static lt_tensor *numbers(lt_ctx *ctx, const setup *s, int ndim, const int64_t *
     return x;
 }
 
-/* y, and the gradient of x by two backwards: written by one, added to by the other. New. */
+/* Computes y and the gradient of x, which the first backward writes and the second adds to. New. */
 static void run(lt_ctx *ctx, const char *op, const setup *s, lt_tensor **y, lt_tensor **x)
 {
     *x = numbers(ctx, s, 4, s->dims, 7, strcmp(op, "max_pool2d") == 0);
@@ -79,8 +79,8 @@ static void check_same(const char *op, const char *what, const setup *s, lt_tens
     size_t bytes = (size_t)lt_count(plain) * lt_dtype_bytes(s->dtype);
     CHECK_EQ(lt_count(fast), lt_count(plain));
     if (memcmp(lt_data(fast), lt_data(plain), bytes) != 0)
-        FAIL("%s [%s] of %lldx%lldx%lldx%lld: %s (%s) is not what the plain kernel gives", op,
-             s->options, (long long)s->dims[0], (long long)s->dims[1], (long long)s->dims[2],
+        FAIL("%s [%s] of %lldx%lldx%lldx%lld: %s (%s) differs from the reference", op, s->options,
+             (long long)s->dims[0], (long long)s->dims[1], (long long)s->dims[2],
              (long long)s->dims[3], what, lt_describe(plain, text, sizeof text));
 }
 
@@ -118,8 +118,8 @@ TEST(avg_pool2d_of_any_window)
     }
 }
 
-/* As many as would cover x without that. */
-TEST(windows_that_overlap)
+/* The number of windows is that of non-overlapping ones. */
+TEST(overlapping_windows)
 {
     setup s = {.dims = {2, 6, 6, 17}, .options = "kernel=3 stride=2"};
     compare("max_pool2d", &s);
@@ -131,12 +131,12 @@ TEST(global_avg_pool2d_of_any_image)
     for (uint64_t try = 0; try < TRIES; try++) {
         setup s = random_setup(2 * TRIES + try);
         s.options[0] = 0;
-        s.dims[3] *= 1 + 10 * (int64_t)(try % 3); /* more than are read together, too */
+        s.dims[3] *= 1 + 10 * (int64_t)(try % 3); /* also more than are read together */
         compare("global_avg_pool2d", &s);
     }
 }
 
-/* The number of the tap does not fit into a byte. */
+/* The index of the tap does not fit into a byte. */
 TEST(max_pool2d_of_a_large_window)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
@@ -144,8 +144,8 @@ TEST(max_pool2d_of_a_large_window)
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 4, dims, -1);
     float *at = lt_data(x);
     CHECK_OK(lt_set_requires_grad(x, true));
-    at[2 * 288] = 5;    /* the last tap of one channel, */
-    at[2 * 32 + 1] = 6; /* number 32 = 288 - 256 of the other */
+    at[2 * 288] = 5;    /* the last tap of channel 0 */
+    at[2 * 32 + 1] = 6; /* tap 32 = 288 - 256 of channel 1 */
     lt_tensor *y = lt_run(ctx, "max_pool2d", "kernel=17", x, NULL);
     lt_tensor *dy = lt_tensor_full(ctx, LT_F32, 4, lt_dims(y), 1);
     CHECK_OK(lt_backward(y, dy));

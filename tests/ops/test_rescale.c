@@ -1,4 +1,5 @@
-/* The pass over gradients that takes the loss scale out: what it leaves, and what it finds. */
+/* test_rescale.c - lt_rescale(), which removes the loss scale from gradients: values and
+ * statistics. */
 #include "core/tensor.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -41,7 +42,7 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
     CHECK_OK(lt_rescale(x, 0x1p5, &stats));
     for (int64_t i = 0; i < n; i++)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25, 0);
-    if (n > 17) { /* each place counts, wherever a vector or a block begins */
+    if (n > 17) { /* every position, wherever a vector or a block begins */
         for (int64_t i = 0; i<n; i += n> 1000 ? 997 : 1) {
             double was = at(x, i);
             double wrong[] = {INFINITY, -INFINITY, NAN};
@@ -74,12 +75,12 @@ static void check_all(const lt_config *config)
         }
 }
 
-TEST(it_multiplies_and_finds) { check_all(&(lt_config){.threads = 1}); }
-TEST(it_does_so_on_two_threads) { check_all(&(lt_config){.threads = 2}); }
-TEST(it_does_so_in_plain_c) { check_all(&(lt_config){.reference = true}); }
+TEST(values_and_statistics_on_one_thread) { check_all(&(lt_config){.threads = 1}); }
+TEST(values_and_statistics_on_two_threads) { check_all(&(lt_config){.threads = 2}); }
+TEST(values_and_statistics_of_the_reference) { check_all(&(lt_config){.reference = true}); }
 
-/* What is seen is what was there, not what becomes 0 or overflows. */
-TEST(it_looks_at_what_was_there)
+/* Statistics are those of the values before rescaling, even if these become 0 or overflow. */
+TEST(statistics_are_of_the_values_before)
 {
     static const struct {
         lt_dtype dtype;
@@ -108,7 +109,7 @@ TEST(it_looks_at_what_was_there)
         }
 }
 
-TEST(it_refuses_what_would_round)
+TEST(factors_that_would_round_are_errors)
 {
     lt_ctx *ctx = lt_open(NULL);
     lt_grad_stats stats = {0};

@@ -1,6 +1,6 @@
-/* test_sync_norm.c - batch norm over several ranks, which have a context each and unlike many rows,
- * against batch norm over all these rows in one: y, dx, dresidual, the sums of dscale and dshift.
- * Fast and reference kernels are ranks of one sum.
+/* test_sync_norm.c - compares batch norm over several ranks, each with its own context and number
+ * of rows, with batch norm over all rows in one context: y, dx, dresidual, and the sums of dscale
+ * and dshift. Some ranks use fast kernels, others the reference.
  */
 #include <pthread.h>
 
@@ -14,7 +14,7 @@ enum { Y, DX, DRESIDUAL, DSCALE, DSHIFT, FOUND };
 static const char *const found_name[FOUND] = {"y", "dx", "dresidual", "dscale", "dshift"};
 
 typedef struct trial {
-    int64_t rows[MOST], channels; /* of each rank; all of them together stand first */
+    int64_t rows[MOST], channels; /* rows of each rank; channels */
     int ranks;
     lt_dtype dtype;
     double offset; /* of x */
@@ -22,7 +22,7 @@ typedef struct trial {
     const char *options;
 } trial;
 
-typedef struct rank { /* or all of them, in one context without a group */
+typedef struct rank { /* or all rows in one context without a group */
     const trial *trial;
     lt_group *group;
     lt_ctx *ctx;
@@ -43,7 +43,7 @@ static lt_status all_sum(void *ud, double *numbers, int64_t n, bool backward)
     return lt_group_allreduce_side(r->group, &sum);
 }
 
-/* Rows of numbers that are a function of their place in the batch. New. */
+/* Rows of random numbers that depend only on their position in the batch. New. */
 static lt_tensor *rows_of(const rank *r, uint64_t seed, double offset)
 {
     const trial *t = r->trial;
@@ -115,7 +115,7 @@ static void *run(void *ud)
     return NULL;
 }
 
-/* many[]: the ranks of the trial; one: all their rows. */
+/* Runs the trial on its ranks, many[], and on all their rows in one context, *one. */
 static void run_all(const trial *t, rank many[MOST], rank *one)
 {
     lt_group *group[MOST];
@@ -144,7 +144,7 @@ static void free_all(const trial *t, rank many[MOST], rank *one)
     }
 }
 
-/* What the ranks have found, joined, or summed over them. */
+/* Element `at` of a result of the ranks: concatenated by rows, or summed over the ranks. */
 static double joined(const trial *t, const rank many[MOST], int which, int64_t at)
 {
     double sum = 0;
@@ -158,12 +158,12 @@ static double joined(const trial *t, const rank many[MOST], int which, int64_t a
     return sum;
 }
 
-/* An offset takes its share of the digits that x has. */
+/* Compares the ranks with the single context. A large offset of x costs precision. */
 static void check(const trial *t)
 {
     rank many[MOST], one;
-    double share = t->dtype == LT_F64 ? 1e-12 : t->dtype == LT_F32 ? 1e-5 : 0x1p-7;
-    share += 0x1p-46 * t->offset;
+    double tolerance = t->dtype == LT_F64 ? 1e-12 : t->dtype == LT_F32 ? 1e-5 : 0x1p-7;
+    tolerance += 0x1p-46 * t->offset;
     run_all(t, many, &one);
     CHECK_STR(one.text, "");
     for (int i = 0; i < t->ranks; i++) {
@@ -177,7 +177,7 @@ static void check(const trial *t)
         double typical = sqrt(squares / (double)(one.count[k] + 1));
         for (int64_t i = 0; i < one.count[k]; i++) {
             double got = joined(t, many, k, i), want = one.found[k][i];
-            if (!(fabs(got - want) <= share * (fabs(want) + typical)))
+            if (!(fabs(got - want) <= tolerance * (fabs(want) + typical)))
                 FAIL("%d ranks, %s, %s: %s[%lld] is %.17g, not %.17g", t->ranks,
                      lt_dtype_name(t->dtype), t->options, found_name[k], (long long)i, got, want);
         }
@@ -189,7 +189,7 @@ static const int64_t rows[][MOST] = {{8, 8}, {20, 3, 11}, {7, 0, 30, 1}, {0, 1, 
 static const int ranks_of[] = {2, 3, 4, 4};
 static const char *const options[] = {"train=true sync=true", "train=true sync=true act=relu"};
 
-TEST(ranks_are_normalised_as_one_batch)
+TEST(all_ranks_are_normalized_as_one_batch)
 {
     static const lt_dtype dtypes[] = {LT_F64, LT_F32, LT_BF16};
     static const int64_t channels[] = {1, 7, 64, 130};
@@ -204,7 +204,7 @@ TEST(ranks_are_normalised_as_one_batch)
     }
 }
 
-TEST(a_mean_far_from_zero_costs_few_digits)
+TEST(a_large_mean_loses_little_precision)
 {
     trial t = {.ranks = 3,
                .dtype = LT_F64,
@@ -215,7 +215,7 @@ TEST(a_mean_far_from_zero_costs_few_digits)
     check(&t);
 }
 
-TEST(one_row_in_all_is_too_few)
+TEST(one_row_on_all_ranks_is_an_error)
 {
     trial t = {.ranks = 2, .dtype = LT_F32, .channels = 3, .rows = {1, 0}, .options = options[0]};
     rank many[MOST], one;
@@ -227,7 +227,7 @@ TEST(one_row_in_all_is_too_few)
     free_all(&t, many, &one);
 }
 
-TEST(evaluation_asks_nobody)
+TEST(evaluation_does_not_communicate)
 {
     trial t = {.ranks = 2,
                .dtype = LT_F32,
@@ -243,7 +243,7 @@ TEST(evaluation_asks_nobody)
     free_all(&t, many, &one);
 }
 
-/* Alone it is plain batch norm, to the bit. */
+/* Without a group, sync=true gives the same bits as plain batch norm. */
 TEST(one_process_has_the_same_bits_without_sync)
 {
     static const char *const plain[] = {"train=true", "train=true act=relu"};

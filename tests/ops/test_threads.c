@@ -1,8 +1,8 @@
 /* test_threads.c - kernels give the same results when OpenMP gives them fewer threads than the
- * context asks for: under OMP_THREAD_LIMIT, and in a host program that has its own OpenMP settings.
+ * context requests: under OMP_THREAD_LIMIT, and in a host program that has its own OpenMP settings.
  *
- * oneDNN splits a task by the number of threads that it expects. When fewer come, parts of the
- * result are missing, or threads wait in a barrier for ever.
+ * oneDNN splits a task by the number of threads that it expects. With fewer threads, parts of
+ * the result are missing, or threads wait in a barrier forever.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -46,7 +46,7 @@ static const char *const lines[] = {
 };
 enum { LINES = sizeof lines / sizeof *lines, RUNS = 2 * LINES }; /* f32, bf16 */
 
-/* The values of one case, those that its results must have, and those of four threads. */
+/* The inputs of a case, the results of the reference, and those with four threads. */
 typedef struct task {
     op_case of;
     lt_dtype dtype;
@@ -71,7 +71,7 @@ static void round_values(task *j)
         }
 }
 
-/* Random inputs, and random gradients of what comes out. */
+/* Makes random inputs and a random upstream gradient. */
 static void fill_values(lt_ctx *plain, task *j)
 {
     result own;
@@ -111,7 +111,7 @@ static const task *all_tasks(void)
     return tasks;
 }
 
-/* exact: the same bits; else the same up to what the order of sums and rounding may change. */
+/* exact: the bits must be equal; else they may differ by rounding and the order of sums. */
 static void compare(const task *j, const block *got, const block *want, const char *name,
                     bool exact)
 {
@@ -124,7 +124,7 @@ static void compare(const task *j, const block *got, const block *want, const ch
         if (!(fabs(got->at[i] - want->at[i]) <= margin)) {
             FAIL("%s in %s: %s[%lld] is %.9g, not %.9g", lines[j->of.line], lt_dtype_name(j->dtype),
                  name, (long long)i, got->at[i], want->at[i]);
-            return; /* where FAIL() does not leave the test: in a parallel region */
+            return; /* in a parallel region, FAIL() does not leave the test */
         }
 }
 
@@ -143,13 +143,13 @@ static void check(lt_ctx *ctx, const task *j, const result *want, bool exact)
 static void want_openmp(void)
 {
 #ifndef _OPENMP
-    SKIP("this build has no OpenMP");
+    SKIP("the build has no OpenMP");
 #endif
 }
 
 /* ==== Settings of the host program ============================================================ */
 
-TEST(a_full_team)
+TEST(all_threads)
 {
     const task *tasks = all_tasks();
     lt_ctx *ctx = open_ctx(THREADS, false);
@@ -160,8 +160,8 @@ TEST(a_full_team)
     lt_ctx_free(ctx);
 }
 
-/* libgomp then gives no more threads than there are CPUs without load: one, for a thread that may
- * only use one CPU. */
+/* With omp_set_dynamic(), libgomp gives at most as many threads as there are idle CPUs: one, for a
+ * thread that is bound to one CPU. */
 TEST(a_host_that_calls_omp_set_dynamic)
 {
     want_openmp();
@@ -186,7 +186,7 @@ TEST(a_host_that_calls_omp_set_dynamic)
     lt_ctx_free(ctx);
 }
 
-/* A parallel region inside another one has one thread, unless the host allows more levels. */
+/* A nested parallel region has one thread, unless the host program allows more levels. */
 TEST(a_host_that_calls_in_a_parallel_region)
 {
     want_openmp();
@@ -194,7 +194,7 @@ TEST(a_host_that_calls_in_a_parallel_region)
     lt_ctx *ctx[2] = {open_ctx(THREADS, false), open_ctx(THREADS, false)};
     int levels = omp_get_max_active_levels();
     jmp_buf *leave = test_exit;
-    test_exit = NULL; /* a check that fails must not jump out of the region */
+    test_exit = NULL; /* a failed check must not jump out of the region */
     for (int most = 1; most <= 2; most++) {
         omp_set_max_active_levels(most);
 #ifdef _OPENMP
@@ -228,9 +228,9 @@ TEST(a_host_without_levels_of_parallel_regions)
     lt_ctx_free(late);
 }
 
-/* ==== OMP_THREAD_LIMIT: it is read when a program starts ====================================== */
+/* ==== OMP_THREAD_LIMIT, which is read when a program starts =================================== */
 
-/* A context has the threads that there are: the same bits as if it had asked for these. */
+/* A context gets `limit` threads, and gives the same bits as a context that requested `limit`. */
 static void check_limit(int limit)
 {
     const task *tasks = all_tasks();
@@ -263,7 +263,7 @@ TEST(a_thread_limit)
         pid_t child = fork();
         if (child == 0) {
             setenv("OMP_THREAD_LIMIT", number, 1);
-            alarm(60); /* a wait for threads that never come */
+            alarm(60); /* ends a wait for missing threads */
             execl("/proc/self/exe", "test_threads", "a_thread_limit", (char *)NULL);
             _exit(127);
         }

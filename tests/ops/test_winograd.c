@@ -1,21 +1,21 @@
-/* test_winograd.c - lt__winograd.run() against the reference, for each kind of task, over random
- * shapes, whether it would be the fastest way or not: odd sizes, images of one pixel, pads from 0
- * to 2; in f32 and in bf16, written or added; one thread and three.
+/* test_winograd.c - compares lt__winograd.run() with the reference, for each kind of task, on
+ * random shapes, whether Winograd is the fastest algorithm for them or not: odd sizes, images of
+ * one pixel, pads from 0 to 2; in f32 and in bf16, written or added, on one thread and on three.
  *
- * Truth is the reference kernel in f64 on the same, already rounded inputs. Winograd's sums have
- * other terms than a convolution, so what they are off by is compared with a typical element of the
- * result, the root of the mean of the squares: winograd.c says how much it has been found to be.
- * The mean error may be a fifth more here, or twice as much in results of few elements, and a
- * single one eight times as much as the mean one.
+ * The truth is the reference kernel in f64 on the same, rounded inputs. Winograd's sums have other
+ * terms than a convolution, so errors are compared with a typical element of the result, its root
+ * mean square: winograd.c has the measured errors. The limit of the root mean square error here is
+ * a little higher, and more so for results of few elements. That of a single element is eight times
+ * as high.
  */
 #include "ops/cpu/conv.h"
 #include "tests/ops/cases.h"
 
 enum { X, W, B, Y, ROLES };
-enum { CASES = 40 }; /* with each count of threads */
+enum { CASES = 40 }; /* per kind of task and number of threads */
 
 #define ERROR_F32 5e-7
-#define ERROR_BF16 5.2e-3 /* in results of bf16, and in a gradient of w in f32 */
+#define ERROR_BF16 5.2e-3 /* for bf16 inputs, also in an f32 gradient of w */
 
 typedef struct {
     lt_conv_task_kind kind;
@@ -45,7 +45,7 @@ static lt_tensor *tensor_of(lt_ctx *ctx, lt_dtype dtype, const lt_conv *v, int r
     return x;
 }
 
-/* Values between -1 and 1, or what happens to be in a result. New. */
+/* Values between -1 and 1, or NaNs if poison. New. */
 static lt_tensor *filled(lt_ctx *ctx, lt_dtype dtype, const lt_conv *v, int role, bool poison,
                          uint64_t *seed)
 {
@@ -73,7 +73,7 @@ static int result_of(lt_conv_task_kind kind)
 
 /* ==== Running and comparing =================================================================== */
 
-/* The result, in f64, over that tensor. */
+/* Computes the result in f64, in place of its tensor in of[]. */
 static void run_reference(lt_ctx *ctx, const problem *t, lt_tensor *of[ROLES])
 {
     const lt_def *def = lt_op_find(ctx, "conv2d");
@@ -117,7 +117,7 @@ static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
     free(c.scratch);
 }
 
-/* before: what is added to, or NULL. */
+/* before: the values that are added to, or NULL. */
 static void compare(const problem *t, lt_tensor *got, const lt_tensor *truth,
                     const lt_tensor *before)
 {
@@ -206,7 +206,7 @@ static void want_vectors(lt_dtype dtype)
     lt_conv v = conv_of(1, 4, 4, 1, 1, 16, 16);
     lt_operand of = {NULL, dtype};
     if (!lt__winograd_can(&(lt_conv_task){.kind = LT_CONV, .conv = &v, .x = of, .w = of, .y = of}))
-        SKIP("no instructions for %s here", lt_dtype_name(dtype));
+        SKIP("Winograd has no %s kernel for this CPU", lt_dtype_name(dtype));
 }
 
 static void walk(lt_dtype dtype, lt_dtype gradient, uint64_t seed)
@@ -229,10 +229,10 @@ static void walk(lt_dtype dtype, lt_dtype gradient, uint64_t seed)
 
 TEST(random_shapes_in_f32) { walk(LT_F32, LT_F32, 1); }
 TEST(random_shapes_in_bf16) { walk(LT_BF16, LT_BF16, 2); }
-TEST(random_shapes_in_bf16_with_gradients_of_w_in_f32) { walk(LT_BF16, LT_F32, 3); }
+TEST(random_shapes_in_bf16_with_f32_gradients_of_w) { walk(LT_BF16, LT_F32, 3); }
 
-/* More tiles than are transformed at a time, and an odd number of them: where each thread has sums
- * of its own, and where there are too many channels for that. */
+/* More tiles than are transformed at a time, and an odd number of them: with separate sums in each
+ * thread, and with too many channels for that. */
 static void check_many_tiles(lt_dtype dtype)
 {
     want_vectors(dtype);
@@ -254,7 +254,7 @@ static void check_many_tiles(lt_dtype dtype)
 TEST(gradients_of_w_over_many_tiles_in_f32) { check_many_tiles(LT_F32); }
 TEST(gradients_of_w_over_many_tiles_in_bf16) { check_many_tiles(LT_BF16); }
 
-/* ==== What is taken =========================================================================== */
+/* ==== Accepted convolutions =================================================================== */
 
 static bool takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
 {
@@ -263,8 +263,8 @@ static bool takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
     return lt__winograd.accepts(NULL, &task) == LT_OK;
 }
 
-/* As has been measured beside oneDNN. */
-TEST(what_pays_is_taken)
+/* According to measurements against oneDNN. */
+TEST(convolutions_that_are_faster_are_accepted)
 {
     want_vectors(LT_BF16);
     lt_conv one = conv_of(64, 28, 28, 1, 1, 16, 16), two = conv_of(64, 28, 28, 1, 1, 16, 32);
@@ -280,7 +280,7 @@ TEST(what_pays_is_taken)
     }
 }
 
-TEST(other_convolutions_are_not_taken)
+TEST(other_convolutions_are_not_accepted)
 {
     want_vectors(LT_BF16);
     lt_call c = {.threads = 1};
