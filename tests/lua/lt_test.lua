@@ -31,34 +31,34 @@ local function text(value)
   return "{" .. table.concat(items, ", ") .. "}"
 end
 
--- Tables are compared by content.
+-- Checks that two values are equal. Tables are compared by content.
 function T.equal(got, wanted)
   if text(got) ~= text(wanted) or math.type(got) ~= math.type(wanted) then
-    error(("wanted %s, got %s"):format(text(wanted), text(got)), 2)
+    error(("expected %s, got %s"):format(text(wanted), text(got)), 2)
   end
 end
 
 function T.near(got, wanted, tolerance)
   if not (math.abs(got - wanted) <= (tolerance or 1e-6)) then
-    error(("wanted %.9g, got %.9g"):format(wanted, got), 2)
+    error(("expected %.9g, got %.9g"):format(wanted, got), 2)
   end
 end
 
--- fn must raise `message` exactly, with the position of a line of fn before it.
+-- Checks that fn raises exactly `message`, prefixed with the position of a line of fn.
 function T.fails(fn, message)
   local ok, why = pcall(fn)
-  if ok then error("wanted an error, there was none: " .. message, 2) end
+  if ok then error("expected an error, but there was none: " .. message, 2) end
   local info = debug.getinfo(fn, "S")
   local file, line, rest = tostring(why):match "^([^:]*):(%d+): (.*)$"
   line = tonumber(line)
   local first, last = info.linedefined, info.lastlinedefined
   if file ~= info.short_src or line < first or line > last or rest ~= message then
-    error(("wanted an error in lines %d to %d: %s\n  got: %s")
+    error(("expected an error in lines %d to %d: %s\n  got: %s")
           :format(first, last, message, tostring(why)), 2)
   end
 end
 
--- The luatrain program that runs this script.
+-- Returns the path of the luatrain program that runs this script.
 function T.program()
   local file = assert(io.open("/proc/self/cmdline", "rb"))
   local name = file:read "a":match "^[^\0]*"
@@ -68,7 +68,7 @@ end
 
 local folders = {}
 
--- A new folder, which T.finish() removes.
+-- Makes a folder, which T.finish() removes, and returns its path.
 function T.folder()
   local name = os.tmpname()
   os.remove(name)
@@ -87,8 +87,8 @@ function T.read(path)
   return file:read "a"
 end
 
--- What `luatrain ARGUMENTS` prints in a folder, and its exit code. The program is $L in a shell
--- that it starts. prefix is a command that runs it, such as timeout.
+-- Runs `luatrain ARGUMENTS` in a folder. Returns what it prints and its exit code. $L is the
+-- program, for shells that it starts. prefix: a command that runs it, such as timeout.
 function T.run(folder, arguments, prefix)
   local pipe = assert(io.popen(("export L=$(realpath %s); cd %s; %s $L %s 2>&1; echo '=' $?")
                                :format(T.program(), folder, prefix or "", arguments)))
@@ -97,7 +97,7 @@ function T.run(folder, arguments, prefix)
   return out, tonumber(code)
 end
 
--- The end of a test. Prints the sums; the exit status tells whether all is well.
+-- Ends the script: prints the totals and exits with status 0 if no test failed, else 1.
 function T.finish()
   if #folders > 0 then os.execute("rm -rf " .. table.concat(folders, " ")) end
   print(("%d passed, %d failed, %d skipped"):format(T.passed, T.failed, T.skipped))

@@ -1,17 +1,17 @@
--- reducer.lua - averages the gradients of replicas of a net, with nothing but on_grad: an example
--- of hooks.
+-- reducer.lua - averages the gradients of replicas of a net, using only on_grad: an example of
+-- hooks.
 --
 --   local reduce = require "reducer"{net_a, net_b}
 --   loss_a:backward()
---   loss_b:backward()                         -- from here on both hold the mean of the gradients
+--   loss_b:backward()                         -- now both have the mean of the gradients
 --
--- The replicas live in one process and go backward one after the other. A parameter's gradients
--- are averaged at the moment when the last of them is complete; the real reducer sends buckets of
--- them at that moment instead.
+-- The replicas are in one process and run backward one after the other. The gradients of a
+-- parameter are averaged when the last of them is complete. The real reducer then sends buckets
+-- instead.
 require "luatrain"
 
 return function(nets)
-  local came = {}                            -- by name: the gradients that have come in this step
+  local came = {}                            -- by name: the gradients completed in this step
   local function ready(name, i, grad)
     came[name] = came[name] or {}
     came[name][i] = grad

@@ -1,5 +1,5 @@
--- test_amp.lua - mixed precision: which op runs in which dtype, what gradients are, and runs in
--- bf16. test_scaler.lua has those in fp16.
+-- test_amp.lua - mixed precision: dtypes of ops and gradients, and training in bf16.
+-- test_scaler.lua trains in fp16.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -10,7 +10,7 @@ local function half(x) return x:cast "bf16" end
 
 -- ==== The policy =================================================================================
 
--- Of results on f32, on the half, and on the half with f32 behind it.
+-- Dtypes of results for inputs in f32, in the half dtype, and in the half dtype followed by f32.
 local HALF, F32, WIDEST = "half half half", "f32 f32 f32", "f32 half f32"
 local ANY, FLAGS = "f32 half half", "u8 u8 u8"
 
@@ -19,7 +19,7 @@ local function check_policies(precision, dtype)
   local ids = lt.tensor({0, 1, 2}, {dtype = "i64"})
   local function same(tensor) return tensor end
   local function halved(tensor) return tensor:cast(dtype) end
-  -- a and b cast the first input and the others.
+  -- a casts the first input, b the others.
   for op, row in pairs{
     conv2d = {HALF, function(a, b) return lt.conv2d(a(x), b(w), b(lt.ones({5}))) end},
     linear = {HALF, function(a, b) return lt.linear(a(m), b(m), b(v)) end},
@@ -63,7 +63,7 @@ T.test("each op runs in the dtype of its policy", function()
   check_policies("fp16", "f16")
 end)
 
-T.test("fp16 rounds what was added up in f32", function()
+T.test("fp16 sums in f32 and rounds the result", function()
   local function product(a, b) return lt.autocast("fp16", lt.matmul, a, b):item() end
   local function of(value) return lt.tensor{{value}} end
   T.equal(product(lt.ones{1, 4099}, lt.ones{4099, 1}), 4100.0)     -- in f16, 2048 + 1 is 2048
@@ -79,8 +79,8 @@ T.test("other dtypes", function()
   local m16, m64 = m:cast "f16", m:cast "f64"
   lt.autocast("bf16", function()
     T.equal(lt.matmul(m16, m).dtype, "bf16")
-    T.equal((m16 + half(m)).dtype, "f32")                -- neither half holds the other
-    T.equal((half(m) * 3).dtype, "bf16")                 -- a number is of the tensor's dtype
+    T.equal((m16 + half(m)).dtype, "f32")                -- neither half dtype can hold the other
+    T.equal((half(m) * 3).dtype, "bf16")                 -- a number gets the tensor's dtype
     T.equal(lt.linear(m64, m64).dtype, "f64")
     T.equal(m64:sum().dtype, "f64")
     T.equal(nn.linear{2, 2}:to "f64"(m64).dtype, "f64")
@@ -117,12 +117,12 @@ end)
 
 -- ==== Gradients ==================================================================================
 
--- Largest distance of two tensors, relative to the largest number of the second.
+-- Returns the largest difference of two tensors, relative to the largest number of the second.
 local function distance(a, b)
   return (a - b):abs():max():item() / b:abs():max():item()
 end
 
--- The forward pass by hand: each parameter and each activation is cast where the policy says so.
+-- The forward pass with the casts of the policy written out.
 local function by_hand(net, x)
   local conv, bn, fc = net[1], net[2], net[5]
   local y = lt.conv2d(half(x), half(conv.w), half(conv.b), {pad = 1})
@@ -131,7 +131,7 @@ local function by_hand(net, x)
   return lt.linear(y, half(fc.w), half(fc.b)):cast "f32"
 end
 
-T.test("gradients are those of casts by hand, in f32", function()
+T.test("gradients are in f32 and equal those of explicit casts", function()
   local net = nn.sequential{nn.conv2d{3, 8, 3, pad = 1}, nn.batch_norm{8}, nn.relu(), nn.flatten(),
                             nn.linear{128, 10}}
   local x, y = lt.randn({6, 4, 4, 3}), lt.tensor({0, 9, 3, 5, 5, 1}, {dtype = "i64"})
@@ -155,7 +155,7 @@ T.test("gradients are those of casts by hand, in f32", function()
   end)
   for name, p in net:named_parameters() do
     T.equal(p.grad.dtype, "f32")
-    if name ~= "1.b" then                      -- nothing but rounding: a batch norm is behind it
+    if name ~= "1.b" then                      -- only rounding errors, as a batch norm follows
       assert(distance(p.grad, wanted[name]) < 1e-2, name)
     end
     local rounded = lt.eq(half(p.grad):cast "f32", p.grad):cast("f32"):mean():item()
@@ -163,11 +163,11 @@ T.test("gradients are those of casts by hand, in f32", function()
   end
 end)
 
-T.test("gradients add up in f32, and a parameter may be both inputs", function()
+T.test("gradients accumulate in f32, and a parameter may be both inputs", function()
   local fc = nn.linear{4, 4, bias = false}
   fc(lt.ones({1, 4}))
   local w, ones = fc.w, lt.ones({1, 4})
-  -- 256 + 1 is no bf16.
+  -- bf16 cannot hold 256 + 1.
   lt.autocast("bf16", function()
     fc(ones * 256):sum():backward()
     fc(ones):sum():backward()
@@ -182,7 +182,7 @@ T.test("gradients add up in f32, and a parameter may be both inputs", function()
   T.equal(got, w.grad:totable())
 end)
 
-T.test("weights that move between forward and backward are an error", function()
+T.test("weights that change between forward and backward are an error", function()
   local fc = nn.linear{2, 2}
   local sgd = lt.optim.sgd(fc, {lr = 0.1})
   local x = lt.ones({1, 2}):requires_grad()
@@ -195,7 +195,7 @@ T.test("weights that move between forward and backward are an error", function()
   forward():backward()
 end)
 
-T.test("a step of the optimizer is the same within", function()
+T.test("a step of the optimizer is the same under autocast", function()
   local sums = {}
   for i, word in ipairs{"off", "bf16"} do
     local net = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}
@@ -219,7 +219,7 @@ local function block(c)
                    function(self, x) return lt.relu(self.bn(self.conv(x)) + x) end, "block")
 end
 
--- The same net each time.
+-- Returns a net with the same weights each time.
 local function make_net()
   local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1, bias = false}, nn.batch_norm{8}, nn.relu(),
                             block(8), nn.max_pool2d{2}, block(8), nn.global_avg_pool2d(),
@@ -232,7 +232,7 @@ local function make_net()
   return net
 end
 
--- Images with a bright column that tells the class.
+-- Returns a set of images with a bright column that depends on the class.
 local function make_set(n)
   local x, labels = lt.randn({n, 8, 8, 1}), {}
   for i = 1, n do
@@ -244,7 +244,7 @@ end
 
 local train, test = make_set(96), make_set(32)
 
--- Settings over those of a run of a few epochs. Returns the net, the report, the error.
+-- Trains for a few epochs, with the settings in `more`. Returns the net, the report and the error.
 local function fit(out, more)
   local net = make_net()
   local o = {net = net, train = train, test = test, epochs = 8, batch = 16, out = out,
@@ -280,7 +280,7 @@ T.test("a net trains in bf16 as in f32", function()
   for _, dtype in ipairs(dtypes) do T.equal(dtype, "bf16") end
 end)
 
-T.test("a run goes on in bf16, bit for bit", function()
+T.test("a resumed run in bf16 is bit-identical", function()
   local out = folder()
   for _, step in ipairs{5, 18} do fit(out, {amp = "bf16", max_steps = step}) end
   local net, result, err = fit(out, {amp = "bf16"})
@@ -290,7 +290,7 @@ T.test("a run goes on in bf16, bit for bit", function()
   assert(not read(out .. "/metrics.jsonl"):find '"event":"warn"')
 end)
 
-T.test("a run that goes on otherwise says so", function()
+T.test("a run resumed in another precision warns", function()
   local out = folder()
   fit(out, {max_steps = 3})
   fit(out, {max_steps = 5, amp = "bf16"})
@@ -298,7 +298,7 @@ T.test("a run that goes on otherwise says so", function()
   assert(read(out .. "/metrics.jsonl"):find(text, 1, true))
 end)
 
-T.test("who says what amp is", function()
+T.test("the option amp overrides lt.autocast", function()
   local function amp_of(more)
     local out = folder()
     fit(out, more)
@@ -311,7 +311,7 @@ T.test("who says what amp is", function()
           "lt.fit: 'amp' must be 'off', 'bf16', 'fp16' or 'auto', but is 'half'")
 end)
 
-T.test("a loop by hand", function()
+T.test("a training loop without lt.run", function()
   local net, losses = make_net(), {}
   local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})
   for epoch = 1, 4 do
@@ -337,10 +337,11 @@ T.test("a norm adds a residual of another dtype", function()
   end)
 end)
 
-T.test("the summary counts what is kept in halves", function()
+T.test("the summary counts activations kept in half precision", function()
   local net = nn.sequential{nn.conv2d{2, 4, 3, pad = 1}, nn.relu(), nn.flatten(), nn.linear{64, 5}}
   local function kept(text) return text:match "forward, ([%d.]+ %a+) kept" end
-  -- For 10 images: the input, 10*4*4*2, and the output of relu, 10*4*4*4, which linear keeps too.
+  -- For 10 images: the input, 10*4*4*2, and the output of relu, 10*4*4*4, which linear keeps as
+  -- well.
   T.equal(kept(lt.summary(net, {10, 4, 4, 2})), "3.84 KB")
   T.equal(kept(lt.autocast("bf16", lt.step, function() return lt.summary(net, {10, 4, 4, 2}) end)),
           "1.92 KB")
@@ -348,8 +349,8 @@ end)
 
 -- ==== fp16 =======================================================================================
 
--- Each on numbers from the ends of f16, under autocast and in f64.
-T.test("no NaN that f64 has not", function()
+-- Runs each op on extreme f16 numbers, under autocast and in f64.
+T.test("fp16 gives a NaN only where f64 does", function()
   local numbers = {65504.0, -65504.0, 65504.0, 0.0, 2.0 ^ -24, -2.0 ^ -24, 60000.0, -3.0, 1.0}
   local ids = lt.tensor({0, 1, 2}, {dtype = "i64"})
   local function ones(x, dims) return lt.ones(dims, {dtype = x.dtype}) end
@@ -377,7 +378,7 @@ T.test("no NaN that f64 has not", function()
     add = function(x) return x + x end,
     sub = function(x) return x - x:abs() end,
   } do
-    -- Of the result, and of the gradient where the result did not overflow.
+    -- Returns the values of the result, and of the gradient if the result did not overflow.
     local function results(x, precision)
       x = x:requires_grad()
       local y = lt.autocast(precision, f, x)
@@ -397,15 +398,15 @@ T.test("no NaN that f64 has not", function()
   end
 end)
 
--- ==== A scale that is closed =====================================================================
+-- ==== A closed scaler ============================================================================
 
-T.test("a gradient is judged by the scaler that has scaled it", function()
+T.test("a gradient is checked by the scaler that scaled it", function()
   local fc = nn.linear{4, 2}
   local sgd = lt.optim.sgd(fc, {lr = 0.1})
   local scaler = lt.amp.scaler{}
   local function go(factor) (fc(lt.ones{1, 4}):sum() * factor):backward() end
   go(1e35)
-  sgd:zero_grad()                                             -- what was found goes with it
+  sgd:zero_grad()                                             -- drops the statistics, too
   go(1)
   T.equal(sgd:step(), "applied")
   go(1e35)
@@ -424,8 +425,8 @@ end)
 
 -- ==== auto =======================================================================================
 
--- Steps of so many seconds in f32 and in bf16, of which the first ones take longer. Returns what
--- was chosen, after how many steps, and a line.
+-- Runs a trial whose steps take `off` and `bf16` seconds, except the first ones, which take longer.
+-- Returns the result, the number of steps and the log line.
 local function try(off, bf16)
   local t, steps = require "luatrain.train.trial".begin{amp = "auto"}, 0
   repeat
@@ -442,7 +443,7 @@ T.test("a trial of precisions keeps the faster one", function()
   T.equal(steps, 14)
   T.equal(text, "amp auto: bf16; a step takes 2000 ms in f32 and 1000 in bf16")
   T.equal(try(1.0, 2.0).amp, "off")
-  T.equal(try(0.1, 0.096).amp, "off")                      -- not worth it
+  T.equal(try(0.1, 0.096).amp, "off")                      -- too small a gain
   T.equal(try(0.1, 0.094).amp, "bf16")
 end)
 
@@ -450,14 +451,14 @@ T.test("a run in amp auto", function()
   local out = folder()
   fit(out, {amp = "auto", max_steps = 5})
   assert(not read(out .. "/metrics.jsonl"):find '"event":"amp"')
-  fit(out, {amp = "auto", max_steps = 20})               -- the trial begins anew
+  fit(out, {amp = "auto", max_steps = 20})               -- the trial starts over
   local text = read(out .. "/metrics.jsonl")
   assert(text:find '^{"event":"start",.*"amp":"auto"')
   local choice, off, bf16 = text:match('"event":"amp","t":[%d.e-]+,"amp":"(%w+)",'
                                        .. '"bf16_ms":([%d.]+),"off_ms":([%d.]+)}')
   assert(choice == "off" or choice == "bf16", text)
   assert(tonumber(off) > 0 and tonumber(bf16) > 0)
-  fit(out, {amp = "auto", max_steps = 21})               -- and what it chose holds
+  fit(out, {amp = "auto", max_steps = 21})               -- and its choice is kept
   text = read(out .. "/metrics.jsonl")
   T.equal(select(2, text:gsub('"event":"amp"', "")), 1)
   T.equal(text:match '.*"event":"start",[^\n]*"amp":"(%w+)"', choice)

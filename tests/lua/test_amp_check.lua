@@ -1,12 +1,12 @@
--- test_amp_check.lua - lt.amp.check and --amp-check: what is found, and that a training does not
--- change by it.
+-- test_amp_check.lua - lt.amp.check and --amp-check: their results, and that they do not change the
+-- training.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
 local luatrain = io.popen("realpath " .. T.program()):read "l"
 
--- What `luatrain ARGUMENTS` says in a folder, and its exit code.
+-- Runs `luatrain ARGUMENTS` in a folder. Returns what it prints and its exit code.
 local function run(out, arguments)
   local pipe = assert(io.popen(("cd %s; %s %s 2>&1; echo '=' $?"):format(out, luatrain, arguments)))
   local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
@@ -16,7 +16,7 @@ end
 
 -- ==== Runs =======================================================================================
 
--- Dropout, batch norm, random numbers of the script's own, pieces; a loop, or lt.fit.
+-- Dropout, batch norm, random numbers drawn by the script, micro-batches; with a loop or lt.fit.
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
@@ -60,13 +60,13 @@ for epoch in run:epochs() do
   run:report(run:evaluate(test))
 end
 print(("calls %d ends %d"):format(calls, ends))
--- Those of the first step: in a half, in f32, and for good.
+-- The losses of the first step: of the check in half precision and in f32, and of the training.
 print(losses[1] == losses[3] and losses[1] ~= losses[2] and "the same random numbers" or "others")
 ]]
 
 local function field(line, name) return line:match('"' .. name .. '":"?([%w.+-]+)') end
 
--- The lines of kind in a run's folder.
+-- Returns the lines of an event in the metrics of a run.
 local function events(out, kind)
   local list = {}
   for line in io.lines(out .. "/metrics.jsonl") do
@@ -78,8 +78,8 @@ end
 local out = T.folder()
 T.write(out .. "/script.lua", SCRIPT)
 
--- Of two runs with these arguments, one of which is checked: nothing is different. Returns the
--- checks and what the checked one printed.
+-- Checks that two runs with these arguments, one of them with --amp-check, are equal. Returns the
+-- events of the checks and what that run printed.
 local function same_run(name, before, after)
   local text, code = run(out, ("%s --out %s.off script.lua %s"):format(before, name, after))
   assert(code == 0, text)
@@ -101,7 +101,7 @@ local function same_run(name, before, after)
   return checks, text
 end
 
-T.test("a run is the same with checks", function()
+T.test("checks do not change a run", function()
   local n = 0
   for _, case in ipairs{
     {"--threads 1 --amp fp16", ""},
@@ -117,7 +117,7 @@ T.test("a run is the same with checks", function()
     n = n + 1
     local checks, text = same_run("case" .. n, table.unpack(case))
     T.equal(#checks, 3)
-    if n <= 2 then                                     -- twice more each time, and not to the end
+    if n <= 2 then                                     -- 3 checks of 2 more calls, not to the end
       assert(text:find("calls 16 ends 10\nthe same random numbers", 1, true), text)
     end
   end
@@ -152,7 +152,7 @@ T.test("--amp-check requires half precision", function()
   assert(not text:find "amp check", text)
 end)
 
-T.test("what a function has to do", function()
+T.test("functions that cannot be checked", function()
   local function one(name, body, message)
     T.write(out .. "/wrong.lua", (SCRIPT:gsub("local sum = 0\n", body .. "\n%0")))
     local text, code = run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
@@ -172,10 +172,10 @@ local function layer_named(found, name)
   for _, layer in ipairs(found.layers) do
     if layer.layer == name then return layer end
   end
-  error("there is no layer " .. name)
+  error("no layer " .. name)
 end
 
--- Two linear layers of weights that f16 holds, and of biases 0.
+-- Returns two linear layers with weights that fit into f16 and biases of 0.
 local function make_net(a, b)
   local net = nn.sequential{nn.linear{4, 4}, nn.linear{4, 2}}
   net(lt.ones{1, 4})
@@ -221,7 +221,7 @@ T.test("the loss scale in use is in the gradients", function()
   T.equal(check().overflow, 0.0)
 end)
 
-T.test("a check leaves nothing behind", function()
+T.test("a check has no side effects", function()
   local net = make_net(0.3, 0.7)
   local sgd = lt.optim.sgd(net, {lr = 0.1})
   local hooks = 0
@@ -247,8 +247,8 @@ T.test("a check leaves nothing behind", function()
   T.equal(hooks, 2)
 end)
 
--- Of one that is longer still the end is kept, in which layers differ.
-T.test("layers with long names are told apart", function()
+-- Only the end of a very long name is kept, as layers differ there.
+T.test("layers with long names are distinguished", function()
   local function check(depth)
     local net = nn.sequential{nn.linear{4, 4}, nn.linear{4, 2}}
     for _ = 1, depth do
@@ -283,7 +283,7 @@ T.test("autocast within the function is off in the second pass", function()
   T.equal(dtypes, {"f16", "f32"})
 end)
 
-T.test("one rank alone may look", function()
+T.test("one rank may check alone", function()
   T.write(out .. "/root.lua", [[
 local lt = require "luatrain"
 local net = lt.nn.sequential{lt.nn.linear{4, 4}, lt.nn.sync_batch_norm{4}}

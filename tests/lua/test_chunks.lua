@@ -1,4 +1,4 @@
--- test_chunks.lua - Lua code is loaded from source text alone, by whatever way.
+-- test_chunks.lua - no function loads compiled Lua code; all accept source text only.
 local T = require "lt_test"
 
 local folder = T.folder()
@@ -21,7 +21,7 @@ local function reader(text)
   end
 end
 
-T.test("load takes source text alone", function()
+T.test("load accepts source text only", function()
   for _, mode in ipairs{false, "t", "bt"} do
     local function load_it(chunk) return load(chunk, "=chunk", mode or nil) end
     T.equal(load_it "return 7"(), 7)
@@ -34,11 +34,11 @@ T.test("load takes source text alone", function()
   T.equal({load("+ 'attempt to load a binary chunk'")},
           {nil, "[string \"+ 'attempt to load a binary chunk'\"]:1: unexpected symbol near '+'"})
   T.equal(load("x = 3; return _ENV", nil, nil, {})().x, 3)
-  T.equal(pcall(load("return x", nil, nil, nil)), false)    -- a nil environment is one
+  T.equal(pcall(load("return x", nil, nil, nil)), false)    -- a nil environment is used, too
   T.equal(select(2, pcall(load)), "bad argument #1 to 'load' (function expected, got no value)")
 end)
 
-T.test("loadfile and dofile take source text alone", function()
+T.test("loadfile and dofile accept source text only", function()
   local text = path_of("text.lua", "#!/usr/bin/env luatrain\nx = 3; return _ENV")
   local binary = path_of("binary.lua", compiled)
   T.equal(loadfile(text, nil, {})().x, 3)
@@ -53,7 +53,7 @@ T.test("loadfile and dofile take source text alone", function()
   T.equal(co(2), 3)
 end)
 
-T.test("require takes source text alone", function()
+T.test("require accepts source text only", function()
   local before = package.path
   package.path = folder .. "/?.lua"
   path_of("good.lua", "return {...}")
@@ -70,7 +70,7 @@ T.test("require takes source text alone", function()
   package.path = before
 end)
 
-T.test("a script is source text", function()
+T.test("a script must be source text", function()
   path_of("script.lua", compiled)
   local out, code = T.run(folder, "script.lua")
   T.equal(out, "luatrain: script.lua" .. REFUSED .. "\n")

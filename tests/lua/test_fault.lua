@@ -1,5 +1,5 @@
--- test_fault.lua - whichever allocation fails, a script ends with exit code 7 and a sentence, or
--- does not need it.
+-- test_fault.lua - if any allocation fails, a script ends with exit code 7 and a message, or
+-- continues without it.
 local T = require "lt_test"
 
 if arg[1] then
@@ -21,7 +21,7 @@ if arg[1] then
   os.exit(0, true)
 end
 
-T.test("every allocation may fail", function()
+T.test("any allocation may fail", function()
   local path = os.tmpname()
   local program, n, code, text = T.program(), 0
   repeat

@@ -1,4 +1,4 @@
--- test_file.lua - lt.save and lt.load, and files that are damaged. Nets in files: test_nn.lua.
+-- test_file.lua - lt.save, lt.load and damaged files. test_nn.lua saves and loads nets.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -15,21 +15,21 @@ local function spit(bytes)
   file:write(bytes)
 end
 
--- Byte i, from the end with negatives, gets another lowest bit.
+-- Flips the lowest bit of byte i, which counts from the end if negative.
 local function flip(i)
   local bytes = slurp()
   if i < 0 then i = #bytes + 1 + i end
   spit(bytes:sub(1, i - 1) .. string.char(bytes:byte(i) ~ 1) .. bytes:sub(i + 1))
 end
 
--- The file does not load, and the reason matches.
+-- Checks that the file does not load and that the error matches.
 local function damaged(load, pattern)
   local ok, why = pcall(load, path)
   assert(not ok, "it loads")
   assert(why:gsub("^[^:]*:%d+: ", ""):gsub(path, "PATH", 1):find(pattern), why)
 end
 
-T.test("a digest is written, and is no text of the user's", function()
+T.test("a digest is saved and is not part of the metadata", function()
   lt.save(path, {x = lt.tensor({1, 2})}, {note = "y"})
   assert(slurp():find('^........{"__metadata__":{"sha256":"%x+","note":"y"},"x":'))
   local tensors, texts = lt.load(path)
@@ -39,7 +39,7 @@ T.test("a digest is written, and is no text of the user's", function()
           path .. ": metadata cannot be named sha256")
 end)
 
-T.test("texts are names with strings, numbers or booleans", function()
+T.test("metadata maps names to strings, numbers or booleans", function()
   lt.save(path, {x = lt.tensor(1)}, {epoch = 3, best = 0.5, done = false, note = "y"})
   T.equal(select(2, lt.load(path)), {epoch = "3", best = "0.5", done = "false", note = "y"})
   T.fails(function() lt.save(path, {x = lt.tensor(1)}, {"y"}) end,
@@ -50,7 +50,7 @@ T.test("texts are names with strings, numbers or booleans", function()
           "lt.save: meta must be a table of strings")
 end)
 
-T.test("a flipped bit is found by whoever loads", function()
+T.test("a flipped bit is found on loading", function()
   local net = nn.sequential{nn.linear{2, 3}}
   local function load_net() return net:load(path) end
   local before = net:sha256()
@@ -67,7 +67,7 @@ T.test("a flipped bit is found by whoever loads", function()
   damaged(lt.load, words)
 end)
 
-T.test("a file that was cut short", function()
+T.test("a truncated file", function()
   lt.save(path, {x = lt.ones({100})})
   spit(slurp():sub(1, -2))
   damaged(lt.load, "^PATH: tensor 'x' ends at byte 400 of the data, but the file has 399; it is "
@@ -83,7 +83,7 @@ T.test("a file of another program has no digest", function()
   T.equal(texts, {format = "pt"})
 end)
 
--- The core, which only the embedded files see.
+-- Returns the core, which only the embedded files can access.
 local function find_core()
   for i = 1, math.huge do
     local name, value = debug.getupvalue(lt.load, i)
@@ -107,7 +107,7 @@ T.test("whether a file has a digest", function()
   lt.load(path)
 end)
 
-T.test("a finalizer may close the file that is read, or a tensor that is written", function()
+T.test("a finalizer may close a file or a tensor that is in use", function()
   local core = find_core()
   local names, tensors, meta = {}, {}, {}
   for i = 1, 50 do
@@ -128,8 +128,8 @@ T.test("a finalizer may close the file that is read, or a tensor that is written
     end
     collectgarbage()
     collectgarbage "stop"
-    collectgarbage("incremental", 1, 1000, 63)   -- each thing that is made is a whole collection
-    coroutine.wrap(arm)(k)   -- nothing of it is left on this stack
+    collectgarbage("incremental", 1, 1000, 63)   -- each allocation runs a full collection
+    coroutine.wrap(arm)(k)   -- leaves no reference on this stack
     collectgarbage "restart"
     local ok, why = pcall(fn)
     local came = closed

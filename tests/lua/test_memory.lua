@@ -1,11 +1,12 @@
--- test_memory.lua - resident size stays flat over many steps of LeNet, with and without lt.step.
+-- test_memory.lua - resident memory does not grow over many steps of LeNet, with and without
+-- lt.step; limits on garbage.
 local lt = require "luatrain"
 local T = require "lt_test"
 
 local slow = os.getenv "LUATRAIN_TEST_SLOW" == "1"
 local STEPS, BATCH = slow and 10000 or 600, slow and 8 or 4
 
--- Bytes of this process in memory.
+-- Returns the resident memory of this process, in bytes.
 local function resident()
   local file = assert(io.open "/proc/self/statm")
   local pages = select(2, file:read("n", "n"))
@@ -35,7 +36,7 @@ end
 T.test(STEPS .. " steps with lt.step", function() flat(lt.step) end)
 T.test(STEPS .. " steps without", function() flat(function(step) return step() end) end)
 
-T.test("a smaller batch takes no memory of its own", function()
+T.test("a smaller batch reuses the memory of a larger one", function()
   local net = lt.models.lenet{}
   local function step(batch)
     local x, y = lt.randn({batch, 28, 28, 1}), lt.zeros({batch}, {dtype = "i64"})
@@ -51,7 +52,7 @@ T.test("a smaller batch takes no memory of its own", function()
   end
 end)
 
--- 2000 tensors of 1 MiB, none of which is held; how many bytes are alive then.
+-- Makes 2000 tensors of 1 MiB and drops them. Returns the bytes that are still alive.
 local function make_garbage()
   collectgarbage()
   local before = lt.memory().live
@@ -68,8 +69,8 @@ T.test("garbage within a step is bounded", function()
   assert(bytes < 150 << 20, bytes)
 end)
 
--- Though nothing collects garbage but us: what forward made has handles until then.
-T.test("backward lets go of what it has been through", function()
+-- The handles of the activations still exist, because no garbage collection runs before backward.
+T.test("backward frees the activations that it has used", function()
   local w = lt.ones({1024, 1024}):requires_grad()       -- 4 MiB
   local before = lt.memory().live
   local made, left

@@ -1,5 +1,4 @@
--- test_ops.lua - how ops are called: inputs and options by position, options by name, and what is
--- refused.
+-- test_ops.lua - calls of ops: inputs and options by position, options by name, and errors.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -7,7 +6,7 @@ local x = lt.tensor({{1, 2, 3}, {4, 5, 7}})
 local image = lt.ones({2, 8, 8, 3})
 local weights = lt.ones({4, 3, 3, 3})
 
-T.test("three ways to say the same", function()
+T.test("the ways to pass options are equivalent", function()
   local wanted = lt.log_softmax(x, {axis = -1}):totable()
   T.equal(lt.log_softmax(x, -1):totable(), wanted)
   T.equal(x:log_softmax(2):totable(), wanted)
@@ -35,7 +34,7 @@ T.test("axes and positions count from 1", function()
   T.fails(function() x:sum(3) end, "sum: axis 3 is out of range for the 2 axes of x (2x3 f32)")
 end)
 
-T.test("cat takes a list of tensors", function()
+T.test("cat accepts a list of tensors", function()
   local all = {x, x * 2, x * 3}
   T.equal(lt.cat(all, 1).shape, {6, 3})
   T.equal(lt.cat(all, {axis = 2}):totable(), lt.cat(x, x * 2, x * 3, 2):totable())
@@ -73,14 +72,14 @@ T.test("cat takes a list of tensors", function()
   T.equal(w.grad:totable(), {7.0, 7.0})
 end)
 
-T.test("numbers stand for tensors", function()
+T.test("numbers are accepted as tensors", function()
   T.equal(x:gt(3):totable(), {{0, 0, 0}, {1, 1, 1}})
   T.equal(lt.where(x:gt(3), x, 0):totable(), {{0.0, 0.0, 0.0}, {4.0, 5.0, 7.0}})
   T.equal(lt.where(x:gt(3), 0, x):totable(), {{1.0, 2.0, 3.0}, {0.0, 0.0, 0.0}})
   T.equal(lt.sub(1, lt.tensor({1, 2}, {dtype = "f64"})).dtype, "f64")
 end)
 
-T.test("options are strict", function()
+T.test("invalid options", function()
   T.fails(function() lt.conv2d(image, weights, {strides = 2}) end,
           "conv2d: unknown option 'strides' (did you mean 'stride'?)")
   T.fails(function() lt.conv2d(image, weights, nil, 2, {stride = 1}) end,
@@ -115,7 +114,7 @@ T.test("options are strict", function()
           "sum: option 'axis' has a key 'last'; its items count from 1")
 end)
 
-T.test("inputs are strict", function()
+T.test("invalid inputs", function()
   T.fails(function() lt.conv2d(image) end, "conv2d: w must be a tensor, but is nil")
   T.fails(function() lt.conv2d(image, weights, 2) end,
           "conv2d: b must be a tensor or nil, but is 2; pass options in a table: {name = value}")

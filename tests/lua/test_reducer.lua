@@ -1,4 +1,4 @@
--- test_reducer.lua - two replicas with a reducer are one net on the joined batch.
+-- test_reducer.lua - two replicas with a reducer train like one net on the joined batch.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -22,7 +22,7 @@ local function loss(net, first, last)
   return lt.cross_entropy(net(images:slice(1, first, last)), labels:slice(1, first, last))
 end
 
-T.test("five steps of two replicas are five steps of one net", function()
+T.test("five steps of two replicas equal five steps of one net", function()
   local function sgd(net) return lt.optim.sgd(net, {lr = 0.1, momentum = 0.9}) end
   local o, o1, o2 = sgd(one), sgd(replicas[1]), sgd(replicas[2])
   for _ = 1, 5 do
@@ -43,7 +43,7 @@ T.test("five steps of two replicas are five steps of one net", function()
   end
 end)
 
-T.test("what other ranks count on a hook may not forget", function()
+T.test("a hook must not drop a gradient that other ranks need", function()
   local out = T.folder()
   T.write(out .. "/ranks.lua", [[
     local lt = require "luatrain"

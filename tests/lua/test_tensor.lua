@@ -1,8 +1,8 @@
--- test_tensor.lua - makers, elements, operators and the text of tensors.
+-- test_tensor.lua - creating tensors, elements, operators and tostring.
 local lt = require "luatrain"
 local T = require "lt_test"
 
-T.test("makers", function()
+T.test("functions that create tensors", function()
   T.equal(lt.zeros({2, 3}).shape, {2, 3})
   T.equal(lt.zeros({2}).dtype, "f32")
   T.equal(lt.ones({2}, {dtype = "f64"}):totable(), {1.0, 1.0})
@@ -18,7 +18,7 @@ T.test("makers", function()
   T.equal(lt.tensor({2 ^ 53 | 0, -1}, {dtype = "i64", device = "cpu"}):totable(), {2 ^ 53 | 0, -1})
 end)
 
-T.test("makers refuse", function()
+T.test("invalid arguments of functions that create tensors", function()
   T.fails(function() lt.zeros(3) end,
           "lt.zeros: the shape must be a table such as {2, 3}, but is 3")
   T.fails(function() lt.zeros({2, -1}) end,
@@ -65,7 +65,7 @@ end)
 local MOST, LEAST, ODD = math.maxinteger, math.mininteger, (1 << 53) + 1
 local I64 = {dtype = "i64"}
 
-T.test("whole numbers of i64 are exact", function()
+T.test("i64 integers are exact", function()
   local list = {MOST, MOST - 1, LEAST, LEAST + 1, ODD, -ODD}
   T.equal(lt.tensor(list, I64):totable(), list)
   for _, n in ipairs(list) do
@@ -82,7 +82,7 @@ T.test("whole numbers of i64 are exact", function()
   T.equal(lt.tensor({2.0 ^ 62, -2.0 ^ 63}, I64):totable(), {1 << 62, LEAST})
 end)
 
-T.test("lt.arange of whole numbers is exact", function()
+T.test("lt.arange of integers is exact", function()
   T.equal(lt.arange(ODD, ODD + 3, I64):totable(), {ODD, ODD + 1, ODD + 2})
   T.equal(lt.arange(MOST, MOST - 3, -1, I64):totable(), {MOST, MOST - 1, MOST - 2})
   T.equal(lt.arange(MOST - 1, MOST, 5, I64):totable(), {MOST - 1})
@@ -99,7 +99,7 @@ T.test("lt.arange of whole numbers is exact", function()
           "lt.arange: 256 does not fit into u8")
 end)
 
-T.test("numbers that a dtype does not hold are refused", function()
+T.test("numbers that do not fit into the dtype are errors", function()
   T.fails(function() lt.tensor({2.0 ^ 63}, I64) end,
           "lt.tensor: 9.2233720368548e+18 does not fit into i64")
   T.fails(function() lt.full({2}, 1e300, I64) end, "lt.full: 1e+300 does not fit into i64")
@@ -121,7 +121,7 @@ T.test("numbers that a dtype does not hold are refused", function()
   T.equal(lt.tensor({MOST, 1}, I64):clamp{max = 1 << 60}:totable(), {1 << 60, 1})
 end)
 
-T.test("random numbers depend on seed and count of draws", function()
+T.test("random numbers depend on the seed and the number of draws", function()
   lt.seed(5)
   local a, b = lt.randn({4}), lt.rand({4})
   lt.seed(5)
@@ -187,7 +187,7 @@ T.test("operators", function()
   T.fails(function() return {} - x end, "sub: x must be a tensor, but is a table")
 end)
 
-T.test("text", function()
+T.test("tostring", function()
   T.equal(tostring(lt.tensor({{1, 2}, {3, 4}})), "{{1, 2},\n {3, 4}}  2x2 f32")
   T.equal(tostring(lt.tensor({1.5, -20})), "{  1.5000, -20.0000}  2 f32")
   T.equal(tostring(lt.tensor({1, 2}, {dtype = "i64"})), "{1, 2}  2 i64")
@@ -202,7 +202,7 @@ T.test("text", function()
   T.equal(tostring(lt.nn.parameter({2})), "parameter 2 f32 (no memory yet)")
 end)
 
-T.test("a closed tensor is gone", function()
+T.test("a closed tensor cannot be used", function()
   local x = lt.zeros({2})
   do local _ <close> = x end
   T.fails(function() return x.shape end, "this tensor was closed")
