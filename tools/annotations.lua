@@ -343,7 +343,7 @@ say [[
 -- The public API, for lua-language-server. Made by tools/annotations.lua; do not edit it.
 ]]
 local _, message = pcall(lt.zeros, {}, {dtype = "?"})
-say("---@alias luatrain.DType '%s'", message:match "%(there are (.*)%)":gsub(", ", "'|'"))
+say("---@alias luatrain.DType '%s'", message:match "%(known: (.*)%)":gsub(", ", "'|'"))
 for _, alias in ipairs(types.aliases) do
   say("---@alias luatrain.%s %s", alias[1], full(alias[2]))
 end

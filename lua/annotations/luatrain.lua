@@ -378,7 +378,7 @@ local lt = {}
 
 ---`abs(x)`
 ---
----The absolute value of x; its gradient at 0 is 0.
+---y = |x| for each element of x; the gradient at 0 is 0.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.abs(x) end
@@ -386,7 +386,7 @@ Tensor.abs = lt.abs
 
 ---`add(x, y)`
 ---
----x + y.
+---x + y; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -431,7 +431,7 @@ function lt.arange(first, stop, step, options) end
 
 ---`argmax(x; axis?, keep=false)`
 ---
----Where the largest element is, counted from 0: the first of equals, a nan before all.
+---Index, from 0, of the largest element of x along an axis or of all elements; the first of equal ones, and a nan counts as largest.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.argmax.Options
 ---@param keep? boolean
@@ -458,7 +458,7 @@ function lt.autocast(precision, fn, ...) end
 
 ---`avg_pool2d(x; kernel, stride=kernel, pad=0)`
 ---
----Mean over windows of x (n, h, w, c); padding counts as zeros in the mean, as in PyTorch's default.
+---Mean over windows of x (n, h, w, c), to (n, oh, ow, c); padding counts as zeros in the mean, which is PyTorch's default.
 ---@param x luatrain.Tensor|number
 ---@param kernel? integer|integer[]|luatrain.avg_pool2d.Options
 ---@param stride? integer|integer[]
@@ -476,7 +476,7 @@ Tensor.avg_pool2d = lt.avg_pool2d
 
 ---`batch_norm(x, scale, shift, mean, var, residual?; train=false, momentum=0.1, eps=1e-5, act=none|relu|relu6, sync=false)`
 ---
----y = act((x - mean) / sqrt(var + eps) * scale + shift + residual) for each channel, the last axis. With train=true the mean and biased var of x are used, with sync=true those of x on all ranks, and the buffers mean and var move by momentum when the step ends.
+---y = act((x - mean) / sqrt(var + eps) * scale + shift + residual) for x (..., channels) and scale, shift, mean and var (channels); train=true takes mean and biased var from x (with sync=true, from x of all ranks) and updates the buffers mean and var by momentum at the end of the step.
 ---@param x luatrain.Tensor|number
 ---@param scale luatrain.Tensor|number
 ---@param shift luatrain.Tensor|number
@@ -497,7 +497,7 @@ Tensor.batch_norm = lt.batch_norm
 
 ---`cast(x; dtype=f32)`
 ---
----x in another dtype, rounded to nearest even; floats to integers are cut and saturate.
+---x converted to another dtype, rounded to nearest even; floats become integers by truncation and saturate.
 ---@param x luatrain.Tensor|number
 ---@param dtype? luatrain.DType|luatrain.cast.Options
 ---@return luatrain.Tensor
@@ -509,7 +509,7 @@ Tensor.cast = lt.cast
 
 ---`cat(x...; axis)`
 ---
----Tensors joined along one axis, in which alone they may differ. Lua: cat({a, b}, axis).
+---Tensors concatenated along one axis, in which alone their shapes may differ; in Lua, cat({a, b}, axis).
 ---@param x luatrain.Tensor|luatrain.Tensor[]
 ---@param ... luatrain.Tensor|integer|luatrain.cat.Options
 ---@return luatrain.Tensor
@@ -562,7 +562,7 @@ function lt.check.strict(functions, name, prefix) end
 
 ---`clamp(x; min=-inf, max=inf)`
 ---
----x brought into min..max (max if min is above it); the gradient passes between them.
+---y = min(max(x, min), max) for each element of x; the gradient is 0 except strictly between min and max.
 ---@param x luatrain.Tensor|number
 ---@param min? number|luatrain.clamp.Options
 ---@param max? number
@@ -578,7 +578,7 @@ Tensor.clamp = lt.clamp
 
 ---`conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)`
 ---
----Cross-correlation of x (n, h, w, c) with w (out, kh, kw, in/groups), plus b (out); padding is zero.
+---Cross-correlation of x (n, h, w, in), padded with zeros, with w (out, kh, kw, in/groups), plus b (out); the result has shape (n, oh, ow, out).
 ---@param x luatrain.Tensor|number
 ---@param w luatrain.Tensor|number
 ---@param b? luatrain.Tensor|luatrain.conv2d.Options
@@ -595,7 +595,7 @@ Tensor.conv2d = lt.conv2d
 
 ---`cross_entropy(x, labels; label_smoothing=0.0)`
 ---
----Mean over rows of -sum(q log softmax(x)), with q = (1 - label_smoothing) onehot(labels) + label_smoothing / classes; labels count from 0. No rows: 0.
+---Mean over rows of x (..., classes) of -sum(q log softmax(x)), with q = (1 - label_smoothing) onehot(labels) + label_smoothing / classes and labels (...) counted from 0; 0 if there are no rows.
 ---@param x luatrain.Tensor|number
 ---@param labels luatrain.Tensor|number
 ---@param label_smoothing? number|luatrain.cross_entropy.Options
@@ -633,7 +633,7 @@ function lt.data.set(given) end
 
 ---`div(x, y)`
 ---
----x / y; integers are truncated toward zero, and an integer / 0 is 0.
+---x / y; x and y broadcast, integers truncate toward zero, and an integer / 0 is 0.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -646,7 +646,7 @@ Tensor.div = lt.div
 
 ---`dropout(x; p=0.5, train=true)`
 ---
----y = x / (1 - p) with probability 1 - p, else 0, for each element; with train=false y = x.
+---y = x / (1 - p) with probability 1 - p, else 0, independently for each element; with train=false, y = x.
 ---@param x luatrain.Tensor|number
 ---@param p? number|luatrain.dropout.Options
 ---@param train? boolean
@@ -656,7 +656,7 @@ Tensor.dropout = lt.dropout
 
 ---`embedding(w, ids)`
 ---
----y[i] = w[ids[i]]: rows of w, (rows, ...), by integer ids of any dims, which count from 0.
+---y[i] = w[ids[i]]: rows of w (rows, ...), selected by integer ids of any shape, which count from 0; y has the shape of ids, then that of a row.
 ---@param w luatrain.Tensor|number
 ---@param ids luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -665,7 +665,7 @@ Tensor.embedding = lt.embedding
 
 ---`eq(x, y)`
 ---
----1 where x = y, else 0.
+---1 where x = y, else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -674,7 +674,7 @@ Tensor.eq = lt.eq
 
 ---`exp(x)`
 ---
----e to the power of x.
+---y = e^x for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.exp(x) end
@@ -698,7 +698,7 @@ function lt.full(shape, value, options) end
 
 ---`ge(x, y)`
 ---
----1 where x >= y, else 0.
+---1 where x >= y, else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -707,7 +707,7 @@ Tensor.ge = lt.ge
 
 ---`gelu(x)`
 ---
----x P(X <= x), X normal: x (1 + erf(x / sqrt(2))) / 2.
+---y = x (1 + erf(x / sqrt(2))) / 2 for each element of x (exact, not the tanh form).
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.gelu(x) end
@@ -733,7 +733,7 @@ function lt.grad_check(f, inputs, options) end
 
 ---`gt(x, y)`
 ---
----1 where x > y, else 0.
+---1 where x > y, else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -750,7 +750,7 @@ function lt.help(name) end
 
 ---`layer_norm(x, scale, shift; eps=1e-5)`
 ---
----y = (x - mean) / sqrt(var + eps) * scale + shift, with mean and biased var over the last axis.
+---y = (x - mean) / sqrt(var + eps) * scale + shift for x (..., n), scale (n) and shift (n), with mean and biased var over the last axis.
 ---@param x luatrain.Tensor|number
 ---@param scale luatrain.Tensor|number
 ---@param shift luatrain.Tensor|number
@@ -761,7 +761,7 @@ Tensor.layer_norm = lt.layer_norm
 
 ---`le(x, y)`
 ---
----1 where x <= y, else 0.
+---1 where x <= y, else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -770,7 +770,7 @@ Tensor.le = lt.le
 
 ---`linear(x, w, b?)`
 ---
----y = x w^T + b for x (..., in), w (out, in), b (out).
+---y = x w^T + b for x (..., in), w (out, in) and b (out); y has shape (..., out).
 ---@param x luatrain.Tensor|number
 ---@param w luatrain.Tensor|number
 ---@param b? luatrain.Tensor
@@ -787,7 +787,7 @@ function lt.load(path) end
 
 ---`log(x)`
 ---
----The natural logarithm of x.
+---y = ln(x) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.log(x) end
@@ -798,7 +798,7 @@ Tensor.log = lt.log
 
 ---`log_softmax(x; axis=-1)`
 ---
----y = x - log(sum(exp(x))) along the axis.
+---y = x - log(sum(exp(x))) along an axis of x; y has the shape of x.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.log_softmax.Options
 ---@return luatrain.Tensor
@@ -807,7 +807,7 @@ Tensor.log_softmax = lt.log_softmax
 
 ---`lt(x, y)`
 ---
----1 where x < y, else 0.
+---1 where x < y, else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -816,7 +816,7 @@ Tensor.lt = lt.lt
 
 ---`matmul(x, y)`
 ---
----Matrix product of the last two axes, x (..., m, k) and y (..., k, n) to (..., m, n); leading axes broadcast.
+---Matrix product of x (..., m, k) and y (..., k, n), of shape (..., m, n); the leading axes broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -829,7 +829,7 @@ Tensor.matmul = lt.matmul
 
 ---`max(x; axis?, keep=false)`
 ---
----The largest element over one axis, several or all; a nan wins; equals share the gradient evenly.
+---Largest element of x over one axis, several or all (the default); nan if any is nan, and equal elements share the gradient evenly.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.max.Options
 ---@param keep? boolean
@@ -844,7 +844,7 @@ Tensor.max = lt.max
 
 ---`max_pool2d(x; kernel, stride=kernel, pad=0)`
 ---
----Maximum over windows of x (n, h, w, c); padding counts as -inf, the gradient goes to the first maximum of a window.
+---Maximum over windows of x (n, h, w, c), to (n, oh, ow, c); padding counts as -inf, and the gradient goes to the first maximum of a window.
 ---@param x luatrain.Tensor|number
 ---@param kernel? integer|integer[]|luatrain.max_pool2d.Options
 ---@param stride? integer|integer[]
@@ -859,7 +859,7 @@ Tensor.max_pool2d = lt.max_pool2d
 
 ---`mean(x; axis?, keep=false)`
 ---
----The mean over one axis, several or all; integers give f32.
+---Mean of x over one axis, several or all (the default); keep=true keeps them with size 1, and integers give f32.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.mean.Options
 ---@param keep? boolean
@@ -911,7 +911,7 @@ function lt.micro_batches(k, x, y) end
 
 ---`min(x; axis?, keep=false)`
 ---
----The smallest element over one axis, several or all; a nan wins; equals share the gradient evenly.
+---Smallest element of x over one axis, several or all (the default); nan if any is nan, and equal elements share the gradient evenly.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.min.Options
 ---@param keep? boolean
@@ -1054,7 +1054,7 @@ function lt.models.vgg19_bn(options) end
 
 ---`mse_loss(x, y)`
 ---
----Mean over all elements of (x - y)^2. No elements: 0.
+---Mean of (x - y)^2 over all elements of x and y, which have the same shape; 0 if they are empty.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1063,7 +1063,7 @@ Tensor.mse_loss = lt.mse_loss
 
 ---`mul(x, y)`
 ---
----x * y.
+---x * y; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1072,7 +1072,7 @@ Tensor.mul = lt.mul
 
 ---`ne(x, y)`
 ---
----1 where x and y differ (a nan differs from all), else 0.
+---1 where x != y (true if either is nan), else 0, as u8; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1081,7 +1081,7 @@ Tensor.ne = lt.ne
 
 ---`neg(x)`
 ---
-----x; the least integer stays what it is.
+---y = -x for each element of x; the smallest integer is unchanged.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.neg(x) end
@@ -1242,7 +1242,7 @@ function lt.no_grad(fn, ...) end
 
 ---`norm(x; axis?, keep=false)`
 ---
----The square root of the sum of squares; its gradient at 0 is 0.
+---Square root of the sum of x^2 over one axis, several or all (the default); the gradient at 0 is 0.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.norm.Options
 ---@param keep? boolean
@@ -1309,7 +1309,7 @@ function lt.optim.sgd(what, options) end
 
 ---`pad(x; before, after, value=0.0)`
 ---
----x with so many elements of one value before and after it: one count, or one per axis.
+---x with `before` and `after` elements of one value added at the ends of each axis; each is one count, or one per axis.
 ---@param x luatrain.Tensor|number
 ---@param before? integer|integer[]|luatrain.pad.Options
 ---@param after? integer|integer[]
@@ -1323,7 +1323,7 @@ Tensor.pad = lt.pad
 
 ---`permute(x; axes)`
 ---
----x with its axes in another order; a copy.
+---x with axis axes[i] as its axis i; the result is a copy.
 ---@param x luatrain.Tensor|number
 ---@param axes? integer|integer[]|luatrain.permute.Options
 ---@return luatrain.Tensor
@@ -1332,7 +1332,7 @@ Tensor.permute = lt.permute
 
 ---`pow(x, y)`
 ---
----x to the power of y; an integer to a negative power is truncated toward zero.
+---x^y; x and y broadcast, and an integer to a negative power truncates toward zero.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1358,7 +1358,7 @@ function lt.rank() end
 
 ---`relu(x)`
 ---
----x where it is positive, else 0.
+---y = max(x, 0) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.relu(x) end
@@ -1366,7 +1366,7 @@ Tensor.relu = lt.relu
 
 ---`relu6(x)`
 ---
----x brought into 0..6.
+---y = min(max(x, 0), 6) for each element.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.relu6(x) end
@@ -1377,7 +1377,7 @@ Tensor.relu6 = lt.relu6
 
 ---`reshape(x; shape)`
 ---
----The same elements under another shape, of which one axis may be -1; a view.
+---The elements of x in another shape, in which one axis may be -1 to be inferred; the result is a view.
 ---@param x luatrain.Tensor|number
 ---@param shape? integer|integer[]|luatrain.reshape.Options
 ---@return luatrain.Tensor
@@ -1454,7 +1454,7 @@ function lt.seed(n) end
 
 ---`sigmoid(x)`
 ---
----1 / (1 + exp(-x)).
+---y = 1 / (1 + exp(-x)) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.sigmoid(x) end
@@ -1467,7 +1467,7 @@ Tensor.sigmoid = lt.sigmoid
 
 ---`slice(x; axis, first, last)`
 ---
----Positions first to last, both included, of an axis; a view if it is the leading one.
+---The part of x from position first to last, both included, along an axis; the result is a view if it is the first axis.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.slice.Options
 ---@param first? integer|integer[]
@@ -1481,7 +1481,7 @@ Tensor.slice = lt.slice
 
 ---`softmax(x; axis=-1)`
 ---
----y = exp(x) / sum(exp(x)) along the axis.
+---y = exp(x) / sum(exp(x)) along an axis of x; y has the shape of x.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.softmax.Options
 ---@return luatrain.Tensor
@@ -1490,7 +1490,7 @@ Tensor.softmax = lt.softmax
 
 ---`sqrt(x)`
 ---
----The square root of x.
+---y = sqrt(x) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.sqrt(x) end
@@ -1508,7 +1508,7 @@ function lt.steps() end
 
 ---`sub(x, y)`
 ---
----x - y.
+---x - y; x and y broadcast.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1521,7 +1521,7 @@ Tensor.sub = lt.sub
 
 ---`sum(x; axis?, keep=false)`
 ---
----The sum over one axis, several or all; integers give i64.
+---Sum of x over one axis, several or all (the default); keep=true keeps them with size 1, and integers give i64.
 ---@param x luatrain.Tensor|number
 ---@param axis? integer|integer[]|luatrain.sum.Options
 ---@param keep? boolean
@@ -1540,7 +1540,7 @@ function lt.summary.attach(script) end
 
 ---`tanh(x)`
 ---
----The hyperbolic tangent of x.
+---y = tanh(x) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.tanh(x) end
@@ -1557,7 +1557,7 @@ function lt.tensor(value, options) end
 
 ---`transpose(x; axes?)`
 ---
----x with two axes swapped, the last two by default; a copy.
+---x with two axes swapped, by default the last two; the result is a copy.
 ---@param x luatrain.Tensor|number
 ---@param axes? integer|integer[]|luatrain.transpose.Options
 ---@return luatrain.Tensor
@@ -1569,7 +1569,7 @@ lt.version = ""
 
 ---`where(cond, x, y)`
 ---
----x where cond is not 0, else y.
+---x where cond (u8) is not 0, else y; cond, x and y broadcast.
 ---@param cond luatrain.Tensor|number
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number

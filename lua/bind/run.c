@@ -228,13 +228,23 @@ static void keep_results(lua_State *L, lt_lua *s, int first)
     }
 }
 
-/* Calls the function in argument 1 with the arguments that follow, inside a scope, no_grad or
+static bool is_callable(lua_State *L, int index)
+{
+    if (lua_isfunction(L, index))
+        return true;
+    if (luaL_getmetafield(L, index, "__call") == LUA_TNIL)
+        return false;
+    lua_pop(L, 1);
+    return true;
+}
+
+/* Calls the function or module in argument 1 with the arguments that follow, inside a scope, no_grad or
  * autocast. dtype is that of autocast. */
 static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);
     bool scope = what == LT_OPEN_SCOPE;
-    if (!lua_isfunction(L, 1))
+    if (!is_callable(L, 1))
         lt__refuse(L, s, "%s requires a function, but got %s", who, lt__text(L, 1));
     if (s->n_open == LT_MAX_OPEN)
         lt__refuse(L, s, "%s: more than %d of lt.step, lt.no_grad and lt.autocast are open", who,

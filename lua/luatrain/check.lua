@@ -222,7 +222,7 @@ local function read_given(self, given)
     if values[item.name] == nil then values[item.name] = item.default end
     if values[item.name] == nil and item.same_as then values[item.name] = values[item.same_as] end
     if values[item.name] == nil and not item.optional then
-      fail("%s: '%s' must be given: %s", self.name, item.name, self.usage)
+      fail("%s: '%s' is missing: %s", self.name, item.name, self.usage)
     end
   end
   return values, describe(self, values)

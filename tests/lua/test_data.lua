@@ -112,7 +112,7 @@ end)
 T.test("invalid arguments", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
-          "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, first=0, "
+          "batches: 'batch' is missing: batches{batch; shuffle=false, epoch=1, first=0, "
           .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false, grain=1}")
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
@@ -313,7 +313,7 @@ end)
 T.test("invalid arguments of data.set", function()
   local x, y = lt.zeros({4, 3, 2, 3}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local cases = {
-    {{x}, "data.set: 'labels' must be given: "
+    {{x}, "data.set: 'labels' is missing: "
           .. "data.set{images, labels; classes?, names?, mean?, std?}"},
     {{x, 5}, "data.set: 'labels' must be a tensor, but is 5"},
     {{x, y, clases = 3}, "data.set: unknown key 'clases' (did you mean 'classes'?)"},

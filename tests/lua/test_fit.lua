@@ -183,7 +183,7 @@ T.test("evaluation counts every sample once", function()
   T.fails(function() run:evaluate(test, {metrics = {{name = "loss", count = print}}}) end,
           'run:evaluate: a metric cannot be called "loss"')
   T.fails(function() run:evaluate(test, {metrics = {{name = "x"}}}) end,
-          "metric: 'count' must be given: metric{name, count}")
+          "metric: 'count' is missing: metric{name, count}")
   T.fails(function()
     run:evaluate(test, {metrics = {{name = "x", count = function() return {} end}}})
   end, "run:evaluate: metric 'x' must return a count, one number, but returned a table")
@@ -432,9 +432,9 @@ T.test("settings are checked before anything is made", function()
   refused({optim = lt.optim.sgd(make_net(), {lr = 0.1})},
           "lt.run: the optimizer has no parameter of the net; it was made for another net")
   refused({out = ""}, "lt.run: 'out' must be a path, but is ''")
-  T.fails(function() lt.run{} end, "lt.run: 'net' must be given: " .. usage)
+  T.fails(function() lt.run{} end, "lt.run: 'net' is missing: " .. usage)
   T.fails(function() lt.fit{lr = 5} end, "lt.fit: unknown key 'lr'" .. select(2, pcall(lt.fit, {}))
-                                         :match "given(: .*)$")
+                                         :match "missing(: .*)$")
 end)
 
 T.test("lt.fit checks its sets and its loss", function()

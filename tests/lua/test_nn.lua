@@ -142,7 +142,7 @@ end)
 T.test("makers are strict", function()
   T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end,
           "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
-  T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' must be given: "
+  T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' is missing: "
           .. CONV2D)
   T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d accepts 3 values by position: "
           .. CONV2D)

@@ -356,7 +356,7 @@ end)
 
 T.test("makers are strict", function()
   local net = one()
-  T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' must be given: " .. USAGE)
+  T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' is missing: " .. USAGE)
   T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,
           "optim.sgd: unknown key 'momentun' (did you mean 'momentum'?)")
   T.fails(function() optim.sgd(5, {lr = 1}) end,

@@ -65,6 +65,10 @@ T.test("detach and no_grad", function()
   T.equal(b, 7)
   pcall(lt.no_grad, error)
   assert((x * 2).on_tape, "recording goes on after an error")
+  local net = lt.nn.linear{2, 3}                 -- a module can be called like a function
+  T.equal(lt.no_grad(net, lt.ones{1, 2}).on_tape, false)
+  T.equal(lt.autocast("bf16", net, lt.ones{1, 2}).dtype, "bf16")
+  T.fails(function() lt.no_grad({}) end, "lt.no_grad requires a function, but got a table")
   T.fails(function() lt.no_grad(5) end, "lt.no_grad requires a function, but got 5")
 end)
 

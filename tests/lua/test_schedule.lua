@@ -166,7 +166,7 @@ T.test("refused", function()
   T.fails(function() schedule.constant(5) end,
           "schedule.constant requires one table: schedule.constant{warmup=0.0, ramp=linear, "
           .. "start=0.0}, but got 5")
-  T.fails(function() schedule.step{} end, "schedule.step: 'at' must be given: "
+  T.fails(function() schedule.step{} end, "schedule.step: 'at' is missing: "
           .. "schedule.step{at; factor=0.1, warmup=0.0, ramp=linear, start=0.0}")
   for _, ramp in ipairs{"constant", "exponential"} do
     schedule.cosine{ramp = ramp}                       -- there is no warm-up

@@ -100,7 +100,7 @@ T.test("invalid sizes", function()
           "lt.run: item 1 of sizes has no epochs; only the last item may omit them")
   refused({{epochs = 1, size = 4}, {epochs = 7, size = 8}},
           "lt.run: the epochs of sizes sum to 8, but those of the run are 4")
-  refused({{epochs = 1}}, "sizes: 'size' must be given: sizes{size, epochs?, batch?, area?}")
+  refused({{epochs = 1}}, "sizes: 'size' is missing: sizes{size, epochs?, batch?, area?}")
   refused({{size = 4, batch = 21}},
           "lt.run: batch must be at most the 20 images of the training set, but is 21")
   refused({4, 8}, "lt.run: 'sizes' must be a list of tables, but is a table")

@@ -480,7 +480,7 @@ end
 function bench.attach(...)
   local o = {steps = 20, margin = 5}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
-    "a script must be given: luatrain bench train_lenet.lua; see luatrain bench --help")
+    "the script is missing: luatrain bench train_lenet.lua; see luatrain bench --help")
   local name = select(script, ...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end
