@@ -122,8 +122,8 @@ T.test("a learning rate in proportion to the batch", function()
   T.near(schedule.lr_for_batch{0.1, 8192}, 3.2, 1e-15)
   T.equal(schedule.lr_for_batch{base = 0.1, batch = 128}, 0.05)
   T.equal(schedule.lr_for_batch{base = 0.25, batch = 64, per = 32}, 0.5)
-  T.fails(function() schedule.lr_for_batch{0.1} end, "schedule.lr_for_batch: 'batch' must be "
-          .. "given: schedule.lr_for_batch{base, batch; per=256}")
+  T.fails(function() schedule.lr_for_batch{0.1} end, "schedule.lr_for_batch: 'batch' is "
+          .. "missing: schedule.lr_for_batch{base, batch; per=256}")
   T.fails(function() schedule.lr_for_batch{0.1, 8, per = 0} end,
           "schedule.lr_for_batch: 'per' must be a positive integer, but is 0")
 end)
