@@ -36,13 +36,13 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
-void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *s)
+void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *entry)
 {
-    lt_release(s->running_mean);
-    lt_release(s->running_var);
-    lt_release(s->mean);
-    lt_release(s->var);
-    lt__free(ctx, s, sizeof *s);
+    lt_release(entry->running_mean);
+    lt_release(entry->running_var);
+    lt_release(entry->mean);
+    lt_release(entry->var);
+    lt__free(ctx, entry, sizeof *entry);
 }
 
 void lt_bn_stats_clear(lt_ctx *ctx)

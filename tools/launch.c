@@ -33,8 +33,6 @@ enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank on 
 enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
 enum { MOST_SECONDS = 1 }; /* counted per poll: time while this process is stopped is not */
 
-extern char **environ;
-
 /* ==== The command ============================================================================= */
 
 /* Whether to pass an environment variable to the ranks with -x. mpirun passes the environment only

@@ -238,8 +238,8 @@ static bool is_callable(lua_State *L, int index)
     return true;
 }
 
-/* Calls the function or module in argument 1 with the arguments that follow, inside a scope, no_grad or
- * autocast. dtype is that of autocast. */
+/* Calls the function or module in argument 1 with the arguments that follow, inside a scope,
+ * no_grad or autocast. dtype is that of autocast. */
 static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);

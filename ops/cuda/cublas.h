@@ -58,13 +58,13 @@ typedef struct lt_cublas_product {
     int64_t align[LT_CUBLAS_OUT + 1]; /* alignment of the addresses of a, b and out, in bytes */
 } lt_cublas_product;
 
-/* Finds an algorithm for p and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
+/* Finds an algorithm for o and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
  * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Empty products and products
  * with k = 0 need no workspace. */
-lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *p, size_t *workspace);
+lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace);
 /* Enqueues the product in the stream. operand holds device addresses, indexed by LT_CUBLAS_A
  * etc. */
-lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *p,
+lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
                          void *const operand[LT_CUBLAS_OPERANDS], void *workspace);
 
 /* ==== Calls of ops ============================================================================ */
