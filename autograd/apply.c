@@ -320,9 +320,10 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
 {
     const lt_schema *s = &def->schema;
     LT_TRY(lt__check_open(ctx, s->name));
-    if (n_in > (s->variadic ? LT_MAX_LIST : s->n_in))
-        return lt_fail(LT_EINVAL, "%s: expected at most %d tensors, got %d", s->name,
-                       s->variadic ? LT_MAX_LIST : s->n_in, n_in);
+    const int most = s->variadic ? LT_MAX_LIST : s->n_in;
+    if (n_in > most)
+        return lt_fail(LT_EINVAL, "%s: expected at most %d tensor%s, got %d", s->name, most,
+                       most == 1 ? "" : "s", n_in);
     for (int i = 0; i < n_in || i < s->n_in; i++) {
         const lt_tensor *x = i < n_in ? in[i] : NULL;
         const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;

@@ -510,9 +510,12 @@ void lt_tape_free(lt_tape *tape)
     if (!tape)
         return;
     lt_ctx *ctx = tape->ctx;
+    struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(tape);
-    if (ctx->slots.autograd && ctx->slots.autograd->tape == tape)
-        ctx->slots.autograd->tape = &ctx->slots.autograd->default_tape;
+    if (ag && ag->tape == tape)
+        ag->tape = &ag->default_tape;
+    if (ag && ag->dry_run.before == tape)
+        ag->dry_run.before = &ag->default_tape;
     lt__free(ctx, tape, sizeof *tape);
     lt__ctx_release(ctx);
 }

@@ -51,6 +51,7 @@ lt_status lt_trace_create(const char *path)
 {
     int file;
     LT_TRY(open_trace(path, O_CREAT | O_TRUNC, &file));
+    errno = ENOSPC; /* the cause of a short write, which sets no error */
     bool written = write(file, "[\n", 2) == 2;
     lt_status status = written ? LT_OK : cannot(path);
     close(file);

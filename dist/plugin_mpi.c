@@ -131,9 +131,15 @@ static int find_node(mpi *m, lt_net *w)
     return ok;
 }
 
-static int fail(char *text, size_t bytes, const char *why)
+/* Writes the reason to text and frees m, which is no longer used. MPI stays initialized. */
+static int fail(mpi *m, char *text, size_t bytes, const char *why)
 {
     snprintf(text, bytes, "%s", why);
+    if (m) {
+        pthread_mutex_destroy(&m->lock);
+        free(m->node);
+        free(m);
+    }
     return -1;
 }
 
@@ -150,20 +156,20 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
     }
     mpi *m = calloc(1, sizeof *m);
     if (!m)
-        return fail(text, bytes, "out of memory for MPI");
+        return fail(NULL, text, bytes, "out of memory for MPI");
     pthread_mutex_init(&m->lock, NULL);
     MPI_Initialized(&is_up);
     m->is_ours = !is_up;
     if (is_up)
         MPI_Query_thread(&granted);
     else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS)
-        return fail(text, bytes, "MPI_Init_thread failed");
+        return fail(m, text, bytes, "MPI_Init_thread failed");
     if (granted < MPI_THREAD_SERIALIZED)
         return fail(
-            text, bytes,
+            m, text, bytes,
             "MPI allows calls from one thread only, but luatrain requires MPI_THREAD_SERIALIZED");
     if (MPI_Comm_dup(MPI_COMM_WORLD, &m->world) != MPI_SUCCESS)
-        return fail(text, bytes, "MPI_Comm_dup failed");
+        return fail(m, text, bytes, "MPI_Comm_dup failed");
     MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
     *net = (lt_net){.self = m,
                     .send = start_send,
@@ -174,5 +180,6 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
     MPI_Comm_rank(m->world, &net->rank);
     MPI_Comm_size(m->world, &net->size);
     name_library(net->name, sizeof net->name);
-    return find_node(m, net) ? 0 : fail(text, bytes, "MPI cannot list the ranks on this machine");
+    return find_node(m, net) ? 0
+                             : fail(m, text, bytes, "MPI cannot list the ranks on this machine");
 }

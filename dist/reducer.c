@@ -138,7 +138,7 @@ lt_reduced_step lt_reducer_last(const lt_reducer *r) { return r->last; }
 
 bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 {
-    if (i >= r->plan.n_buckets)
+    if (i < 0 || i >= r->plan.n_buckets)
         return false;
     const lt_bucket *b = &r->plan.buckets[i].times;
     *out = (lt_bucket){b->bytes, b->ready - r->began, b->began - r->began, b->ended - r->began};

@@ -137,11 +137,17 @@ static void become(const char **command, const sigset_t *mask, const int output[
 static lt_status start(const char **command, const sigset_t *mask, const int output[2], pid_t *pid)
 {
     int ends[2], why = 0;
-    if (pipe2(ends, O_CLOEXEC) != 0 || (*pid = fork()) < 0)
+    if (pipe2(ends, O_CLOEXEC) != 0)
         return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", strerror(errno));
+    *pid = fork();
     if (*pid == 0)
         become(command, mask, output, ends[1]);
+    const char *no_fork = *pid < 0 ? strerror(errno) : NULL;
     close(ends[1]);
+    if (no_fork) {
+        close(ends[0]);
+        return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", no_fork);
+    }
     bool failed = read(ends[0], &why, sizeof why) == sizeof why;
     close(ends[0]);
     if (failed && why == ENOENT)

@@ -142,7 +142,8 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
         n--;
     }
     if (n > schema->n_opt)
-        lt__refuse(L, s, "%s: expected at most %d options, got %d", schema->name, schema->n_opt, n);
+        lt__refuse(L, s, "%s: expected at most %d option%s, got %d", schema->name, schema->n_opt,
+                   schema->n_opt == 1 ? "" : "s", n);
     for (int k = 0; k < n; k++)
         if (!lua_isnil(L, first + k))
             read_option(L, s, schema, k, first + k, opts);

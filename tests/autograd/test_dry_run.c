@@ -198,6 +198,19 @@ TEST(a_dry_run_has_no_side_effects)
     end(&n);
 }
 
+/* The tape that was current when the dry run began may be freed in it. */
+TEST(a_dry_run_outlives_the_tape_before_it)
+{
+    net n = make(NULL);
+    lt_tape *tape = lt_tape_new(n.ctx), *own = lt_tape_use(n.ctx, tape);
+    CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
+    lt_tape_free(tape);
+    lt_dry_run_end(n.ctx);
+    CHECK(lt_tape_current(n.ctx) == own);
+    go(&n);
+    end(&n);
+}
+
 /* The gradients equal those of a backward, except that gradients of several uses are reported as
  * they grow: for w, first the gradient of one use, then the sum of both. */
 TEST(gradients_are_visible_and_earlier_ones_stay)

@@ -64,7 +64,7 @@ T.test("cat accepts a list of tensors", function()
             ("cat: the list of tensors has a key %s; its items count from 1"):format(key))
   end
   T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' is missing")
-  T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: expected at most 1 options, got 2")
+  T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: expected at most 1 option, got 2")
   T.fails(function() lt.cat() end, "cat: x must be a tensor, but is nil")
   local w = lt.tensor({1, 2}):requires_grad()
   local y = lt.cat({w, w * 3}, 1) * lt.tensor({1, 1, 2, 2})

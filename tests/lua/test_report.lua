@@ -112,9 +112,9 @@ T.test("invalid arguments and logs", function()
     refused(folder, ("%s/metrics.jsonl is not a valid log of a run: the line \"%s\" has an invalid "
                      .. "'%s'"):format(folder, line:match '^"event":"(%a+)"', name))
   end
-  refused("--target 76 x", "--target must be a number from 0 to 1, but is '76'")
+  refused("--target 76 x", "--target must be a positive number up to 1, but is '76'")
   refused("--target", "--target requires a value")
-  refused("--peak=fast x", "--peak must be a number of Tflop/s, but is 'fast'")
+  refused("--peak=fast x", "--peak must be a positive number of Tflop/s, but is 'fast'")
   refused("--taget 1 x", "unknown option '--taget' (did you mean '--target'?)")
   local text, code = report "--help"
   T.equal(code, 0)

@@ -95,8 +95,8 @@ local function up_to(most)
   end
 end
 
-local OPTIONS = {target = {"a number from 0 to 1", up_to(1)},
-                 peak = {"a number of Tflop/s", up_to(math.huge)}, help = true}
+local OPTIONS = {target = {"a positive number up to 1", up_to(1)},
+                 peak = {"a positive number of Tflop/s", up_to(math.huge)}, help = true}
 
 -- Prepares `luatrain report`. Returns nil, since there is no script, and a function that prints the
 -- report.
