@@ -12,7 +12,7 @@
 #include "core/tensor.h"
 #include "ops/ops.h"
 
-enum { MAX_AT_FLOOR = 10 }; /* skipped steps in a row whose scale could not have been lower */
+enum { MAX_AT_FLOOR = 10 }; /* skipped steps in a row at the lowest possible scale */
 
 int lt__exponent_of(double magnitude)
 {
@@ -189,9 +189,10 @@ static lt_status seed(void *ud, lt_tensor *grad)
     return lt_rescale(grad, scale_of(s), NULL);
 }
 
-/* If the leftover gradient is not finite, but all gradients of this step so far are, a skipped step
- * has left it, on a leaf without an optimizer. It is zeroed, as it would cause all further
- * steps to be skipped. A leaf that has a row needs no such check: the row covers the leftover. */
+/* A leftover gradient may be non-finite although all gradients of this step so far are finite. Then
+ * it comes from a skipped step and belongs to a leaf without an optimizer. It is zeroed; otherwise,
+ * every later step would be skipped. A leaf that has a row needs no such check: the row covers the
+ * leftover. */
 static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
@@ -222,7 +223,7 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_measure(s->table, s->last, grad, scale_of(s));
 }
 
-/* If only other ranks have added to it, their votes cover it. */
+/* If only other ranks added to the gradient, their votes cover it, so its row is cleared. */
 static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
@@ -235,14 +236,14 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_clear(s->table, s->last);
 }
 
-/* Whether only other ranks have a gradient that is not finite in a skipped step. */
+/* Whether this skipped step has non-finite gradients only on other ranks. */
 static bool found_inf_elsewhere(const lt_loss_scale *s)
 {
     return s->is_reduced && !s->found_inf_here;
 }
 
-/* LT_ENUMERIC when no scale helps, but only after a step with anomaly detection: a training resumed
- * from a checkpoint starts without it. */
+/* Returns LT_ENUMERIC when no scale helps. A step with anomaly detection must come first, because a
+ * run that resumes from a checkpoint starts without anomaly detection. */
 static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
@@ -323,8 +324,9 @@ static bool resolve(void *ud, const lt_grad_stats *stats)
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__anomaly_first(ud, loss); }
 
-/* Called when s comes into use again. If its last step was skipped, that is over for gradients
- * computed meanwhile without it. It still holds for optimizers that have not stepped yet. */
+/* Called when s is used again. If its last step was skipped, optimizers that have not stepped since
+ * must still skip it. If none of that step's gradients is left, its status is reset, so that it
+ * does not affect gradients computed without s. */
 static void come_back(lt_loss_scale *s)
 {
     bool goes_on = s->has_backward || s->step_status != LT_SKIPPED;

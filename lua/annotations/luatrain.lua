@@ -410,7 +410,7 @@ function lt.amp.check(fn, ...) end
 
 ---`amp.scaler{policy=adaptive, scale=65536.0, growth_interval=2000}`
 ---
----Makes a loss scaler and puts it in use until it is closed. Options: policy = "adaptive" (the
+---Creates a loss scaler and enables it until it is closed. Options: policy = "adaptive" (the
 ---default), "dynamic" or "static"; scale = 65536, the initial scale; growth_interval = 2000, in
 ---steps, for dynamic only. amp/amp.h describes the policies.
 ---@param options? luatrain.amp.scaler.Options

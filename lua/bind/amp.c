@@ -43,7 +43,7 @@ static lt_status use(lt_lua *s, lt_loss_scale *scale)
     return LT_OK;
 }
 
-/* The registry holds the scale in use, so that one is collected only when the state closes. */
+/* The registry keeps the scale in use, so it is collected only when the state closes. */
 static int loss_scale_gc(lua_State *L)
 {
     void **handle = lua_touserdata(L, 1);
@@ -123,7 +123,7 @@ static int latest(lua_State *L)
     return 1;
 }
 
-/* scale:last(number): describes the step of this number; without a number, the last step. Returns
+/* scale:last(number): describes the step with this number; without a number, the last step. Returns
  * the exponent of its scale; its headroom in bits, or nil if the gradients were all zero or not
  * finite; and the number of steps skipped so far, up to this one. */
 static int last(lua_State *L)
@@ -141,7 +141,7 @@ static int last(lua_State *L)
     return 3;
 }
 
-/* loss_scale(): returns the loss scale in use, or 1. */
+/* loss_scale(): returns the loss scale in use as a number, or 1 if there is none. */
 static int loss_scale(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -164,7 +164,7 @@ static int fault(lua_State *L)
     return 4;
 }
 
-/* arm_fault(parameter, rank): tells the library which parameter the fault names, and this rank. */
+/* arm_fault(parameter, rank): registers the parameter that the fault names, and this rank. */
 static int arm_fault(lua_State *L)
 {
     lt_grad_fault(lt__self(L, "arm_fault"), (int)luaL_checkinteger(L, 2));

@@ -14,7 +14,7 @@ local scaler = require "luatrain.api.scaler"
 
 local amp = {}
 
--- Makes a loss scaler and puts it in use until it is closed. Options: policy = "adaptive" (the
+-- Creates a loss scaler and enables it until it is closed. Options: policy = "adaptive" (the
 -- default), "dynamic" or "static"; scale = 65536, the initial scale; growth_interval = 2000, in
 -- steps, for dynamic only. amp/amp.h describes the policies.
 function amp.scaler(options)
