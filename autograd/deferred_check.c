@@ -1,10 +1,10 @@
 /* deferred_check.c - decisions about a step that an accelerator makes: see lt_synchronize().
  *
- * There is one lt_step_check, in the memory of the accelerator. The first backward after a step
- * clears it. Losses and gradient statistics are written to it, and update kernels read it, in the
- * stream. It is copied to the host when a backward starts, with the loss in it, when a decision on
- * the gradients is made, and when they are clipped. A backward first waits for the last copy, so
- * that never more than one step is unknown.
+ * There is one lt_step_check, in the accelerator's memory. The first backward after a step clears
+ * it. Kernels in the stream write losses and gradient statistics to it, and update kernels read it.
+ * It is copied to the host when a backward starts (with the loss in it), when an optimizer step
+ * decides on the gradients, and when they are clipped. A backward first waits for the last copy, so
+ * at most one step is undecided.
  */
 #include <math.h>
 

@@ -1,8 +1,9 @@
 /* settings.c - the settings of optimizer steps, as a digest, which ranks compare in every step, and
  * as text, which they compare when their digests differ.
  *
- * The settings of a step stay here until the step after the next call of lt_settings_digest(), so
- * that a rank can still print them when it learns that another rank has different ones.
+ * The settings of a step stay here until the first step after the next call of
+ * lt_settings_digest(), so that a rank can still print them when it learns that another rank has
+ * different ones.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,8 @@
 #include "core/hash.h"
 #include "core/locale.h"
 
-/* The bits of a number as f32: libm may compute another last bit of lr on another CPU. */
+/* The bits of a number, rounded to f32: on another CPU, libm may compute lr with a different last
+ * bit. */
 static uint32_t bits_of(double number)
 {
     float rounded = (float)number;
