@@ -7,9 +7,9 @@
  * of the smallest free range that can hold it. Untouched memory therefore stays in one piece and is
  * used last; on a CPU it is not resident.
  *
- * Nothing is stored in the blocks, since the CPU may be unable to write there. There are at most as
- * many free ranges as regions plus blocks in use. Room for all of them, and for the range about to
- * be merged, is reserved on allocation, so freeing cannot fail.
+ * Nothing is stored in the blocks, since the CPU may be unable to write there. The number of free
+ * ranges is at most the number of regions plus the number of blocks in use. Room for all of them,
+ * and for the range about to be merged, is reserved on allocation, so freeing cannot fail.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -77,10 +77,10 @@ static lt_range *best_fit(const lt_ranges *r, size_t bytes)
 
 /* ==== Allocating and freeing ================================================================= */
 
-/* Allocates a region that is larger than the request, which only keeps the number of regions small.
- * Other users share an accelerator's memory and fail without a clear error when it runs out:
- * kernels loaded at first use, libraries. Returns NULL if less than HEADROOM would be left for
- * them. */
+/* Allocates a region that is larger than the request. The extra size only serves to keep the number
+ * of regions small, so it must not use up an accelerator's memory: other users of that memory
+ * (libraries, kernels loaded at first use) fail without a clear error. Returns NULL if less than
+ * HEADROOM would be left for them. */
 static char *generous(lt_device *device, size_t size)
 {
     char *p = device->alloc(device, size);
@@ -94,8 +94,8 @@ static char *generous(lt_device *device, size_t size)
     return rest ? p : NULL;
 }
 
-/* Adds a region of at least this many bytes, normally half of the current total, so that there are
- * few regions. Returns false if the system is out of memory. */
+/* Adds a region of at least this many bytes. Its size is normally half of the current total, so
+ * that there are few regions. Returns false if the system is out of memory. */
 static bool grow(lt_device *device, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;

@@ -64,7 +64,7 @@ static void fill_pair(const fill *f, const uint64_t bits[2], double value[2])
 
 enum { PIECE = 1024 };
 
-/* Elements [start, start + n) of x, n at most PIECE. */
+/* Fills elements [start, start + n) of x; n <= PIECE. */
 static void fill_piece(const fill *f, uint64_t start, size_t n)
 {
     double value[PIECE + 2];
