@@ -1,4 +1,4 @@
-/* file.c - opens regular files without blocking, reads them whole, and shows their paths in
+/* file.c - opens regular files without blocking, reads them whole, and formats their paths for
  * messages.
  */
 #include <errno.h>
@@ -9,8 +9,8 @@
 
 #include "data/source.h"
 
-/* File names may come from untrusted sources: they must not send control codes to the terminal, nor
- * take up the space for the reason. */
+/* File names may come from untrusted sources. Control codes must not reach the terminal, and a long
+ * name must leave space for the reason in the message. */
 const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
 {
     enum { DOTS = 3, MOST = LT_SHOWN_PATH - DOTS - 1 };
@@ -50,7 +50,7 @@ int lt__open_plain(const char *path, int64_t *bytes)
     return -1;
 }
 
-/* Reads the file's bytes, or fewer if the file has become shorter. */
+/* Reads `bytes` bytes. *n is the number read, which is smaller if the file has become shorter. */
 static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes, size_t *n)
 {
     for (*n = 0; *n < bytes;) {

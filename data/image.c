@@ -3,17 +3,17 @@
  * stb_image decodes whatever it can: it verifies no checksums, fills in missing data, and reads
  * past its tables if a Huffman table has a few thousand codes instead of at most 256. Therefore the
  * file is first scanned marker by marker or chunk by chunk. It must be complete, and so must all
- * the tables that the decoder will need. No header can make a file use more memory than its bytes
- * justify, and none more than 1 GB. A progressive JPEG may have at most 100 scans, and the number
- * of blocks they visit is limited by its size. Checksums protect all of a PNG, so every flipped bit
- * is detected. A JPEG has no checksum: changed coefficients give a different image, and this cannot
- * be detected.
+ * the tables that the decoder will need. Whatever its header says, a file uses memory only in
+ * proportion to its size, and never more than 1 GB. A progressive JPEG may have at most 100 scans,
+ * and the number of blocks they visit is limited by its size. Checksums protect all of a PNG, so
+ * every flipped bit is detected. A JPEG has no checksum: changed coefficients give a different
+ * image, and this cannot be detected.
  *
  * The decoder's memory is zeroed, so that the pixels of a malformed file are a function of its
- * bytes. 16-bit samples are truncated to their upper 8 bits, alpha is dropped, and grey is luma.
- * Orientation and colour profiles are ignored. For JPEGs with half the horizontal colour resolution
- * (4:2:2), stb_image swaps two weights: in the last column but one a colour is 3/4 of its left
- * neighbour's and 1/4 of its own instead of the reverse.
+ * bytes. 16-bit samples are truncated to their upper 8 bits, alpha is dropped, and grey is computed
+ * as luma. Orientation and colour profiles are ignored. For JPEGs with half the horizontal colour
+ * resolution (4:2:2), stb_image swaps two weights: in the last column but one a colour is 3/4 of
+ * its left neighbour's and 1/4 of its own instead of the reverse.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -33,8 +33,8 @@ static void *allocate(size_t bytes)
     return p;
 }
 
-/* Only PNG data grow, by doubling: the compressed data, and the rows if there are more than the
- * header says. */
+/* Only PNG decoding reallocates, with doubled sizes: the compressed data, and the rows if there are
+ * more than the header says. */
 static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 {
     char *p = bytes <= 2 * (size_t)MAX_BYTES ? realloc(old, bytes) : NULL;
@@ -98,8 +98,8 @@ static uint32_t read32(const uint8_t *p) { return (uint32_t)read16(p) << 16 | re
 
 static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
 
-/* The decoder allocates the rows, each with a filter byte, and the pixels. deflate expands one byte
- * to at most 1032. */
+/* Checks the IHDR chunk. The decoder allocates the rows, each with a filter byte, and the pixels.
+ * deflate expands one byte to at most 1032. */
 static lt_status see_header(const uint8_t *p, size_t n)
 {
     static const struct {
@@ -187,14 +187,14 @@ typedef struct jpeg {
     uint64_t height, width;
     int components;                  /* 0 before the frame header */
     uint8_t id[4], quantization[4];  /* per component */
-    unsigned across[4], down[4];     /* sampling factors: blocks per interleaved unit */
+    unsigned across[4], down[4];     /* sampling factors: blocks per minimum coded unit (MCU) */
     unsigned most_across, most_down; /* maxima of these */
     bool progressive;
     unsigned scanned; /* bit i: component i was in a scan */
     int scans;
     uint64_t visits; /* block visits of all scans */
     uint64_t bits;   /* visits that read at least one bit */
-    bool adobe;      /* has Adobe's segment: says what 4 components mean */
+    bool adobe;      /* has Adobe's segment, which says what 4 components mean */
 } jpeg;
 
 static lt_status damaged(const char *what)
@@ -277,7 +277,7 @@ static uint64_t blocks_of(const jpeg *j, int i, bool alone)
 
 /* Each scan of a progressive JPEG visits all blocks of its components. A block takes at least one
  * bit in a scan that includes its first coefficient. In other scans a few bytes can represent 32767
- * empty blocks. A blank image saved by libjpeg or mozjpeg has up to 22 visits per byte of the file,
+ * empty blocks. A blank image saved by libjpeg or mozjpeg has up to 22 visits per byte of the file;
  * photographs have up to 2. */
 static lt_status check_work(const jpeg *j, size_t n)
 {

@@ -1,7 +1,8 @@
 /* source.c - code that all sources share, and the source of images in memory.
  *
- * Images in memory are held as views outside any scope. They live as long as the source, whatever
- * happens to the caller's tensors, so a worker never finds a dead tensor.
+ * A source of images in memory keeps views of the caller's tensors, outside any scope. The views
+ * live as long as the source, whatever happens to the caller's tensors, so a worker never sees a
+ * dead tensor.
  */
 #include <stdlib.h>
 
@@ -124,8 +125,8 @@ static void add_image(const lt_source *s, int64_t i, lt_sample_buffers *buffers,
         *images = lt__fnv32(*images, image.pixels, (size_t)(image.h * image.w * image.c));
 }
 
-/* The index of image i of n that are spread evenly over count, including the first and the last: i
- * * (count - 1) / (n - 1), without overflow. */
+/* The index of sample i of n samples that are spread evenly over count images, first and last
+ * included: i (count - 1) / (n - 1), without overflow. */
 static int64_t place_of(int64_t i, int64_t n, int64_t count)
 {
     int64_t steps = n > 1 ? n - 1 : 1, last = count - 1;
