@@ -5,7 +5,7 @@
 #include "dist/bn_layers.h"
 #include "dist/staging.h"
 
-/* The numbers of a layer. SUMS is followed by (channels) sums and (channels) sums of squares. */
+/* Indices of a layer's numbers. From SUMS: (channels) sums, then (channels) sums of squares. */
 enum { COUNT, MOMENTUM, SHARDS, PLACES, SUMS };
 
 static size_t count_of(const lt_bn_layer *n) { return SUMS + 2 * (size_t)n->channels; }
@@ -62,7 +62,7 @@ static double position_of(const lt_bn_layer *n)
 
 static lt_device *device_of(const lt_bn_layer *n) { return n->running_mean->storage->device; }
 
-/* Room for one row, the mean or the variance, in any dtype. */
+/* Bytes reserved for one row, the mean or the variance, in any dtype. */
 static size_t row_bytes(const lt_bn_layer *n) { return (size_t)n->channels * sizeof(double); }
 
 static void *row_of(const lt_bn_layers *layers, const lt_bn_layer *n, int row)

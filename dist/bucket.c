@@ -1,8 +1,8 @@
 /* bucket.c - sums one bucket over all ranks, on the group's thread; see reducer.h.
  *
  * There are three cases. A bucket on the CPU is summed in place. A bucket on an accelerator is
- * copied to the CPU, summed there and copied back. Or it stays on the accelerator and is summed by
- * a device communicator.
+ * summed there by a device communicator, if there is one. Otherwise it is copied to the CPU, summed
+ * there and copied back.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -167,8 +167,8 @@ static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int
     return LT_OK;
 }
 
-/* Measures the items that decide about the step, when some items of the bucket only travel. This is
- * rare. */
+/* Measures only the items that decide whether the step is applied. This is needed in the rare
+ * bucket that also has items that do not decide. */
 static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *stats)
 {
     int n = b->end - b->first;
