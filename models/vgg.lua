@@ -5,7 +5,7 @@
 --   vgg11_bn{classes = 10, size = 32, hidden = 512}       small images, 9,756,426 parameters
 --
 -- `size` is the height and width of the images, which sets the inputs of the first linear layer.
--- `hidden` is the width of the two hidden linear layers, which hold most of the parameters. With
+-- `hidden` is the width of the two hidden linear layers, which contain most of the parameters. With
 -- sync_bn = true, batch norm is synchronized over all ranks.
 local lt = require "luatrain"
 local nn = lt.nn
@@ -34,7 +34,7 @@ local function make(counts, norm, o)
   local net, c_in, side = {}, o.channels, o.size
   for i, c in ipairs(channels_of_stage) do
     local layers = stage(c_in, c, counts[i], norm)
-    if side > 1 then                              -- small images reach one pixel before the end
+    if side > 1 then                              -- small images shrink to one pixel early
       layers.pool = nn.max_pool2d{2}
       side = side // 2
     end

@@ -1,7 +1,7 @@
 /* system.c - system services for a training run: clock, folders, files, a lock, the terminal, and
  * requests to stop. The callers are the embedded files of a run.
  *
- * LT_EENV if a path cannot be created or locked, LT_EFILE if it cannot be written.
+ * Errors: LT_EENV if a path cannot be created or locked, LT_EFILE if it cannot be written.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -109,7 +109,8 @@ static int list_folder(lua_State *L)
 
 /* ==== Files =================================================================================== */
 
-/* write_file(path, text): replaces a file atomically: it holds either the old or the new text. */
+/* write_file(path, text): replaces a file atomically, so it contains either the old or the new
+ * text. */
 static int write_file(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -151,7 +152,7 @@ static int open_descriptor(const char *path, int flags)
     return error ? -1 : fd;
 }
 
-/* Returns the reason why open_descriptor() failed. */
+/* Returns why open_descriptor() failed. */
 static const char *open_error(void)
 {
     return errno == ENXIO ? "this is not a regular file" : strerror(errno);
@@ -294,8 +295,8 @@ static int trace(lua_State *L)
     return 0;
 }
 
-/* terminal(): returns the columns of the terminal; nothing if stdout is not a terminal, and nothing
- * under mpirun, which may write the output to a file. */
+/* terminal(): returns the width of the terminal in columns; nothing if stdout is not a terminal,
+ * and nothing under mpirun, which may write the output to a file. */
 static int terminal(lua_State *L)
 {
     struct winsize size;
@@ -337,6 +338,7 @@ static int peak_rss(lua_State *L)
     return 1;
 }
 
+/* backend(): returns the name of the compute backend, see lt_backend(). */
 static int backend(lua_State *L)
 {
     char text[96];
@@ -344,12 +346,14 @@ static int backend(lua_State *L)
     return 1;
 }
 
+/* device(): returns the name of the computing device, such as "cpu" or "cuda:0". */
 static int device(lua_State *L)
 {
     lua_pushstring(L, lt_device_name(lt__lua(L)->ctx));
     return 1;
 }
 
+/* threads(): returns the number of CPU threads of this rank. */
 static int threads(lua_State *L)
 {
     lua_pushinteger(L, lt_threads(lt__lua(L)->ctx));
@@ -369,7 +373,7 @@ static int listener_gc(lua_State *L)
 
 static const luaL_Reg listener_methods[] = {{"close", listener_gc}, {NULL, NULL}};
 
-/* listen(): returns a handle. Until it is closed, signals request that the run stop. */
+/* listen(): returns a handle. Until it is closed, a signal requests a stop. */
 static int listen_to_signals(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -387,8 +391,8 @@ static int clear_stop(lua_State *L)
 }
 
 /* stop_reason(): returns the name and the number of the signal that requested a stop; nothing if
- * there is no request. The name is such as "SIGTERM", or "signal 12" for a signal that does not
- * usually stop programs. stop_reason(n): the same for signal n. */
+ * there is no request. The name is "SIGTERM", for example, or "signal 12" if the signal is not in
+ * the list below. stop_reason(n): the same for signal n. */
 static int stop_reason(lua_State *L)
 {
     static const struct {

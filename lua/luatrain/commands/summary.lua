@@ -23,9 +23,9 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 local function shape_of(x) return core.is_tensor(x) and x.shape end
 
--- The bytes of the tensors that are kept for the backward of the op that made out, excluding memory
--- in seen; adds it to seen. Excludes half-precision copies of parameters, which have a role: they
--- exist once for all steps.
+-- Returns the bytes of the tensors that are saved for the backward of the op that made out. Skips
+-- memory that is in seen, and adds the rest to it. Also skips half-precision copies of parameters,
+-- which have a role: they exist once, not once per step.
 local function kept_by(out, seen)
   local bytes, i = 0, 1
   local tensor = core.saved(out, i)
@@ -44,12 +44,12 @@ local function new_node(fields)
   return fields
 end
 
--- Returns a value for a <close> variable: calls f when the variable goes out of scope, also by an
--- error.
+-- Returns a value for a <close> variable. It calls f when the variable goes out of scope, also
+-- after an error.
 local function finally(f) return setmetatable({}, {__close = f}) end
 
--- Calls net(x) and returns the calls as a tree. A node has module, or op for an op; shape, of its
--- output; flops and kept, including those of its children; and its children as list items.
+-- Calls net(x) and returns the calls as a tree. Fields of a node: module, or op if it is an op;
+-- shape of its output; flops and kept, including its children's. The children are its list items.
 local function trace(net, shape)
   local class, root = getmetatable(net), new_node{}
   local call, current, seen, alive = class.__call, root, {}, {}
@@ -117,8 +117,8 @@ end
 
 -- ==== The table ==================================================================================
 
--- Sets the parameter count of each node, 0 if its module was seen before, and `same`, a text that
--- is equal for nodes that do the same.
+-- Sets the parameter count of each node, 0 if its module was seen before, and `same`, a string that
+-- is equal for equivalent nodes.
 local function label(node, seen)
   local self = node.module
   node.shared = self and seen[self]
@@ -151,13 +151,13 @@ local function names_of(first, last, outer)
   return name .. " to " .. other
 end
 
--- Appends a row for n consecutive nodes that do the same, from first to last, and the rows of the
--- first one's children.
+-- Appends a row for n equivalent consecutive nodes, from first to last, and the rows of the first
+-- one's children.
 local function add_rows(rows, first, last, n, outer, depth)
   local name = names_of(first, last, outer)
   local text = (name and name .. ": " or "") .. first.text .. (n > 1 and ", each of " .. n or "")
   rows[#rows + 1] = {("  "):rep(depth) .. text, first}
-  if not first.nested then return end            -- shows ops only among modules
+  if not first.nested then return end            -- lists ops only if there are modules too
   local i = 1
   while i <= #first do
     local j = i

@@ -1,4 +1,4 @@
--- fit.lua - lt.fit, a whole training in one call, and lt.micro_batches, which splits a batch.
+-- fit.lua - lt.fit, a whole training run in one call, and lt.micro_batches, which splits a batch.
 --
 --   lt.fit{net = net, train = train, test = test, optim = sgd, epochs = 10, batch = 128}
 
@@ -45,8 +45,8 @@ local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, ba
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
                    .. "amp?:amp, scaler?:options}")
 
--- EDATA unless the images of the test set have the shape of the training set's, and its classes are
--- not more.
+-- Raises EDATA unless the images of both sets have the same shape and the test set has no more
+-- classes than the training set.
 local function check_sets(train, test)
   if shape_of(train) ~= shape_of(test) then
     fail("EDATA", "lt.fit: the images of the test set are %s, but those of the training set are %s",

@@ -1,5 +1,5 @@
 -- sources.lua - records the text of all Lua files that a script loads by require, dofile and
--- loadfile, so that ranks can compare them. A file is known by its module, or by its name without
+-- loadfile, so that ranks can compare them. The label of a file is its module, or its name without
 -- the folder, because folders may differ between machines.
 
 local sources = {texts = {}}   -- label, "module layers" or "file layers.lua" -> text
@@ -29,7 +29,7 @@ local function is_source(text, mode)
   return text and not text:find "^\27" and (mode == nil or tostring(mode):find "t")
 end
 
--- As loadfile, for a file whose text was read. The file may be a pipe, so it is not read again.
+-- Like loadfile, for a file whose text was read. The file may be a pipe, so it is not read again.
 local function load_text(path, text, ...)
   keep("file " .. path:match "[^/]*$", text)
   return load(text:gsub("^\xef\xbb\xbf", ""):gsub("^#[^\n]*", ""), "@" .. path, ...)
