@@ -12,7 +12,7 @@ bool lt__is_accelerator(const char *device)
     return device && (strcmp(device, "auto") == 0 || lt__cuda_index(device) >= 0);
 }
 
-/* Fills *a. LT_EENV, with the reason, if that fails; then *none tells whether the machine or this
+/* Fills *a. On failure returns LT_EENV with the reason, and *none is true if this machine or this
  * build has no accelerator at all. */
 static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a, bool *none)
 {

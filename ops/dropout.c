@@ -1,8 +1,8 @@
 /* dropout.c - dropout (Srivastava et al., 2014) with a mask that is a function of the element's
  * index in the global batch.
  *
- * Element i is kept if word i % 4 of lt_random(seed, LT_RNG_DROPOUT, stream, i / 4) is at least p
- * 2^32. Because i counts from the first row of the global batch, the mask does not depend on how
+ * Element i is kept if word i % 4 of lt_random(seed, LT_RNG_DROPOUT, stream, i / 4) is at least
+ * 2^32 p. Because i counts from the first row of the global batch, the mask does not depend on how
  * the batch is divided into shards or on the number of ranks. Backward draws the mask again, which
  * is simpler than saving it and takes no memory.
  */
@@ -35,8 +35,8 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* Draws the random words of n <= LT_BLOCK elements, from element `first` of the global batch on.
- * Returns the first of them, which is inside word[LT_BLOCK + 8]. */
+/* Draws the random words of n <= LT_BLOCK elements, starting at element `first` of the global
+ * batch. Returns the first of them, which is inside word[LT_BLOCK + 8]. */
 static const uint32_t *draw(const lt_call *c, int64_t first, int64_t n, uint32_t *word)
 {
     for (int64_t k = 0; k < first % 4 + n; k += 4)

@@ -45,7 +45,7 @@ static lt_status forward(lt_call *c)
     return LT_OK;
 }
 
-/* A half-precision gradient is summed in f32. Scratch holds the sums, of the size of the table,
+/* A half-precision gradient is summed in f32. Scratch contains the sums, of the size of the table,
  * then one row of d_out in f32. */
 static size_t scratch(const lt_call *c, bool backward)
 {

@@ -173,7 +173,7 @@ static size_t squares_scratch(const lt_call *c, bool backward)
 
 /* ==== lars_step =============================================================================== */
 
-enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are still squared */
+enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are squared */
 
 static __global__ void find_ratio(double *number, bool adapt, double trust, double weight_decay,
                                   double eps, double scale, const double *factor)

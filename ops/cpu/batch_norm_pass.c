@@ -3,20 +3,21 @@
  * The loops run over wide rows (see batch_norm_simd.c), with coefficients and sums for each lane.
  * Sums of rows of LANES lanes stay in registers, and memory is read in order. Other rows are
  * processed four at a time, so that each lane's sums are loaded and stored once per four rows.
- * Hardware prefetchers cannot follow that, so the code prefetches early and in the order of memory.
+ * Hardware prefetchers cannot follow this access pattern, so the code prefetches far ahead, in
+ * address order.
  *
  * Halves are processed in pairs if the number of channels is even: one instruction extracts either
  * of the two from their word, and they are stored without a shuffle. A row then has two sides, the
  * lanes of the even channels followed by those of the odd ones.
  *
- * A large f32 result is written with streaming stores. Otherwise it would evict x, whose end was
- * cached by the sums. In bf16 the arithmetic takes longer than the memory, so nothing would be
- * gained.
+ * A large f32 result is written with streaming stores. Otherwise it would evict x, whose end is
+ * still in the cache after the sums. In bf16 the arithmetic takes longer than the memory accesses,
+ * so streaming stores would gain nothing.
  */
 #include "ops/batch_norm.h"
 #include "ops/cpu/simd.h"
 
-enum { BAND = 4, STRIP = 64 }; /* wide rows that are summed together; units of a strip of them */
+enum { BAND = 4, STRIP = 64 }; /* wide rows that are summed together; units per strip of them */
 enum { AHEAD = 3072 };         /* units between the next read and the prefetch */
 enum { VECTORS = LANES / LT_LANES };
 enum { PIECE = 2048 }; /* bytes per streaming write */
@@ -91,7 +92,7 @@ LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
     return dy;
 }
 
-/* Prefetches n units of an array from unit i on. */
+/* Prefetches n units of an array, starting at unit i. */
 LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
 {
     int64_t bytes = form == HALVES ? 2 : 4;
@@ -107,8 +108,8 @@ LT_INLINE bool has_lanes(const lt_pass *p, int form)
            p->n % p->units == 0;
 }
 
-/* Writes act((x - mean) factor + shift + residual) to `to`, for n units from i on. The first unit
- * has the coefficients of unit k of a row. */
+/* Writes act((x - mean) factor + shift + residual) to `to`, for n units starting at unit i. The
+ * first unit has the coefficients of unit k of a row. */
 LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
                              int64_t n, void *to)
 {
@@ -205,7 +206,7 @@ LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
     }
 }
 
-/* The gradient of the residual: g, which is dy where the activation passes it. */
+/* The gradient of the residual: g, which is dy where the activation passes the gradient, else 0. */
 LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
 {
     const void *y = p->y, *dy = p->dy;
@@ -221,8 +222,8 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     }
 }
 
-/* Adds g and g (x - center) to the sums, over units [first, end) of some rows, the first of which
- * begins at unit i. */
+/* Adds g and g (x - center) to the sums, over units [first, end) of `rows` rows. The first of these
+ * rows begins at unit i. */
 LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
                          int64_t end)
 {

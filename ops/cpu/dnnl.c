@@ -1,21 +1,21 @@
 /* dnnl.c - the only file that uses oneDNN (its C API, version 3.2 or later).
  *
- * A plan is what oneDNN built for one kind of call: a primitive, and memory objects that each run
- * points at the current tensors. Plans are cached in the context by kind, dtypes, sizes and
- * threads. The result that oneDNN has no optimised code for a call is cached too. A context belongs
- * to one thread, so nothing is locked here. Contexts share only oneDNN's own cache of compiled
- * code, which is thread-safe.
+ * A plan is what oneDNN built for one kind of call: a primitive, and memory objects whose addresses
+ * each run sets to the current tensors. Plans are cached in the context by kind, dtypes, sizes and
+ * threads. The cache also records the calls for which oneDNN has no optimised code. A context
+ * belongs to one thread, so nothing is locked here. Contexts share only oneDNN's own cache of
+ * compiled code, which is thread-safe.
  *
  * Activations stay dense and channels last: oneDNN is about as fast on them as in a layout of its
- * own choice, except for depthwise convolutions. The layout of a convolution's weights is left to
- * oneDNN, which has no optimised code for ours. They are packed before a run, or unpacked after a
- * run that computes their gradient. That takes a few percent of a run, and a sixth where small
- * batches of small images have many channels. Weights change at every step, so packed weights are
- * not kept.
+ * own choice, except for depthwise convolutions. oneDNN chooses the layout of a convolution's
+ * weights, because it has no optimised code for ours. They are packed before a run, or unpacked
+ * after a run that computes their gradient. That takes a few percent of a run, and up to a sixth
+ * for small batches of small images with many channels. Weights change at every step, so packed
+ * weights are not kept.
  *
- * All that a run needs besides its tensors is in the workspace, one block per context that is as
- * large as any run so far required. In the steady state nothing is allocated, and the context
- * counts and limits this memory like any other.
+ * The workspace is all the memory that a run needs besides its tensors: one block per context, as
+ * large as the largest run so far required. In the steady state nothing is allocated, and the
+ * context counts and limits this memory like any other.
  */
 #include <dnnl.h>
 #include <dnnl_debug.h>
@@ -29,7 +29,7 @@
 /* Operands of a task. */
 enum { X, W, BIAS, Y, OPERANDS };
 
-/* oneDNN's names for the operands in each kind, and the operand that is the result. */
+/* oneDNN's names for the operands of each kind of task, and the operand that is the result. */
 static const struct {
     int arg[OPERANDS], result;
 } role[] = {
@@ -50,7 +50,7 @@ typedef struct {
 } key;
 
 /* Parts of the workspace: scratchpads of the primitive and of the packer, packed weights, and a
- * result that is then added. */
+ * result that is added to the caller's tensor after the run. */
 enum { OWN, PACKER_OWN, PACKED, ADDED, PARTS };
 
 typedef struct plan {
@@ -109,7 +109,7 @@ static lt_status failed(dnnl_status_t status)
 }
 
 /* oneDNN 3.2 does not check all allocations for the code that it generates. It crashes, or throws
- * an exception that C cannot catch. */
+ * an exception that C cannot catch. So this fails first if memory is short. */
 static lt_status check_room(void)
 {
     enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
@@ -437,15 +437,16 @@ static bool is_wrong(const key *k)
             (w->kernel[0] > 1 && w->kernel[0] < w->stride[0]));
 }
 
-/* The number of threads that a parallel region gets here: one inside another region, where oneDNN
- * starts no team, and at most the limit, which may have changed since the context was made. */
+/* The number of threads that a parallel region gets here. It is 1 inside another region, where
+ * oneDNN starts no team. Otherwise it is at most lt_thread_limit(), which may have changed since
+ * the context was created. */
 static int threads_for(const lt_call *c)
 {
     int limit = omp_in_parallel() ? 1 : lt_thread_limit();
     return c->threads < limit ? c->threads : limit;
 }
 
-/* Returns false for tasks that oneDNN is not used for. */
+/* Fills *k. Returns false for tasks that do not use oneDNN. */
 static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand *operand, key *k)
 {
     memset(k, 0, sizeof *k);

@@ -1,33 +1,33 @@
 /* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3): Lavin and Gray, Fast
- * Algorithms for Convolutional Neural Networks, CVPR 2016. The matrices have the same names here.
+ * Algorithms for Convolutional Neural Networks, CVPR 2016. Names of matrices follow the paper.
  *
  * A tile of 2x2 pixels of y is a function of a tile of 4x4 pixels of x. With U = G g G' of the
  * kernel and V = B' d B of the tile of x,
  *
  *     y = A' (U . V) A    where U . V = the sum over channels of products, element by element
  *
- * So each of the 16 points of a tile is a matrix product of its own, (tiles, channels) by
- * (channels, channels). That takes 16 multiplications where direct convolution takes 36. The
- * gradient of x is a convolution of dy with the kernel rotated by 180 degrees. The gradient of the
- * kernel is dg = G' (the sum over tiles of V . W) G with W = A dy A'.
+ * So each of the 16 points of a tile is a separate matrix product, (tiles, channels) by (channels,
+ * channels). That takes 16 multiplications where direct convolution takes 36. The gradient of x is
+ * a convolution of dy with the kernel rotated by 180 degrees. The gradient of the kernel is dg = G'
+ * (the sum over tiles of V . W) G with W = A dy A'.
  *
- * Errors in f32, relative to a typical element, over 16 to 512 channels: y and dx 2e-7 to 7e-7,
- * where the longer sums of oneDNN's direct code have 2e-7 to 11e-7; dw 2e-7 to 9e-7, where oneDNN
- * has 1e-7 to 3e-7.
+ * Errors in f32, relative to a typical element, over 16 to 512 channels: for y and dx, 2e-7 to
+ * 7e-7, compared with 2e-7 to 11e-7 for the longer sums of oneDNN's direct code; for dw, 2e-7 to
+ * 9e-7, compared with 1e-7 to 3e-7 in oneDNN.
  *
- * In bf16, transforms and sums are in f32, but the factors are rounded. y and dx have errors of
- * 4.2e-3, where oneDNN has 1.7e-3 from the rounding of the result alone. dw has 4.0e-3, where
- * oneDNN's f32 sums of exact products have less than 1e-6.
+ * In bf16, transforms and sums are in f32, but the factors are rounded. Errors of y and dx are
+ * 4.2e-3, compared with 1.7e-3 in oneDNN from the rounding of the result alone. Errors of dw are
+ * 4.0e-3, compared with less than 1e-6 for oneDNN's f32 sums of exact products.
  *
- * Whether this is faster depends on memory. A thread processes as many tiles at a time as stay in
- * its cache until they are used, and prefetches the next ones meanwhile.
+ * Memory traffic decides whether this is faster. A thread processes only as many tiles at a time as
+ * stay in its cache until they are used, and meanwhile prefetches the next ones.
  */
 #include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/winograd_tile.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { PADDING = 16 }; /* words between points; without it points would share cache sets */
+enum { PADDING = 16 }; /* words between points; without them, points would share cache sets */
 
 /* Defines name_f32() and name_bf16() from an inlined name() whose first argument is `half`. */
 #define FOR_BOTH(name, parameters, ...)                                                            \
@@ -39,13 +39,14 @@ enum { PADDING = 16 }; /* words between points; without it points would share ca
 /* Factors of products are stored in 32-bit words: one f32 term, or two bf16 terms. */
 LT_INLINE int terms_of(bool half) { return half ? 2 : 1; }
 
-/* Words of tiles, point by point: vector k of tile t begins at t * tile + k * vector. */
+/* Words of tiles. Vector k of tile t begins at t * tile + k * vector within a point, and point p at
+ * p * point. */
 typedef struct {
     float *data;
     int64_t point, tile, vector;
 } store;
 
-/* Stores v as term i of sums. In bf16 and for odd i, the words already hold term i - 1. */
+/* Stores v as term i of sums. In bf16 and for odd i, the words already contain term i - 1. */
 LT_INLINE void put_term(bool half, float *words, int64_t i, lt_vec v)
 {
     if (half && i % 2)
@@ -55,9 +56,9 @@ LT_INLINE void put_term(bool half, float *words, int64_t i, lt_vec v)
     lt__store_f32(words, v);
 }
 
-/* Computes V of n tiles of x, or W of n tiles of dy, which are neighbours in a row that begins at
- * the square, and stores them as tiles t, t + 1, ... A word of two bf16 holds neighbouring tiles if
- * `tiles` is set, otherwise neighbouring channels. */
+/* Computes V of n adjacent tiles of x, or W of n adjacent tiles of dy, in a row of tiles that
+ * begins at the square. Stores them as tiles t, t + 1, ... A word of two bf16 contains adjacent
+ * tiles if `tiles` is set, otherwise adjacent channels. */
 LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, bool rows,
                           int64_t channels, int64_t n, int64_t t, const store *to)
 {
@@ -81,7 +82,7 @@ LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, boo
     }
 }
 
-/* The same for n tiles from `first` on, stored as tiles 0, 1, ... */
+/* The same for n tiles starting at tile `first`, stored as tiles 0, 1, ... */
 LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t first, int64_t n,
                       const store *to)
 {
@@ -146,8 +147,9 @@ LT_INLINE void put_kernel(bool half, lt_vec g[SIDE][SIDE], float *u, int64_t poi
         put_term(half, u + k * point + i / terms_of(half) * LT_LANES, i, v[k / TILE][k % TILE]);
 }
 
-/* Computes U of LANES output channels from o on, for y. Vectors of w run along input channels,
- * vectors of u along output channels. u: (point, out / LANES, in / terms, LANES, terms) */
+/* Computes U of LANES output channels starting at channel o, for y. Vectors of w run along input
+ * channels, vectors of u along output channels. u: (point, out / LANES, in / terms, LANES,
+ * terms) */
 LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, int64_t o, float *u)
 {
     int64_t words = in / terms_of(half);
@@ -192,8 +194,8 @@ LT_INLINE void pack(bool half, const lt_conv_task *task, int64_t o, float *u)
 }
 FOR_BOTH(pack, (const lt_conv_task *task, int64_t o, float *u), task, o, u)
 
-/* Writes one tile of y for a vector of channels, or adds to it. Pixels outside the image are
- * skipped; written pixels include `start`. */
+/* Writes `start` plus one tile of y for a vector of channels, or adds the tile to y without
+ * `start`. Pixels outside the image are skipped. */
 LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t point,
                             int64_t channel, lt_vec start, bool add)
 {
@@ -208,7 +210,7 @@ LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t 
         }
 }
 
-/* Writes n tiles of y, for `vectors` vectors of channels from `channel` on. */
+/* Writes n tiles of y, for `vectors` vectors of channels starting at `channel`. */
 LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const store *m,
                        int64_t channel, int vectors, lt_operand bias, bool add)
 {
@@ -224,8 +226,9 @@ LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const
     }
 }
 
-/* The memory of an image that the next tiles roughly need, as the image is in the order of the
- * tiles. It is prefetched in steps, so that memory works while products are summed. */
+/* The part of an image that the next tiles need, approximately: the pixels of an image are in about
+ * the same order as its tiles. It is prefetched in steps, so that memory is busy while products are
+ * summed. */
 typedef struct {
     uintptr_t next, end;
     int64_t step; /* bytes per step */
@@ -279,7 +282,8 @@ FOR_BOTH(convolve,
           const store *v, const store *m),
          g, first, n, u, bias, add, v, m)
 
-/* Tiles that a thread takes at a time, so that their V stays in its cache. */
+/* The number of tiles that a thread processes at a time: few enough for their V to stay in its
+ * cache. */
 static int64_t tiles_at_a_time(int64_t words)
 {
     enum { WORDS = 1 << 18 };
@@ -297,7 +301,7 @@ static int64_t words_of_m(int64_t words)
     return POINTS * (tiles_at_a_time(words) * COLUMNS + PADDING);
 }
 
-/* Computes one of as many parts as there are threads. */
+/* Computes one part of the tiles. Each thread has one part. */
 static void convolve_part(const lt_call *c, const grid *g, const lt_conv_task *task, int part)
 {
     int64_t words = g->x.c / terms_of(g->half), most = tiles_at_a_time(words);
@@ -336,8 +340,8 @@ LT_INLINE void spread_both(bool half, const grid *g, int64_t first, int64_t n, s
 FOR_BOTH(spread_both, (const grid *g, int64_t first, int64_t n, store v, store w, int64_t at), g,
          first, n, v, w, at)
 
-/* Adds or writes one point of LANES output channels from o on: du (+)= the sum over n tiles of w v.
- * du: (point, out, in) */
+/* Adds or writes one point of LANES output channels starting at channel o: du (+)= the sum over n
+ * tiles of w v. du: (point, out, in) */
 LT_INLINE void sum_point(bool half, int k, int64_t o, int64_t n, const store *v, const store *w,
                          int64_t in, int64_t out, float *du, bool add)
 {
@@ -392,7 +396,7 @@ typedef struct {
     int parts;
 } sums;
 
-/* With few channels, each thread sums a part of the tiles in memory of its own. With many, there is
+/* With few channels, each thread sums a part of the tiles in its own memory. With many, there is
  * one sum, in the order of the tiles, and the threads divide the transforms and then the
  * products. */
 static sums sums_of(const lt_call *c, const grid *g)
@@ -435,7 +439,7 @@ static void sum_part(const lt_call *c, const grid *g, const sums *s, int part)
     }
 }
 
-/* Computes the only sums with all threads. */
+/* Computes the sums of all tiles with all threads, when there is only one part. */
 static void sum_together(const lt_call *c, const grid *g, const sums *s)
 {
     enum { SHARE = 16 }; /* tiles per task */
@@ -505,10 +509,11 @@ bool lt__winograd_can(const lt_conv_task *task)
            (of_w == dtype || (weights && of_w == LT_F32)) && has_fast_products(half);
 }
 
-/* Measured against oneDNN. With one vector of channels on both sides, the transforms cost what they
- * save. In bf16 direct convolution costs half: there 50 tiles do not repay U, while 128 do, and
- * tiles that extend far beyond the image do not pay (5x5 pixels, as opposed to 7x7). But oneDNN's
- * gradients of w are slow in bf16, even with one vector of channels on both sides. */
+/* The limits were measured against oneDNN. With one vector of channels on both sides, the
+ * transforms take as long as they save. In bf16, direct convolution takes half the time. Then
+ * computing U pays off with 128 tiles but not with 50, and tiles that extend far beyond the image
+ * do not pay off (5x5 pixels, unlike 7x7). But oneDNN's gradients of w are slow in bf16, even with
+ * one vector of channels on both sides. */
 static lt_status winograd_accepts(const lt_call *c, const lt_conv_task *task)
 {
     (void)c;

@@ -1,7 +1,7 @@
 /* cudnn_calls.c - turns calls of conv2d into tasks for cuDNN.
  *
  * A task writes its result into the gradient, or into scratch if the gradient's dtype differs from
- * the factors' (f32 gradients for f16 or bf16 inputs). Scratch holds the plan's workspace, the
+ * the factors' (f32 gradients for f16 or bf16 inputs). Scratch contains the plan's workspace, the
  * result, and the result converted to the gradient's dtype.
  */
 #include <string.h>
