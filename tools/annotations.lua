@@ -28,7 +28,7 @@ end
 local Spec = debug.getmetatable(lt.check "_{}")
 local specs, metatables = {}, {Spec = Spec}             -- by name
 
--- Finds the specs and the metatables of classes in everything that a value refers to.
+-- Finds the specs and the metatables of classes in everything that is reachable from a value.
 local function crawl(value, seen)
   local kind = type(value)
   if kind ~= "table" and kind ~= "function" or seen[value] then return end
@@ -57,8 +57,8 @@ metatables.Batches = debug.getmetatable(lt.data.set(set):open_batches{batch = 1}
 
 local function is_op(name) return (pcall(lt.help, name)) end
 
--- The methods of a class by name. If __index is a function, they are one of its upvalues, which has
--- the name of the class in Lua and none in C.
+-- The methods of a class by name. If __index is a function, their table is one of its upvalues,
+-- which is named like the class in Lua and has no name in C.
 local function methods_of(class)
   local index = metatables[class].__index
   if type(index) == "table" then return index end
@@ -122,11 +122,11 @@ end
 
 -- ==== Writing ====================================================================================
 
-local wanted = {}                           -- specs whose options are named: "class", then "done"
+local wanted = {}                    -- specs whose options are referred to: "class", then "done"
 
 local function say(...) io.write(string.format(...), "\n") end
 
--- Writes the short types of annotation_types.lua in full. own: the name of the spec of @.
+-- Writes the short types of annotation_types.lua in full. own: the spec that a bare @ stands for.
 local function full(text, own)
   return (text:gsub("%f[%w_.@]%u%w*", "luatrain.%0"):gsub("@([%w_.]*)", function(name)
     name = name == "" and own or name
@@ -326,7 +326,7 @@ local function say_table(path, t)
   end
 end
 
--- Writes the classes of options that were named. They may name others, so it calls itself.
+-- Writes the classes of options that are referred to. They may refer to others, so it calls itself.
 local function say_options()
   local n = 0
   for _, name in ipairs(sorted(wanted)) do

@@ -29,9 +29,9 @@
 #include "tools/relay.h"
 
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
-enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank on this machine */
+enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank here has ended */
 enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
-enum { MOST_SECONDS = 1 }; /* counted per poll: time while this process is stopped is not */
+enum { MOST_SECONDS = 1 }; /* the most that a poll counts; this process may have been stopped */
 
 /* ==== The command ============================================================================= */
 
@@ -89,8 +89,8 @@ static const char **make_command(const settings *s, const char *program, char *c
     return command;
 }
 
-/* Stores the flags of launch in the environment, for the command that resumes the run, which a
- * stopped run prints. */
+/* Stores the flags of launch in the environment, so that a stopped run can print the command that
+ * resumes it. */
 static lt_status leave_word(const settings *s)
 {
     char text[4096];
@@ -302,7 +302,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     return status;
 }
 
-/* Ends this process by a signal. */
+/* Ends this process with a signal. */
 static void end_by(int number)
 {
     sigset_t set;

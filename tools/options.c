@@ -330,7 +330,7 @@ static lt_status read_variables(settings *s)
     return LT_OK;
 }
 
-/* Warns of variables with names similar to luatrain's, which are probably misspelled. */
+/* Warns about variables with names similar to luatrain's, which are probably misspelled. */
 static void warn_of_variables(void)
 {
     static const char prefix[] = "LUATRAIN_";
