@@ -24,8 +24,8 @@ enum { PAGE = 4096, GUARD = 64 };
 enum { PAGE = 4096, GUARD = 0 };
 #endif
 
-/* Class 4k + q, with q = 1..4, holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds 64.
- * Requests beyond the last class are large. */
+/* Blocks of class 4k + q, with q = 1..4, have 64 * 2^k * (4 + q) / 4 bytes; those of class 0 (k =
+ * 0, q = 0) have 64. Requests beyond the last class are large. */
 static size_t class_bytes(int i)
 {
     if (i == 0)

@@ -1,8 +1,8 @@
 /* save.c - replaces files atomically and writes files of named tensors. file.c reads them and
  * describes the format.
  *
- * Whatever happens, path holds the old file or the complete new one. The writer allocates nothing:
- * it generates the header twice, the first time only to count its bytes.
+ * Whatever happens, path has the old file or the complete new one. The writer allocates nothing: it
+ * generates the header twice, the first time only to count its bytes.
  */
 #include <errno.h>
 #include <fcntl.h>

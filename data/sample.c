@@ -5,7 +5,7 @@
  * same for every dtype, and is as fast as arithmetic.
  *
  * The random choices for a sample use a fixed number of random words, so nothing depends on other
- * samples. Block 2i holds, word by word, the vertical shift, the horizontal shift and the mirror
+ * samples. Block 2i contains, word by word, the vertical shift, the horizontal shift and the mirror
  * flag; block 2i + 1 the area, the aspect ratio and the position (y, x) of a random crop.
  */
 #include <math.h>
