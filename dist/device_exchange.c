@@ -103,7 +103,7 @@ lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group
 
 /* ==== The choice ============================================================================== */
 
-typedef struct capability {        /* what a rank tells the others about its accelerator */
+typedef struct capability {        /* what a rank reports about its accelerator */
     bool can, timed_out;           /* timed_out: it cannot because other ranks did not arrive */
     char device[16];               /* "cuda:0" */
     char name[LT_COMM_NAME_BYTES]; /* unique name of the device */
@@ -154,7 +154,7 @@ static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
 }
 
 /* Opens the communicator and sets mine->can to whether that worked. Waits for half the timeout of
- * the group, so that there is time left to tell the other ranks. */
+ * the group, so that there is time left to notify the other ranks. */
 static lt_status open_comm(lt_device_exchange *exchange, lt_device *device, lt_group *group,
                            capability *mine)
 {

@@ -2,10 +2,10 @@
  * shared-memory communicator (shm.h). The first ranks of all nodes form a ring (ring.h). A
  * collective runs within each node, then between the nodes, then within each node again.
  *
- * The control block of each node holds the first failure. The first rank of a node notifies the
- * first ranks of the other nodes of it, and detects nodes that end without a notice.
+ * The control block of each node contains the first failure. The first rank of a node reports it to
+ * the first ranks of the other nodes, and detects nodes that end without a notice.
  *
- * Two threads may be in collectives at once, each in a channel of its own. A channel consists of an
+ * Two threads may be in collectives at once, each in its own channel. A channel consists of an
  * lt_shm, an lt_ring and a channel of the network.
  */
 #define _GNU_SOURCE

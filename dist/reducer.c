@@ -346,7 +346,7 @@ static lt_status start_exchange(lt_reducer *r)
 }
 
 /* Adds the record of this shard, and all gradients times its share, to the tree sums. After the
- * last shard, the arenas and the record hold the sums over all shards of this rank. */
+ * last shard, the arenas and the record contain the sums over all shards of this rank. */
 static lt_status add_to_tree_sums(lt_reducer *r)
 {
     bool last = r->shard == r->shards - 1;

@@ -449,7 +449,7 @@ static lt_status find_shares(const lt_shm *shm, void *own, lt_share *share, size
     return LT_OK;
 }
 
-/* Sums as many of the next *bytes as are visible at once, and sets *bytes to that number. */
+/* Sums the next *bytes, or fewer if fewer are visible at once, and sets *bytes to that number. */
 static lt_status sum_chunk(lt_shm *shm, const lt_sum *sum, const lt_coll_sig *sig, char *data,
                            size_t *bytes)
 {
@@ -482,7 +482,8 @@ lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum)
     return LT_OK;
 }
 
-/* Broadcasts as many of the next *bytes as are visible at once, and sets *bytes to that number. */
+/* Broadcasts the next *bytes, or fewer if fewer are visible at once, and sets *bytes to that
+ * number. */
 static lt_status broadcast_chunk(lt_shm *shm, const lt_coll_sig *sig, char *data, size_t *bytes,
                                  int root)
 {
