@@ -64,7 +64,7 @@ local function with_check(fn, who, names, skip)
 end
 
 function arity.of(fn, who, names) return with_check(fn, who, names, 0) end
--- As arity.of, for a method or a __call, whose first argument is self.
+-- Like arity.of, for a method or a __call, whose first argument is self.
 function arity.of_method(fn, who, names) return with_check(fn, who, names, 1) end
 
 -- Wraps fn in the check if it names its parameters, else returns fn. Messages put prefix before the

@@ -220,7 +220,7 @@ local function adopt(parent, value)
 end
 
 -- Turns a table of fields into a module, in place. forward(self, ...) computes its result; tostring
--- shows text. kind and takes tell nn.lua how the module can be fused with its neighbours.
+-- shows text. nn.lua uses kind and takes to fuse the module with its neighbours.
 function exports.new(text, fields, forward, kind, takes)
   for key, value in pairs(fields) do
     if Module[key] then

@@ -11,7 +11,7 @@
 --
 -- decay_bias = false exempts parameters of at most one axis from weight decay: biases, and the
 -- scales and shifts of norms. The core therefore sees two groups for each group of the script: of n
--- groups, core group g holds the parameters of more axes and core group n + g the others.
+-- groups, core group g has the parameters of more axes and core group n + g the others.
 --
 -- clip > 0 limits the global L2 norm of all gradients: a longer gradient is scaled down to it
 -- (Pascanu et al. 2013). After a step with clip, sgd.grad_norm is the norm before clipping, or 0 if

@@ -353,7 +353,7 @@ local function finish(o, turns)
   if o.json and rank == 0 then bench.write(o.json, r) end
 end
 
--- As bench.attach, for `luatrain bench dist`. Without a script, only the allreduce is measured.
+-- Like bench.attach, for `luatrain bench dist`. Without a script, only the allreduce is measured.
 function bench_dist.attach(...)
   local o = {steps = 12, most = 64, latency = LATENCY}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))

@@ -1,6 +1,6 @@
 -- checkpoint.lua - saves the state of a run to a file, and finds the file that a run resumes from.
 --
--- FOLDER/step-00000120.safetensors holds the tensors of the net (net.*) and of its optimizer
+-- FOLDER/step-00000120.safetensors has the tensors of the net (net.*) and of its optimizer
 -- (optim.*), and as metadata all other state that the next step depends on. Numbers are written
 -- without loss of a bit. A digest over the whole file detects damage; the run then resumes from the
 -- checkpoint before, which is why two are kept. A run never starts over silently: if there are
@@ -142,7 +142,7 @@ local function step_in(path)
   return step
 end
 
--- A warning if the step in a checkpoint's name differs from the step that it holds; else nil.
+-- A warning if the step in a checkpoint's name differs from the step in its metadata; else nil.
 local function misnamed(path, step)
   local digits = path:match "step%-0*(%d+)%.safetensors$"
   return digits and tonumber(digits) ~= step
@@ -152,7 +152,7 @@ local function misnamed(path, step)
 end
 
 -- The checkpoints of a folder, the newest first: {path, step, is_own, is_read}. The step is the one
--- that the file holds, since a file may be copied or renamed. is_own: the file has the name that a
+-- in the metadata, since a file may be copied or renamed. is_own: the file has the name that a
 -- run gives to this step. is_read: its header can be read; otherwise step is from the name.
 -- Reads headers only: a folder may have many checkpoints.
 local function list(folder)
@@ -199,7 +199,7 @@ local function newest(folder)
   local entries, wrong = list(folder), {}
   for _, entry in ipairs(entries) do
     local text = entry.is_read and misnamed(entry.path, entry.step)
-    if text then                     -- misnamed, or its step is damaged: verify tells which
+    if text then                     -- misnamed, or its step is damaged: verify finds out
       local ok, why = pcall(verify, entry.path)
       wrong[#wrong + 1] = ok and text or checkpoint.reason(why)
       entry.is_damaged = not ok

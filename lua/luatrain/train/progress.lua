@@ -41,7 +41,7 @@ local function fractions(total, waited, spent)
   return f
 end
 
--- Logs the last step. step holds its values, since run may have moved on: loss, a number; rows;
+-- Logs the last step. step has its values, since run may have moved on: loss, a number; rows;
 -- rate, the learning rate; waited, seconds spent on data; spent, seconds and bytes; scaled, its
 -- number in the scaler.
 function progress.record(run, step)
