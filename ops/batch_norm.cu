@@ -7,7 +7,7 @@
  *
  * Moments. The center of a block is the mean of the first rows of its part, which are still cached
  * when they are read again. The sums of d = x - center and of d d are in f32 within a thread, over
- * at most 256 rows, because many GPUs have few f64 units, and in double from there on: the shifted
+ * at most 256 rows, because many GPUs have few f64 units, and in double beyond that: the shifted
  * algorithm of batch_norm_simd.c. Parts are joined by the formula for two samples, in a tree that
  * depends only on the shape.
  *

@@ -81,7 +81,7 @@ static bool pointwise(const lt_conv *v)
     return yes;
 }
 
-/* Whether each channel is a group of its own. */
+/* Whether each channel is a separate group. */
 static bool depthwise(const lt_conv *v) { return v->groups == v->in && v->groups == v->out; }
 
 /* ==== One tap over one row ==================================================================== */
@@ -190,7 +190,7 @@ static double multiplications(const lt_conv *v)
            (double)(w->kernel[0] * w->kernel[1] * (v->in / v->groups));
 }
 
-/* Adds the convolution to row oh of image n of y, which already holds the bias or zero. */
+/* Adds the convolution to row oh of image n of y, which already contains the bias or zero. */
 static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, const void *x,
                        const void *w, void *y)
 {
@@ -205,7 +205,7 @@ static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, 
     }
 }
 
-/* Adds the gradient to row ih of image n of dx, which already holds zero or another gradient. */
+/* Adds the gradient to row ih of image n of dx, which already contains zero or another gradient. */
 static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, const void *dy,
                       const void *w, void *dx)
 {

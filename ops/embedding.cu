@@ -27,7 +27,7 @@ struct furthest {
         bool further = a.place < 0 || b.id > a.id || (b.id == a.id && b.place < a.place);
         return b.place >= 0 && further ? b : a;
     }
-    /* e.divisor holds the limit, e.dtype the kind. */
+    /* e.divisor is the limit, e.dtype the kind. */
     static __device__ void end(const lt_reduction_end &e, int64_t, far_id a)
     {
         lt_bad_id *bad = (lt_bad_id *)e.out;

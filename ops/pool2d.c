@@ -542,8 +542,8 @@ LT_INLINE void add_block(block *sum, block x, bool half)
         sum->v[h] += x.v[h];
 }
 
-/* Computes up to RUN channels of y, from `first` on, of one image, which is a single window. Reads
- * the pixels in the order of memory. Each row has its own sum, because a sum of sums is more
+/* Computes up to RUN channels of y, starting at `first`, of one image, which is a single window.
+ * Reads the pixels in address order. Each row has its own sum, because a sum of sums is more
  * accurate for many pixels. */
 LT_INLINE void mean_of_run(const pool *p, int64_t image, int64_t first, bool half)
 {

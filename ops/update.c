@@ -188,7 +188,7 @@ static lt_status lars_shape(lt_call *c)
     return check_arenas(c);
 }
 
-/* One sum for each block. Later the first element holds the ratio. */
+/* One sum for each block. Later the first element is the ratio. */
 static size_t lars_scratch(const lt_call *c, bool backward)
 {
     (void)backward;

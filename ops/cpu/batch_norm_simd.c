@@ -10,10 +10,11 @@
  * two samples. All this depends only on the dims, so that the bits do not depend on the number of
  * threads.
  *
- * Wide rows. A row of few channels would be a short loop. So all loops run over rows of `width`
- * lanes, which are as many rows, end to end, as make LANES. Each lane has its own sums, which are
- * reduced at the end of a block. Coefficients are repeated for each row. Where halves are processed
- * in pairs, a row has two sides: first the lanes of the even channels, then the odd ones.
+ * Wide rows. A row of few channels would be a short loop. So rows are laid end to end until they
+ * make at least LANES lanes, and all loops run over such wide rows of `width` lanes. Each lane has
+ * its own sums, which are reduced at the end of a block. Coefficients are repeated for each row.
+ * Where halves are processed in pairs, a row has two sides: first the lanes of the even channels,
+ * then the odd ones.
  *
  * Results are computed from the last group to the first, as the data that the sums read last is
  * still in a cache.
@@ -107,7 +108,7 @@ static void *part(const lt_tensor *x, int64_t first)
     return x ? (char *)x->data + (size_t)first * lt_dtype_bytes((lt_dtype)x->dtype) : NULL;
 }
 
-/* Describes a pass over n elements from `first` on, or fewer at the end of x. */
+/* Describes a pass over n elements starting at `first`, or fewer at the end of x. */
 static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
     return (lt_pass){.n = least(n, p->n - first) / p->sides,

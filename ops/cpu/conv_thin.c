@@ -1,7 +1,7 @@
 /* conv_thin.c - convolutions of images with few channels, vectorised over the channels of y.
  *
- * A number of x is broadcast to a vector. For y it is multiplied by the weights of as many channels
- * of y, for the gradient of w by as many channels of dy:
+ * An element of x is broadcast to a vector. The vector is multiplied by the weights of LT_LANES
+ * channels of y, or, for the gradient of w, by LT_LANES channels of dy:
  *
  *     y (pixel, out) = b (out) + the sum over taps of x (pixel, tap) w (tap, out)
  *     dw (tap, out) = the sum over pixels of x (pixel, tap) dy (pixel, out)

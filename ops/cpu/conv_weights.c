@@ -8,8 +8,8 @@
  * number of threads, as they do in oneDNN.
  *
  * With few channels and many pixels, both factors come from memory. A thread packs some pixels of
- * both into panels that stay in its cache while their products are summed, and prefetches the next
- * pixels meanwhile.
+ * both into panels that stay in its cache while their products are summed and the next pixels are
+ * prefetched.
  */
 #include "ops/cpu/conv.h"
 #include "ops/cpu/loops.h"
@@ -64,7 +64,7 @@ static void go_on(const lt_window *w, cursor *at)
     at->n++;
 }
 
-/* The window of a pixel of y: rows and columns of x from (top, left) on, which is at `data`. */
+/* The window of a pixel of y: rows and columns of x starting at (top, left), which is at `data`. */
 typedef struct {
     const char *data;
     int64_t top, left;

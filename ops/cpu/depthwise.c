@@ -7,10 +7,11 @@
  * zeros.
  *
  * A block is one cache line: 16 channels in f32, 32 in bf16. In bf16, even and odd channels form a
- * vector each, because one instruction extracts either from the words that hold both. If the number
- * of channels is not a multiple of the block, the last block overlaps its neighbour, and only its
- * new channels are stored. A pixel smaller than a block is loaded along with the bytes behind it;
- * the last pixels of a tensor, for which that would read beyond its end, are copied first.
+ * vector each, because one instruction extracts either from the words that contain both. If the
+ * number of channels is not a multiple of the block, the last block overlaps its neighbour, and
+ * only its new channels are stored. A pixel smaller than a block is loaded along with the bytes
+ * behind it; the last pixels of a tensor, for which that would read beyond its end, are copied
+ * first.
  *
  * With stride 1, the gradient of x is the convolution of dy with the rotated kernel; with stride 2,
  * each pixel of dx gathers from dy. Gradients of w are summed over parts of the batch, then over
@@ -73,9 +74,9 @@ static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_
     }
 }
 
-/* Finds the rows x columns pixels of image n from (row, column) on; `outside` is used for pixels
- * outside the image. If by > 0, `pixel` holds the pixels `by` columns to the left, which can be
- * moved quickly. */
+/* Finds the rows x columns pixels of image n starting at (row, column); `outside` is used for
+ * pixels outside the image. If by > 0, `pixel` contains the pixels `by` columns to the left, which
+ * can be moved quickly. */
 LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
                            int columns, int by, const void *outside, const void **pixel)
 {
@@ -206,7 +207,8 @@ LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
     return true;
 }
 
-/* Prefetches as many lines as a block of a tile has, to the L2 cache, as they are many. */
+/* Prefetches the next lines in address order, as many as one block of a tile has. They are many, so
+ * they go to the L2 cache. */
 LT_INLINE void prefetch(int way, walk *at)
 {
     int lines = ROWS * columns_of(way);
@@ -489,7 +491,7 @@ static bool fits(const lt_conv *v)
     return yes;
 }
 
-/* Whether the task is supported and pays. */
+/* Whether these kernels support the task and are faster for it. */
 static bool is_accepted(const lt_conv_task *task)
 {
     const lt_conv *v = task->conv;

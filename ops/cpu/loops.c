@@ -73,8 +73,8 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
-/* Returns n dense elements of input x from element i on, in place or in the buffer. widen: convert
- * halves to f32. fresh: the buffer does not hold them yet. */
+/* Returns n dense elements of input x starting at element i, in place or in the buffer. widen:
+ * convert halves to f32. fresh: the buffer does not contain them yet. */
 static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
                         bool fresh, char *buffer)
 {

@@ -10,8 +10,7 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { MAX_KNOBS = 64, MAX_CONFIGS = 60, MAX_NOTES = 16 };
-/* The search has a descriptor list of its own. A plan's list holds graph, engine, knobs and
- * plan. */
+/* The search has its own descriptor list. A plan's list contains graph, engine, knobs and plan. */
 _Static_assert((int)MAX_CONFIGS + 1 < (int)LT_MAX_MADE, "a pile has room");
 _Static_assert((int)MAX_KNOBS + 32 < (int)LT_MAX_MADE, "a pile has room");
 

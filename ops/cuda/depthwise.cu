@@ -78,7 +78,7 @@ static __device__ bool is_in(int h, int w, const int size[2])
     return h >= 0 && h < size[0] && w >= 0 && w < size[1];
 }
 
-/* Loads the weights of the block's n channels, from channel `first` on. */
+/* Loads the weights of the block's n channels, starting at channel `first`. */
 template <class E> __device__ void fetch(const pass &p, const E *w, int first, int n, kernels &to)
 {
     for (int i = threadIdx.x; i < n * TAPS; i += LT_THREADS) {
