@@ -1,7 +1,7 @@
 -- bench.lua - compares luatrain with PyTorch, the peer: the speed of whole training steps of some
 -- nets, and the time until a training reaches an accuracy. tools/bench runs it.
 --
--- Each measurement runs in a process of its own, and the two alternate: ours, peer, ours, peer.
+-- Each measurement runs in its own process, and the two alternate: ours, peer, ours, peer.
 -- Other load on the machine then affects both, and the median of the ratios of such pairs is more
 -- reliable than the ratio of two sums. The peer has as many threads as we do. The first round tries
 -- it with and without channels_last; the later rounds use the faster layout.

@@ -1,7 +1,7 @@
 -- gpu_bench.lua - compares whole training steps on a GPU with PyTorch, as a table, in at most ten
 -- minutes. tools/gpu_bench runs it.
 --
--- As in tools/bench, each measurement runs in a process of its own: ours, the peer's (eager, then
+-- As in tools/bench, each measurement runs in its own process: ours, the peer's (eager, then
 -- as a CUDA graph), ours again; the ratio uses the mean of ours. A process runs groups of steps,
 -- waits for the device only before and after each group, and reports the median. Further steps time
 -- our ops and wait for the device after each op.
