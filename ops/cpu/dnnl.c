@@ -9,7 +9,7 @@
  * Activations stay dense and channels last: oneDNN is about as fast on them as in a layout of its
  * own choice, except for depthwise convolutions. oneDNN chooses the layout of a convolution's
  * weights, because it has no optimised code for ours. They are packed before a run, or unpacked
- * after a run that computes their gradient. That takes a few percent of a run, and up to a sixth
+ * after a run that computes their gradient. That takes a few percent of a run, and about a sixth
  * for small batches of small images with many channels. Weights change at every step, so packed
  * weights are not kept.
  *

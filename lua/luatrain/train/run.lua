@@ -434,7 +434,7 @@ end
 
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
--- Calls lt.step(fn, ...) in the run's precision and with its loss scale. Sets `inside` for the call.
+-- Calls lt.step(fn, ...) in the run's precision and with its loss scale, with `inside` set.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
