@@ -133,7 +133,7 @@ static lt_status begin_work(lt_group *g)
         return LT_OK;
     lt__queue_free(g->tasks);
     g->tasks = NULL;
-    return lt_fail(LT_ENOMEM, "cannot create a thread for communication");
+    return lt_fail(LT_ENOMEM, "the system cannot start a thread for communication");
 }
 
 lt_status lt_group_start(lt_group *g, lt_status (*fn)(void *ud), void *ud)

@@ -149,7 +149,7 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     j->running = n;
     int made = start(members, n);
     if (made < n)
-        lt_fail(LT_ENOMEM, "cannot create a thread for rank %d", made);
+        lt_fail(LT_ENOMEM, "the system cannot start a thread for rank %d", made);
     for (int i = made; i < n; i++) {
         lt_group_fail(groups[i]);
         if (!j->ranks->mpi_group)
