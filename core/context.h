@@ -24,7 +24,8 @@ extern "C" {
 
 typedef struct lt_scope lt_scope; /* see tensor.h */
 
-/* Callbacks and state of the rooms above core. Each pointer is set once by the room named here. */
+/* Callbacks and state of the modules above core. Each pointer is set once, by the module named
+ * here. */
 typedef struct lt_slots {
     void (*forget)(lt_tensor *x,
                    bool gone);      /* autograd: drops x's history; if gone, also its gradient */
@@ -71,7 +72,7 @@ struct lt_ctx {
     lt_device *device;                  /* device of new tensors */
     lt_log_fn log;
     void *log_ud;
-    char note[256]; /* logged once a log callback is set */
+    char note[256]; /* logged when a log callback is set */
     lt_log_level note_level;
     struct lt_trace *trace;               /* or NULL */
     struct lt_pinned_slots *pinned_slots; /* see pinned.c; or NULL */
@@ -86,7 +87,8 @@ struct lt_ctx {
 void lt__trace_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
-/* LT_EINVAL after lt_ctx_free(): "backward: the context was closed by lt_ctx_free()". */
+/* LT_EINVAL after lt_ctx_free(). With who = "backward" the message is "backward: the context was
+ * closed by lt_ctx_free()". */
 lt_status lt__check_open(const lt_ctx *ctx, const char *who);
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);

@@ -1,5 +1,5 @@
 /* core.h - public header of core: status codes, log, dtypes, contexts, tensors, scopes, random
- * numbers and files of tensors.
+ * numbers, files of tensors and SHA-256.
  *
  * core has no math except copy, fill and dtype conversion. There are no globals: all state belongs
  * to an lt_ctx, so ranks can be threads and one program can run several trainings.
@@ -9,6 +9,9 @@
  * is per thread. The library never prints, exits or aborts.
  *
  * Locale. Numbers in messages and files have a decimal point in any locale; see lua/luatrain.h.
+ *
+ * Threads. Only one thread at a time may use a context and the objects made in it. Functions that
+ * any thread may call say so.
  *
  * Ownership. All headers use four words:
  *   new       the caller owns the result and releases it with the matching release, free or close
@@ -65,21 +68,22 @@ typedef enum lt_status {
  * that exit code. */
 enum { LT_EXIT = 256 };
 
-/* The process exit code for a status, and its generic text. */
+/* The process exit code for a status, and its generic text, a static string. For a number that is
+ * not a status: 1 and "unknown status". */
 LT_API int lt_exit_code(lt_status status);
 LT_API const char *lt_status_text(lt_status status);
 
-/* Sets this thread's error message and code. Returns code, so callers can write `return
- * lt_fail(...)`. */
+/* Sets this thread's error message, cut off after 2047 bytes, and code. Returns code, so callers
+ * can write `return lt_fail(...)`. */
 LT_API lt_status lt_fail(lt_status code, const char *fmt, ...) LT_PRINTF(2, 3);
 /* Prepends "prefix: " to this thread's error message. Returns this thread's error code. */
 LT_API lt_status lt_fail_prefix(const char *fmt, ...) LT_PRINTF(1, 2);
-/* This thread's last error message and code. Borrowed; valid until the next failure in this
- * thread. */
+/* This thread's last error message and code; "" and LT_OK before the first failure. Borrowed; valid
+ * until the next failure in this thread. */
 LT_API const char *lt_errmsg(void);
 LT_API lt_status lt_errcode(void);
 
-/* Returns the status to the caller if expr fails. Use where the function holds nothing to
+/* Returns the status to the caller if expr fails. Use it only where the function has nothing to
  * release. */
 #define LT_TRY(expr)                                                                               \
     do {                                                                                           \
@@ -109,13 +113,14 @@ typedef enum lt_dtype {
 } lt_dtype;
 /* clang-format on */
 
+/* The size of an element in bytes, and the name, a static string such as "f32". */
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
 /* The dtype with this name, or -1. */
 LT_API int lt_dtype_find(const char *name);
 
 /* Converts n elements between any two dtypes on the CPU. dst and src must not overlap. To a float
- * dtype: rounds to nearest even, f16 overflow becomes inf, results may be subnormal, NaN stays NaN.
+ * dtype: rounds to nearest even, overflow becomes inf, results may be subnormal, NaN stays NaN.
  * Float to integer: truncates toward zero and saturates; NaN becomes 0. Integer to integer:
  * wraps. */
 LT_API void lt_convert(void *dst, lt_dtype dst_dtype, const void *src, lt_dtype src_dtype,
@@ -133,8 +138,8 @@ typedef struct lt_config { /* zero selects the default */
     int threads;
     bool reference; /* use only the reference kernels */
     bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
-    /* device of new tensors: "cpu" (default). lt_open() in ops.h also accepts "cuda", "cuda:1" and
-     * "auto", which selects an accelerator if there is one */
+    /* device of new tensors: "cpu" (default), or "auto", an accelerator if there is one. lt_open()
+     * in ops.h also accepts "cuda" and "cuda:1". lt_ctx_new() accepts "auto" and uses the CPU */
     const char *device;
     /* rank number on this machine. It selects the device for "cuda" and "auto", modulo the number
      * of devices */
@@ -157,10 +162,10 @@ typedef struct lt_config { /* zero selects the default */
 LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 /* Closes the context and ends its scopes and graphs. NULL is allowed. Do not use ctx afterwards.
  * Objects made in ctx may outlive it and are freed as usual, in any order: tensors, tapes,
- * parameters, optimizers, loss scalers, reducers, sources, batches, files, Lua states. The memory
- * of the context is freed with the last of them. Until then tensors can be read, written, copied
- * and viewed, files and batches can be read, and gradients and optimizer slots keep their values.
- * Ops, backward, optimizer steps and new scopes fail with LT_EINVAL. */
+ * parameters, optimizers, loss scales, reducers, sources, batches, files, deferred scalars, Lua
+ * states. The memory of the context is freed with the last of them. Until then tensors can be read,
+ * written, copied and viewed, files and batches can be read, and gradients and optimizer slots keep
+ * their values. Ops, backward, optimizer steps and new scopes fail with LT_EINVAL. */
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
@@ -205,8 +210,9 @@ LT_API void lt_memory_trim(lt_ctx *ctx);
 
 typedef enum lt_log_level { LT_LOG_DEBUG, LT_LOG_INFO, LT_LOG_WARN } lt_log_level;
 typedef void (*lt_log_fn)(void *ud, lt_log_level level, const char *line);
-/* Sets the log callback; without one the library logs nothing. line has no newline. A note about
- * the choice of device that came before the first callback is passed to it at once. */
+/* Sets the log callback; NULL removes it. Without one the library logs nothing. line has no newline
+ * and is borrowed during the call. If lt_open() could not use an accelerator, the first callback
+ * gets the reason at once. */
 LT_API void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud);
 /* Logs one line, cut off after 1023 bytes. */
 LT_API void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...) LT_PRINTF(3, 4);
@@ -214,13 +220,14 @@ LT_API void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...) LT_PRI
 /* Creates a trace file for chrome://tracing or https://ui.perfetto.dev. path must not be a FIFO.
  * LT_EENV if it cannot be written. */
 LT_MUST lt_status lt_trace_create(const char *path);
-/* Appends the spans of ctx to the trace file path from now on, labelled with rank; an earlier trace
- * file of ctx is closed. Call it before other threads use ctx. LT_EENV or LT_ENOMEM. */
+/* Appends the spans of ctx to path from now on, labelled with rank. path is a file that
+ * lt_trace_create() made. An earlier trace file of ctx is closed. Call it before other threads use
+ * ctx. LT_EENV or LT_ENOMEM. */
 LT_MUST lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank);
+typedef enum lt_track { LT_TRACK_STEP, LT_TRACK_COMPUTE, LT_TRACK_COMM } lt_track;
 /* Records a span. Any thread may call it. start is a reading of the monotonic clock and seconds the
  * duration, both in seconds. name must not contain quotes or control characters. Does nothing
  * without lt_trace_to(). */
-typedef enum lt_track { LT_TRACK_STEP, LT_TRACK_COMPUTE, LT_TRACK_COMM } lt_track;
 LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds);
 
 /* ==== Tensors ================================================================================= */
@@ -236,28 +243,31 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 /* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims) or
  * LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
-/* Creates a tensor with all elements set to value, as by lt_fill(). New. */
+/* Creates a tensor with all elements set to value, as by lt_fill(). New. NULL with the errors of
+ * lt_tensor_new() and lt_fill(). */
 LT_API lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                  double value);
-/* Creates a tensor from a copy of data, the elements in row-major order. New. */
+/* Creates a tensor from a copy of data, the elements in row-major order. New. NULL with the errors
+ * of lt_tensor_new() or of the device. */
 LT_API lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                  const void *data);
 
-LT_API lt_tensor *lt_retain(lt_tensor *x); /* adds a reference; returns x */
+LT_API lt_tensor *lt_retain(lt_tensor *x); /* adds a reference; returns x, which may be NULL */
 LT_API void lt_release(lt_tensor *x);      /* drops a reference; NULL is allowed */
 
-LT_API lt_ctx *lt_tensor_ctx(const lt_tensor *x);
+LT_API lt_ctx *lt_tensor_ctx(const lt_tensor *x); /* borrowed */
 LT_API lt_dtype lt_tensor_dtype(const lt_tensor *x);
 LT_API int lt_ndim(const lt_tensor *x);
 LT_API int64_t lt_dim(const lt_tensor *x,
-                      int axis); /* axis counts from 0; negative axes count from the end */
+                      int axis); /* counts from 0, or from the end if negative; not checked */
 LT_API const int64_t *lt_dims(const lt_tensor *x); /* borrowed; lt_ndim() values */
 LT_API int64_t lt_count(const lt_tensor *x);       /* number of elements */
 /* The elements. Borrowed. NULL with LT_EINVAL if the scope that made x has ended, if x is a
  * parameter without memory yet, or if x is on a device whose memory the CPU cannot read. */
 LT_API void *lt_data(lt_tensor *x);
 /* Copies all elements of x, on any device, to data (lt_read) or from data (lt_write). data has the
- * dtype of x. LT_EINVAL for a dead or pending tensor. */
+ * dtype of x and is in row-major order. Blocks until the copy is done. LT_EINVAL for a dead or
+ * pending tensor, or the device's error. */
 LT_MUST lt_status lt_read(lt_tensor *x, void *data);
 LT_MUST lt_status lt_write(lt_tensor *x, const void *data);
 /* The device of x: "cpu", "cuda:0". For a parameter without memory, the device where it will be
@@ -267,11 +277,13 @@ LT_API const char *lt_device_of(const lt_tensor *x);
  * if x is already there, otherwise a copy. New. NULL with LT_EENV (no such device), LT_EINVAL or
  * LT_ENOMEM. */
 LT_API lt_tensor *lt_to(lt_tensor *x, const char *device);
-/* Reads one element as a double; index is row major, from 0. LT_EINVAL if it is out of range. */
+/* Reads one element as a double; index is row major, from 0. LT_EINVAL if it is out of range or x
+ * is dead or pending. */
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
-/* Starts reading the element of x, which must have exactly one. On an accelerator the copy is
- * queued behind the work submitted so far and runs in the background. New. NULL with LT_EINVAL or
- * LT_ENOMEM. */
+/* Starts reading the only element of x. On an accelerator the copy is queued behind the work
+ * submitted so far and runs in the background. New; release it with lt_deferred_free(). NULL with
+ * LT_EINVAL if x has another number of elements or is dead or pending, with LT_ENOMEM, or with the
+ * device's error. */
 typedef struct lt_deferred lt_deferred;
 LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
 /* Blocks until the value has arrived. One thread other than the context's may call it. Returns
@@ -282,16 +294,17 @@ LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
 LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 
 /* Returns a view of x with other dims and the same number of elements. The view shares memory with
- * x. New. */
+ * x. Not recorded by autograd. New. NULL with LT_EINVAL (another number of elements, or x is dead
+ * or pending) or LT_ENOMEM. */
 LT_API lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims);
-/* Returns a view of rows [first, first + count) of the leading axis. New. LT_EINVAL if out of
- * range. */
+/* Returns a view of rows [first, first + count) of the leading axis. Not recorded by autograd. New.
+ * NULL with LT_EINVAL (rows out of range, or x is dead or pending) or LT_ENOMEM. */
 LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
 /* Copies src into dst and converts the dtype; any device to any device. LT_EINVAL if the numbers of
  * elements differ. Not recorded by autograd. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
-/* Sets all elements to value, rounded to a float dtype. LT_EINVAL if an integer dtype cannot hold
- * value: a fraction, out of range, NaN. Not recorded by autograd. */
+/* Sets all elements to value, rounded to a float dtype. LT_EINVAL if an integer dtype cannot
+ * represent value: a fraction, out of range, NaN. Not recorded by autograd. */
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
 /* The same for an integer value, which is stored exactly in an i64 tensor. */
 LT_MUST lt_status lt_fill_integer(lt_tensor *dst, int64_t value);
@@ -308,8 +321,9 @@ LT_MUST lt_status lt_scope_push(lt_ctx *ctx);
 LT_API void lt_scope_pop(lt_ctx *ctx);
 /* Makes x outlive all scopes. Its history on the tape still ends with the scope that made it. */
 LT_API void lt_keep(lt_tensor *x);
-/* Moves x from the innermost scope to the enclosing scope and drops its history. Used for what a
- * step returns to its caller. Does nothing if x is not in the innermost scope. */
+/* Moves x from the innermost scope to the enclosing one, or out of all scopes, and drops its
+ * history. Used for what a step returns to its caller. Does nothing if x is not in the innermost
+ * scope. */
 LT_API void lt_keep_outer(lt_tensor *x);
 LT_API bool lt_is_dead(const lt_tensor *x);
 
@@ -334,8 +348,9 @@ LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t
 /* Writes four random 32-bit words to out. */
 LT_API void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,
                       uint32_t out[4]);
-/* Fills x with uniform numbers in [low, high). Element i uses index first + i. LT_EINVAL if x has
- * no float dtype, or unless low <= high and both are finite in that dtype. */
+/* Fills x with uniform numbers in [low, high), or with low if both are equal. The seed is the
+ * context's; element i uses index first + i. LT_EINVAL if x is not of a float dtype, if low > high,
+ * or if low, high or high - low, rounded to that dtype, is not finite. */
 LT_MUST lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                   double low, double high);
 /* The same with normally distributed numbers of this mean and standard deviation (Box-Muller, in
@@ -363,9 +378,11 @@ typedef struct lt_file lt_file;
 LT_API lt_file *lt_file_open(lt_ctx *ctx, const char *path);
 LT_API void lt_file_close(lt_file *file);
 LT_API int lt_file_count(const lt_file *file);
-LT_API const char *lt_file_name(const lt_file *file, int i);    /* borrowed; in file order */
-LT_API int lt_file_find(const lt_file *file, const char *name); /* index or -1 */
-/* dtype and dims of tensor i. dims must have room for LT_MAX_DIMS values. */
+/* The name of tensor i, in the order of their data; i must be in range. Borrowed. */
+LT_API const char *lt_file_name(const lt_file *file, int i);
+LT_API int lt_file_find(const lt_file *file, const char *name); /* index, or -1 */
+/* dtype and dims of tensor i, which must be in range. dims must have room for LT_MAX_DIMS
+ * values. */
 LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim, int64_t *dims);
 /* The value of key in __metadata__, or NULL. Borrowed. */
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
@@ -373,7 +390,7 @@ LT_API const char *lt_file_meta(const lt_file *file, const char *key);
  * Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
 /* Reads tensor i to the context's device. New. NULL with LT_EINVAL if i is out of range (such as -1
- * from lt_file_find()), LT_EFILE or LT_ENOMEM. */
+ * from lt_file_find()), LT_EFILE, LT_ENOMEM or the device's error. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
 /* Reads tensor i into dst, which must have the same dims and may have any dtype (converted).
  * LT_EINVAL as above. LT_EFILE also if the dims differ, or if the file was modified since it was
@@ -391,15 +408,16 @@ LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like
  * lt_file_replace(). A SHA-256 digest of the file is stored in the metadata under "sha256".
- * LT_EFILE with the system's reason; LT_EINVAL for a name that is duplicate, reserved or not UTF-8,
- * too many names, or a dead tensor. */
+ * LT_EFILE with the system's reason; LT_EINVAL for a name that is duplicate or reserved, text that
+ * is not UTF-8, more than 16384 names or pairs, or a dead or pending tensor. Also LT_ENOMEM or the
+ * device's error for a tensor that is not on the CPU. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 
 /* Atomically replaces a file of any format with these bytes: writes a temporary file next to path,
  * then fsync, rename, fsync of the folder. path always holds the old file or the complete new one.
- * If path is a symbolic link, its target is replaced. Permissions are preserved. LT_EFILE with the
- * system's reason. */
+ * If path is a symbolic link, its target is replaced. Permissions are preserved. Only regular files
+ * are replaced. LT_EFILE with the reason. */
 LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t bytes);
 
 /* ==== SHA-256 (FIPS 180-4) ==================================================================== */

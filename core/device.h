@@ -115,8 +115,8 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name);
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
 
 /* Slots of 8 bytes of pinned memory of an accelerator, allocated at once at the first request. take
- * returns the number of a free slot, or -1 if there is none or no pinned memory; for the context's
- * thread. Another thread may use and give back the slot. */
+ * returns the number of a free slot, or -1 if there is none or no pinned memory. Only the context's
+ * thread takes slots; another thread may use one and give it back. */
 int lt__pinned_slot_take(lt_ctx *ctx, lt_device *device);
 void *lt__pinned_slot(const lt_ctx *ctx, int slot); /* its address */
 void lt__pinned_slot_give(lt_ctx *ctx, int slot);
@@ -131,8 +131,8 @@ static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 
 void lt__copy_nontemporal(void *dst, const void *src, size_t bytes);
 void lt__nontemporal_fence(void);
 
-/* Whether the process can map this many more bytes. Libraries crash or exit when a small allocation
- * fails, so the library checks first. */
+/* Whether the process can map this many more bytes. Some libraries crash or exit when a small
+ * allocation fails, so luatrain checks first. */
 bool lt__has_room(size_t bytes);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 /* device_comm.h - device communicator: sums gradients over the accelerators of several ranks
- * without copying them to the host. Part of tensor.h.
+ * without copying them to the host. Included by device.h.
  *
  * A plugin supplies one table of calls for an accelerator that supports this. No call waits for the
- * device or for another rank. Operations run asynchronously; the caller polls with poll() until
- * they are done and owns the timeout. Only one thread at a time may make calls for a communicator.
- * A failure of the communication library is LT_EPEER with that library's message; a failure of the
+ * device or for another rank. Operations run asynchronously. The caller calls poll() until they are
+ * done, and enforces the timeout. Only one thread at a time may make calls for a communicator. A
+ * failure of the communication library is LT_EPEER with that library's message; a failure of the
  * device is LT_EENV. After a failure only close() may be called.
  */
 #ifndef LT_CORE_DEVICE_COMM_H
@@ -22,8 +22,8 @@ enum {
 
 typedef struct lt_device_comm { /* of this rank; private fields of the plugin follow */
     const struct lt_device_comm_calls *calls;
-    double largest;     /* found by prepare(): largest finite magnitude, or 0 */
-    int64_t not_finite; /* found by prepare(): number of non-finite elements */
+    double largest;     /* by prepare(), set by poll(): largest finite magnitude, or 0 */
+    int64_t not_finite; /* likewise: how many elements are not finite */
     /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum; afterwards it holds the sums
      * over all ranks */
     float *tail;

@@ -12,10 +12,11 @@ extern "C" {
 static inline bool lt__is_float(lt_dtype t) { return t <= LT_BF16; }
 static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16; }
 
-/* Whether a dtype can hold a number. An integer dtype holds whole numbers in its range; a float
- * dtype holds any number, rounded. */
+/* Whether a dtype can represent a number. An integer dtype represents the whole numbers in its
+ * range; a float dtype represents any number, rounded. */
 bool lt__dtype_holds(lt_dtype dtype, double value);
 bool lt__dtype_holds_integer(lt_dtype dtype, int64_t value);
+/* Whether a double represents value exactly. */
 bool lt__is_exact_double(int64_t value);
 
 /* Conversions of single values; the vector loops are in dtype.c. */
@@ -33,9 +34,9 @@ static inline float lt__bf16_to_f32(uint16_t h)
     return v.f;
 }
 
-/* The key that lt_random() derives from seed and purpose, and lt_philox(); inline so that CUDA
- * kernels can use them too. Mixing function: Steele, Lea and Flood, Fast splittable pseudorandom
- * number generators, OOPSLA 2014. */
+/* The key that lt_random() derives from seed and purpose; and lt_philox(). They are inline so that
+ * CUDA kernels can use them. The mixing function of the key is from Steele, Lea and Flood, Fast
+ * splittable pseudorandom number generators, OOPSLA 2014. */
 static inline void lt__random_key(uint64_t seed, lt_purpose purpose, uint32_t key[2])
 {
     uint64_t x = seed + ((uint64_t)purpose + 1) * 0x9e3779b97f4a7c15;
@@ -66,8 +67,8 @@ LT_BOTH static inline void lt__philox(const uint32_t counter[4], const uint32_t 
     out[3] = c3;
 }
 
-/* Updates h with `blocks` blocks of 64 bytes, in plain C. Exported so that tests can compare the
- * fast version with it. */
+/* Updates h with `blocks` blocks of 64 bytes, in plain C. Declared here so that tests can compare
+ * the fast version with it. */
 void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks);
 
 #ifdef __cplusplus

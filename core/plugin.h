@@ -1,7 +1,7 @@
 /* plugin.h - loads plugins at run time: libluatrain-mpi.so and libluatrain-cuda.so, whose
- * dependencies are not on every machine. Public to the rooms above core. Not installed.
+ * dependencies are not on every machine. Used by other modules; not installed.
  *
- * Plugins are searched in the folder $LUATRAIN_PLUGINS, then in the folder of the library or
+ * Plugins are searched for in the folder $LUATRAIN_PLUGINS, then in the folder of the library or
  * program, in its subfolder luatrain, and in ../lib/luatrain.
  */
 #ifndef LT_CORE_PLUGIN_H

@@ -26,7 +26,7 @@ size_t lt__large_block_trim(lt_device *device);
 lt_device *lt__cpu_device_new(int threads); /* new, freed by its close(); NULL if out of memory */
 
 /* Starts the n - 1 threads that compute together with the calling thread. LT_ENOMEM if the system
- * has no room for that many. */
+ * cannot start that many. */
 lt_status lt__start_threads(int n);
 
 #endif

@@ -1,5 +1,5 @@
-/* queue.h - a bounded queue of pointers for any number of producer and consumer threads. Public to
- * the rooms above core. Not installed.
+/* queue.h - a bounded queue of pointers for any number of producer and consumer threads. Used by
+ * other modules too; not installed.
  */
 #ifndef LT_CORE_QUEUE_H
 #define LT_CORE_QUEUE_H
@@ -8,7 +8,7 @@
 
 typedef struct lt_queue lt_queue;
 
-/* Creates a queue for up to room items; room is at least 1. New. NULL with LT_ENOMEM. */
+/* Creates a queue for at most `room` items; room must be at least 1. New. NULL with LT_ENOMEM. */
 lt_queue *lt__queue_new(int room);
 /* Frees the queue, but not its items. No thread may still be using it. NULL is allowed. */
 void lt__queue_free(lt_queue *queue);

@@ -1,5 +1,5 @@
 /* simd.h - compiles functions for several instruction sets; the best one is selected at load time.
- * Public to the rooms above core. Not installed.
+ * Used by other modules too; not installed.
  */
 #ifndef LT_CORE_SIMD_H
 #define LT_CORE_SIMD_H

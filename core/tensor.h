@@ -1,11 +1,11 @@
-/* tensor.h - internals of tensors, for the rooms above core and for kernel authors. Includes those
+/* tensor.h - internals of tensors, for other modules and for kernel authors. Includes the internals
  * of contexts (context.h), devices (device.h) and numbers (number.h). Not installed.
  *
  * Invariants. A tensor is dense. Its data points into its storage; it is NULL if the tensor is dead
  * (its scope has ended) or pending (a parameter whose arena does not exist yet). Views share the
- * storage. A storage returns to the pool with its last tensor. node, leaf and out_index belong to
- * autograd; core only calls ctx->slots.forget when such a tensor ends. The links of a scope are
- * written under ctx->lock.
+ * storage. A storage is freed with its last tensor. node, leaf and out_index belong to autograd;
+ * core only calls ctx->slots.forget when such a tensor is freed or its scope ends. The links of a
+ * scope are written under ctx->lock.
  */
 #ifndef LT_CORE_TENSOR_H
 #define LT_CORE_TENSOR_H
@@ -32,15 +32,15 @@ typedef struct lt_storage {
 struct lt_tensor {
     lt_atomic_int refs;
     uint8_t dtype, ndim, out_index;
-    bool dead, kept;
-    bool pending; /* a parameter without memory yet */
+    bool dead, kept; /* dead: its scope has ended; kept: see lt_keep() */
+    bool pending;    /* a parameter without memory yet */
     int64_t count;
     int64_t dims[LT_MAX_DIMS];
     void *data;
     lt_storage *storage;
     lt_ctx *ctx;
     struct lt_node *node;          /* autograd: the op that produced it; NULL if not recorded */
-    struct lt_leaf *leaf;          /* autograd: holds its gradient; NULL if it requires none */
+    struct lt_leaf *leaf;          /* autograd: its gradient and hooks; NULL if it has none */
     struct lt_scope *scope;        /* the scope that will end it, or NULL */
     struct lt_tensor *next, *prev; /* linked list of that scope */
 };
@@ -62,7 +62,7 @@ lt_tensor *lt__on_host(lt_tensor *x);
  * tensor is in the current scope unless kept. New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
                            int64_t offset, bool kept);
-/* A view of x starting at its element offset. x must be alive. New. */
+/* A view of x that starts at element `offset`. x must be alive. New. */
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept);
 /* Creates a pending tensor: dims and dtype but no memory. Outside any scope. New. */
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
@@ -82,6 +82,7 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 lt_status lt__check_alive(const lt_tensor *x);
 
 #ifndef __cplusplus
+/* Call it for each in-place write to x. See lt_storage.version. */
 static inline void lt__wrote(lt_tensor *x)
 {
     atomic_fetch_add_explicit(&x->storage->version, 1, memory_order_relaxed);
