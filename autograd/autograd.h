@@ -1,11 +1,15 @@
-/* autograd.h - the door of autograd: ops, the tape, backward, hooks. It includes params.h and
+/* autograd.h - public header of autograd: ops, the tape, backward, hooks. It includes params.h and
  * optim.h.
  *
  * An op is a constant lt_op: a signature text, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
- * runs the kernel and records a node. Only optimizers run their update op without it, directly on
- * the arenas. Backward walks the nodes in reverse order. It is not recorded itself, so second
- * derivatives are not supported.
+ * runs the kernel and records a node. Optimizers alone bypass lt_apply(): they run their update op
+ * directly on the arenas. Backward walks the nodes in reverse order. It is not recorded itself, so
+ * second derivatives are not supported.
+ *
+ * Precondition. A function that takes an lt_ctx requires a context with ops: one from lt_open(), or
+ * one from lt_ctx_new() after the first lt_op_register(). Before that, call only lt_op_register(),
+ * lt_op_find(), lt_op_at() and constructors.
  */
 #ifndef LUATRAIN_AUTOGRAD_H
 #define LUATRAIN_AUTOGRAD_H
@@ -66,18 +70,20 @@ typedef struct lt_schema {
     } opt[LT_MAX_OPT];
 } lt_schema;
 
-/* Parses a signature. LT_EINVAL, with the position, if it is malformed. The schema borrows it. */
+/* Parses a signature. LT_EINVAL, with the position, if it is malformed. The schema borrows
+ * signature. */
 LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
 /* Index of an option by name, or -1 with "unknown option 'strides' (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
-/* Index of a word among those of option k, an LT_WORD; or -1 with "option 'act' wants none, relu or
- * relu6, not 'rellu' (did you mean 'relu'?)". */
+/* Index of a word among those of option k, an LT_WORD; or -1 with "option 'act' must be none, relu
+ * or relu6, but is 'rellu' (did you mean 'relu'?)". */
 LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
 /* Fills opts[0..n_opt) from the defaults and a text such as "stride=2 pad=1,1 train=true". text may
- * be NULL. LT_EINVAL if an option is unknown, malformed, given twice or missing. */
+ * be NULL. LT_EINVAL if an option is unknown, malformed or given twice, or a required one is
+ * missing. */
 LT_MUST lt_status lt_opts_parse(const lt_schema *schema, const char *text, lt_opt *opts);
 /* The two halves of lt_opts_parse(), for bindings. lt_opts_clear() marks all options as not given;
- * lt_opts_complete() fills in the defaults, and is LT_EINVAL if a required option is missing. */
+ * lt_opts_complete() fills in the defaults. LT_EINVAL if a required option is missing. */
 LT_API void lt_opts_clear(const lt_schema *schema, lt_opt *opts);
 LT_MUST lt_status lt_opts_complete(const lt_schema *schema, lt_opt *opts);
 
@@ -106,28 +112,28 @@ struct lt_call {
     const lt_opt *opt;        /* in the order of the signature */
     int n_in;                 /* inputs of the call; absent optional ones are NULL */
     lt_tensor **in;           /* backward: NULL unless saved */
-    lt_tensor **out;          /* op->n_out + op->n_aux; backward: NULL unless saved */
-    lt_tensor **d_out;        /* op->n_out; NULL means a zero gradient */
+    lt_tensor **out;          /* outputs, then extra ones; backward: NULL unless saved */
+    lt_tensor **d_out;        /* one per output; NULL means a zero gradient */
     lt_tensor **d_in;         /* n_in; NULL where no gradient is needed */
     uint64_t add;             /* bit i: add to d_in[i] */
     uint64_t leaves;          /* backward, bit i: d_in[i] is the gradient of a leaf */
     uint32_t save, same_grad; /* from the op; its shape rule may change them for this call */
     lt_spec *spec;            /* shape rule only: one per element of `out` */
-    bool draws;               /* set by a shape rule if the kernel will use `stream` */
+    bool draws;               /* a shape rule sets it if the kernel uses `stream` */
     void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
     double *sums;             /* n_sums numbers, or NULL; see lt_op.sums */
     bool summed;              /* `sums` holds the sums over all ranks */
     int64_t n_sums;
     int threads;
     /* of random numbers: step << 32 | index of this random call in its pass, recorded or not. Calls
-     * with gradients off have bit 63 set and a separate count, so that they do not shift the others
-     */
+     * with gradients off have bit 63 set and their own count, so they do not change the numbers of
+     * other calls */
     uint64_t stream;
     int64_t first_row; /* index in the global batch of row 0 */
     /* in-place ops on an accelerator: flag in device memory, or NULL. The kernel changes nothing if
      * it is not 0 when it runs */
     const int32_t *skip;
-    /* update ops: factor for the gradients, in device memory; NULL means 1 */
+    /* update ops: factor for the gradients, in memory of the device; NULL means 1 */
     const double *factor;
 };
 
@@ -152,8 +158,8 @@ typedef struct lt_step_check {
 
 #define LT_NO_SCRATCH SIZE_MAX
 
-/* The kernels of an accelerator for one op. They take f16 and bf16 tensors directly, and return
- * once the work is queued in the stream of the device. The rules of lt_op for backward apply to
+/* The kernels of an accelerator for one op. They accept f16 and bf16 tensors directly, and return
+ * when the work is queued in the stream of the device. The rules of lt_op for backward apply to
  * them too: grad_in_place and `add`. */
 typedef struct lt_kernels {
     /* Bytes of device memory. LT_NO_SCRATCH on failure, with this thread's message set. NULL: 0. */
@@ -165,15 +171,16 @@ typedef struct lt_kernels {
     bool f32_grads;
 } lt_kernels;
 
-/* Tensors that backward may read: inputs, outputs, extra outputs. */
+/* Tensors that backward may read: inputs, outputs, extra outputs. LT_SAVE_IN(7) means input 7 and
+ * all later ones. */
 #define LT_SAVE_IN(i) (1u << (i))
 #define LT_SAVE_OUT(i) (1u << (8 + (i))) /* extra outputs follow the outputs in this count */
 
-/* under autocast an op ... */
+/* What autocast does to an op. */
 typedef enum lt_cast_policy {
-    LT_CAST_ANY,   /* takes its inputs as they are */
-    LT_CAST_HALF,  /* runs in half precision */
-    LT_CAST_F32,   /* runs in f32 */
+    LT_CAST_ANY,   /* nothing: it gets its inputs as they are */
+    LT_CAST_HALF,  /* runs it in half precision */
+    LT_CAST_F32,   /* runs it in f32 */
     LT_CAST_WIDEST /* converts its inputs to the widest of their dtypes */
 } lt_cast_policy;
 
@@ -181,7 +188,7 @@ struct lt_op {
     const char *sig;
     const char *doc; /* one sentence with the formula */
     lt_cast_policy cast;
-    uint8_t n_out; /* tensors it returns; 0 means 1, unless in_place is set */
+    uint8_t n_out; /* number of tensors it returns; 0 means 1, or none if in_place is set */
     uint8_t n_aux; /* extra outputs, visible to backward and `after` only */
     /* bit i: writes input i. Such an op returns nothing, is never recorded, and is not part of the
      * Lua API */
@@ -192,20 +199,21 @@ struct lt_op {
      * copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel gets f32 copies */
     bool fast_bf16;
     uint32_t save; /* LT_SAVE_* */
-    uint32_t
-        same_grad; /* bit i: the gradient of input i is d_out[0] itself if the counts are equal */
+    /* bit i: the gradient of input i is d_out[0] itself, if their counts and dtypes are equal */
+    uint32_t same_grad;
     /* bit i, for one input: backward may get d_in[i] in the memory of d_out[0] if nothing else
      * reads that. The kernel must read an element before it writes it, and write all other d_in
      * first */
     uint8_t grad_in_place;
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
-    /* How many numbers the kernel needs summed over all ranks, the first of them a count. NULL if
-     * always none. With several ranks (lt_set_allreduce()) the kernel runs twice: first it fills
-     * call->sums; then call->summed is set and it uses the sums. With one rank call->sums is NULL,
-     * and the local values are the sums. */
+    /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
+     * With several ranks (lt_set_allreduce()) the kernel runs twice: first it fills call->sums;
+     * then call->summed is set and it uses the sums. With one rank, and in a dry run, call->sums is
+     * NULL, and the local values are the sums. */
     int64_t (*sums)(const lt_call *call, bool backward);
-    lt_kernel fwd, bwd; /* reference kernels; bwd NULL: not differentiable; views need no fwd */
+    /* An op without bwd, fast_bwd and same_grad is not differentiable. */
+    lt_kernel fwd, bwd; /* reference kernels, or NULL. Views need no fwd */
     lt_kernel fast_fwd,
         fast_bwd; /* fast CPU kernels, or NULL. After LT_EUNSUPPORTED the reference kernel runs */
     lt_status (*after)(lt_call *call); /* called after each forward, recorded or not; or NULL */
@@ -221,9 +229,11 @@ struct lt_def { /* an op as registered in one context */
 
 /* How many tensors op returns. In lt_call.out the n_aux extra outputs follow them. */
 static inline int lt_op_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
-/* Registers op; its address is kept. LT_EINVAL if the signature is malformed or the name taken. */
+/* Registers op, which is borrowed as long as ctx exists. LT_EINVAL if the signature is malformed,
+ * the name is taken, the doc, shape rule or kernels are missing, or a limit is exceeded;
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
-/* The op of this name. NULL with LT_EINVAL and a suggestion. Borrowed. */
+/* The op with this name. NULL with LT_EINVAL and a suggestion, or with LT_ENOMEM. Borrowed. */
 LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* Op i in order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
@@ -233,34 +243,40 @@ typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
 /* Also in the stream: sets check->factor = min(1, most / norm). `squares` holds the norm squared,
  * an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
 typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
-/* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. Borrowed as long as ops run. */
+/* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. kernels is borrowed as long as ops
+ * run. */
 LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
                            lt_check_loss_fn check_loss, lt_clip_fn clip);
 
 /* ==== Running ops ============================================================================= */
 
 /* Runs an op: out[0..n_out) = def(in[0..n_in)). The outputs are new. opts: NULL for all defaults,
- * or n_opt complete options. Absent optional inputs are NULL or omitted. No outputs on failure. */
+ * or n_opt complete options. Absent optional inputs are NULL or omitted. LT_EINVAL for invalid
+ * inputs or options; LT_EUNSUPPORTED if no kernel supports the call; LT_ENOMEM; or the device's
+ * error. out is not set on failure. */
 LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in,
                            const lt_opt *opts, lt_tensor **out);
-/* Runs an op that returns one tensor, by its name and an option text; NULL ends the inputs. New.
- * NULL on failure.
- *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
+/* Runs an op that returns one tensor, by its name and an option text, which may be NULL; NULL also
+ * ends the inputs. New. NULL with the errors of lt_op_find(), lt_opts_parse() and lt_apply().
+ *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL);
+ */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
 /* As lt_run(), with the inputs in an array. */
 LT_API lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in,
                           int n_in);
 
-/* lt_grad_off() stops the recording of ops until the matching lt_grad_on(). Calls nest. */
+/* lt_grad_off() stops the recording of ops until the matching lt_grad_on(). Calls nest; a further
+ * lt_grad_on() does nothing. */
 LT_API void lt_grad_off(lt_ctx *ctx);
 LT_API void lt_grad_on(lt_ctx *ctx);
 LT_API bool lt_grad_enabled(const lt_ctx *ctx);
 
 /* ==== The tape and backward =================================================================== */
 
-/* Makes x, a float tensor that no recorded op made, a leaf that collects a gradient, or stops
- * that. LT_EINVAL for other tensors. */
+/* on: makes x a leaf that collects a gradient; off: x no longer collects one. LT_EINVAL for the
+ * result of a recorded op and for a dead tensor, and with `on` for a buffer or a dtype that is not
+ * a float; LT_ENOMEM. */
 LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
 /* True for leaves that collect a gradient and for all tensors computed from them. */
 LT_API bool lt_requires_grad(const lt_tensor *x);
@@ -269,63 +285,75 @@ LT_API lt_tensor *lt_grad(lt_tensor *x);
 /* Discards the gradient: the next backward overwrites its memory, the tensor of lt_grad(), instead
  * of adding to it. */
 LT_API void lt_zero_grad(lt_tensor *x);
-/* The values of x without its history, as a view. New. */
+/* The values of x without its history, as a view. New. NULL with the errors of lt_view(). */
 LT_API lt_tensor *lt_detach(lt_tensor *x);
 
 /* Adds d loss / d leaf to the gradient of every leaf that loss was computed from. grad is the
- * gradient of the loss; NULL means 1, and requires a loss of one element. Frees saved tensors on
- * the way, so a second backward through the same nodes is LT_EINVAL. A loss of one element that is
- * not finite is LT_ENUMERIC; on an accelerator this error is deferred, see lt_synchronize(). */
+ * gradient of the loss, with the same dims, dtype and device; NULL means 1, and requires a loss of
+ * one element. grad is not changed. Backward frees the saved tensors, so a second one through the
+ * same nodes is LT_EINVAL. LT_EINVAL also for a loss that requires no gradient, and in a hook. A
+ * loss of one element that is not finite is LT_ENUMERIC; on an accelerator this error is deferred,
+ * see lt_synchronize(). Also LT_ENOMEM, and the errors of kernels and hooks. */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
 /* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
  *   - a loss, or the norm of clipped gradients, that is not finite has not caused an error yet.
- *     The next backward or lt_synchronize() reports it. Weights, slots and running statistics do
- *     not change in this step, nor in further ones until lt_zero_grad() discards the gradients;
+ *     The next backward or lt_synchronize() reports it. This step changes no weights, slots or
+ *     running statistics, and neither do further ones, until a step or lt_zero_grad() has
+ *     discarded gradients and the next backward starts;
  *   - the status of an optimizer step is LT_PENDING.
- * Results are the same, to the bit, as if each decision were made at once. While ops are timed,
- * traced or hooked, each loss is checked synchronously.
+ * Results are bit-identical to those of immediate decisions. While ops are timed, traced or hooked,
+ * each loss is checked synchronously.
  *
  * Blocks until all decisions on the accelerator are known. LT_ENUMERIC for a loss or norm as above,
  * once; LT_OK; or the accelerator's error. Does nothing without an accelerator. */
 LT_MUST lt_status lt_synchronize(lt_ctx *ctx);
-/* As lt_synchronize(), for callers that cannot report an error: the next lt_synchronize() does. */
+/* As lt_synchronize(), for callers that cannot report an error: the next lt_synchronize() reports
+ * it. */
 LT_API void lt_synchronize_quiet(lt_ctx *ctx);
 
-/* A tape holds the state of one pass over one part of the batch: its nodes, its first row in the
- * global batch and its count of random calls. Each context has one; pipelines use several. */
+/* A tape stores the state of one pass over one part of the batch: its nodes, its first row in the
+ * global batch and its count of random calls. Each context has a default tape; pipelines use
+ * several. Recording an op fails with LT_EINVAL if an input was recorded on a tape other than the
+ * current one. */
 typedef struct lt_tape lt_tape;
-LT_API lt_tape *lt_tape_new(lt_ctx *ctx); /* new */
-LT_API void lt_tape_free(lt_tape *tape);  /* frees its nodes too; NULL is fine */
-/* Records on tape from now on; NULL: on the context's own. Returns the previous one. Borrowed. */
+LT_API lt_tape *lt_tape_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
+/* Frees the tape and its nodes. If it is the current tape, the default tape is used from now on.
+ * NULL is allowed. */
+LT_API void lt_tape_free(lt_tape *tape);
+/* Records on tape from now on, or if NULL on the default tape. tape is borrowed until the next
+ * call. Returns the previous tape. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx); /* borrowed */
 /* Starts a pass over rows of the global batch from first_row on, and restarts the count of random
- * calls, so that micro-batches draw the same numbers as the whole batch, and a step draws the same
- * numbers whatever ran before it. An optimizer step resets the row to 0. */
+ * calls. So micro-batches draw the same numbers as the whole batch, and a step draws the same
+ * numbers whatever ran before it. An optimizer step does this with row 0 for the current tape. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
-LT_API int lt_tape_nodes(const lt_tape *tape); /* how many it lists */
-/* Tensor i of those saved for the backward of the op that made x; NULL past the last one, or if x
- * has no history. Borrowed. */
+LT_API int lt_tape_nodes(const lt_tape *tape); /* number of nodes listed */
+/* Tensor i of those saved for the backward of the op that made x: inputs, then outputs. NULL past
+ * the last one, or if x has no history. Borrowed. */
 LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 
 /* ==== Hooks =================================================================================== */
 
-/* Called once per backward for leaf x, when its gradient for this backward is complete in grad. An
- * error ends the backward. Hooks run in order of registration, and ops in them are not recorded. A
- * hook may change grad; discarding it with lt_zero_grad() fails if other ranks need it. It may
- * release x, which lives until all its hooks have run. Hooks registered while hooks of x run are
- * first called in the next backward. Hooks must not call backward or free the tape. */
+/* Called once per backward for leaf x, after the last contribution to its gradient. grad is that
+ * gradient, including those of earlier backwards; x and grad are borrowed. An error ends the
+ * backward. Hooks run in order of registration, and ops in them are not recorded. A hook may change
+ * grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails with
+ * LT_EINVAL. It may release x, which lives until all its hooks have run. Hooks registered while
+ * hooks of x run are first called in the next backward. Hooks must not call backward or free the
+ * tape. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
 /* ud is taken: free(ud), if not NULL, is called when the leaf ends, or at once on failure. A hook
- * lives as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook. */
+ * lives as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook;
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
-/* For tests: param is the one named by LUATRAIN_FAULT=inf:rank=0:step=7:param=NAME. Its gradient in
- * that step gets an inf if `rank`, this process's, is the fault's. In a context with such a fault,
- * lt_optim_step() is LT_EUSAGE unless this was called. */
+/* For tests: declares param as the parameter NAME of the fault inf:rank=0:step=7:param=NAME, see
+ * lt_config. rank is this rank. If it is the fault's, the gradient of param gets an inf in that
+ * step. In a context with such a fault, lt_optim_step() is LT_EUSAGE before this call. */
 LT_API void lt_grad_fault(lt_tensor *param, int rank);
 
 /* The outcome of an optimizer step. */
@@ -336,7 +364,7 @@ typedef enum lt_step_status {
     LT_PENDING       /* applied or skipped; only the accelerator knows: see lt_synchronize() */
 } lt_step_status;
 
-typedef struct lt_external_memory { /* foreign memory; deleter(ud, data) frees it */
+typedef struct lt_external_memory { /* memory from elsewhere; deleter(ud, data) frees it */
     void *data;
     void (*deleter)(void *ud, void *data);
     void *ud;
@@ -345,7 +373,7 @@ typedef struct lt_external_memory { /* foreign memory; deleter(ud, data) frees i
 /* Callbacks of dist's reducer around backward and steps, called with ud. Each may be NULL. */
 typedef struct lt_grad_slots {
     void *ud;
-    /* Backward starts: the uses of all leaves are counted, no gradient has been computed. */
+    /* Backward starts: the uses of all leaves are counted; no gradient has been computed. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
     lt_grad_hook ready; /* after the leaf's own hooks */
     /* Backward has ended with status; returns the status of lt_backward(). Follows each begin. */
@@ -360,7 +388,7 @@ typedef struct lt_grad_slots {
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_grad_slots;
 LT_API void lt_set_grad_slots(lt_ctx *ctx,
-                              const lt_grad_slots *slots); /* copied; NULL empties them */
+                              const lt_grad_slots *slots); /* copied; NULL removes them */
 
 /* For the reducer: where the gradient of a placed parameter is stored. The arena is created if
  * needed. Its padding is zero, and LT_GRAD_ROOM spare bytes follow its end, so that other numbers
@@ -371,16 +399,18 @@ typedef struct lt_grad_place {
     lt_dtype dtype;
     int64_t offset, end; /* in elements: of the gradient; of the end of the arena */
 } lt_grad_place;
-/* LT_EINVAL if param is not a placed parameter. */
+/* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to the gradient of x in the running backward. */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* Marks the gradient of x as present, after the caller has written it. more: this step added to it,
- * on this rank or another one. Must not be called in backward. */
+/* Marks the gradient of x, a leaf, as present, after the caller has written it. more: this step
+ * added to it, on this rank or another one. Must not be called in backward. Returns the status of
+ * lt_scaling.given(). */
 LT_MUST lt_status lt_grad_set(lt_tensor *x, bool more);
 
 /* Callbacks of amp's loss scaling, called with ud. Backward runs on scaled gradients, so that they
- * fit f16; hooks of leaves and all later code see unscaled ones. In training all are set. */
+ * fit f16; hooks of leaves and all later code see unscaled ones. Training sets all of them; a dry
+ * run may set only some. */
 typedef struct lt_scaling {
     void *ud;
     /* Scales the gradient that a backward starts with. */
@@ -394,12 +424,13 @@ typedef struct lt_scaling {
     /* lt_grad_set(x, true) was called: this step added to grad, which is unscaled, so the next
      * decide() must cover it. complete() may have been called for it before. */
     lt_grad_hook given;
-    /* Called before an optimizer step reads gradients, after lt_grad_slots.update, unless it
-     * returned LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
+    /* Called before an optimizer step reads gradients, after lt_grad_slots.update, unless that has
+     * set LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
      * accelerator writes the statistics of the gradients to lt_step_check_of(). */
     lt_status (*decide)(void *ud, lt_step_status *step_status);
-    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite, so it
-     * does not count. Returns whether it was applied. Another scaling may be set by then. */
+    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite, so that
+     * the step does not count. Returns whether it was applied. Another scaling may be set by
+     * then. */
     bool (*resolve)(void *ud, const lt_grad_stats *stats);
     /* Why the loss is not finite, for the error of backward: a sentence, or "". Borrowed until the
      * next call. */
@@ -408,89 +439,95 @@ typedef struct lt_scaling {
 /* Copied; NULL: gradients are not scaled. LT_EINVAL in backward and in a dry run. Afterwards an
  * optimizer step is LT_EINVAL if its gradients were scaled under another ud. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
-/* The step check of the accelerator of ctx, in its memory, for kernels in its stream; NULL before
- * the first backward there. Borrowed. */
+/* The step check of the accelerator of ctx, in its memory, for kernels in its stream. NULL before
+ * the first backward on the accelerator. Borrowed. */
 LT_API lt_step_check *lt_step_check_of(lt_ctx *ctx);
 /* Whether x has a gradient that the scaling with this ud has scaled. */
 LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
-/* Whether an optimizer holds this parameter. */
+/* Whether an optimizer has this parameter. */
 LT_API bool lt_has_optim(const lt_tensor *x);
 
-/* The cast policy: called before each op; may replace in[i] with a new tensor and release the old
- * one. Ops that it runs are recorded. */
+/* The cast policy, called before each op. It may replace in[i], which may be NULL, with a new
+ * tensor; it must then release the old one. Ops that it runs are recorded. */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
-LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud);
+LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud); /* NULL removes it */
 /* The current cast policy, or NULL. */
 LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 
 /* Replaces numbers[0..n) with their sums over all ranks, for training ops whose result depends on
- * the whole batch; dist has such a function. numbers[0] counts rows. In backward the others are
- * gradients of this rank's loss and are weighted like it. NULL: there is only one rank. */
+ * the whole batch. lt_reducer_sum() of dist is such a function. numbers[0] counts rows. In backward
+ * the others are gradients of this rank's loss and have its weight. NULL: there is only one
+ * rank. */
 typedef lt_status (*lt_allreduce_fn)(void *ud, double *numbers, int64_t n, bool backward);
 LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 
-/* Called after each kernel with its call and duration, for profiles; NULL ends it. While a timer is
- * set, each kernel of an accelerator is synchronous. */
+/* Called after each kernel with its call and duration in seconds, for profiles. NULL removes it.
+ * While a timer is set, each kernel of an accelerator is synchronous. */
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
 
 /* Observes the results of ops: called after each forward, recorded or not, and after each backward,
- * with the call and its place in the user's code (see lt_where_fn). Must not change anything. While
- * a hook is set, backward does not write a gradient over another one. NULL removes it. */
+ * with the call and its place in the user's code (see lt_where_fn). Views and gradients passed on
+ * unchanged are left out. It must not change anything. While a hook is set, backward does not write
+ * a gradient over another one. NULL removes it. */
 typedef void (*lt_op_hook_fn)(void *ud, const lt_call *call, bool backward, const char *where);
 LT_API void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud);
-/* Calls fn for the ops that loss was computed from, views excepted, in order of execution. Must
- * precede backward. The call has the tensors saved for backward, and outputs where they can be
- * recomputed from these; other tensors are NULL. */
+/* Calls fn for the ops that loss was computed from, except views, in order of execution. Call it
+ * before backward, which frees the graph. lt_call has the tensors saved for backward, and outputs
+ * that can be recomputed from them; other tensors are NULL. */
 LT_API void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud);
 /* For op hooks: runs the kernel of call again with f32 instead of f16 and bf16. *value = element
- * `index` of the new out[i], or in backward of d_in[i], without what that was added to.
- * LT_EUNSUPPORTED for in-place ops, and if other ranks would have to take part. */
+ * `index` of the new out[i], or in backward of d_in[i], without the earlier value that the kernel
+ * adds to. LT_EUNSUPPORTED for in-place ops, and if other ranks would have to take part. */
 LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, int64_t index,
                                    double *value);
 
 /* A dry run is a forward and backward pass without side effects, to inspect the computation before
  * the training pass. It draws the same random numbers as the next pass. Until it ends, backward
  * calls neither hooks nor lt_grad_slots, discards each gradient of a leaf once it is complete, and
- * accepts any loss; existing gradients stay; lt_bn_stats_add() and lt_zero_grad() do nothing; this
- * rank computes alone. LT_EINVAL for an optimizer step or norm, for backward through nodes recorded
- * before, and for a nested dry run. Meanwhile `scaling` (NULL: none) replaces the current scaling;
- * only its seed and complete are called, if set. op_hook replaces the current op hook. */
+ * accepts a loss that is not finite; existing gradients stay; lt_bn_stats_add() and lt_zero_grad()
+ * do nothing; this rank computes alone. An optimizer step or norm is LT_EINVAL, as is backward
+ * through nodes recorded before. Meanwhile `scaling` (NULL: none) replaces the current scaling;
+ * only its seed and complete are called, if set. op_hook replaces the current op hook. LT_EINVAL in
+ * backward and in another dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
                                    void *ud);
-/* Frees what was recorded, and restores the scaling and the op hook. */
+/* Frees what was recorded, and restores the tape, the scaling and the op hook. Does nothing without
+ * a dry run. */
 LT_API void lt_dry_run_end(lt_ctx *ctx);
 
-/* Writes the place in the user's code that calls now, as "train.lua:9: net.4 ", or "". Nodes store
- * it; errors of backward start with it. */
+/* Writes the current place in the user's code, such as "train.lua:9: net.4 ", or "". Nodes store
+ * it, and errors of backward start with it. */
 typedef void (*lt_where_fn)(void *ud, char *where, size_t bytes);
 LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
-/* The current place. */
+/* The current place in the user's code, or "". */
 enum { LT_WHERE_BYTES = 200 };
 LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
 
 /* ==== Batch-norm statistics =================================================================== */
 
 /* Batch norm computes the mean and the biased variance of its shard. Running values move once per
- * step, by the statistics of all shards weighted by count. This adds one shard's statistics for the
- * given running buffers, which are kept; mean and var are copied. Shards of the same buffers are
- * merged by Chan's formula in order of arrival. */
+ * step, by the statistics of all shards weighted by count. This adds one shard's statistics of
+ * `count` values per channel for the given running buffers, which are kept; mean and var are
+ * copied. Shards of the same buffers are merged by Chan's formula in order of arrival. LT_EINVAL if
+ * count is negative or the sum of counts overflows; LT_ENOMEM. This section requires a context from
+ * lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Moves the running values and discards the pending statistics, as each optimizer step does. Calls
  * lt_synchronize() first and returns its errors. */
 LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
 /* As lt_bn_stats_commit(), for code that reads the running values, such as module:eval() and
- * saving. Statistics that a backward has followed stay pending until an optimizer or lt_zero_grad()
- * ends their step, so that reading does not change the training. */
+ * saving. Statistics that a backward has followed stay pending until an optimizer step or
+ * lt_zero_grad(), so that reading does not change the training. */
 LT_MUST lt_status lt_bn_stats_synchronize(lt_ctx *ctx);
-LT_API int lt_bn_stats_pending(const lt_ctx *ctx); /* how many entries are pending */
-/* Entry i of the pending statistics, merged; false past the last. Borrowed until they change. */
+LT_API int lt_bn_stats_pending(const lt_ctx *ctx); /* number of pending entries */
 typedef struct lt_bn_stats {
     lt_tensor *running_mean, *running_var, *mean, *var;
     int64_t count;
     double momentum;
 } lt_bn_stats;
+/* Entry i of the pending statistics, merged; false past the last. Borrowed until they change. */
 LT_API bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats);
 /* Discards all pending statistics. */
 LT_API void lt_bn_stats_clear(lt_ctx *ctx);

@@ -1,4 +1,4 @@
-/* params.h - parameters, and the flat arenas that hold them. Part of the door of autograd. */
+/* params.h - parameters, and the flat arenas that store them. Included by autograd.h. */
 #ifndef LUATRAIN_PARAMS_H
 #define LUATRAIN_PARAMS_H
 
@@ -15,12 +15,13 @@ typedef struct lt_init {
 } lt_init; /* a: value, low or mean; b: high or deviation */
 
 /* A pending parameter, or buffer (state without a gradient): it has a shape and an initialiser but
- * no memory yet. New. */
+ * no memory yet. New. NULL with LT_EINVAL (invalid dims, or not a float dtype) or LT_ENOMEM. */
 LT_API lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                lt_init init);
 LT_API lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                 lt_init init);
-/* Changes the dtype of a pending parameter or buffer. LT_EINVAL once it has memory. */
+/* Changes the dtype of a pending parameter or buffer. LT_EINVAL if it has memory and another dtype,
+ * or if dtype is not a float. */
 LT_MUST lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype);
 LT_API bool lt_is_param(const lt_tensor *x);
 LT_API bool lt_is_buffer(const lt_tensor *x);
@@ -28,42 +29,50 @@ LT_API bool lt_is_buffer(const lt_tensor *x);
  * Gradients of results computed from it are added to the parameter's own gradient, in f32. This
  * call refreshes the values, for the whole arena at once, if an optimizer, an op or lt_copy() has
  * written the parameters since, but not after writes through lt_data(). Borrowed until the
- * parameter ends or its half copy in the other dtype is requested. NULL with LT_EINVAL or
- * LT_ENOMEM. */
+ * parameter ends or its half copy in the other dtype is requested. NULL with LT_EINVAL if param is
+ * not a placed f32 parameter or dtype is another one, with LT_ENOMEM, or with the device's
+ * error. */
 LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 
 /* A tree of parameters. lt_params_place() allocates memory: per dtype one segment, which is a flat
- * arena of values and one of gradients; buffers have a segment of values only. Parameters added
- * later open further segments. Offsets are 64-byte aligned, padding is zero, memory never moves. */
+ * arena of values and one of gradients; buffers have segments of their own, with values only.
+ * Parameters added later get further segments. Offsets are 64-byte aligned, padding is zero, memory
+ * never moves. */
 typedef struct lt_params lt_params;
 
 typedef struct lt_span {
-    const char *name; /* the first of its names; borrowed */
-    lt_tensor *value; /* borrowed */
-    int segment;
+    const char *name;      /* the first of its names; borrowed */
+    lt_tensor *value;      /* borrowed */
+    int segment;           /* -1 before lt_params_place() */
     int64_t offset, count; /* elements in the segment */
     bool buffer, frozen;
     int aliases; /* number of further names of the same tensor */
 } lt_span;
 
-LT_API lt_params *lt_params_new(lt_ctx *ctx);  /* new */
-LT_API void lt_params_free(lt_params *params); /* tensors live on if they have other owners */
-/* Adds a pending or placed parameter or buffer under a name; x is kept. Adding the same tensor
- * again makes an alias. LT_EINVAL for a duplicate name, or a tensor that is neither. */
+LT_API lt_params *lt_params_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
+/* Releases the parameters; those with other owners remain. NULL is allowed. */
+LT_API void lt_params_free(lt_params *params);
+/* Adds a pending or placed parameter or buffer under a name, which is copied; x is kept. Adding the
+ * same tensor again makes an alias. LT_EINVAL for a duplicate name, for a tensor that is neither,
+ * and for one of another context; LT_ENOMEM. */
 LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
-/* Gives all pending ones memory and initial values, which depend on the seed, the number of the
- * tree in this context and the name only. */
+/* Gives all pending ones memory and initial values. The values depend only on the seed, the name,
+ * and how many trees of this context were placed before. LT_ENOMEM; LT_EINVAL for an invalid
+ * initialiser or too many elements. */
 LT_MUST lt_status lt_params_place(lt_params *params);
-LT_API int lt_params_count(const lt_params *params); /* of spans, aliases excluded */
-LT_API const lt_span *lt_params_span(const lt_params *params,
-                                     int i); /* borrowed; in layout order */
+LT_API int lt_params_count(const lt_params *params); /* number of spans, without aliases */
+/* Span i in the order of lt_params_add(), which within a segment is the layout order; NULL past the
+ * end. Borrowed. */
+LT_API const lt_span *lt_params_span(const lt_params *params, int i);
 LT_API const lt_span *lt_params_find(const lt_params *params,
                                      const char *name); /* NULL if not found; borrowed */
 /* Name i of all names including aliases, and its tensor; false past the end. Borrowed. */
 LT_API bool lt_params_name(const lt_params *params, int i, const char **name, lt_tensor **x);
-/* A frozen span gets no gradient, update or weight decay, and is not sent. Not for buffers. */
+/* A frozen span gets no gradient, update or weight decay, and is not sent to other ranks. LT_EINVAL
+ * for a buffer and past the end. */
 LT_MUST lt_status lt_params_freeze(lt_params *params, int span, bool frozen);
-/* SHA-256 over parameters, then buffers, in layout order without padding. */
+/* SHA-256 of the values of all parameters, then of all buffers, without padding, as 64 hex digits
+ * and a NUL. LT_EINVAL if some are pending; LT_ENOMEM. */
 LT_MUST lt_status lt_params_sha256(lt_params *params, char hex[65]);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* tape.h - nodes, leaves and the state of autograd in a context. Private to this room.
+/* tape.h - nodes, leaves and the state of autograd in a context. Private to autograd.
  *
- * Ownership: a tensor holds the node that made it, or its leaf. The edges of a node hold the nodes
- * and leaves of its inputs, and the tensors saved for backward. A saved output is held through a
- * fresh handle without history, so there are no reference cycles: a graph is freed with its last
- * tensor. A tape only lists its nodes, in order of recording, which is an order of computation;
- * backward walks the list in reverse.
+ * Ownership: a tensor has a reference to the node that made it, or to its leaf. The edges of a node
+ * have references to the nodes and leaves of its inputs, and to the inputs saved for backward. An
+ * output is saved through a new tensor without history, so there are no reference cycles: a graph
+ * is freed with its last tensor. A tape only lists its nodes, in order of recording, which is a
+ * topological order; backward walks the list in reverse.
  */
 #ifndef LT_AUTOGRAD_TAPE_H
 #define LT_AUTOGRAD_TAPE_H
@@ -23,7 +23,7 @@ enum { LT_MAX_HOOKS = 1000 }; /* per leaf */
 
 typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
 
-/* Collects the gradient of a tensor that no op made. */
+/* The gradient and hooks of a tensor that no op made, and its role. */
 typedef struct lt_leaf {
     atomic_int refs;
     lt_ctx *ctx;
@@ -37,11 +37,11 @@ typedef struct lt_leaf {
     bool injects_inf;      /* lt_grad_fault(): its gradient gets an inf */
     lt_tensor *dry_grad;   /* in a dry run: the gradient so far in this backward, or NULL */
     const void *scaled_by; /* ud of the lt_scaling that scaled the gradient, or NULL */
-    int optims;            /* number of optimizers that hold it */
+    int optims;            /* number of optimizers that have it */
     int uses;              /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
-    lt_tensor *half;            /* the last result of lt_half(). Holds this leaf; ends with x */
+    lt_tensor *half;            /* last result of lt_half(); owns a reference; ends with x */
     struct lt_segment *segment; /* arena of a placed parameter or buffer, */
     int64_t offset;             /* and its first element in it */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
@@ -203,7 +203,7 @@ typedef struct lt_noted { /* the settings of one parameter group in a step of an
     lt_opt opt[LT_MAX_OPT];
 } lt_noted;
 
-/* Adds the settings of a step to the digest and to the list. LT_ENOMEM if there is no room. */
+/* Adds the settings of a step to the digest and to the list. LT_ENOMEM. */
 LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                                     const lt_opt *const *options, int n_groups, double clip);
 
@@ -225,7 +225,8 @@ void lt__unmark(lt_node *from);
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);
 /* Whether all n tensors that a kernel of op would write are empty or NULL. The kernel must not run
- * then: another axis may be so long that its loops would practically never end. */
+ * then: another axis may be so long that its loops would practically never end. False if op needs
+ * sums over ranks, since the other ranks wait for them. */
 bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n);
 /* The accelerator's kernels for an op, or NULL. */
 const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def);
