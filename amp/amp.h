@@ -1,6 +1,6 @@
-/* amp.h - the door of amp: mixed precision. Ops that multiply and add, such as conv2d, run in half
- * precision and accumulate in f32. Parameters, their gradients, updates, losses and statistics
- * stay f32.
+/* amp.h - public header of amp: mixed precision. Ops that multiply and add, such as conv2d, run in
+ * half precision and accumulate in f32. Parameters, their gradients, updates, losses and statistics
+ * stay f32. Contexts must be from lt_open().
  */
 #ifndef LUATRAIN_AMP_H
 #define LUATRAIN_AMP_H
@@ -13,10 +13,10 @@ extern "C" {
 #endif
 
 /* LT_BF16 or LT_F16: each op of ctx now converts its inputs to this half or to f32, as its policy
- * in lt_op.cast says. Any other dtype turns autocast off, which is the default: ops do not
- * convert their inputs. The setting during forward counts; backward follows it. To switch for a
- * while, save lt_autocast() and restore it. In f16, small gradients become 0 unless the loss is
- * scaled. */
+ * in lt_op.cast says, unless one of them is f64. Any other dtype turns autocast off, which is the
+ * default: ops do not convert their inputs. The setting during forward counts; backward follows it.
+ * To change it temporarily, save lt_autocast() and restore it. In f16, small gradients become 0
+ * unless the loss is scaled. */
 LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
 /* The half that ops run in; LT_F32 while autocast is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
@@ -31,24 +31,24 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  * static    k never changes.
  * dynamic   As PyTorch's GradScaler: k - 1 if a gradient is not finite, which skips the step, and
  *           k + 1 after `interval` finite steps in a row.
- * adaptive  The spare bits of a step are the exponent bits left before its largest gradient would
- *           have overflowed. An overflow lowers k by the excess that the finite gradients show, and
- *           at least by 1, 2, 4... 64 for overflows in a row. k grows after `interval` steps in a
- *           row with 2 spare bits or more: by half of what the step with the fewest had beyond 2,
- *           and at least by 1. With 10 spare bits it grows after 10 steps. The interval is 20 at
- *           first. It doubles, up to 2000, when k grows into the last spare bits, and when an
- *           overflow comes within an interval of a growth: that growth was a mistake and should
- *           not be repeated too soon. Any other overflow, which may be a passing one, resets it
- *           to 20.
- *           k is also lowered ahead of an overflow, to what fits 99.9 % of a normal distribution
- *           of the gradients' exponents, with mean and deviation averaged over recent steps
- *           (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax takes the
- *           difference of two averages over different spans as the variance, which is not a
- *           variance while gradients grow or shrink. Here it is twice the mean square of the
+ * adaptive  The headroom of a step is the number of exponent bits that were left before its largest
+ *           gradient would have overflowed. An overflow lowers k by the excess that the finite
+ *           gradients show, and at least by 1, 2, 4... 64 for overflows in a row. k grows after
+ *           `interval` steps in a row with a headroom of 2 bits or more: by half of the bits beyond
+ *           2 in the step with the smallest headroom, and at least by 1. With 10 bits or more it
+ *           already grows after 10 steps. The interval is 20 at first. It doubles, up to 2000, when
+ *           k grows although there are only 2 or 3 bits, and when an overflow comes within an
+ *           interval of a growth: that growth was a mistake and should not be repeated too soon.
+ *           Any other overflow, which may be a passing one, resets it to 20.
+ *           k is also lowered ahead of an overflow, to a value that fits 99.9 % of a normal
+ *           distribution of the gradients' exponents. Its mean and deviation are averages over
+ *           recent steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax uses
+ *           the difference of two averages over different spans as the variance, which is wrong
+ *           while gradients grow or shrink. Here the variance is twice the mean square of the
  *           distances above the mean, so that shrinking gradients do not lower the scale. One step
  *           has a weight of at most 1 %, so that it does not lower the scale for long.
  *
- * A scaler knows no tensors. Equal histories give equal scalers, bit for bit. */
+ * A scaler does not refer to tensors. Equal histories give bit-identical scalers. */
 typedef enum lt_scale_policy {
     LT_SCALE_ADAPTIVE,
     LT_SCALE_DYNAMIC,
@@ -56,11 +56,11 @@ typedef enum lt_scale_policy {
 } lt_scale_policy;
 
 enum {
-    /* of k: the gradient that backward starts with, 1, is then still a normal f16 number, at least
-     * 2^-14, and as precise as any */
+    /* of k. Backward starts with the gradient 1; times 2^-14 it is still a normal f16 number, so it
+     * keeps full precision */
     LT_SCALE_LOW = -14,
-    /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would cost range at the top
-     * to keep gradients that are negligible */
+    /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would lose range at the top
+     * in order to keep gradients that are negligible */
     LT_SCALE_HIGH = 24,
     LT_NO_EXPONENT = -10000 /* the exponent of a step whose gradients are all zero */
 };
@@ -70,22 +70,26 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     int k;
     int interval;           /* see above */
     int good;               /* steps in a row that count towards the interval */
-    int spare;              /* adaptive: fewest spare bits in these steps */
+    int spare;              /* adaptive: smallest headroom in these steps, in bits */
     int since;              /* steps since the last growth, at most 2000 */
-    int64_t steps, skipped; /* so far; of these, skipped */
-    int64_t in_a_row;       /* skipped in a row, up to the last step */
+    int64_t steps, skipped; /* steps so far; how many of them were skipped */
+    int64_t in_a_row;       /* steps skipped in a row, up to the last one */
     int at_floor;           /* of in_a_row, those whose scale could not have been lower */
     double mean, variance;  /* adaptive: of the exponents of unscaled gradients in recent steps */
-    double old_mean, old_variance; /* weight that these still give to times before the first step */
+    /* weight in mean and in variance of the time before the first step */
+    double old_mean, old_variance;
 } lt_scaler;
 
-/* A scaler that starts with 2^k. interval is for the dynamic policy; 0 means 2000. */
+/* A scaler that starts with 2^k; k is clamped to LT_SCALE_LOW..LT_SCALE_HIGH. interval is for the
+ * dynamic policy; 0 means 2000. */
 LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
-/* LT_EINVAL, naming the field, if a field is out of range: no history leads to such a state. */
+/* LT_EINVAL, with the name of the field, if a field is out of range. No history leads to such a
+ * state. */
 LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
 /* Reports a step whose loss was multiplied by 2^k, and adjusts k. The largest finite magnitude of
- * its gradients, still scaled, was in [2^exponent, 2^(exponent + 1)); finite: all gradients were.
- * Returns whether the step must be applied; otherwise it must be skipped. */
+ * its gradients, still scaled, was in [2^exponent, 2^(exponent + 1)); LT_NO_EXPONENT if all were 0.
+ * finite: whether all gradients were finite. Returns whether the step must be applied; otherwise it
+ * must be skipped. */
 LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== Loss scaling ============================================================================ */
@@ -95,70 +99,73 @@ LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
  * before its hooks run: all other code sees unscaled gradients. The scale is the same in all
  * backwards of a step.
  *
- * An optimizer step asks the scaler for a decision. It covers the gradients of all parameters that
- * belonged to any optimizer during backward, as their hooks left them, unless they were discarded
- * since. If one is not finite, the steps of all optimizers until the next backward are skipped:
- * weights, slots and running statistics stay as they are. With several ranks a gradient also counts
- * if it was discarded after the other ranks had learned of it in backward. An accelerator decides
- * itself, see lt_synchronize().
+ * At an optimizer step the scaler decides whether the step is applied. The decision covers the
+ * gradients of all parameters that belonged to any optimizer during backward, as their hooks left
+ * them, unless they were discarded since. If one is not finite, the steps of all optimizers until
+ * the next backward are skipped: weights, slots and running statistics stay as they are. With
+ * several ranks a gradient also counts if it was discarded after the other ranks had learned of it
+ * in backward. An accelerator makes the decision itself, see lt_synchronize().
  *
  * Ten skipped steps in a row whose scale could not be lower, because it is static or 2^-14, end the
- * training with LT_ENUMERIC: no scale helps. During the tenth, all results of ops are checked, and
- * the message names the first op whose result was not finite, its place in the user's code, and
- * whether f16 is the cause. A backward whose loss is not finite reports the same at once, as far as
- * the tensors saved for it show. With several ranks, a rank with such a number reports it; the
- * others run until that failure reaches them. */
+ * training with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
+ * checked, and the message names the first op whose result was not finite, its place in the user's
+ * code, and whether f16 is the cause. A backward whose loss is not finite reports the same at once,
+ * as far as the saved tensors show it. With several ranks, a rank with such a number reports it;
+ * the others run until that failure reaches them. */
 typedef struct lt_loss_scale lt_loss_scale;
 
-/* A loss scale that is not in use yet. scaler is copied. New. NULL on failure. */
+/* A loss scale that is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
 LT_API lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler);
-/* Must not be in use. NULL is fine. */
+/* Frees scale, which must not be in use. NULL is allowed. */
 LT_API void lt_loss_scale_free(lt_loss_scale *scale);
-/* Uses scale from the next backward in ctx on; NULL: none. LT_EINVAL in backward and in a dry
- * run. */
+/* Uses scale from the next backward in ctx on; NULL: none. scale is borrowed until the next call.
+ * LT_EINVAL in backward and in a dry run. */
 LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
-/* Its scaler, to read, save or restore between steps. Borrowed. This and the functions below block
- * while the last decision is pending, see lt_synchronize(). */
+/* Its scaler, to read, save or restore between steps. Borrowed. This function and
+ * lt_loss_scale_step() block while the last decision is pending, see lt_synchronize(). */
 LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
-typedef struct lt_scaled_step { /* a step that was decided on */
+typedef struct lt_scaled_step { /* a step after its decision */
     int k;                      /* its scale was 2^k */
-    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. 15 - exponent is the number of its
-     * spare bits */
+    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. Its headroom is 15 - exponent
+     * bits */
     int exponent;
     bool finite;     /* and therefore applied */
     int64_t number;  /* of the step, counted from 1 as in lt_scaler */
-    int64_t skipped; /* how many steps up to this one were skipped */
+    int64_t skipped; /* number of steps skipped so far, including this one */
 } lt_scaled_step;
-/* The last step. */
+/* The last step; number 0 before the first. */
 LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
 /* The number of the last step, even if its decision is pending. Does not block. */
 LT_API int64_t lt_loss_scale_latest(const lt_loss_scale *scale);
-/* The step of this number if it is one of the last eight, otherwise the last step. */
+/* The step with this number if it is one of the last eight, otherwise the last step. Blocks while
+ * the decision on it is pending. */
 LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number);
 
 /* ==== Several ranks =========================================================================== */
 
 /* All ranks must make the same decision, so they vote. Each bucket of gradients carries the votes
  * in its allreduce: the number of ranks that have a gradient that is not finite, and how many ranks
- * have each exponent as their largest. The sums replace what a rank found itself.
+ * have each exponent as their largest. The sums replace what the rank itself found.
  *
  * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
- * 2^exponent, which leaves 2 spare bits for gradients that grow from step to step. If they grow
- * more or shrink by more than 12 bits, the numbers sent with the bucket show it and it is sent
- * again: overflow on the wire costs no step and changes no loss scale. */
+ * 2^exponent, which leaves 2 bits for gradients that grow from step to step. If they grow more or
+ * shrink by more than 12 bits, the numbers sent with the bucket show it and the bucket is sent
+ * again. So overflow on the wire costs no step and changes no loss scale. */
 enum {
     LT_WIRE_SCALE_LOW = -120,
-    /* fits f32, with spare bits for the ranks' shares. Unscaled gradients below about 2^-112 become
+    /* fits f32, with bits left for the ranks' shares. Unscaled gradients below about 2^-112 become
      * 0 on the wire */
     LT_WIRE_SCALE_HIGH = 100,
     LT_WIRE_SCALES = 256
 };
 typedef struct lt_wire_scales {   /* checkpoints must save all of it */
     int exponent[LT_WIRE_SCALES]; /* of bucket i, i + LT_WIRE_SCALES, ... */
-    int used;                     /* the first n exponents are in use */
+    int used;                     /* the first `used` exponents are in use */
     int64_t resends;              /* buckets sent again so far */
 } lt_wire_scales;
+/* The initial wire scales, 2^24 each. If that is too high, the first step sends a bucket again with
+ * a lower one. */
 LT_API lt_wire_scales lt_wire_scales_init(void);
 
 /* As lt_use_loss_scale() in the context of reducer, for all its ranks together: from the next
@@ -173,7 +180,7 @@ LT_API lt_wire_scales lt_wire_scales_init(void);
  * ignored, and may be NULL. Before a rank reads or writes them or its scaler, it calls
  * lt_group_wait(). scale and wires are borrowed until the next call or the end of the reducer.
  * Waits for an exchange under way, after which the previous scale and wires are not used any more.
- * LT_EINVAL as lt_use_loss_scale(), or if wires is missing. */
+ * LT_EINVAL as from lt_use_loss_scale(), or if wires is required but NULL. */
 LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *scale,
                                             lt_wire_scales *wires);
 
@@ -191,12 +198,13 @@ LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *
  */
 typedef struct lt_precision_check lt_precision_check;
 
-/* New. NULL on failure. */
+/* New. NULL with LT_ENOMEM. */
 LT_API lt_precision_check *lt_precision_check_new(lt_ctx *ctx);
-LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is fine */
-/* Starts a pass, the first or the second. Backward multiplies the gradient it starts with by 2^k:
- * the loss scale in use, or k = 0. The first pass runs under the current autocast and discards the
- * earlier results; the second runs without autocast. LT_EINVAL as lt_dry_run_begin(). */
+LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is allowed */
+/* Starts a pass, the first or the second. Backward multiplies the gradient it starts with by 2^k;
+ * pass the k of the loss scale in use, or 0. The first pass runs under the current autocast and
+ * discards the earlier results; the second runs without autocast. LT_EINVAL or LT_ENOMEM as from
+ * lt_dry_run_begin(). */
 LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, bool second);
 /* Ends a pass. Must follow each successful begin, also after errors. LT_ENOMEM, or the error of a
  * comparison. */
@@ -205,20 +213,21 @@ LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
 typedef struct lt_precision { /* of one tensor, over the elements that are not 0 in f32 */
-    /* place as in lt_where_fn, "train.lua:9: net.4 "; "conv2d". Borrowed, like `of`, until the next
-     * begin */
+    /* place as in lt_where_fn, such as "train.lua:9: net.4 ", and op, such as "conv2d". Borrowed,
+     * like `of`, until the next first pass begins */
     const char *where, *op;
     const char *of; /* the input whose gradient this is; NULL for an output */
     bool leaf;      /* that input is a leaf, such as a parameter */
     int64_t count;  /* elements that are finite and not 0 in f32 */
-    /* of these, 0 in the half, and in f32 below its smallest normal number. Larger ones are 0
-     * because their inputs were wrong */
+    /* of these, elements that are 0 in the half, and in f32 below the smallest normal number of the
+     * half. Larger elements that are 0 in the half are not counted: wrong inputs made them 0 */
     int64_t underflows;
     int64_t overflows;  /* of these, not finite in the half */
     double norm, error; /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
 } lt_precision;
-/* Tensor i of those compared, in the order of the first pass; false past the last. Left out are
- * tensors of only one pass, results of cast, views, and gradients passed on unchanged. */
+/* Tensor i of those compared, in the order of the first pass; false past the last, and before the
+ * second pass. Left out are tensors of only one pass, results of cast, of in-place ops and of ops
+ * with gradients off, views, and gradients passed on unchanged. */
 LT_API bool lt_precision_check_row(const lt_precision_check *check, int i, lt_precision *row);
 
 #ifdef __cplusplus

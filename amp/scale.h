@@ -1,4 +1,4 @@
-/* scale.h - the state of a loss scale, and the votes of several ranks. Private to this room. */
+/* scale.h - the state of a loss scale, and the votes of several ranks. Private to amp. */
 #ifndef LT_AMP_SCALE_H
 #define LT_AMP_SCALE_H
 
@@ -6,9 +6,9 @@
 
 enum { LT_ANOMALY_BYTES = 512 };
 
-/* Rows of the table of gradient statistics: for the gradient of a leaf without an optimizer; for
- * one that an earlier step left and this one adds to; and from LT_ROW_FIRST on for the parameters
- * in `measured`, as of the last backward. */
+/* Rows of the table of gradient statistics: one for the gradient of a leaf without an optimizer;
+ * one for a leftover gradient that this step adds to; and from LT_ROW_FIRST on, one for each
+ * parameter in `measured`, as of the last backward. */
 enum { LT_ROW_UNOWNED, LT_ROW_LEFTOVER, LT_ROW_FIRST };
 enum { LT_STEPS_KEPT = 8 }; /* for lt_loss_scale_step_at() */
 
@@ -33,8 +33,8 @@ struct lt_loss_scale {
 
 /* The exponent of a magnitude, clamped to the range of a vote. LT_NO_EXPONENT for 0. */
 int lt__exponent_of(double magnitude);
-/* Statistics of the gradient that was completed last, unscaled, as its hooks left it. On the rank's
- * thread. */
+/* Statistics of the gradient that was completed last, unscaled, as its hooks left it. Call it on
+ * the rank's thread. */
 lt_grad_stats lt__loss_scale_last(const lt_loss_scale *scale);
 
 /* ==== Votes: see lt_reducer_use_loss_scale() ================================================== */
@@ -46,8 +46,8 @@ enum {
     LT_VOTE_NUMBERS = 1 + LT_EXPONENTS,
     LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS
 };
-/* Starts a vote, whose result decides about the step: its first bucket follows. Discards the votes
- * of an earlier exchange. */
+/* Starts the vote on a step; its first bucket follows. Discards the votes of an earlier
+ * exchange. */
 void lt__vote_start(lt_loss_scale *scale);
 /* Writes this rank's vote on a bucket, given the statistics of its unscaled gradients. numbers
  * (LT_VOTE_NUMBERS) must be 0 before. */

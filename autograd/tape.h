@@ -41,7 +41,7 @@ typedef struct lt_leaf {
     int uses;              /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
-    lt_tensor *half;            /* last result of lt_half(); owns a reference; ends with x */
+    lt_tensor *half;            /* last result of lt_half(); refers to this leaf; ends with x */
     struct lt_segment *segment; /* arena of a placed parameter or buffer, */
     int64_t offset;             /* and its first element in it */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
