@@ -13,23 +13,24 @@ extern "C" {
 /* Reads a whole IDX file, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip-compressed
  * or plain, to the CPU. Bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and
  * 16-bit integers have no dtype here and are rejected. The data are counted before memory is
- * allocated for them, so a header cannot make a small file use much memory. Bytes after the data
- * are an error; bytes after a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA (path
- * and reason) or LT_ENOMEM. */
+ * allocated for them, so a wrong header cannot make a small file use much memory. Bytes after the
+ * data are an error; bytes after a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA
+ * (path and reason; also for a dim of 0 or more than 8 dims) or LT_ENOMEM. */
 LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 
 /* Reads n binary files of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html) in this order to
- * the CPU: *images (count, 32, 32, 3) u8 and *labels (count) u8. Both new. LT_EDATA (path and
- * reason: a length that is not a multiple of the record length 3073, a label above 9) or
- * LT_ENOMEM. */
+ * the CPU: *images (count, 32, 32, 3) u8 and *labels (count) u8. Both new; NULL on failure.
+ * LT_EDATA (path and reason: a length that is not a multiple of the record length 3073, a label
+ * above 9) or LT_ENOMEM. */
 LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                                   lt_tensor **labels);
 
 /* Decodes a JPEG or PNG file to (h, w, channels) u8 on the context's device. channels is 1 or 3.
  * 16-bit samples are truncated to their upper 8 bits; transparency, colour profiles and EXIF data
- * are ignored. Rejects truncated files, images of more than 64 million pixels, JPEGs with more than
- * 100 scans, and small files that would take disproportionately long to decode. New. NULL with
- * LT_EINVAL (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
+ * are ignored. Rejects truncated files, images of more than 64 million pixels, PNGs of more than
+ * 256 MiB of pixels, JPEGs with more than 100 scans, and small files that would take
+ * disproportionately long to decode. New. NULL with LT_EINVAL (channels), LT_EDATA (path and
+ * reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */
@@ -40,51 +41,61 @@ typedef struct lt_source lt_source;
 
 /* A source of images in memory. images is (n, h, w, c), or (n, h, w) for one channel, of dtype u8
  * or a float dtype, with at least one pixel and one channel. labels is (n) u8, i32 or i64. Both are
- * kept, or copied if they are not on the CPU. Worker threads read them, so do not write to them
- * while an lt_batches over the source exists. New. NULL with LT_EINVAL or LT_ENOMEM. */
+ * kept, even beyond their scope, or copied if they are not on the CPU. Worker threads read them, so
+ * do not write to them while an lt_batches over the source exists. New. NULL with LT_EINVAL or
+ * LT_ENOMEM. */
 LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
-/* A source of image files path/CLASS/NAME.jpg, .jpeg or .png. Classes and files are sorted by name,
- * bytewise; class numbers count from 0. A file is decoded when a batch needs it, and resized to
- * height x width, at most 16384 each. 0 x 0 means no resizing: all images must have the size of the
- * first. Symbolic links are followed. Dangling links are skipped, as are FIFOs, sockets, devices
- * and folders with the name of an image; one warning in the log gives their number and the first
- * name. An unreadable file is an error when a batch needs it. New. NULL with LT_EINVAL (channels,
- * sizes), LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
+/* A source of u8 images from files path/CLASS/NAME.jpg, .jpeg or .png, in upper or lower case.
+ * channels is 1 or 3. Classes and files are sorted by name, bytewise; class numbers count from 0. A
+ * file is decoded when a batch needs it. An image whose size is not height x width (at most 16384
+ * each) is cropped and resized. The crop is random if lt_batch_options.area is below 1. Otherwise
+ * it is the centre: 7/8 of the largest region with this aspect ratio, such as 224 of 256 pixels, as
+ * is usual for ImageNet. 0 x 0 means no resizing: all images must have the size of the first. Names
+ * that start with a dot are ignored. Symbolic links are followed. Dangling links are skipped, as
+ * are FIFOs, sockets, devices and folders with the name of an image; one warning in the log gives
+ * their number and the first name. An unreadable file is an error when a batch needs it. New. NULL
+ * with LT_EINVAL (channels, sizes), LT_EDATA (no folder, no class, a class without images) or
+ * LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
-/* A source of generated images, for trials without data: noise with a class-specific colour. Image
- * i has class i % classes and is a function of (seed, part, i), with the seed of ctx. New. NULL
- * with LT_EINVAL or LT_ENOMEM. */
+/* A source of generated u8 images, for trials without data: noise with a class-specific colour.
+ * Image i has class i % classes and depends only on (seed, part, i) and the sizes; seed is the seed
+ * of ctx. part is below 2^24, height and width are 1 to 16384, channels 1 to LT_MAX_CHANNELS,
+ * classes 1 to 2^20. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
-/* A source with the images of another source, resized to height x width when a batch needs them.
- * source must have u8 images; it is kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* A source with the images of another source, resized to height x width, 1 to 16384 each, as in
+ * lt_source_folder(), when a batch needs them. source must have u8 images; it is kept. New. NULL
+ * with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width);
 
-LT_API lt_source *lt_source_retain(lt_source *source);
-LT_API void lt_source_release(lt_source *source); /* NULL is allowed */
+LT_API lt_source *lt_source_retain(lt_source *source); /* adds a reference; returns source */
+LT_API void lt_source_release(lt_source *source);      /* drops a reference; NULL is allowed */
 LT_API int64_t lt_source_count(const lt_source *source);
 LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w, c) */
 /* The number of classes, or 0 if unknown. */
 LT_API int64_t lt_source_classes(const lt_source *source);
 /* Digests for comparing data between machines: they are equal where the data are equal, wherever
- * they are stored. *labels covers all labels of a source in memory, or all class and file names of
- * a folder. *images covers at most 16 images, spread evenly over the source. Pixels of a float
- * dtype are not included, as their last bits may depend on the CPU that computed them. */
+ * they are stored. *images covers at most 16 images, spread evenly over the source. *labels covers
+ * their labels, and all labels of a source in memory, or all class and file names of a folder.
+ * Pixels of a float dtype are not included, as their last bits may depend on the CPU that computed
+ * them. */
 LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
-/* The name of class i of a folder; NULL past the end, and for other sources. Borrowed. */
+/* The name of class i of a folder, resized or not; NULL past the end, and for other sources.
+ * Borrowed. */
 LT_API const char *lt_source_class(const lt_source *source, int64_t i);
 
 /* ==== Batches ================================================================================= */
 
-/* Divides the rows of a batch among ranks. `ranks` shards get the same number of grains, or nearly;
- * a grain is a group of this many consecutive rows that stay together. rank gets rows [*first,
- * *first + *count). *count may be 0, but not for rank 0 of a non-empty batch. */
+/* Divides the rows of a batch into `ranks` shards, which get the same number of grains, or nearly.
+ * A grain is a group of `grain` consecutive rows that stay together; only the last may be smaller.
+ * rank gets rows [*first, *first + *count). *count may be 0, but not for rank 0 of a non-empty
+ * batch. */
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-#define LT_MAX_CHANNELS 4 /* channels that have a mean and std */
+#define LT_MAX_CHANNELS 4 /* channels that have a mean and std; others are not normalised */
 
 typedef struct lt_batch_options { /* zero selects the default, if there is one */
     int64_t batch;                /* images per batch (the last may have fewer); required */
@@ -95,21 +106,22 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* each batch is reduced to the shard of this rank; if that has no rows, to the first row of the
      * batch. ranks = 0: whole batches */
     int rank, ranks;
-    /* number of consecutive shards per batch, from rank on, each returned as a batch of its own; 0:
-     * 1 */
+    /* number of consecutive shards of each batch, from rank on; each is returned as a batch of its
+     * own. 0: 1 */
     int shards;
     int64_t grain; /* rows that stay together in a shard; 0: 1 */
-    /* of the returned images: a float dtype; or u8, for raw bytes of a u8 source */
+    /* of the returned images: a float dtype; or u8, for raw bytes of a u8 source. Then mean and std
+     * are not used */
     lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
 
     /* Augmentation of sample i; its random choices are a function of (seed, epoch, i). */
-    int64_t crop; /* shift by up to this many pixels per axis; black fills the border */
+    int64_t crop; /* shift by up to this many pixels per axis; black fills the uncovered part */
     bool flip;    /* mirror left to right, with probability 1/2 */
     /* random crop with at least this fraction of the image's area and an aspect ratio from 3/4 to
      * 4/3, resized to the full size (Szegedy et al., Going Deeper with Convolutions, 2014, use
-     * 0.08). 0 means 1: the whole image. Requires u8 images; excludes crop */
+     * 0.08). 0 means 1: no random crop. Requires u8 images; excludes crop */
     double area;
 
     /* worker threads that prepare batches ahead. Default: 1 for images in memory, the number of
@@ -121,23 +133,25 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
 /* One pass over a source. */
 typedef struct lt_batches lt_batches;
 
-/* Starts a pass; the order is fixed here. source is kept. Threads start with the first batch. New.
- * NULL with LT_EINVAL or LT_ENOMEM. */
+/* Starts a pass; the seed and the order are fixed here. source is kept; options is copied. Threads
+ * start with the first batch. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
 /* Stops the worker threads and waits for them. NULL is allowed. */
 LT_API void lt_batches_free(lt_batches *batches);
-/* The number of batches in the pass, at most INT64_MAX. */
+/* The number of batches that the pass returns, at most INT64_MAX. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* Returns the next batch on the context's device: *x (b, h, w, c) = (value - mean) / std, where the
  * value of a u8 image is byte / 255, or the bytes themselves if dtype is u8; and *y (b) i64. Both
- * new; both NULL after the last batch. Each image occurs once. The result does not depend on the
- * number of workers. If an image cannot be read, this and every later call fail with LT_EDATA,
- * naming the file, so an incomplete pass never ends like a complete one. */
+ * new; both NULL, with LT_OK, after the last batch. Over the shards of all ranks, each image of the
+ * pass occurs once, except that an empty shard returns a copy of the first row of its batch. The
+ * result does not depend on the number of workers. If an image cannot be read, this and every later
+ * call fail with LT_EDATA and the name of the file, so an incomplete pass never ends like a
+ * complete one. Also LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
 
 typedef struct lt_batch_stats {
     double wait_s;  /* seconds lt_batches_next() waited for images */
-    double work_s;  /* seconds the workers worked, summed */
+    double work_s;  /* seconds of work, summed over the workers */
     int64_t images; /* images prepared */
     int workers;
 } lt_batch_stats;

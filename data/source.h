@@ -1,7 +1,7 @@
 /* source.h - internals of sources and helpers to read images. Private to data.
  *
- * Each worker owns one lt_sample_buffers and reuses it for all its samples. Nothing else here is
- * written by more than one thread.
+ * Each worker has its own lt_sample_buffers and reuses it for all its samples. A source does not
+ * change once it is made, except for its reference count, so all threads can read it.
  */
 #ifndef LT_DATA_SOURCE_H
 #define LT_DATA_SOURCE_H
@@ -58,8 +58,8 @@ struct lt_source {
 lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
                            lt_sample_buffers *buffers, lt_image *image);
 
-/* Makes a path safe to show in messages: no terminal control codes, and a long path is cut to its
- * end. */
+/* Makes a path safe to show in messages: no terminal control codes, and only the end of a long
+ * path. */
 #define LT_SHOWN_PATH 204 /* bytes: "...", 200 of the path, NUL */
 const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH]);
 #define LT_SHOW(path) lt__show_path((path), (char[LT_SHOWN_PATH]){0})
@@ -67,7 +67,7 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH]);
 /* Opens a regular file and stores its length in *bytes. Returns the descriptor, or -1 with
  * LT_EDATA. */
 int lt__open_plain(const char *path, int64_t *bytes);
-/* Reads a regular file of at most `most` bytes into buffer, and its length into *n. LT_EDATA,
+/* Reads a regular file of at most `most` bytes into buffer, and stores its length in *n. LT_EDATA,
  * LT_ENOMEM. */
 lt_status lt__read_whole(const char *path, size_t most, lt_bytes *buffer, size_t *n);
 
