@@ -30,28 +30,31 @@ extern "C" {
 
 typedef struct lua_State lua_State; /* as in lua.h; include lua.h to use Lua's own API */
 
-/* Creates a Lua state with the standard libraries, in which require "luatrain" uses ctx. A context
- * can have one state at a time. After lt_ctx_free(ctx), ops in the state fail; the state must still
- * be closed. load, loadfile, dofile and require accept source text only and refuse compiled chunks.
- * New; NULL with LT_ENOMEM. */
+/* Creates a Lua state with the standard libraries, in which require "luatrain" uses ctx. ctx must
+ * be from lt_open(); it is kept. A context can have one state at a time. After lt_ctx_free(ctx),
+ * ops in the state fail; the state must still be closed. load, loadfile, dofile and require accept
+ * source text only and refuse compiled chunks. New; NULL with LT_ENOMEM. */
 LT_API lua_State *lt_lua_new(lt_ctx *ctx);
-LT_API void lt_lua_close(lua_State *L); /* L may be NULL */
+LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
 
-/* Makes the state train together with the other ranks of group. Each rank has its own state in its
- * own thread or process, runs the same script, and computes its part of every batch. Output of
- * ranks other than 0 goes to the file rank-N.log in the run's folder. Call this before the first
- * script. group is borrowed and must outlive the state; config is copied, or NULL for the defaults.
- * LT_ENOMEM, or LT_EUSAGE or LT_EUNSUPPORTED as from lt_reducer_new(). */
+/* Makes the state a rank of group, which trains together with the other ranks. Each rank has its
+ * own state in its own thread or process, runs the same script, and computes its part of every
+ * batch. Output of ranks other than 0 goes to the file rank-N.log in the run's folder. Call this
+ * before the first script. group is borrowed and must outlive the state; config is copied, or NULL
+ * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
+ * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 
 /* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...} and leaves its
  * results on the stack. If a library call in the script fails and the script does not catch the
  * error, returns the status of that call, or LT_ENOMEM if Lua runs out of memory. Any other error
- * is LT_ESCRIPT. The traceback is logged at LT_LOG_DEBUG. */
+ * is LT_ESCRIPT. On one of several ranks, os.exit(code) ends the script with LT_EXIT + code, or
+ * LT_EDONE if code is 0. The traceback is logged at LT_LOG_DEBUG. */
 LT_MUST lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv);
 
 /* Calls the function or module f on top of the stack: out[0..n_out) = f(in[0..n_in)). f stays on
- * the stack. The results are new; LT_EINVAL if one is not a tensor. On failure out is not set. */
+ * the stack. in[i] may be NULL, which is nil in Lua. The results are new; LT_EINVAL if one is not a
+ * tensor. Other errors as in lt_lua_dofile(). On failure out is not set. */
 LT_MUST lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **out,
                              int n_out);
 
@@ -59,7 +62,7 @@ LT_MUST lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_te
  * below them, calls it, and pushes n_results results (LUA_MULTRET for all), or none on failure. */
 LT_MUST lt_status lt_lua_call(lua_State *L, int n_args, int n_results);
 
-/* Pushes x; kept. The state must belong to x's context. LT_ENOMEM. */
+/* Pushes x, or nil if x is NULL. x is kept. The state must belong to x's context. LT_ENOMEM. */
 LT_MUST lt_status lt_lua_push(lua_State *L, lt_tensor *x);
 
 /* Returns the tensor at a stack index, borrowed from the Lua value. NULL with LT_EINVAL if the
@@ -67,8 +70,8 @@ LT_MUST lt_status lt_lua_push(lua_State *L, lt_tensor *x);
 LT_API lt_tensor *lt_lua_tensor(lua_State *L, int index);
 
 /* For require "luatrain" in a stock Lua 5.4. The state gets its own context, configured by the
- * environment variables LUATRAIN_DEVICE, LUATRAIN_THREADS, LUATRAIN_SEED, LUATRAIN_DETERMINISTIC
- * and LUATRAIN_TF32. */
+ * environment variables LUATRAIN_DEVICE (default: auto), LUATRAIN_THREADS, LUATRAIN_SEED,
+ * LUATRAIN_DETERMINISTIC and LUATRAIN_TF32. */
 LT_API int luaopen_luatrain(lua_State *L);
 
 #ifdef __cplusplus
