@@ -122,7 +122,7 @@ struct lt_call {
     bool draws;               /* a shape rule sets it if the kernel uses `stream` */
     void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
     double *sums;             /* n_sums numbers, or NULL; see lt_op.sums */
-    bool summed;              /* `sums` holds the sums over all ranks */
+    bool summed;              /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
     /* of random numbers: step << 32 | index of this random call in its pass, recorded or not. Calls
@@ -240,8 +240,8 @@ LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
 /* Checks a loss of one element on an accelerator, in its stream. If it is not finite, sets skip and
  * stores it in check->loss, unless that is set already. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
-/* Also in the stream: sets check->factor = min(1, most / norm). `squares` holds the norm squared,
- * an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
+/* Also in the stream: sets check->factor = min(1, most / norm). `squares` contains the norm
+ * squared, an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
 typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
 /* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. kernels is borrowed as long as ops
  * run. */

@@ -32,7 +32,7 @@ typedef struct lt_leaf {
     lt_hook *hooks;
     int n_hooks;
     bool collects;         /* requires a gradient, and is not frozen */
-    bool has_grad;         /* grad holds a gradient; otherwise the next one overwrites it */
+    bool has_grad;         /* grad is a gradient; otherwise the next one overwrites it */
     bool touched;          /* the running backward has added to grad, or is about to */
     bool injects_inf;      /* lt_grad_fault(): its gradient gets an inf */
     lt_tensor *dry_grad;   /* in a dry run: the gradient so far in this backward, or NULL */

@@ -415,8 +415,8 @@ LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 
 /* Atomically replaces a file of any format with these bytes: writes a temporary file next to path,
- * then fsync, rename, fsync of the folder. path always holds the old file or the complete new one.
- * If path is a symbolic link, its target is replaced. Permissions are preserved. Only regular files
+ * then fsync, rename, fsync of the folder. path always has the old file or the complete new one. If
+ * path is a symbolic link, its target is replaced. Permissions are preserved. Only regular files
  * are replaced. LT_EFILE with the reason. */
 LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t bytes);
 

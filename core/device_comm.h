@@ -24,8 +24,8 @@ typedef struct lt_device_comm { /* of this rank; private fields of the plugin fo
     const struct lt_device_comm_calls *calls;
     double largest;     /* by prepare(), set by poll(): largest finite magnitude, or 0 */
     int64_t not_finite; /* likewise: how many elements are not finite */
-    /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum; afterwards it holds the sums
-     * over all ranks */
+    /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum; afterwards it contains the
+     * sums over all ranks */
     float *tail;
 } lt_device_comm;
 

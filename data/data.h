@@ -110,8 +110,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
      * own. 0: 1 */
     int shards;
     int64_t grain; /* rows that stay together in a shard; 0: 1 */
-    /* of the returned images: a float dtype; or u8, for raw bytes of a u8 source. Then mean and std
-     * are not used */
+    /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and
+     * std */
     lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
