@@ -1,6 +1,6 @@
 /* batch_norm.h - shared by the files of batch norm: batch_norm.c has the ops and their reference
- * kernels, cpu/batch_norm_simd.c the fast CPU kernels, cpu/batch_norm_pass.c the loops over memory
- * of the fast kernels, batch_norm.cu and batch_norm_stats.cu the CUDA kernels. */
+ * kernels, cpu/batch_norm_simd.c the fast CPU kernels, cpu/batch_norm_pass.c their inner loops,
+ * batch_norm.cu and batch_norm_stats.cu the CUDA kernels. */
 #ifndef LT_OPS_BATCH_NORM_H
 #define LT_OPS_BATCH_NORM_H
 
@@ -29,7 +29,7 @@ static inline lt_tensor *lt__optional(const lt_call *c, lt_tensor **of, int i)
     return i < c->n_in ? of[i] : NULL;
 }
 
-/* The number of rows of x: the product of all dims but the last, which is the channels. */
+/* The number of rows of x (..., channels): the product of all dims but the last. */
 static inline int64_t lt__rows_of(const lt_tensor *x)
 {
     int64_t rows = 1;
@@ -40,10 +40,12 @@ static inline int64_t lt__rows_of(const lt_tensor *x)
 
 /* ==== Statistics over all ranks =============================================================== */
 
-/* With sync=true a kernel runs twice. The first run only fills c->sums: the number of rows, then
- * two sums for each channel. The ranks add these up. The second run continues with the totals. */
+/* In training with sync=true on several ranks, a kernel runs twice. The first run fills c->sums:
+ * the number of rows, then two sums for each channel. The ranks add these up. The second run
+ * continues with the totals. Backward computes the gradients of the parameters in the first run, as
+ * they depend only on the rows of this rank. */
 
-/* Whether this is the first of two runs, which ends once c->sums is filled. */
+/* Whether this is the first of two runs. */
 static inline bool lt__is_first_run(const lt_call *c) { return c->sums && !c->summed; }
 /* The two sums of a channel. */
 static inline double *lt__sums_of(const lt_call *c, int64_t channel)
@@ -58,13 +60,15 @@ static inline double lt__all_rows(const lt_call *c)
 }
 
 /* The mean of some rows, and the sum of squared deviations from it. Ranks exchange them as sums of
- * deviations from a center that is the same on all ranks, the running mean. A center k standard
- * deviations from the mean makes the relative error k^2 times as large, from about 1e-16. */
+ * deviations from a center that is the same on all ranks, the running mean. If the center is k
+ * standard deviations from the mean, the relative error grows from about 1e-16 by a factor of
+ * k^2. */
 typedef struct lt_moments {
     double mean, squares;
 } lt_moments;
 
-/* First run: writes the moments m of this rank's rows to the sums of the channel. */
+/* First run: writes the moments m of this rank's rows to the sums of the channel. c->sums[0] must
+ * be set before. */
 static inline void lt__give_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
 {
     double *sums = lt__sums_of(c, channel), d = m.mean - center;
@@ -96,7 +100,8 @@ static inline lt_status lt__check_rows(const lt_call *c)
 
 /* ==== Arithmetic ============================================================================== */
 
-/* y before the residual and act, and dx. d: x - mean. For scalars and for vectors of floats. */
+/* The first is y before the residual and act, the second is dx. d: x - mean; g: dy where act passes
+ * it, else 0. For floats and for vectors of floats. */
 #define LT_NORMALISED(x, mean, factor, shift) (((x) - (mean)) * (factor) + (shift))
 #define LT_NORMALISED_BACK(g, d, factor, slope, offset)                                            \
     ((factor) * (g) + ((slope) * (d) + (offset)))
@@ -121,8 +126,8 @@ LT_BOTH LT_INLINE double lt__norm_factor(float scale, float var, double eps)
     return scale / sqrt(var + eps);
 }
 
-/* The coefficient of x - mean in dx, and the constant term of dx. sum: of g over the rows; product:
- * the sum of g (x - mean). share: 1 / rows in training, 0 in evaluation. */
+/* The coefficient of x - mean in dx and, below, the constant term of dx. sum, product: the sums of
+ * g and of g (x - mean) over the rows. share: 1 / rows in training, 0 in evaluation. */
 LT_BOTH LT_INLINE float lt__norm_slope(float factor, float var, double eps, double product,
                                        double share)
 {
@@ -164,7 +169,7 @@ LT_BOTH LT_INLINE double lt__moved(double running, double now, double momentum)
     return (1 - momentum) * running + momentum * now;
 }
 
-/* The factor that makes a biased variance of `count` values unbiased. 1 for a count of 1. */
+/* The factor that makes a biased variance of `count` values unbiased. 1 for a count of 0 or 1. */
 static inline double lt__unbias(double count) { return count > 1 ? count / (count - 1) : 1; }
 
 /* ==== Passes ================================================================================== */
@@ -180,16 +185,16 @@ enum { LANES = 128 };
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
-/* How g is obtained. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
+/* How a pass computes g. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
  * lt__passed() of y and dy. BY_X: the same, with y computed again from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
 typedef struct lt_pass {
-    /* units in all; units of a row; floats from row to row of coefs and of lanes */
+    /* units in total; units of a row; floats per row of coefs and of lanes */
     int64_t n, units, room;
-    const float *coefs, *center;
-    float *lanes; /* the sums: one for each lane of a row */
+    const float *coefs, *center; /* (COEFFICIENTS, room); (room): a value for each lane */
+    float *lanes;                /* (SUMS, room): the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
     int form, gate;        /* of the enums above */
@@ -199,7 +204,7 @@ typedef struct lt_pass {
 
 /* out = act((x - mean) factor + shift + residual) */
 void lt__forward_pass(const lt_pass *p);
-/* out (+)= g, the gradient of the residual. Reads y and dy, whatever the gate. */
+/* out (+)= g, the gradient of the residual. Computes g from y and dy; ignores the gate. */
 void lt__residual_pass(const lt_pass *p);
 /* lanes += the sums of g and of g (x - center) */
 void lt__sum_pass(const lt_pass *p);

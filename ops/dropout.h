@@ -15,7 +15,7 @@ static inline uint32_t lt__lowest_kept(double p)
 /* The factor of the elements that are kept. For p = 1 it is 0, so that all of y is 0. */
 static inline double lt__kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
-/* y of an element whose x is already scaled: 0 if it is dropped. */
+/* y of an element: `scaled`, which is x times lt__kept_scale(), or 0 if the element is dropped. */
 #define LT_DROPPED(scaled, word, lowest) ((word) >= (lowest) ? (scaled) : 0)
 
 /* Index of the first element of x in the global batch. The shape rule has checked that it does not

@@ -1,5 +1,6 @@
 /* ids.h - the messages for labels and ids that are out of range, for the CPU and CUDA. The
- * arguments are the position of the integer, its value, and the number of classes or rows. */
+ * arguments, each a long long, are the index of the integer, its value, and the number of classes
+ * or rows. */
 #ifndef LT_OPS_IDS_H
 #define LT_OPS_IDS_H
 

@@ -2,7 +2,7 @@
  * typed and parallel loops.
  *
  * A kernel only computes. It does not allocate, synchronise, read the environment or know Lua. It
- * may trust the sizes, because the shape rule has checked them. The message of a shape rule does
+ * can rely on the sizes, because the shape rule has checked them. The message of a shape rule does
  * not name the op, because the caller prepends the name:
  *     return lt_fail(LT_EINVAL, "w has %lld input channels, but x has %lld (x %s, w %s)", ...);
  */
@@ -19,27 +19,32 @@
 /* ==== Options, by position in the signature =================================================== */
 
 /* k is the position of the option in the op's signature, from 0. The functions that return
- * lt_status check the value too: LT_EINVAL if it is not as described. */
+ * lt_status also check the value. If it is not as described, they fail with LT_EINVAL and a message
+ * that names the option. */
 
+/* Whether the option has a value: it was given or has a default. */
 static inline bool lt__given(const lt_call *c, int k) { return c->opt[k].n > 0; }
+/* The option's number, or its first integer. */
 static inline double lt__number(const lt_call *c, int k)
 {
     return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
 }
+/* The value of a true-or-false option. */
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
-/* Index, from 0, of the word chosen among those that the signature lists. */
+/* The index, from 0, of the chosen word among the words in the signature. */
 static inline int lt__word(const lt_call *c, int k) { return (int)c->opt[k].i[0]; }
-/* *value = the option, one integer >= low. */
+/* *value = the option, a single integer >= low. */
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value);
-/* value = (height, width), each >= low. The option has both, or one integer for both. */
+/* value = (height, width), each >= low. The option is two integers, or one for both. */
 lt_status lt__pair(const lt_call *c, int k, int64_t low, int64_t value[2]);
-/* *axis = the option, one axis of ndim, mapped to 0..ndim-1. Negative ones count from the end. */
+/* *axis = the option, a single axis, mapped to 0..ndim-1. Negative axes count from the end. */
 lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis);
 /* *mask = the option, a set of axes: bit i for axis i. All axes if the option is not given. A
  * repeated axis is LT_EINVAL. */
 lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask);
 
-/* Checks that the option is in [low, high]: "p must be a number from 0 to 1, but is 2". */
+/* Checks that the option is in [low, high]: "p must be a number from 0 to 1, but is 2". high may be
+ * INFINITY. */
 lt_status lt__number_in(const lt_call *c, int k, double low, double high);
 
 /* ==== Shape rules ============================================================================= */
@@ -49,12 +54,13 @@ void lt__spec(lt_call *c, int out, lt_dtype dtype, int ndim, const int64_t *dims
 /* Describes output `out` with the dtype and dims of x. */
 void lt__spec_like(lt_call *c, int out, const lt_tensor *x);
 
-/* The checks below return LT_EINVAL with a message that names the input. */
+/* The checks below return LT_EINVAL with a message that names the input. Input 0, and the input
+ * that an argument selects, must be present. */
 
 /* The inputs 0..n-1 that are present must have the same float dtype:
  * "x is f32, y is i64; cast one of them, e.g. y:cast('f32')". */
 lt_status lt__same_float(const lt_call *c, int n);
-/* The inputs 0..n-1 that are present must have the same dtype, whichever. */
+/* The inputs 0..n-1 that are present must have the same dtype, which may be any. */
 lt_status lt__same_dtype(const lt_call *c, int n);
 /* Input i must have an integer dtype: i64, i32 or u8. */
 lt_status lt__want_integers(const lt_call *c, int i);
@@ -69,9 +75,9 @@ static inline const char *lt__in_name(const lt_call *c, int i)
 {
     return c->schema->in[i < c->schema->n_in ? i : c->schema->n_in - 1].name;
 }
-/* dims[0..*ndim) = inputs a and b broadcast together: axes are matched from the last one backwards,
- * and a missing axis or one of size 1 is stretched. LT_EINVAL, with both shapes in the message, if
- * they do not match. */
+/* dims[0..*ndim) = the shape of inputs a and b broadcast together. Axes are matched from the last
+ * one backwards. An axis that is missing or has size 1 is stretched. LT_EINVAL, with both shapes in
+ * the message, if other sizes differ. */
 lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[LT_MAX_DIMS]);
 
 /* "32x10 f32": describes a tensor, for use in an argument list. The buffer is a temporary of the
@@ -81,8 +87,8 @@ typedef long long lt_ll; /* for %lld */
 
 /* ==== Loops =================================================================================== */
 
-/* Runs the body once with T defined as the C type of a float dtype, float or double. Half-precision
- * elements have already been converted to f32. */
+/* Runs the body once, with T defined as double for f64 and as float for all other float dtypes.
+ * Kernels get halves as f32 copies, unless the op sets any_dtype or fast_bf16. */
 #define LT_FLOATS(dtype, T, ...)                                                                   \
     do {                                                                                           \
         if ((dtype) == LT_F64) {                                                                   \
@@ -101,7 +107,7 @@ typedef long long lt_ll; /* for %lld */
         __VA_ARGS__                                                                                \
     } break;
 
-/* As LT_FLOATS, for f32, f64, i64, i32 and u8. */
+/* As LT_FLOATS, and for integer dtypes: T is int64_t, int32_t or uint8_t. */
 #define LT_NUMERICS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
@@ -118,9 +124,10 @@ typedef long long lt_ll; /* for %lld */
 
 #ifdef _OPENMP
 #define LT_PRAGMA(text) _Pragma(#text)
-/* Goes before a for loop over independent iterations. Runs it in parallel if `work`, a count of
- * simple operations, repays starting the threads. The schedule is static: every run gives the same
- * iterations to the same threads, and sums kept per iteration are bit-identical. */
+/* Goes before a for loop with independent iterations; c is the lt_call. The loop runs in parallel
+ * if `work`, its number of simple operations, is large enough to pay for starting the threads. The
+ * schedule is static: each thread gets the same iterations in every run. A sum within one iteration
+ * is bit-identical with any number of threads. */
 #define LT_PARALLEL_FOR(c, work)                                                                   \
     LT_PRAGMA(omp parallel for schedule(static) num_threads((c)->threads)                          \
               if ((work) > 32768 && (c)->threads > 1))
@@ -136,7 +143,7 @@ typedef long long lt_ll; /* for %lld */
 #define LT_IVDEP _Pragma("GCC ivdep")
 #endif
 
-/* dst (+)= value: adds the gradient to dst, or overwrites dst. */
+/* dst (+)= value: adds the gradient to dst if `add` is set, otherwise overwrites dst. */
 #define LT_PUT(add, dst, value)                                                                    \
     do {                                                                                           \
         if (add)                                                                                   \

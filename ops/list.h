@@ -1,6 +1,6 @@
-/* list.h - the only list of all ops. The library registers them in this order, and a plugin uses
- * the names to fill its table of kernels. A name here is the op's name in scripts. The op's
- * definition is the constant lt__op_NAME in the file named beside it. */
+/* list.h - the only list of all ops. The library registers them in this order, and plugin.h numbers
+ * a plugin's kernels in the same order. A name here is the op's name in scripts. The op's
+ * definition is the constant lt__op_NAME in the file that the comment names. */
 #ifndef LT_OPS_LIST_H
 #define LT_OPS_LIST_H
 

@@ -6,8 +6,8 @@
 #include "ops/kernel.h"
 
 /* e^x for x <= 0, within 2 ulp, in plain arithmetic that compilers can vectorise: 2^k e^r, with the
- * Taylor series of e^r up to r^7 for |r| <= ln(2) / 2. Results below the normal f32 range are 0.
- * NaN gives NaN. */
+ * Taylor series of e^r up to r^7 for |r| <= ln(2) / 2. For x < -87.3, where results are near the
+ * smallest normal f32 or below, returns 0. NaN gives NaN. */
 LT_BOTH LT_INLINE float lt__exp_f32(float x)
 {
     const float lowest = -87.3f, round = 12582912.0f; /* 1.5 * 2^23, whose ulp is 1 */
@@ -26,8 +26,9 @@ LT_BOTH LT_INLINE float lt__exp_f32(float x)
     return x < lowest ? 0.0f : series * power.f;
 }
 
-/* dx of softmax, y of log_softmax, and dx of log_softmax. sum: of dy y over the row for softmax, of
- * dy for log_softmax. largest: of x in the row. log_total: log of the sum of exp(x - largest). */
+/* dx of softmax, y of log_softmax, and dx of log_softmax. sum: the sum over the row of dy y for
+ * softmax, of dy for log_softmax. largest: the largest x of the row. log_total: the log of the sum
+ * of exp(x - largest). */
 #define LT_SOFTMAX_BACK(dy, y, sum) ((y) * ((dy) - (sum)))
 #define LT_LOG_SOFTMAX(x, largest, log_total) ((x) - (largest) - (log_total))
 #define LT_LOG_SOFTMAX_BACK(dy, exp_y, sum) ((dy) - (exp_y) * (sum))
@@ -42,9 +43,9 @@ LT_BOTH static inline double lt__row_loss(double exps, double offsets, double of
     return log(exps) - offset;
 }
 
-/* The gradient of a row of cross_entropy: g (p - q) = exp(x - largest) factor + shift, minus `hit`
- * at the label, with p the probabilities and q the smoothed labels. g: the gradient of the mean
- * loss, divided by the number of rows. inverse: 1 / sum exp(x - largest). */
+/* The gradient of a row of cross_entropy is g (p - q), with p the probabilities and q the smoothed
+ * labels. It is computed as exp(x - largest) factor + shift, minus `hit` at the label. g: the
+ * gradient of the mean loss, divided by the number of rows. inverse: 1 / sum exp(x - largest). */
 typedef struct lt_row_gradient {
     double factor, shift, hit;
 } lt_row_gradient;

@@ -1,6 +1,6 @@
-/* ops.h - the public header of ops: opens a context with all ops registered. Ops are called by
- * name, with lt_run(), lt_op_find() and lt_apply() of autograd.h. list.h lists their names; each
- * ops/NAME.c defines the signatures and formulas. */
+/* ops.h - the public header of ops: opens a context with all ops registered. Call ops by name, with
+ * lt_run() of autograd.h, or with lt_op_find() and lt_apply(). list.h lists the names; the op files
+ * ops/NAME.c define the signatures and document the formulas. */
 #ifndef LUATRAIN_OPS_H
 #define LUATRAIN_OPS_H
 
@@ -13,30 +13,30 @@ extern "C" {
 /* Opens a context as lt_ctx_new(config) does, with all ops registered. Programs start here.
  * config->device may also name an accelerator: new tensors are then allocated on it. Each op
  * computes on the device of its inputs. Loaders and files keep their internal buffers on the CPU.
- * The accelerator's plugin, libluatrain-cuda.so, is searched for in $LUATRAIN_PLUGINS, or else
- * where it was built or installed.
+ * The accelerator's plugin, libluatrain-cuda.so, is searched for in the folder $LUATRAIN_PLUGINS,
+ * then where it was built or installed.
  * New. NULL with the errors of lt_ctx_new(), or LT_EENV if the accelerator cannot be used. With
- * "auto" that is no error: the context uses the CPU, and the reason is only logged, at debug level
- * if the machine has no accelerator, else as a warning. */
+ * "auto" this is not an error: the context uses the CPU and logs the reason, at debug level if the
+ * plugin is missing or the machine has no accelerator, otherwise as a warning. */
 LT_API lt_ctx *lt_open(const lt_config *config);
 
 /* Writes the name of the compute backend of ctx to buffer (96 bytes suffice) and returns buffer:
  * "oneDNN 3.2.0 (AVX512_CORE_BF16)", "reference kernels", or the accelerator's name and versions.
- * If ctx is NULL, names the CPU backend. */
+ * ctx must be from lt_open(), or NULL for the CPU backend. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
 /* x *= by, and merges the statistics of the old elements of x into *stats, in a single pass.
- * x must have a float dtype and `by` must be a power of two, else LT_EINVAL. A power of two scales
- * f32 and f64 exactly unless they overflow or underflow. stats may be NULL; otherwise the call
- * blocks until an accelerator has finished. Not recorded for backward. */
+ * LT_EINVAL unless x has a float dtype and `by` is a power of two. A power of two scales f32 and
+ * f64 exactly unless they overflow or underflow. stats may be NULL. If it is not, and x is on an
+ * accelerator, the call blocks until the result is known. Not recorded for backward. */
 LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 
 /* The statistics of a float tensor x, which must be on the CPU. Single-threaded. */
 LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 
 /* A table of gradient statistics. Rows are numbered from 0 and created when first written, which
- * may fail with LT_ENOMEM. A row is stored on the device of the tensor that was measured, so that
- * writing it does not wait for an accelerator; only reading does. */
+ * may fail with LT_ENOMEM. Only written rows may be read. A row is stored on the device of the
+ * tensor that was measured, so writing it does not wait for an accelerator; only reading does. */
 typedef struct lt_grad_table lt_grad_table;
 LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
@@ -51,12 +51,12 @@ LT_MUST lt_status lt_grad_table_clear(lt_grad_table *table, int row);
 LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats);
 /* Whether n > 0 and all of rows first..first+n-1 are stored on an accelerator. */
 LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
-/* Combines rows first..first+n-1, all on the accelerator, into lt_step_check_of(). The accelerator
- * does so asynchronously. If a value is not finite, the step is skipped. */
+/* Combines rows first..first+n-1, all on the accelerator, into lt_step_check_of(). Asynchronous. If
+ * a value is not finite, the step is skipped. */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* Sets x, a leftover gradient, to zero if it is not finite although this step's gradients are. Row
- * `left` holds the statistics of x, rows first..first+n-1 hold those of this step. Blocks if some
- * of these rows are on an accelerator and some are not. */
+ * `left` contains the statistics of x, rows first..first+n-1 those of this step's gradients. May
+ * block if some of these rows are on an accelerator and some are not. */
 LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left,
                                               int first, int n);
 

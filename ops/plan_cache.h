@@ -1,8 +1,8 @@
 /* plan_cache.h - a cache of plans, for the files that call oneDNN, cuBLASLt and cuDNN. A plan is
- * what such a library compiled for one key, which describes a task. Not thread-safe: each context
- * has caches of its own.
+ * what such a library prepared for one task. Its key describes the task. Not thread-safe: each
+ * context has caches of its own.
  *
- * All functions are inline, because the plugin for CUDA does not link to the library.
+ * All functions are inline, because the CUDA plugin does not link to libluatrain.
  */
 #ifndef LT_OPS_PLAN_CACHE_H
 #define LT_OPS_PLAN_CACHE_H
@@ -21,7 +21,7 @@ typedef struct lt_plan {
 } lt_plan;
 
 typedef struct lt_plan_cache {
-    size_t key_bytes; /* of 64-bit words only, so that equal keys have equal bytes */
+    size_t key_bytes; /* keys are 64-bit words only, so that equal keys have equal bytes */
     int n;
     lt_plan *bucket[LT_PLAN_BUCKETS];
 } lt_plan_cache;
@@ -46,14 +46,15 @@ static inline lt_plan *lt__plan_find(const lt_plan_cache *cache, const void *key
     return plan;
 }
 
-/* Whether the caller must take all plans before it adds another one. Sizes keep changing then, and
- * it is better to start over than to grow. */
+/* Whether the cache is full. The caller must then take all plans before it adds one. A full cache
+ * means that sizes keep changing, so starting over is better than growing. */
 static inline bool lt__plans_are_full(const lt_plan_cache *cache)
 {
     return cache->n == LT_MAX_PLANS;
 }
 
-/* Adds a plan (kept) for a key that is not in the cache. The key is part of the plan. */
+/* Adds a plan (taken until lt__plan_take()) for a key that is not in the cache. The key is part of
+ * the plan. */
 static inline void lt__plan_add(lt_plan_cache *cache, lt_plan *plan, const void *key)
 {
     lt_plan **bucket = &cache->bucket[lt__plan_bucket(cache, key)];

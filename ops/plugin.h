@@ -32,8 +32,8 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
     /* fwd and bwd are NULL if there is no kernel for an op. Views need none. add_squares must
      * accept an f64 total */
     lt_kernels op[LT_OPS];
-    /* The functions below run asynchronously in the device's stream. The statistics and checks
-     * that they point to are in device memory. */
+    /* The functions below enqueue their work in the device's stream. Statistics and checks are in
+     * device memory. */
     /* As lt_rescale(), but sets *stats to the statistics of the old x. stats may be NULL. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_grad_stats *stats);
     /* *stats = the statistics that by * x would have; x is unchanged. */
@@ -51,7 +51,7 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
 
 typedef struct lt_accelerator_config {
     int index;                /* device number, from 0, or LT_ANY_DEVICE */
-    int local_rank;           /* with LT_ANY_DEVICE: take device local_rank % number of devices */
+    int local_rank;           /* LT_ANY_DEVICE selects device local_rank % number of devices */
     bool deterministic, tf32; /* as in lt_config */
 } lt_accelerator_config;
 
@@ -59,14 +59,14 @@ enum { LT_ANY_DEVICE = -1 };
 enum { LT_NO_ACCELERATOR = -2 };
 
 /* Opens a device and fills *accelerator. version: the library's LT_VERSION. host is borrowed for
- * the life of the process. Returns 0 on success, LT_NO_ACCELERATOR if the machine has no
+ * the lifetime of the process. Returns 0 on success, LT_NO_ACCELERATOR if the machine has no
  * accelerator, or -1 if it has one that cannot be used. On failure writes the reason to
  * text[0..bytes). */
 typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host,
                                       const lt_accelerator_config *config,
                                       lt_accelerator *accelerator, char *text, size_t bytes);
 
-/* For plugins: false, with the reason in text, if the library has another version. */
+/* For plugins. Returns false, with the reason in text, if the library has another version. */
 static inline bool lt__same_version(const char *version, char *text, size_t bytes)
 {
     if (strcmp(version, LT_VERSION) == 0)

@@ -1,11 +1,11 @@
-/* shape.h - reads the options of the ops of shape.c, for the CPU and CUDA. The shape rules have
- * checked the options before. */
+/* shape.h - reads the options of the ops in shape.c, for the CPU and CUDA. The shape rules have
+ * already checked the options. */
 #ifndef LT_OPS_SHAPE_H
 #define LT_OPS_SHAPE_H
 
 #include "ops/kernel.h"
 
-/* Entry i of option 0, in which all of these ops take their axes, mapped to 0..ndim-1. */
+/* Entry i of option 0, the axes of transpose, permute, slice and cat, mapped to 0..ndim-1. */
 static inline int axis_at(const lt_call *c, int i, int ndim)
 {
     int64_t axis = c->opt[0].i[i];
@@ -39,7 +39,8 @@ static inline int64_t position(const lt_call *c, int k, int64_t dim)
 
 enum { BEFORE, AFTER, VALUE }; /* options of pad */
 
-/* Elements to pad an axis with; option k has one count for all axes, or one per axis. */
+/* How many elements to add to an axis. Option k, BEFORE or AFTER, has one count for all axes or one
+ * per axis. */
 static inline int64_t amount(const lt_call *c, int k, int axis)
 {
     return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];

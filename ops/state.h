@@ -7,20 +7,21 @@
 
 /* Freed with the context. */
 struct lt_ops {
-    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; dnnl.c makes it on first use */
+    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; NULL until the first use */
     struct lt_accelerator *accelerator; /* filled by the plugin; NULL if none is open */
 };
-void lt__dnnl_free(struct lt_dnnl *dnnl);
+void lt__dnnl_free(struct lt_dnnl *dnnl); /* NULL is fine */
 /* The CPU part of lt_backend(): writes the backend's name to buffer and returns buffer. */
 char *lt__cpu_backend(char *buffer, size_t bytes);
 
-/* Whether device, which may be NULL, names an accelerator or is "auto". */
+/* Whether device, which may be NULL, is "auto" or names an accelerator. */
 bool lt__is_accelerator(const char *device);
 /* Opens the accelerator and makes it the device of new tensors in ctx. The ops of ctx must be
- * registered already. LT_EENV if it cannot be used, or with "auto" LT_OK and a note for the log;
- * LT_ENOMEM. */
+ * registered already. LT_ENOMEM, or LT_EENV if it cannot be used. With "auto" the latter is LT_OK
+ * instead, and ctx->note contains the reason. */
 lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
-void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
+/* Frees the struct but not the device, which the context closes. NULL is fine. */
+void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator);
 /* The accelerator of ctx, or NULL. Borrowed. */
 const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
 

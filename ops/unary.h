@@ -1,9 +1,9 @@
 /* unary.h - the formulas of elementwise ops with one input, for the CPU (unary.c) and CUDA
  * (unary.cu).
  *
- * The formulas are type generic: for a float, exp means expf, by <tgmath.h> in C and by overloading
- * in C++. T is the type that is computed in. Write a fractional constant as (T)0.5, because a plain
- * 0.5 would turn a float formula into a double one.
+ * The formulas are type-generic: for a float, exp means expf, through <tgmath.h> in C and through
+ * overloading in C++. T is the type of the computation; for halves it is float. Write a fractional
+ * constant as (T)0.5, because a plain 0.5 would turn a float formula into a double one.
  */
 #ifndef LT_OPS_UNARY_H
 #define LT_OPS_UNARY_H

@@ -1,8 +1,9 @@
-/* update.h - the update of one weight by each optimizer, for the CPU (update.c) and CUDA
- * (update.cu): the positions of the ops' options, the constants computed from them, and the steps.
+/* update.h - how each optimizer updates a weight, for the CPU (update.c) and CUDA (update.cu): the
+ * positions of the ops' options, the numbers computed from them, and the steps.
  *
- * LT_..._NUMBERS(c) declares constants of type T, which LT_..._STEP uses by name. The arguments w,
- * g, v and m of a step are lvalues of type T: the weight, its gradient and its slots.
+ * LT_..._NUMBERS(c) declares the variables that LT_..._STEP uses by name. Kernels also multiply
+ * `scale` by the factor of the call. The arguments w, g, v and m of a step are lvalues of type T:
+ * the weight, its gradient and its slots.
  */
 #ifndef LT_OPS_UPDATE_H
 #define LT_OPS_UPDATE_H
@@ -46,7 +47,7 @@ enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCAL
     v = momentum * v + ratio * (g * scale + weight_decay * w);                                     \
     w -= lr * v;
 
-/* The trust ratio of LARS. w and g: the norms of the weights and of the scaled gradient. */
+/* The trust ratio of LARS. w: the norm of the parameter; g: the norm of its scaled gradient. */
 LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, double weight_decay,
                                             double eps)
 {

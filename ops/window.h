@@ -30,9 +30,9 @@ static inline lt_status lt__window_limit(const char *name, int64_t value)
                                         INT32_MAX, (lt_ll)value);
 }
 
-/* Computes w->in, from x (n, h, w, c), and w->out. The caller has set all other members, to at
- * least 1 (pad: 0). LT_EINVAL if the window is larger than the padded image, or if pad, stride or
- * dilation is so large that offsets could overflow. */
+/* Computes w->in, from x (n, h, w, c), and w->out. The caller sets all other members first, each to
+ * at least 1 (pad: at least 0). LT_EINVAL if the window is larger than the padded image, or if pad,
+ * stride or dilation is so large that offsets could overflow. */
 static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
 {
     bool fits = true;
@@ -97,7 +97,8 @@ typedef struct lt_extent {
     int64_t first, end;
 } lt_extent;
 
-/* The taps of output o that are inside the image. There is at least one. */
+/* The taps of output o that are inside the image. There is at least one, because pad is at most
+ * half the kernel. */
 LT_BOTH static inline lt_extent lt__window_taps(const lt_window *w, int axis, int64_t o)
 {
     int64_t at = o * w->stride[axis] - w->pad[axis], left = w->in[axis] - at;
@@ -114,15 +115,15 @@ LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis,
     return outputs;
 }
 
-/* The number, row-major, of the tap of output (oh, ow) that reads input (ih, iw). */
+/* The row-major index of the tap of output (oh, ow) that reads input (ih, iw). */
 LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int64_t iw, int64_t oh,
                                              int64_t ow)
 {
     return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] - ow * w->stride[1];
 }
 
-/* Whether v replaces `most`, the maximum so far. A NaN does; after it, and among equal values, the
- * first one stays. */
+/* Whether v replaces `most`, the maximum so far. A NaN replaces any number and is never replaced.
+ * Among equal values, the first one stays. */
 #define LT_IS_MORE(v, most) (!((v) <= (most)) && (most) == (most))
 
 #endif
