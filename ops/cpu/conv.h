@@ -20,7 +20,7 @@ typedef struct lt_conv {
  *   LT_CONV          y = x * w + bias
  *   LT_CONV_DATA     the gradient of x, written to x; from w and the gradient of y, in y
  *   LT_CONV_WEIGHTS  the gradient of w, written to w; from x and the gradient of y, in y
- * add: add to the existing result instead of overwriting it; there is no bias then. */
+ * add: add to the existing result instead of overwriting it; bias.data is NULL then. */
 typedef enum lt_conv_task_kind {
     LT_PRODUCT,
     LT_CONV,
@@ -41,22 +41,22 @@ typedef struct lt_conv_impl {
     /* LT_OK if run() supports the task and is faster on this machine than the implementations that
      * follow in the list; LT_EUNSUPPORTED if not. Any other error fails the call. */
     lt_status (*accepts)(const lt_call *c, const lt_conv_task *task);
-    /* Bytes of c->scratch for the accepted tasks of a call, whose x and y have this dtype. 0 for
-     * convolutions that are not supported. NULL if run() needs none. */
+    /* Bytes of c->scratch that run() needs for the tasks of a call whose x and y have this dtype.
+     * Returns 0 for a convolution that is not supported. NULL if run() never needs scratch. */
     size_t (*scratch)(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward);
     /* Returns LT_EUNSUPPORTED only before anything is written. */
     lt_status (*run)(const lt_call *c, const lt_conv_task *task);
 } lt_conv_impl;
 
 /* Depthwise 3x3 convolutions, for which oneDNN reaches only a fraction of the memory bandwidth.
- * Each channel is its own group, with stride 1 or 2 and pad 0 or 1 along both axes; x, w and y are
- * all f32 or all bf16, but the gradient of w may be f32 with bf16 inputs. Results of fewer than 32
- * channels in bf16 with stride 1 are not accepted. */
+ * Each channel is its own group. Stride is 1 or 2, pad is 0 or 1, both the same along both axes. x,
+ * w and y are all f32 or all bf16, but the gradient of w may be f32 with bf16 inputs. y and the
+ * gradient of x are not accepted in bf16 with stride 1 and fewer than 32 channels. */
 extern const lt_conv_impl lt__depthwise;
 
 /* 3x3 convolutions of stride 1 with less than half of the multiplications: Winograd's minimal
- * filtering F(2x2, 3x3). All tensors are f32 or all bf16, but the gradient of w may be f32 with
- * bf16 inputs. */
+ * filtering F(2x2, 3x3). x, w and y are all f32 or all bf16, but the gradient of w may be f32 with
+ * bf16 inputs. Channel counts are multiples of 16, and pad is at most 2. */
 extern const lt_conv_impl lt__winograd;
 /* Whether lt__winograd.run() supports the task, even if it is not the fastest. */
 bool lt__winograd_can(const lt_conv_task *task);
@@ -69,8 +69,8 @@ extern const lt_conv_impl lt__conv_thin;
  * is slow. Images are f32 or bf16; the gradient is f32. */
 extern const lt_conv_impl lt__conv_weights;
 
-/* *impl = the implementation that runs the task. LT_EUNSUPPORTED if none accepts it, which concerns
- * halves only. In conv2d.c. */
+/* *impl = the implementation that runs the task. LT_EUNSUPPORTED if none accepts it, which happens
+ * only for halves. In conv2d.c. */
 lt_status lt__conv_choose(const lt_call *c, const lt_conv_task *task, const lt_conv_impl **impl);
 
 #endif

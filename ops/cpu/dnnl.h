@@ -3,8 +3,10 @@
  *
  * All tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups). Operands are f32 or
  * bf16, and may differ: bf16 factors can have an f32 result. Sums are always in f32.
- * LT_EUNSUPPORTED is returned before anything is written; it means that oneDNN has no optimised
- * code for the task and that the caller must use its portable kernel.
+ * LT_EUNSUPPORTED is returned before anything is written, and the caller must use its portable
+ * kernel. It means that oneDNN has no optimised code for the task or is known to compute it
+ * wrongly, that an operand has another dtype, that a tensor is empty, or that a size exceeds
+ * INT32_MAX.
  */
 #ifndef LT_OPS_CPU_DNNL_H
 #define LT_OPS_CPU_DNNL_H
@@ -12,7 +14,7 @@
 #include "ops/cpu/conv.h"
 
 #ifdef LT_WITH_DNNL
-/* Returns LT_OK if lt__dnnl_run() has code for the task. Lets a caller check all parts of a call
+/* Returns LT_OK if lt__dnnl_run() supports the task. Allows a caller to check all tasks of a call
  * before it runs the first. */
 lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task);
 lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task);

@@ -3,15 +3,15 @@
  * An op file writes one plain loop over dense blocks (an lt_block_fn). lt__map() splits the work
  * into blocks, distributes them over the threads, and first copies inputs that are stretched or of
  * half precision into small buffers. So the loops need not handle broadcasting or halves, and all
- * of them vectorise. Results of halves equal the rounded results for f32 copies of the tensors.
+ * of them vectorise. Results for halves are those of f32 copies of the tensors, rounded.
  */
 #ifndef LT_OPS_CPU_LOOPS_H
 #define LT_OPS_CPU_LOOPS_H
 
 #include "ops/kernel.h"
 
-/* Dense elements with a shape, which may differ from the shape of the tensor that holds them. Both
- * pointers are borrowed. */
+/* Dense elements with a shape, which may differ from the shape of the tensor that contains them.
+ * Both pointers are borrowed. */
 typedef struct lt_array {
     void *data;
     const int64_t *dims;
@@ -93,7 +93,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
             types(dtype, T, typedef T E; __VA_ARGS__);                                             \
     } while (0)
 
-/* Rounds to nearest, ties to even. A NaN from bf16 or from arithmetic has 16 trailing zeros and
+/* Rounds to nearest, ties to even. A NaN from bf16 or from arithmetic has 16 trailing zero bits and
  * stays a NaN. */
 static inline uint16_t lt__round_bf16(float f)
 {
@@ -137,19 +137,19 @@ typedef struct lt_map { /* z (+)= fn(in...), where each input broadcasts to z's 
 } lt_map;
 void lt__map(const lt_call *c, const lt_map *map);
 /* The dtype that a map computes in. Halves are widened block by block and rounded once, unless fn
- * handles bf16 itself, number by number. */
+ * converts bf16 itself, element by element. */
 static inline lt_dtype lt__widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
 
 /* Computes the gradient of input i of a broadcasting op. map computes the gradient for each element
  * of the output, whose dims are in map->z; this function fills in its destination and `add`. If the
  * input is stretched, the gradient goes to scratch and is then summed over the stretched axes. */
 void lt__put_grad(const lt_call *c, int i, lt_map *map);
-/* The scratch that lt__put_grad() needs for any of the inputs; for op->scratch. */
+/* Bytes of scratch that lt__put_grad() needs, for whichever input. Can be used as op->scratch. */
 size_t lt__grad_scratch(const lt_call *c, bool backward);
 
-/* dst (+)= the sum of src over the axes in which dst has size 1 or no axis (aligned at the last
- * axis). Both have the same float dtype. Sums are in double, in an order that depends only on the
- * shapes. In reduce.c. */
+/* dst (+)= the sum of src over the axes in which dst has size 1 or no axis. Axes are matched from
+ * the last one backwards. Both have the same dtype, f32 or f64. Sums are in double, in an order
+ * that depends only on the shapes. In reduce.c. */
 void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch);
 size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src);
 

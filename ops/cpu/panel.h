@@ -1,9 +1,9 @@
-/* panel.h - products of vectors of channels, for this room's own convolution code (winograd.c,
- * conv_thin.c, conv_weights.c).
+/* panel.h - products of vectors of channels, for our own convolution code (winograd.c, conv_thin.c,
+ * conv_weights.c).
  *
- * Factors are read in 32-bit words, which hold the terms to multiply and add: one f32, or two bf16,
- * which one instruction processes. A panel is a sequence of vectors of such words. A thread keeps
- * ROWS x MOST vectors of sums in registers. That pays if there are 32 registers of 64 bytes.
+ * Factors are read in 32-bit words. A word contains the terms that one instruction multiplies and
+ * adds: one f32 or two bf16. A panel is a sequence of vectors of such words. A thread keeps ROWS x
+ * MOST vectors of sums in registers. That pays if there are 32 registers of 64 bytes.
  */
 #ifndef LT_OPS_CPU_PANEL_H
 #define LT_OPS_CPU_PANEL_H
@@ -17,7 +17,7 @@ enum { ROWS = 8, MOST = 2 }; /* sums: rows, and vectors per row */
 
 LT_INLINE int64_t bytes_of(bool half) { return half ? 2 : 4; }
 
-/* Interleaves a and b to words of two bf16, with a in the lower half. */
+/* Interleaves a and b into words of two bf16, with a in the lower half. */
 LT_INLINE lt_vec weave(const uint16_t *a, const uint16_t *b)
 {
     lt_vec_u16 first, second;

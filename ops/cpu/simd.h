@@ -1,9 +1,9 @@
 /* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. This
  * is plain C over a vector type, which maps to one, two or four registers of the instruction set.
  *
- * The functions are inlined into functions marked LT_SIMD (kernel.h), which are compiled for each
- * instruction set. Loads and stores need no alignment. bf16 is rounded to nearest, ties to even; a
- * NaN stays a NaN.
+ * The functions are inlined into functions marked LT_SIMD (core/simd.h), which are compiled for
+ * each instruction set. Loads and stores need no alignment. bf16 is rounded to nearest, ties to
+ * even; a NaN stays a NaN.
  */
 #ifndef LT_OPS_CPU_SIMD_H
 #define LT_OPS_CPU_SIMD_H
@@ -17,8 +17,8 @@ typedef int32_t lt_vec_i32 __attribute__((vector_size(64)));
 typedef uint32_t lt_vec_u32 __attribute__((vector_size(64)));
 typedef uint16_t lt_vec_u16 __attribute__((vector_size(32)));
 
-/* A loop over the lanes of vectors, for code that depends on comparisons. gcc 12 makes scalar code
- * of comparisons of whole vectors, and of such a loop when it is unrolled. */
+/* A loop over the lanes of vectors, for code that depends on comparisons. gcc 12 emits scalar code
+ * for comparisons of whole vectors, and for such a loop if it is unrolled. */
 #ifdef __clang__
 #define LT_EACH_LANE(k) for (int k = 0; k < LT_LANES; k++)
 #else
@@ -37,7 +37,7 @@ LT_INLINE void lt__store_f32(float *to, lt_vec v) { memcpy(to, &v, sizeof v); }
 LT_INLINE lt_vec lt__load_bf16(const uint16_t *from)
 {
     lt_vec_u32 bits;
-    for (int i = 0; i < LT_LANES; i++) /* one instruction; gcc makes five of a vector cast */
+    for (int i = 0; i < LT_LANES; i++) /* one instruction; for a vector cast gcc emits five */
         bits[i] = (uint32_t)from[i] << 16;
     return (lt_vec)bits;
 }
@@ -52,7 +52,7 @@ LT_INLINE void lt__store_bf16(uint16_t *to, lt_vec v)
 }
 
 /* Loads 32 bf16 as two vectors of floats, the even and the odd elements. Each takes one instruction
- * on words that hold a pair, and no element changes its lane. */
+ * on words that contain a pair, and no element changes its lane. */
 LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
 {
     lt_vec_u32 pairs;
@@ -62,7 +62,7 @@ LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
 }
 
 /* Rounds to bf16, in the upper half of each lane. A NaN from bf16 or arithmetic has 16 trailing
- * zeros and stays a NaN. */
+ * zero bits and stays a NaN. */
 LT_INLINE lt_vec_u32 lt__round_pairs(lt_vec v)
 {
     lt_vec_u32 bits = (lt_vec_u32)v;
@@ -80,14 +80,15 @@ LT_INLINE void lt__store_pairs(uint16_t *to, const lt_vec v[2])
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(LT_NO_CLONES)
 #define LT_SIMD_BF16 __attribute__((target("arch=x86-64-v4,avx512bf16")))
 
-/* False where oneDNN can use AMX tiles, which are faster still. */
+/* Whether to use the bf16 instructions below. False where oneDNN can use AMX tiles, which are
+ * faster still. */
 static inline bool lt__has_bf16_products(void)
 {
     return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
            !__builtin_cpu_supports("amx-bf16");
 }
 
-/* As lt__store_bf16(), but subnormal numbers become zero. */
+/* As lt__store_bf16(), in one instruction, but subnormal numbers become zero. */
 LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v)
 {
     lt_vec_u16 half;

@@ -95,7 +95,7 @@ LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SI
 
 /* ==== Images ================================================================================== */
 
-/* An image. */
+/* Images (n, h, w, c). */
 typedef struct {
     void *data;
     int64_t h, w, c;
@@ -143,7 +143,7 @@ static inline cursor tile_at(const grid *g, int64_t t)
     return (cursor){t / (g->down * g->across), t / g->across % g->down * 2, t % g->across * 2};
 }
 
-/* Advances by n tiles, at most to the end of the row. */
+/* Advances by n tiles, which must not extend beyond the end of the row. */
 LT_INLINE void go_on(const grid *g, cursor *at, int64_t n)
 {
     if ((at->column += 2 * n) < g->y.w)
@@ -200,7 +200,7 @@ LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, in
 }
 
 /* v = B' d B for the tile of x whose last columns are j and j + 1. Its other columns are the last
- * two of the tile on its left, for which `columns` holds B' d. */
+ * two of the tile on its left, for which `columns` contains B' d. */
 LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                           lt_vec columns[TILE][TILE], lt_vec v[TILE][TILE])
 {
