@@ -1,11 +1,12 @@
 /* cublas.h - matrix products with cuBLASLt. Only cublas.c calls cuBLASLt; cublas_calls.c turns
- * calls of matmul and linear into products. Part of libluatrain-cuda.so only.
+ * calls of matmul and linear into products. Only libluatrain-cuda.so contains these files.
  *
  * Matrices are dense and row-major. Both factors have the same dtype: f32, f16 or bf16. The result
  * has that dtype or f32. Sums are in f32. LT_EUNSUPPORTED is returned before anything is written;
  * it means that cuBLASLt cannot compute the product and that our own kernel must. This concerns
- *   - f64 and integers
- *   - products with k = 0 and a bias
+ *   - f64, integers, and factors of different dtypes
+ *   - batches of more than 65535 matrices
+ *   - products with k = 0 and a side vector
  *   - products for which cuBLASLt's heuristic finds no algorithm within the workspace limit
  */
 #ifndef LT_OPS_CUDA_CUBLAS_H
@@ -28,7 +29,8 @@ typedef struct lt_cublas_config {
 /* A cuBLASLt handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cublas lt_cublas;
 
-/* Returns a new object, or NULL with a message in text. The table is copied, env is borrowed. */
+/* Returns a new object, or NULL with a message in text. Table and config are copied, env is
+ * borrowed. */
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
 void lt__cublas_free(lt_cublas *d);                    /* accepts NULL */
@@ -59,10 +61,10 @@ typedef struct lt_cublas_product {
 } lt_cublas_product;
 
 /* Finds an algorithm for o and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
- * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Empty products and products
- * with k = 0 need no workspace. */
+ * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Without a side vector, empty
+ * products and products with k = 0 need no workspace. */
 lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace);
-/* Enqueues the product in the stream. operand holds device addresses, indexed by LT_CUBLAS_A
+/* Enqueues the product in the stream. operand contains device addresses, indexed by LT_CUBLAS_A
  * etc. */
 lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
                          void *const operand[LT_CUBLAS_OPERANDS], void *workspace);

@@ -1,14 +1,15 @@
 /* cuda.h - what the .cu op files share: the device of a call, kernel launches, element types.
  *
- * A .cu file holds the kernels for calls whose tensors are on the accelerator. Kernels run
+ * A .cu file contains the kernels for calls whose tensors are on the accelerator. Kernels run
  * asynchronously in the device's single stream. f16 and bf16 inputs are read as they are, computed
  * in float, and rounded once. Only sums, and values that exist once per row or channel, use f64.
- * Sums are in double; batch_norm, windows and products sum in f32 first. The order of a sum depends
- * only on the shapes, and no atomics are used.
+ * Sums are in double, with exceptions: embedding and pooling windows sum in f32; batch_norm and
+ * products sum in f32 first, and add any partial sums in double. The order of a sum depends only on
+ * the shapes, and no atomics are used.
  *
- * This code must not use symbols of the library: the plugin calls the library through lt_host. The
- * tests compile the same sources for the CPU (tests/cuda/). Therefore there is no <<<>>> here, and
- * no NVIDIA library except cudart.
+ * This code must not use symbols of libluatrain: the plugin calls it through lt_host. The tests
+ * compile the same sources for the CPU (tests/cuda/), so there is no <<<>>> here, and no NVIDIA
+ * library except cudart.
  */
 #ifndef LT_OPS_CUDA_CUDA_H
 #define LT_OPS_CUDA_CUDA_H
@@ -22,7 +23,7 @@
 #include "ops/plugin.h"
 
 enum { LT_THREADS = 256 }; /* per block, in every kernel */
-/* Launch bounds of a kernel that limit its registers so that four blocks fit a multiprocessor. On
+/* Launch bounds that limit a kernel's registers so that four blocks fit on a multiprocessor. On
  * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
 #define LT_FOUR_BLOCKS __launch_bounds__(LT_THREADS)
@@ -35,16 +36,16 @@ typedef struct lt_cuda {
     const lt_host *host;
     int index;
     cudaStream_t stream;
-    void *partial;   /* workspace of lt_rescale(), on the device */
+    void *partial;   /* workspace of rescale.cu, on the device */
     void *sums;      /* workspace of lt__cuda_sum_rows(), on the device */
     lt_cuda_env env; /* passed to nvidia */
     lt_nvidia *nvidia;
     char model[160];
     struct lt_bad_id *bad_id;        /* pinned host memory; see lt__cuda_check_ids() */
     cudaStream_t uploads, downloads; /* separate streams for copies */
-    pthread_mutex_t lock;            /* guards the marks, and reads of bad_id */
+    pthread_mutex_t lock;            /* guards the marks, and bad_id on the host */
     cudaEvent_t event[LT_MARKS];     /* events of the last LT_MARKS marks */
-    uint64_t marks;                  /* how many marks were recorded */
+    uint64_t marks;                  /* number of marks recorded so far */
     char name[16];                   /* "cuda:0" */
 } lt_cuda;
 
@@ -59,10 +60,11 @@ static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
 /* Returns LT_OK, or LT_ENOMEM or LT_EENV with CUDA's message. The error may come from work that was
  * enqueued much earlier. */
 lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error);
-/* Fails with LT_EUNSUPPORTED: "cuda:0 does not compute in f64 here; ..." */
+/* Fails with LT_EUNSUPPORTED: "cuda:0 does not support f64 for this op; ..." */
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
 
-/* Launches kernel(args...) in the stream with the given number of blocks. 0 blocks do nothing. */
+/* Launches kernel(args...) in the stream with the given number of blocks of LT_THREADS threads.
+ * Does nothing if blocks is 0. */
 template <class... P, class... A>
 lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), A... args)
 {
@@ -85,6 +87,7 @@ static inline int lt__power_from(int64_t n, int most)
     return p;
 }
 
+/* n / piece, rounded up. */
 static inline int64_t lt__cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 /* a / b for nonnegative numbers. Uses a 32-bit division where both fit, which takes a fraction of
  * the time. */
@@ -97,7 +100,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 
 /* ==== Elements ================================================================================ */
 
-/* The type that elements of type E are computed in, and the rounding to E. */
+/* The type in which elements of type E are computed, and the rounding to E. */
 template <class E> struct lt_element {
     typedef E wide;
     static __device__ E of(E v) { return v; }
@@ -116,7 +119,7 @@ template <class E> __device__ inline E lt__value(E e) { return e; }
 __device__ inline float lt__value(__half e) { return __half2float(e); }
 __device__ inline float lt__value(__nv_bfloat16 e) { return __bfloat162float(e); }
 
-/* Loaded or stored in one instruction: 16 bytes where the elements are aligned. */
+/* N elements, aligned so that up to 16 bytes are loaded or stored in one instruction. */
 template <class E, int N> struct alignas(sizeof(E) * N) lt_pack {
     E at[N];
 };
@@ -132,8 +135,8 @@ static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
     return (char *)data + i * bytes[dtype];
 }
 
-/* Reads V elements of an array of n elements, from index i on. Uses one load if wide is set.
- * Elements outside the array read as 0. */
+/* Reads V elements of an array of n elements, from index i on. wide: the address of element i is
+ * aligned for one load. Elements outside the array read as 0. */
 template <int V, class E>
 __device__ inline lt_pack<E, V> lt__load(const E *array, int64_t i, int64_t n, bool wide)
 {
@@ -165,8 +168,7 @@ template <class... P> inline bool lt__are_wide(const P *...at)
     return ((((uintptr_t)at) % 16 == 0) && ...);
 }
 
-/* Access to single elements of any float dtype that kernels compute in. Slow, for small tensors
- * only. */
+/* Access to single elements of f32, f16 or bf16. Slow, for small tensors only. */
 static __device__ inline float lt__get_float(const void *from, int dtype, int64_t i)
 {
     return dtype == LT_F32   ? ((const float *)from)[i]
@@ -186,8 +188,8 @@ static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool
 }
 
 /* A tensor's elements for these functions; at is NULL if there is no tensor. dtype is 64 bits wide
- * so that the struct has no padding: a checker of kernel arguments could mistake leftover bytes
- * there for a host address. */
+ * so that the struct has no padding: the tests check kernel arguments for host addresses, and could
+ * mistake leftover bytes in padding for one. */
 typedef struct lt_numbers {
     void *at;
     int64_t dtype;
@@ -224,10 +226,10 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
  * pinned host memory and reported by the next wait, as other deferred errors are. The report is
  * about the first call with a bad index. It names the index that is largest as an unsigned number:
  * a negative one if there is any. Until then, results that depend on a bad index are NaN, so that
- * training does not seem to go well. */
+ * training does not seem to succeed. */
 typedef struct lt_bad_id {
-    int64_t kind; /* LT_NO_BAD_ID (0) if there is none */
-    int64_t place, id, limit;
+    int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
+    int64_t place, id, limit; /* position and value of the index; number of valid values */
 } lt_bad_id;
 enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* values of kind */
 
@@ -238,13 +240,14 @@ static __device__ inline int64_t lt__id(const void *ids, int dtype, int64_t i)
                              : ((const uint8_t *)ids)[i];
 }
 
-/* Checks that all ids are in 0..limit-1, with one or two small kernels. scratch holds
- * lt__cuda_ids_scratch() bytes. In embedding.cu. */
+/* Checks that all ids are in 0..limit-1, with one or two small kernels. kind: LT_BAD_LABEL or
+ * LT_BAD_ROW. scratch: lt__cuda_ids_scratch() bytes. In embedding.cu. */
 lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
                              void *scratch);
 size_t lt__cuda_ids_scratch(const lt_tensor *ids);
-/* Fails with LT_EDATA and a message if a bad index was found. To be called after a wait. Waits for
- * marks leave the record in place, as not every caller checks their result; sync() clears it. */
+/* Fails with LT_EDATA and a message if a bad index was found. Call it after a wait, with cuda->lock
+ * held. Waits for marks leave the record in place, because not every caller checks their result;
+ * sync() clears it. */
 lt_status lt__cuda_say_bad_id(const lt_cuda *cuda);
 
 /* Converts d to the integer type T, saturating. NaN gives 0. */
@@ -256,8 +259,8 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 
 /* ==== Dispatch on dtypes ====================================================================== */
 
-/* Runs the body once with E as the element type. Returns lt__no_kernel() for a dtype that has
- * none. */
+/* Runs the body once with E as the element type. For other dtypes, returns lt__no_kernel() from the
+ * calling function. */
 #define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
     switch (dtype) {                                                                               \
         LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                     \
@@ -299,7 +302,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 /* ==== The op files =============================================================================
  *
  * ops/NAME.cu defines void lt__cuda_NAME(lt_kernels *op), which sets its kernels in op[LT_OP_...].
- * The build lists these files for device.cu.
+ * CMake generates the list of these files for device.cu.
  */
 
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
@@ -310,7 +313,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
     k->bwd = bwd;
 }
 
-/* Functions of lt_accelerator. */
+/* Functions of lt_accelerator; see plugin.h. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
 size_t lt__cuda_rescale_bytes(void); /* size of cuda->partial */
@@ -321,16 +324,18 @@ lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
 lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 
-/* Creates what marks and side streams need, and sets their functions. */
+/* Creates the events of the marks and the streams for copies, and sets the device's functions that
+ * use them. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
 cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* all streams but those of comm.cu */
 /* Makes `stream` wait for the work before a mark. For an old mark, whose event was reused, it waits
- * for everything that is in the device's stream now. */
+ * for all work that is in the device's stream now. */
 cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
 
 /* Enqueues kernels in the stream of cuda that measure `count` elements of a float dtype and write
- * the result to *stats. partial holds lt__cuda_rescale_bytes() bytes. */
+ * the result to *stats. All pointers are device addresses. partial: lt__cuda_rescale_bytes()
+ * bytes. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                            void *partial, lt_grad_stats *stats);
 /* Sums with the devices of other ranks. In comm.cu. */

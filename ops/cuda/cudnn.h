@@ -1,16 +1,17 @@
 /* cudnn.h - convolutions with cuDNN's graph API. Only cudnn.c, cudnn_graph.c and cudnn_engine.c
- * call cuDNN; cudnn_calls.c turns calls of ops into tasks. Part of libluatrain-cuda.so only.
+ * call cuDNN; cudnn_calls.c turns calls of conv2d into tasks. Only libluatrain-cuda.so contains
+ * these files.
  *
  * Tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups), in f32, f16 or bf16.
  * Sums are in f32. LT_EUNSUPPORTED is returned before anything is written; it means that cuDNN has
  * no engine for the task and that our own kernel must compute it. This concerns
- *   - f64 and integers
+ *   - f64, integers, and inputs of different dtypes
  *   - empty tensors
- *   - tasks that every engine of cuDNN refuses, or needs more workspace for than allowed
+ *   - tasks for which every engine of cuDNN fails or needs more workspace than allowed
  *
  * Images of 1 to 3 channels are not padded here. cuDNN's engines pad them in their workspace, which
  * is as large as the padded images (for 256 x 224x224x3: 102.8 MB in f16, with 4 channels; 205.5 MB
- * in bf16, with 8 channels). Images padded beforehand need no workspace with the same engines.
+ * in bf16, with 8 channels). With images padded beforehand, the same engines need no workspace.
  */
 #ifndef LT_OPS_CUDA_CUDNN_H
 #define LT_OPS_CUDA_CUDNN_H
@@ -23,8 +24,8 @@ extern "C" {
 #endif
 
 typedef struct lt_cudnn_config {
-    /* excludes engines of reduced precision and engines whose sums have no fixed order. Otherwise
-     * the latter are the last choice */
+    /* excludes engines that down-convert inputs, that use Winograd or FFT, or whose sums have no
+     * fixed order. Otherwise sums without a fixed order are the last choice */
     bool deterministic;
     bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
     size_t workspace; /* most bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
@@ -42,7 +43,8 @@ typedef struct lt_cudnn_config {
 /* A cuDNN handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cudnn lt_cudnn;
 
-/* Returns a new object, or NULL with a message in text. The table is copied, env is borrowed. */
+/* Returns a new object, or NULL with a message in text. Table and config are copied, env is
+ * borrowed. */
 lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
                         const lt_cudnn_config *config, char *text, size_t bytes);
 /* Tries to write the plan file, then frees d. Accepts NULL. */
@@ -71,14 +73,15 @@ typedef struct lt_cudnn_task {
 } lt_cudnn_task;
 
 /* Makes a plan for the task and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
- * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Notes go to the log of ctx. */
+ * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Notes are logged to ctx. */
 lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, size_t *workspace);
-/* Enqueues the task in the stream. operand holds device addresses, indexed by LT_CUDNN_X etc. */
+/* Enqueues the task in the stream. operand contains device addresses, indexed by LT_CUDNN_X etc. */
 lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
                         void *const operand[LT_CUDNN_OPERANDS], void *workspace);
 /* Returns the engine of a planned task in the format of the plan file: "62 314368 2=8 17=1" is
- * engine 62, its workspace in bytes, and its knobs; "none" if no engine takes the task. NULL if the
- * task was not planned. Borrowed until the next plan. */
+ * engine 62, its workspace in bytes, and its knobs; "none" if no engine supports the task; "" if
+ * the engine cannot be described. NULL if the task was not planned. Borrowed until the next
+ * plan. */
 const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_task *task);
 /* Returns the device's properties as JSON, or NULL on failure. New; release with free(). */
 char *lt__cudnn_properties(lt_cudnn *d);

@@ -21,7 +21,7 @@ typedef struct lt_cudnn_plan {
     lt_plan cached;
     lt_cudnn_task task;
     lt_desc_list made;   /* all descriptors of the plan, including its own */
-    lt_desc graph, plan; /* both in `made`; plan is NULL if no engine takes the task */
+    lt_desc graph, plan; /* both in `made`; plan is NULL if no engine supports the task */
     lt_desc pack;        /* variant pack for the addresses below, or NULL */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
     int64_t bytes; /* size of the workspace */
@@ -37,13 +37,15 @@ struct lt_cudnn {
     lt_desc device;       /* device properties, if the device is absent */
     cudnnStatus_t status; /* first failure of the current plan; later calls are skipped */
     lt_plan_file *file;   /* NULL if there is none, or before it is read */
-    bool read;
+    bool read;            /* the plan file has been read, or reading it has failed */
     lt_plan_cache plans;
 };
 
-/* ==== Descriptors (cudnn_graph.c). They do nothing once d->status has a failure =============== */
+/* ==== Descriptors (cudnn_graph.c) ============================================================= */
 
-/* Creates a descriptor that the list owns. Borrowed. */
+/* Once d->status is a failure, all but lt__desc_cut() do nothing. */
+
+/* Creates a descriptor that the list owns. Borrowed. NULL on failure. */
 lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type);
 /* Destroys all but the first `left` descriptors of the list. */
 void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left);
@@ -52,7 +54,7 @@ void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttrib
 void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);
 void lt__desc_ints(lt_cudnn *d, lt_desc to, lt_attribute name, int64_t n, const int64_t *values);
 void lt__desc_end(lt_cudnn *d, lt_desc made); /* finalizes it, once all attributes are set */
-/* Returns how many values the attribute has, and copies up to n of them to values. */
+/* Returns how many values the attribute has, and copies up to n of them to values. 0 on failure. */
 int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name, cudnnBackendAttributeType_t type,
                      int64_t n, void *values);
 
@@ -66,7 +68,8 @@ static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
 
 /* Builds p->graph for p->task. */
 void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
-/* Builds p->plan with the first engine that the configuration allows, and sets p->choice. */
+/* Builds p->plan with the first engine that the configuration allows, and sets p->choice. p->plan
+ * stays NULL if there is none. */
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
 /* Builds p->plan from p->choice of an earlier run. Returns false if that fails. */
 bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice);

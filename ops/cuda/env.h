@@ -29,16 +29,15 @@ static inline size_t lt__cuda_padded(size_t bytes)
     return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
 }
 
-/* For scratch() of lt_kernels: the maximum of `most` and the bytes of one part. status is the
- * result of planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give
- * LT_NO_SCRATCH. */
+/* For lt_kernels.scratch: the maximum of `most` and the bytes of one part. status is the result of
+ * planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give LT_NO_SCRATCH. */
 static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t bytes)
 {
     size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
     return part > most ? part : most;
 }
 
-/* Bytes of an element. The plugin must not call lt_dtype_bytes() of the library. */
+/* Bytes of an element. The plugin cannot call lt_dtype_bytes(), which is in libluatrain. */
 static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
 {
     return dtype == LT_F64 || dtype == LT_I64   ? 8

@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-/* the first version that can plan for a device described by properties */
+/* oldest supported versions; cuDNN 9.8 is the first that can plan for a device described by
+ * properties */
 #define LT_CUDNN_OLDEST 90800
 #define LT_CUBLASLT_OLDEST 130000
 

@@ -1,8 +1,8 @@
 /* map.h - elementwise loops on CUDA: z (+)= f(a, b, c), where operands may be broadcast, permuted,
  * or boxes of larger tensors.
  *
- * A thread computes as many elements as fit 16 bytes of the widest operand type. Where shapes and
- * addresses allow, the elements are neighbours and each operand takes one load. Otherwise the
+ * A thread computes as many elements as fit into 16 bytes of the widest operand type. Where shapes
+ * and addresses allow, the elements are neighbours and each operand takes one load. Otherwise the
  * thread computes them one by one, so that the threads of a warp access neighbouring elements.
  */
 #ifndef LT_OPS_CUDA_MAP_H
@@ -12,7 +12,7 @@
 
 enum { LT_OPERANDS = 4 }; /* z, which is operand 0, and up to three inputs */
 
-/* A traversal of all elements of a shape: the step of each operand along each axis, in elements.
+/* A traversal of all elements of a shape: the stride of each operand along each axis, in elements.
  * Axes are in the order of the tensor until lt__walk_merge(), and innermost first afterwards. */
 typedef struct lt_walk {
     int64_t count;
@@ -24,7 +24,7 @@ typedef struct lt_walk {
 
 /* Starts a walk over a shape; all operands are dense and have that shape. */
 void lt__walk_over(lt_walk *w, int ndim, const int64_t *dims);
-/* Gives operand k a shape of its own, which broadcasts to the walk's shape. */
+/* Gives operand k its own shape, which broadcasts to the walk's shape. */
 void lt__walk_stretch(lt_walk *w, int k, int ndim, const int64_t *dims);
 /* Merges neighbouring axes that are contiguous in all n operands, drops axes of size 1, and
  * reverses the order of axes. */
@@ -32,7 +32,7 @@ void lt__walk_merge(lt_walk *w, int n);
 /* Does all three: a merged walk over the shape of z, with n inputs that broadcast to it. */
 void lt__walk_inputs(lt_walk *w, const lt_tensor *z, int n, const lt_tensor *const *in);
 
-/* Sets at[k] to the offset of element i in operand k. */
+/* Sets at[k] to the offset of element i in operand k. The axes of w must be innermost first. */
 template <int N> __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
 {
     int last = w.ndim - 1;
@@ -208,7 +208,8 @@ lt_status lt__put_grad(lt_call *c, int i, int n, const lt_tensor *const *in)
     return lt__cuda_sum_to(cuda, d, dz, (const float *)c->scratch, add,
                            (char *)c->scratch + lt__aligned((size_t)dz->count * sizeof(float)));
 }
-/* The scratch that lt__put_grad() needs for any of the inputs; for lt_kernels.scratch. */
+/* Bytes of scratch that lt__put_grad() needs, for whichever input. Can be used as
+ * lt_kernels.scratch. */
 size_t lt__cuda_grad_scratch(const lt_call *c, bool backward);
 
 #endif

@@ -1,8 +1,8 @@
 /* nccl.h - NCCL, opened at run time: allreduce between GPUs.
  *
  * NCCL's header is not needed for the build. This file declares only what we call, copied from
- * nccl.h of NCCL 2.28; sections of NVIDIA's NCCL User Guide are in brackets. A test compares both
- * where an nccl.h is installed.
+ * nccl.h of NCCL 2.28. A test compares the declarations with nccl.h where that is installed. Names
+ * in brackets are sections of NVIDIA's NCCL User Guide.
  */
 #ifndef LT_OPS_CUDA_NCCL_H
 #define LT_OPS_CUDA_NCCL_H
@@ -63,7 +63,7 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
 
 /* ==== A communicator ========================================================================== */
 
-/* A nonblocking communicator. An operation is complete when lt__nccl_is_ready() sets *ready. The
+/* A nonblocking communicator. After a call that starts an operation, poll lt__nccl_is_ready(). The
  * functions fail with LT_EPEER and NCCL's message. */
 typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
@@ -72,14 +72,16 @@ typedef struct lt_nccl {
     bool finalizing, finalized;
 } lt_nccl;
 
+/* Makes the id of a new communicator. One rank calls this and sends the id to the others. */
 lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES]);
 /* Starts joining the communicator of all ranks that use this id. [Creating a communicator with
  * options] */
 lt_status lt__nccl_init(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size);
+/* *ready = whether the last operation is complete. A sum counts as complete once it is enqueued. */
 lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
-/* Allreduces data (count elements) and tail (n_tail floats) in place. The sums are in `stream`, a
- * cudaStream_t, once the communicator is ready again. [Group Calls: Group Operation Ordering
- * Semantics, Nonblocking Group Operation] */
+/* Allreduces data (count elements) and tail (n_tail floats) in place, both in device memory. The
+ * sums are enqueued in `stream`, a cudaStream_t, once the communicator is ready again. [Group
+ * Calls: Group Operation Ordering Semantics, Nonblocking Group Operation] */
 lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
                        int n_tail, void *stream);
 /* Starts finalizing the communicator. [Finalizing a communicator] */

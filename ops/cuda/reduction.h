@@ -1,4 +1,4 @@
-/* reduction.h - reductions of many elements to few on CUDA: sums, extremes and their positions.
+/* reduction.h - reductions of many elements to few on CUDA: sums, maxima, minima and positions.
  *
  * A reduction treats its elements as (outer, rows, width) and reduces the rows. A thread block
  * takes some columns of one part of the rows, strided over its threads, then joins the threads'
@@ -18,11 +18,11 @@ typedef struct lt_reduction_pass {
     /* threads of a block: side by side, down the rows, over outer positions. Their product is
      * LT_THREADS */
     int columns, lanes, group;
-    int run;   /* adjacent rows that a thread takes per turn */
+    int run;   /* adjacent rows that a thread reads per turn */
     bool wide; /* loads a run with one instruction */
 } lt_reduction_pass;
 
-/* at worst every second axis is reduced, in one or two passes each */
+/* in the worst case every second axis is reduced, in one or two passes each */
 enum { LT_MAX_PASSES = LT_MAX_DIMS };
 
 typedef struct lt_reduction_plan {
@@ -30,7 +30,7 @@ typedef struct lt_reduction_plan {
     lt_reduction_pass pass[LT_MAX_PASSES];
 } lt_reduction_plan;
 
-/* Plans the reduction of the axes in mask. bytes: size of an element. */
+/* Plans the reduction of a dense tensor over the axes in mask. bytes: size of an element. */
 void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask,
                         size_t bytes);
 /* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
@@ -40,18 +40,18 @@ typedef struct lt_reduction_end { /* how to turn the final accumulators into res
     void *out;
     int dtype;      /* lt_dtype of out */
     bool root, add; /* take the square root; add to the values in out */
-    double divisor;
+    double divisor; /* used by sums without root */
 } lt_reduction_end;
 
 /* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and the
  * device functions
  *     static Acc start();                       accumulator of no elements
  *     static Acc reduce(Acc a, In x, int64_t row)
- *     static Acc join(Acc a, Acc b)             a is from earlier or adjacent rows
+ *     static Acc join(Acc a, Acc b)             the rows of a and b may interleave
  *     static void end(const lt_reduction_end &e, int64_t i, Acc a)
  */
 
-/* Joins the accumulators of each `lanes` threads that are `columns` apart, and returns the result
+/* Joins the accumulators of every `lanes` threads that are `columns` apart, and returns the result
  * to all of them. All threads of the block must call it. A second call for the same F needs a
  * barrier before it, unless only lane 0 uses the result, which it reads from its own slot. */
 template <class F>
@@ -69,8 +69,8 @@ __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns,
     return all[threadIdx.x - lane * columns];
 }
 
-/* Joins a with the elements of one thread: rows first, first + step, ..., each a run of p.run
- * rows. */
+/* Reduces the elements of one thread: rows first, first + step, ..., each the start of a run of
+ * p.run rows. */
 template <class F>
 __device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p,
                                                   const typename F::In *x, int64_t first,
@@ -150,7 +150,7 @@ lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const voi
                       (const typename F::In *)x, (typename F::Acc *)left, end);
 }
 
-/* Runs all passes over x. scratch holds lt__reduction_scratch() bytes. */
+/* Runs all passes over x. scratch: lt__reduction_scratch() bytes. */
 template <class F>
 lt_status lt__reduce(const lt_cuda *cuda, const lt_reduction_plan *plan, const void *x,
                      const lt_reduction_end &end, void *scratch)

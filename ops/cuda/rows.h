@@ -99,11 +99,11 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     return p;
 }
 
-typedef struct lt_column { /* the part of a thread */
-    bool is;
-    int64_t index, first, last; /* column; first row of its part, and the one after its last */
+typedef struct lt_column {      /* the column and rows of a thread */
+    bool is;                    /* false if this thread has no column */
+    int64_t index, first, last; /* column; rows [first, last) of its part */
     int64_t part;
-    int lane, among; /* position among the block's columns */
+    int lane, among; /* index down the rows; index among the block's columns */
 } lt_column;
 
 __device__ inline lt_column lt__column_of(const lt_column_plan &p)
@@ -125,7 +125,7 @@ static inline int64_t lt__column_blocks(const lt_column_plan *p)
 }
 
 /* Threads of a block that joins parts. A block takes few columns, so that there are many blocks of
- * few turns each; the columns of one row just fill one memory transaction. */
+ * few turns each. Four columns of a row are 64 bytes of memory, two full sectors. */
 enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
 
 typedef struct lt_two {

@@ -9,8 +9,8 @@
  * another pass adds the parts. The split depends only on the sizes, so that results are
  * bit-identical in every run.
  *
- * Tensor cores are not used. This code is for products that NVIDIA's libraries refuse, and for
- * machines without these libraries.
+ * Tensor cores are not used. This code is for products that NVIDIA's libraries do not support, and
+ * for machines without these libraries.
  */
 #ifndef LT_OPS_CUDA_TILE_H
 #define LT_OPS_CUDA_TILE_H
@@ -27,14 +27,14 @@ typedef struct lt_tiles {
 /* A factor is a type with the following members, on the device:
  *     bool along;            true if the terms of a row are adjacent in memory, false if the
  *                            rows of a term are
- *     Row row(int batch, int i) const;             what at() needs to know about a row
- *     Term term(int k) const;                      and about a term
- *     float at(const Row &, const Term &) const;   the value at their intersection */
+ *     Row row(int batch, int i) const;             what at() needs to know about row i
+ *     Term term(int k) const;                      what at() needs to know about term k
+ *     float at(const Row &, const Term &) const;   the value in this row at this term */
 
-/* Steps are in elements; the step within a row is 1. bias and out have the same type. */
+/* Strides are in elements; the stride within a row is 1. bias and out have the same type. */
 template <class O> struct lt_results {
     O *out;
-    int64_t batch, row; /* step between matrices; between rows */
+    int64_t batch, row; /* stride between matrices; between rows */
     int dtype, add;     /* dtype of out; 1 to add to the values in out */
     const O *bias;      /* NULL, or (batch, n) */
     float *sums;        /* (parts, batch, m, n), used if there are several parts */
@@ -162,8 +162,8 @@ static inline int64_t lt__tile_count(const lt_tiles *t)
     return lt__cuts(t->m, LT_TILE) * lt__cuts(t->n, LT_TILE) * t->batch;
 }
 
-/* cut: the terms may be split into parts, because the results are dense and have no bias. Sizes
- * that do not fit an int give batch -1; no memory could hold such products. */
+/* cut: the terms may be split into parts, because the results are dense and have no bias. If a size
+ * does not fit an int, batch is -1 and lt__tile_product() fails. */
 static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool cut)
 {
     enum { ENOUGH_BLOCKS = 256, MIN_TERMS = 256 };
@@ -181,19 +181,19 @@ static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t
     return t;
 }
 
-/* Bytes of scratch: at most 8 MB, for 512 tiles. */
+/* Bytes of scratch for lt__tile_product(): at most 8 MB, for 512 tiles. */
 static inline size_t lt__tile_scratch(const lt_tiles *t)
 {
     return t->parts > 1 ? (size_t)t->parts * t->batch * t->m * t->n * sizeof(float) : 0;
 }
 
-/* to (cols) = the sum over the rows of from (rows, cols), written or added. Both are float dtypes.
- * Sums are in double, in cuda->sums. In matmul.cu. */
+/* to (cols) = the sum over the rows of from (rows, cols), written or added. Both have float dtypes.
+ * Sums are in double; partial sums are in cuda->sums. In matmul.cu. */
 lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const void *from,
                             int from_dtype, int64_t rows, int64_t cols, bool add);
 size_t lt__cuda_sum_rows_bytes(void); /* size of cuda->sums */
 
-/* scratch holds lt__tile_scratch() bytes. */
+/* Enqueues the product. scratch: lt__tile_scratch() bytes. LT_EUNSUPPORTED if it is too large. */
 template <class A, class B, class O>
 lt_status lt__tile_product(const lt_cuda *cuda, const lt_tiles *t, const A &a, const B &b,
                            lt_results<O> r, void *scratch)
@@ -213,7 +213,7 @@ lt_status lt__tile_product(const lt_cuda *cuda, const lt_tiles *t, const A &a, c
 /* Axes of a tensor, innermost first. */
 typedef struct lt_axes {
     int n, dims[LT_MAX_DIMS];
-    int64_t step[LT_MAX_DIMS]; /* in elements */
+    int64_t step[LT_MAX_DIMS]; /* strides, in elements */
 } lt_axes;
 
 static inline __device__ int64_t lt__axes_at(const lt_axes &axes, int i)
@@ -228,7 +228,7 @@ static inline __device__ int64_t lt__axes_at(const lt_axes &axes, int i)
     return at;
 }
 
-/* A matrix factor. The terms may run through several matrices, one after the other. */
+/* A matrix factor. The terms may continue through several matrices, one after the other. */
 template <class E> struct lt_matrices {
     typedef int64_t Row, Term;
     const E *data;
