@@ -107,7 +107,7 @@ typedef long long lt_ll; /* for %lld */
         __VA_ARGS__                                                                                \
     } break;
 
-/* As LT_FLOATS, and for integer dtypes: T is int64_t, int32_t or uint8_t. */
+/* Like LT_FLOATS, but integer dtypes give int64_t, int32_t or uint8_t. */
 #define LT_NUMERICS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \

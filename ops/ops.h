@@ -40,7 +40,7 @@ LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 typedef struct lt_grad_table lt_grad_table;
 LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
-/* As lt_rescale(); sets the row to the statistics of the old elements of x. */
+/* Like lt_rescale(), but sets the row to the statistics of the old elements of x. */
 LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by);
 /* Sets the row to the statistics that by * x would have; `by` is a power of two. Leaves x
  * unchanged. */

@@ -51,7 +51,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
         }                                                                                          \
     } while (0)
 
-/* As LT_NUMERICS, but with unsigned types for integers. Sums, differences and products have the
+/* Like LT_NUMERICS, but with unsigned types for integers. Sums, differences and products have the
  * same bits, and overflow wraps instead of being undefined. */
 #define LT_WRAPPING(dtype, T, ...)                                                                 \
     do {                                                                                           \

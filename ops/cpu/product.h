@@ -47,7 +47,7 @@ typedef struct lt_operand {
     lt_dtype dtype;
 } lt_operand;
 
-/* The elements of x from `offset` on. data is NULL if x is NULL. */
+/* The elements of x, starting at `offset`. data is NULL if x is NULL. */
 static inline lt_operand lt__operand(const lt_tensor *x, int64_t offset)
 {
     if (!x)

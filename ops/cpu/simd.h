@@ -88,7 +88,7 @@ static inline bool lt__has_bf16_products(void)
            !__builtin_cpu_supports("amx-bf16");
 }
 
-/* As lt__store_bf16(), in one instruction, but subnormal numbers become zero. */
+/* Like lt__store_bf16(), but in one instruction, which turns subnormal numbers into zero. */
 LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v)
 {
     lt_vec_u16 half;

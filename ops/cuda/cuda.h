@@ -135,8 +135,8 @@ static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
     return (char *)data + i * bytes[dtype];
 }
 
-/* Reads V elements of an array of n elements, from index i on. wide: the address of element i is
- * aligned for one load. Elements outside the array read as 0. */
+/* Reads V elements of an array of n elements, starting at index i. wide: element i is aligned for
+ * one load. Elements outside the array read as 0. */
 template <int V, class E>
 __device__ inline lt_pack<E, V> lt__load(const E *array, int64_t i, int64_t n, bool wide)
 {
@@ -211,7 +211,7 @@ static __device__ inline void lt__put_number(const lt_numbers &n, int64_t i, boo
     lt__put_float(n.at, (int)n.dtype, i, add, value);
 }
 
-/* Returns LT_OK, or fails as lt__no_kernel() if a tensor is not f32, f16 or bf16. NULLs pass. */
+/* Returns LT_OK, or lt__no_kernel() if a tensor is not f32, f16 or bf16. NULLs pass. */
 static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *const *x, int n)
 {
     for (int i = 0; i < n; i++)
@@ -277,7 +277,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
-/* As LT_CUDA_NUMERICS with unsigned integers, whose overflow wraps. */
+/* Like LT_CUDA_NUMERICS, but with unsigned integers, whose overflow wraps. */
 #define LT_CUDA_WRAPPING(cuda, dtype, E, ...)                                                      \
     switch (dtype) {                                                                               \
         LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                  \

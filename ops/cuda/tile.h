@@ -62,7 +62,7 @@ template <class F> struct lt_bringer {
         }
     }
 
-    /* Loads terms from `first` on into the slice. Terms from `last` on are zero. */
+    /* Loads the terms starting at `first` into the slice. Terms >= last are zero. */
     __device__ void bring(const F &f, lt_slice &slice, int first, int last) const
     {
         int down = threadIdx.x / LT_TILE, across = threadIdx.x % LT_TILE;
