@@ -1,5 +1,5 @@
 /* bucket_plan.h - the parameters of a reducer and the buckets in which their gradients travel.
- * Private to this room.
+ * Private to dist.
  */
 #ifndef LT_DIST_BUCKET_PLAN_H
 #define LT_DIST_BUCKET_PLAN_H
@@ -15,10 +15,10 @@ typedef enum lt_grad_state {
 typedef struct lt_bucket_item { /* a parameter */
     lt_tensor *x;               /* kept */
     lt_grad_place place;
-    int arena; /* number, in the order of first use; addresses differ between ranks */
+    int arena; /* number of its arena, in the order of first use, so it is equal on all ranks */
     int bucket;
     lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
-    bool frozen;         /* at the first backward of the step */
+    bool frozen;         /* was frozen at the first backward of the step */
     bool has_optim;      /* an optimizer has x, so stats may decide about the step */
     bool measured;       /* stats are up to date */
     lt_grad_stats stats; /* of the gradient, if measured */
@@ -32,7 +32,7 @@ typedef struct lt_bucket_item { /* a parameter */
 
 typedef struct lt_planned_bucket {
     int first, end;  /* items [first, end), all in one arena */
-    int pending;     /* number of pending items in the running backward; under the lock */
+    int pending;     /* number of items that are pending; under the lock */
     uint64_t mark;   /* in the accelerator's stream, after the last gradient; under the lock */
     lt_bucket times; /* as lt__seconds(), not relative to backward */
 } lt_planned_bucket;
@@ -43,34 +43,38 @@ typedef struct lt_bucket_plan { /* all zeros: no parameters */
     int n_items, n_buckets, n_arenas;
 } lt_bucket_plan;
 
-/* Adds parameter x, which is kept. lt__bucket_plan_cut() must follow. LT_ENOMEM, or the error of
+/* Adds parameter x; kept. Call lt__bucket_plan_cut() after the last one. LT_ENOMEM, or the error of
  * lt_grad_find(). */
 LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
 /* Sorts the items and cuts them into buckets. The first bucket has at most `first` bytes, the
  * others at most `most`. A bucket also takes at most half of the bytes left in its arena, but
  * `first` bytes are always allowed: sending the last buckets does not overlap with backward, so
- * they should be small. A larger parameter gets a bucket of its own. LT_ENOMEM. */
+ * they should be small. A larger parameter gets a bucket of its own. Pointers to items become
+ * invalid. Not while an exchange runs. LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t most);
 void lt__bucket_plan_free(lt_bucket_plan *plan);
 
 /* The item of parameter x, or NULL. */
 lt_bucket_item *lt__bucket_plan_find(const lt_bucket_plan *plan, const lt_tensor *x);
-/* The number of arena elements that items [first, end) span, with the padding between them. */
+/* The number of arena elements that items [first, end) span, including the padding between them. */
 int64_t lt__bucket_plan_span(const lt_bucket_plan *plan, int first, int end);
-/* Whether an exchange may use the `count` elements after a bucket that ends before item `end`. It
- * may if they belong to later items of this plan, to padding, or to the room after the arena. */
+/* Whether an exchange may overwrite and restore the `count` elements after a bucket that ends
+ * before item `end`. It may if they belong to later items of this plan, to padding, or to the spare
+ * memory after the arena. */
 bool lt__bucket_plan_owns_behind(const lt_bucket_plan *plan, int end, int64_t count);
 /* The end of the last item of an arena, in elements from the beginning of the arena. */
 int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *plan, int arena);
-/* Copies the leftover gradients before the first of several shards. All ranks have the same
+/* Before the first of several shards: copies the leftover gradients. All ranks have the same
  * leftover gradients. If each shard starts with them, the sum leaves them unchanged, because the
  * shares of the shards add up to 1. LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *plan);
 /* Before the next shard: restores the leftover gradients and clears all others. */
 LT_MUST lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *plan);
+/* After the last shard: frees the copies. */
 void lt__bucket_plan_drop_leftover(lt_bucket_plan *plan);
-/* The gradient of an item in its arena, and its size. */
+/* The gradient of an item in its arena. Borrowed. */
 void *lt__bucket_item_data(const lt_bucket_item *item);
+/* Its size in bytes. */
 size_t lt__bucket_item_bytes(const lt_bucket_item *item);
 
 #endif

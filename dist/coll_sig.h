@@ -1,12 +1,11 @@
-/* coll_sig.h - the signature of a collective. It must be equal on all ranks. Private to this room.
- */
+/* coll_sig.h - the signature of a collective, which must be equal on all ranks. Private to dist. */
 #ifndef LT_DIST_COLL_SIG_H
 #define LT_DIST_COLL_SIG_H
 
 #include "dist/dist.h"
 
 enum { LT_WHAT_BYTES = 48 };
-enum { LT_SEEN_BYTES = 128 }; /* room for "; it was last seen at train.lua:31, step 7" */
+enum { LT_SEEN_BYTES = 128 }; /* of a text such as "; it was last seen at train.lua:31, step 7" */
 
 typedef enum lt_coll_kind {
     LT_COLL_NONE,
@@ -15,12 +14,12 @@ typedef enum lt_coll_kind {
     LT_COLL_BARRIER
 } lt_coll_kind;
 
-typedef struct lt_coll_sig { /* sent between processes byte by byte */
+typedef struct lt_coll_sig { /* sent between processes as raw bytes */
     lt_coll_kind kind;
     int root; /* of a broadcast */
     lt_dtype dtype, wire;
     int64_t count;            /* elements of a sum; bytes of a broadcast */
-    char what[LT_WHAT_BYTES]; /* name for messages, such as "bucket 3" */
+    char what[LT_WHAT_BYTES]; /* name for messages, such as "bucket 3"; truncated if too long */
 } lt_coll_sig;
 
 lt_coll_sig lt__coll_sig(lt_coll_kind kind, const char *what, int64_t count);

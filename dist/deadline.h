@@ -1,8 +1,8 @@
-/* deadline.h - a deadline for waiting for another rank. Private to this room.
+/* deadline.h - a deadline for waiting for another rank. Private to dist.
  *
  * The whole job may be suspended, for example by Ctrl-Z, and resumed later. That time must not
- * count. A waiting rank checks its deadline several times a second, so a gap of more than a second
- * between two checks means that the process did not run, and the deadline moves by the gap.
+ * count. A waiting rank checks its deadline several times a second. So a gap of more than a second
+ * between two checks means that the process did not run, and the deadline moves by that gap.
  */
 #ifndef LT_DIST_DEADLINE_H
 #define LT_DIST_DEADLINE_H
@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 
 typedef struct lt_deadline {
-    double at, looked; /* lt__seconds(): the deadline, and the last check; start with now */
+    double at, looked; /* lt__seconds(): the deadline, and the last check, initially now */
 } lt_deadline;
 
 /* Whether the deadline has passed. Call it several times a second. */

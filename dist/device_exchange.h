@@ -1,6 +1,6 @@
-/* device_exchange.h - sums of gradients on accelerators, by a device communicator such as NCCL. The
- * calls of a communicator do not block; this part of the reducer polls them and handles timeouts
- * and failures. Private to this room.
+/* device_exchange.h - sums gradients on accelerators, through a device communicator such as NCCL's.
+ * The calls of a communicator do not block; this part of the reducer polls it and handles timeouts
+ * and failures. Private to dist.
  *
  * Each rank needs its own accelerator. Only gradients are summed this way; everything else, such as
  * the step record, uses the group.
@@ -17,28 +17,29 @@ typedef struct lt_device_exchange { /* all zeros: not chosen yet */
     bool chosen;
     lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
     void *on_wire;          /* on the device: a bucket in the wire dtype */
-    size_t room;            /* bytes of on_wire */
-    lt_bucket_range *zeros; /* (n_zeros) room for one range per item */
+    size_t room;            /* size of on_wire in bytes */
+    lt_bucket_range *zeros; /* (n_zeros) scratch for one bucket, at least one range per item */
     int n_zeros;
 } lt_device_exchange;
 
 /* Decides whether buckets are summed on accelerators, and if so opens the communicator. Does
  * nothing once chosen. A collective of the group, on the rank's thread. `sums` must be the same on
- * all ranks. LT_EENV if it is LT_SUM_BACKEND_NCCL and that is not possible. LT_ENOMEM. */
+ * all ranks. LT_EENV if it is LT_SUM_BACKEND_NCCL and that is not possible; LT_ENOMEM; or the
+ * failure of a collective. */
 LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx,
                                              lt_group *group, lt_sum_backend sums);
-/* Allocates room for the largest bucket of a plan. On the rank's thread, while no exchange runs.
+/* Allocates memory for the largest bucket of a plan. On the rank's thread, while no exchange runs.
  * LT_ENOMEM. */
 LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx,
                                                 const lt_bucket_plan *plan, lt_dtype wire);
-/* Waits until the communicator has done what a call has begun. `begun` is the status of that call.
- * others: the call needs the other ranks, so the timeout of the group applies. `what` names the
- * bucket in messages. LT_EPEER, or the failure of the device; the group has then failed, and the
- * communicator is closed. On the group's thread. */
+/* Waits until the communicator has completed the operation that a call has started. `begun` is the
+ * status of that call. others: the operation needs the other ranks, so the timeout of the group
+ * applies. `what` names the bucket in messages. LT_EPEER, or the failure of the device; it then
+ * also fails the group and closes the communicator. On the group's thread. */
 LT_MUST lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group,
                                            const char *what, lt_status begun, bool others);
 /* Finalizes the communicator together with the other ranks, unless the group has failed, and frees
- * everything. Also allowed if there is no communicator. */
+ * everything. Waits for the other ranks for at most 10 seconds. Does not require a communicator. */
 void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group);
 
 #endif

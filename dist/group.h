@@ -1,13 +1,14 @@
-/* group.h - the interface between a group and its transport. Private to this room. */
+/* group.h - the interface between a group and its transport. Private to dist. */
 #ifndef LT_DIST_GROUP_H
 #define LT_DIST_GROUP_H
 
 #include "dist/dist.h"
 #include "dist/net.h"
 
-/* What a transport implements. self is its state for one rank. Calls come from one thread at a
- * time, with two exceptions: fail, failure, set_location and is_reporter may come from any thread,
- * and allreduce_side, from one thread at a time, while another thread is in one of the others. */
+/* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
+ * one thread at a time calls them, with two exceptions. Any thread may call fail, failure,
+ * set_location and is_reporter. One thread may call allreduce_side while another thread is in any
+ * other function. */
 typedef struct lt_transport {
     const char *name;
     lt_status (*allreduce)(void *self, const lt_sum *sum);
@@ -22,7 +23,7 @@ typedef struct lt_transport {
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*set_location)(void *self, const char *where, int64_t step);
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
-    /* MPI_Allreduce, for comparison in benchmarks; or NULL. */
+    /* MPI_Allreduce, for comparison in benchmarks; or NULL */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     bool (*is_reporter)(void *self, double seconds);
     /* whether the next waits may spin; allreduce_side has its own parameter for this */
@@ -33,25 +34,28 @@ typedef struct lt_transport {
     void (*close)(void *self);      /* leaves, and frees self */
 } lt_transport;
 
-/* Makes the group of this rank. timeout: seconds to wait for another rank. self is taken, also on
- * failure. New. NULL with LT_ENOMEM. */
+/* Makes the group of this rank. timeout: seconds to wait for another rank. self is taken. New. NULL
+ * with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
                         double timeout);
-double lt__group_timeout(const lt_group *group);
+double lt__group_timeout(const lt_group *group); /* seconds */
 
 /* Makes all further sums tree sums over the ranks, so that their bits do not depend on the number
  * of nodes. All ranks must call it. LT_EUSAGE unless all nodes have the same number of ranks, with
  * consecutive numbers. */
 LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
 
-/* Allocates zeroed memory that the other ranks of this node can see, so that data in it is summed
- * in place. False if that is not necessary or not possible. The memory may outlive the group. */
+/* Allocates zeroed memory that the other ranks of this node can map, so that data in it is summed
+ * in place. The caller owns it and frees it with memory->deleter; it may outlive the group. Returns
+ * false if that is not necessary or not possible. */
 bool lt__group_alloc_shared(lt_group *group, size_t bytes, lt_external_memory *memory);
 
-/* Opens the group of all processes of a network, which is taken, also on failure. New. */
+/* Opens the group of all processes of a network; all must call it. *net is taken. config may be
+ * NULL. New. Errors as lt_mpi_open(). */
 lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group);
-/* Opens the network of the MPI plugin. LT_EENV if the plugin is missing, has another version, or
- * sees a different number of processes than were started. */
+/* Opens the network of the MPI plugin; all processes must call it. *net is new. LT_EENV if the
+ * plugin is missing, has another version, or sees a different number of processes than were
+ * started. */
 lt_status lt__net_open(lt_net *net);
 
 #endif

@@ -1,4 +1,4 @@
-/* mapping.h - memory of one process that other processes of its node can map. Private to this room.
+/* mapping.h - memory of one process that other processes of its node can map. Private to dist.
  *
  * A mapping is a memfd, which other processes open as /proc/PID/fd/N. No file system is involved,
  * nothing must be cleaned up, and there is no size limit but the memory itself. A handle is a
@@ -11,22 +11,24 @@
 
 #include "core/core.h"
 
-typedef struct lt_mappings
-    lt_mappings; /* the own mappings of this process, and its views of other processes' mappings */
+/* The mappings that this process has made, and its views of mappings of other processes. */
+typedef struct lt_mappings lt_mappings;
 
 lt_mappings *lt__mappings_new(void); /* new; NULL with LT_ENOMEM */
-/* Unmaps all views. Own mappings live until each of them is freed. NULL is fine. */
+/* Unmaps all views. The process's own mappings live until each is freed. NULL is allowed. */
 void lt__mappings_free(lt_mappings *mappings);
 
-/* Makes a mapping: zeroed, page-aligned memory. New. NULL with LT_ENOMEM. Both functions are safe
- * in any thread. A mapping may be freed after lt__mappings_free(). */
+/* Makes a mapping of `bytes` > 0 bytes: zeroed, page-aligned memory. New. NULL with LT_ENOMEM. Safe
+ * in any thread. */
 void *lt__mapping_new(lt_mappings *mappings, size_t bytes);
+/* Frees an own mapping, also after lt__mappings_free(). Safe in any thread. */
 void lt__mapping_free(lt_mappings *mappings, void *data);
 
 /* The handle of a byte, or 0 if it is in no mapping of this process. Safe in any thread. */
 uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data);
-/* The address in this process of a byte for which process pid gave the handle `place`. Borrowed.
- * NULL with LT_EENV if it cannot be mapped. Safe in any thread. */
+/* The address in this process of the byte for which process pid made the handle `place`. Borrowed
+ * as long as that process has the mapping. NULL with LT_EENV if it cannot be mapped. Safe in any
+ * thread. */
 void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place);
 
 #endif

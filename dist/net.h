@@ -2,8 +2,9 @@
  * the whole interface of that plugin, so it includes nothing of luatrain.
  *
  * Messages from one rank to another on one channel arrive in the order of sending, and each has the
- * number of bytes that the receiver expects. Only sum() and close() block. Several threads may make
- * calls at the same time, except close(). While a thread is in sum(), test() finds no request done.
+ * number of bytes that the receiver expects. Several threads may make calls at the same time,
+ * except close(). Only sum() and close() block. But while a thread is in sum(), send() and
+ * receive() wait until it returns, and test() reports that nothing is done.
  */
 #ifndef LT_DIST_NET_H
 #define LT_DIST_NET_H
@@ -11,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct lt_request { /* a pending send or receive; its contents belong to the network */
+typedef struct lt_request { /* a pending send or receive; only the network reads its contents */
     uint64_t word[2];
 } lt_request;
 
@@ -23,21 +24,23 @@ typedef struct lt_net {
     int n_node; /* number of ranks on this machine, this one included */
     int *node;  /* (n_node) these ranks, in ascending order. Owned by the network */
     void *self; /* the first argument of all calls */
-    /* Start a send or receive. The network uses data until the request is done. Return 0, or -1 if
-     * the other rank is lost. */
+    /* Start a send or receive of `bytes` bytes. The network uses data until the request is done.
+     * Return 0, or -1 if the other rank is lost. */
     int (*send)(void *self, int to, int channel, const void *data, size_t bytes, lt_request *r);
     int (*receive)(void *self, int from, int channel, void *data, size_t bytes, lt_request *r);
     int (*test)(void *self, lt_request *r); /* 1 if done, 0 if not, -1 if the other rank is lost */
-    /* the network's own allreduce over all ranks; blocks. Returns 0 or -1. May be NULL */
+    /* The network's own allreduce: to (count) = the sum of from (count) over all ranks. All ranks
+     * must call it; it blocks. Returns 0 or -1. May be NULL. */
     int (*sum)(void *self, const float *from, float *to, size_t count);
     /* Closes the network and frees self and node. All ranks must call it; it waits for them. Not
      * allowed after a failure. */
     void (*close)(void *self);
 } lt_net;
 
-/* The type of lt_net_open, the function that a plugin exports. version is the version of the host;
- * the plugin must have the same. Fills *net, new, and returns 0. On failure returns non-zero and
- * writes the reason to text, which has room for `bytes`. */
+/* The type of lt_net_open(), the function that a plugin exports. All processes must call it.
+ * version is the version of luatrain that calls; the plugin must have the same. Fills *net, new,
+ * and returns 0. On failure returns non-zero and writes the reason to text, which has `bytes`
+ * bytes. */
 typedef int (*lt_net_open_fn)(const char *version, lt_net *net, char *text, size_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
-/* nodes.h - finds out which ranks form a node. The network knows which ranks are on one machine.
- * They are one node if all of them can map shared memory of the first; otherwise each is a node of
- * its own. Private to this room.
+/* nodes.h - groups ranks into nodes. The network knows which ranks are on one machine. They are one
+ * node if all of them can map shared memory of the first; otherwise each is a node of its own.
+ * Private to dist.
  */
 #ifndef LT_DIST_NODES_H
 #define LT_DIST_NODES_H
@@ -11,17 +11,18 @@
 
 typedef struct lt_nodes {
     int *rank_of, *pid, n_here; /* (n_here) rank and process id of each slot of this node */
-    lt_shm_control *control;    /* of this node */
+    lt_shm_control *control;    /* of this node, in a mapping */
     void *own_mapping;          /* if this rank made a control block, its mapping; or NULL */
-    int *first_of;              /* (ranks) the first rank of the node of each rank */
+    int *first_of;              /* (ranks) for each rank, the first rank of its node */
     int *first, n;              /* (n) the first rank of each node */
     int own;                    /* the index of this node */
 } lt_nodes;
 
 /* Both functions are collectives over the network of ring. They fail with LT_ENOMEM or as
- * lt__ring_send() and lt__ring_receive() do. The first one takes *nodes with all zeros and sets up
- * this node; the second one finds the other nodes. */
+ * lt__ring_send() and lt__ring_receive() do. */
+/* Sets up this node. *nodes must be all zeros. */
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings);
+/* Then finds the other nodes. */
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring);
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings);
 

@@ -1,9 +1,9 @@
 /* record.h - the step record: numbers that are summed over the ranks before the buckets of a step.
- * Private to this room.
+ * Private to dist.
  *
- * It holds the loss, a few separate numbers for each rank, the batch-norm statistics, and for each
- * parameter one number that says whether some rank uses it and whether some rank has added to its
- * gradient.
+ * It contains the loss, a few separate numbers for each rank, the batch-norm statistics, and for
+ * each parameter one number that shows whether some rank uses it and whether some rank has added to
+ * its gradient.
  */
 #ifndef LT_DIST_RECORD_H
 #define LT_DIST_RECORD_H
@@ -33,19 +33,20 @@ typedef struct lt_rank_record { /* the separate numbers of one rank */
     uint32_t writes; /* to parameters since the last record, other than by optimizers */
 } lt_rank_record;
 
-/* Adds the loss of a backward to the step. A loss with more than one element is ignored. LT_ENOMEM,
- * or a failure of the accelerator. */
+/* Adds the loss of a backward to the step. Ignores a loss that does not have exactly one element.
+ * LT_ENOMEM, or a failure of the accelerator. */
 LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
-/* Forgets the losses, before the next shard or step. */
+/* Discards the losses, before the next shard or step. */
 void lt__record_forget_losses(lt_record *record);
-/* Writes the record of this rank, in which it uses no parameter yet. LT_ENOMEM. */
+/* Writes the record of this rank, in which it uses no parameter yet. LT_ENOMEM, or a failure of the
+ * accelerator. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
                                    const lt_rank_record *own);
-/* Notes that this rank has a gradient for a parameter. added: this step has added to it; otherwise
- * it is a leftover gradient. */
+/* Records that this rank has a gradient for a parameter. added: this step has added to it;
+ * otherwise it is a leftover gradient. */
 void lt__record_use(lt_record *record, int parameter, bool added);
 /* Before the record is summed: waits for the numbers that come from an accelerator. On any thread.
- * LT_ENUMERIC if a loss is not finite. */
+ * LT_ENUMERIC if a deferred loss is not finite, or a failure of the accelerator. */
 LT_MUST lt_status lt__record_collect(lt_record *record);
 
 /* All functions below require the sum over the ranks. */

@@ -1,5 +1,4 @@
-/* reducer.h - the state of a reducer, shared by the files that implement it. Private to this room.
- */
+/* reducer.h - the state of a reducer, shared by the files that implement it. Private to dist. */
 #ifndef LT_DIST_REDUCER_H
 #define LT_DIST_REDUCER_H
 
@@ -23,8 +22,8 @@ struct lt_reducer {
     lt_filter filter;
     lt_device_exchange device_exchange; /* for sums on accelerators */
     lt_staging staging;     /* for gradients on an accelerator that are summed on the CPU */
-    lt_tensor **sent;       /* room for plan.n_items; becomes lt_packet.x */
-    double share;           /* rows of this rank / rows of all ranks */
+    lt_tensor **sent;       /* (plan.n_items) scratch; becomes lt_packet.x */
+    double share;           /* rows of this rank, or its current shard / rows of the batch */
     double began;           /* time when the last backward began */
     int backwards;          /* in this step so far */
     int most_backwards;     /* the most in any step so far; 0 before the first step */
@@ -36,28 +35,29 @@ struct lt_reducer {
     int64_t begun_step;     /* the last step whose first backward has begun */
     int64_t rows;           /* of the global batch; 0 if not set */
     uint32_t data;          /* see lt_reducer_set_data() */
-    uint32_t *written;      /* for each arena, the version of its parameters at the last record */
+    uint32_t *written;      /* (plan.n_arenas) the version of its parameters at the last record */
     bool looked;            /* lt__agree_look() was called in this step */
     bool disagrees;         /* the last record shows that the ranks disagree */
-    int shards, shard;      /* of this rank in a step, and the current one; 0 without vranks */
+    int shards, shard;      /* shards of this rank, and the current one; 0 without vranks */
     bool has_share;         /* the share of the current shard is set */
     bool summed;            /* the current shard is in the tree sums */
     lt_tree_sum *tree_sums; /* one for each arena */
     lt_tree_sum record_sum; /* of the records of the shards */
     lt_step_status step_status; /* of the last update */
     lt_reduced_step last;
-    pthread_mutex_t lock; /* guards what the two threads share: see bucket_plan.h */
+    pthread_mutex_t lock; /* guards fields of the plan that two threads use: see bucket_plan.h */
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */
 };
 
 /* agree.c: checks of what must be the same on all ranks. */
-/* Notes which parameters are frozen. Called at the first backward of a step, or before its record
+/* Records which parameters are frozen. Called at the first backward of a step, or before its record
  * if the step has no backward. */
 void lt__agree_look(lt_reducer *r);
 /* Fills own->agree and own->writes. */
 void lt__agree_write(lt_reducer *r, lt_rank_record *own);
-/* Called after a record in which `agree` differs. LT_EDESYNC with the first difference, or
- * LT_ENOMEM. A collective on the rank's thread, like lt__agree_compare_weights(). */
+/* Called after a record in which `agree` differs, to find the difference. Always fails: LT_EDESYNC
+ * with the first difference, or LT_ENOMEM. A collective on the rank's thread, like
+ * lt__agree_compare_weights(). */
 LT_MUST lt_status lt__agree_name(lt_reducer *r);
 /* Called after a record in which `writes` differs. LT_EDESYNC if parameter values differ as well,
  * or LT_ENOMEM. */

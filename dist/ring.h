@@ -1,13 +1,14 @@
 /* ring.h - collectives over a network, between processes that share no memory: the first ranks of
- * all nodes. Private to this room.
+ * all nodes. Private to dist.
  *
  * Large data goes around a ring in chunks, several of which are in transit at once. An allreduce is
  * a reduce-scatter followed by an allgather. Data goes around once, and each member adds its own
  * values to what arrives, so that each ends up with the sum of one part. Then the parts go around.
  * Halves are added in f32 and rounded for each hop. The last member to add keeps the rounded value
- * as well, so the results are bit-identical. Small sums are exchanged in pairs, in log2(n) steps.
+ * as well, so the results are bit-identical. Small sums use recursive doubling: members exchange
+ * them in pairs, in log2(n) steps.
  *
- * A wait tests the request, then sleeps, longer each time.
+ * A wait tests its requests and sleeps in between, longer each time, up to 1 ms.
  */
 #ifndef LT_DIST_RING_H
 #define LT_DIST_RING_H
@@ -23,36 +24,40 @@ typedef struct lt_ring { /* one member's view */
     double timeout;      /* seconds without progress until a wait fails */
     double grace;        /* more seconds, for a peer that may itself be waiting for others */
     bool spin;           /* waits may spin before they sleep */
-    bool tree;           /* exchange all sums in pairs, which makes them tree sums */
+    bool tree;           /* use recursive doubling for all sums, which makes them tree sums */
     /* Called while this member waits for `rank` in collective `what`. Returns LT_OK, or why it is
      * useless to wait any longer. */
     lt_status (*check)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
     char *slots;                /* for chunks in transit */
     uint64_t bytes;             /* sent so far */
-    char seen[LT_SEEN_BYTES];   /* location of this member, sent to others: lt__shm_last_seen() */
+    char seen[LT_SEEN_BYTES];   /* location of this member, from lt__shm_last_seen() */
     char before[LT_SEEN_BYTES]; /* location of the previous member at the last lt__ring_match() */
     int missing;                /* after a failure, the rank that probably caused it */
 } lt_ring;
 
 /* Allocates the slots of *ring, whose other fields are set. LT_ENOMEM. */
 lt_status lt__ring_open(lt_ring *ring);
-/* Frees the slots. Not while requests are pending: the network would still write to the slots. */
+/* Frees the slots. Not while requests are pending, because the network still uses the slots. */
 void lt__ring_close(lt_ring *ring);
 
-/* The last known location of a rank, as text for the end of a message; "" if it is not known. */
+/* The last known location of a rank, as text for the end of a message; "" if it is not known, as
+ * for all ranks but the previous member. Borrowed. */
 const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
-/* Checks the signature of a collective. LT_EDESYNC if the previous member's differs. */
+/* Checks the signature of a collective, and exchanges locations. A collective of the ring, as are
+ * all functions below except send and receive. LT_EDESYNC if the previous member's signature
+ * differs, or LT_EPEER. */
 lt_status lt__ring_match(lt_ring *ring, const lt_coll_sig *sig);
-/* Fails with LT_EPEER: the rank that this member waits for is gone. */
+/* Fails with LT_EPEER and a message that this member was waiting for a rank that was lost. */
 lt_status lt__ring_fail_peer(const lt_ring *ring, int rank, const char *what);
-/* data = the sum over the members. sum->scale is ignored: data must already be scaled, and rounded
- * to sum->wire. */
+/* sum->data = the sum over the members. sum->scale is ignored: data must already be scaled, and
+ * rounded to sum->wire. */
 lt_status lt__ring_allreduce(lt_ring *ring, const lt_sum *sum);
-/* root: the index of a member. */
+/* root: the index of a member in the ring. */
 lt_status lt__ring_broadcast(lt_ring *ring, const char *what, void *data, size_t bytes, int root);
-/* Between any two ranks of the network, members or not. */
+/* Between any two ranks of the network, members or not. LT_EPEER; lt__ring_receive() also fails
+ * with LT_EDESYNC if the numbers of bytes differ. */
 lt_status lt__ring_send(lt_ring *ring, int to, const void *data, size_t bytes);
 lt_status lt__ring_receive(lt_ring *ring, int from, void *data, size_t bytes);
 

@@ -1,10 +1,10 @@
 /* shm.h - the shared-memory communicator, for ranks that are threads of a process or processes with
- * a shared mapping. Private to this room.
+ * a shared mapping. Private to dist.
  *
- * The ranks synchronize by a control block in shared memory. Each rank has a slot in it, which only
- * that rank writes. A rank posts the signature of a collective in its slot and waits until all
+ * The ranks synchronize through a control block in shared memory. Each rank has a slot in it, which
+ * only that rank writes. A rank posts the signature of a collective in its slot and waits until all
  * others have posted the same. Then each rank does its part of the work in place, on the data of
- * all ranks. After changing a slot, a rank wakes sleeping ranks by a futex. A wait ends when the
+ * all ranks. After changing a slot, a rank wakes sleeping ranks with a futex. A wait ends when the
  * other ranks have arrived, or when one of them has failed, left, died or timed out.
  */
 #ifndef LT_DIST_SHM_H
@@ -28,15 +28,15 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     lt_shm_control *control;
     int rank, size; /* the slot of this rank; number of slots */
     int channel;
-    const int *rank_of;   /* (size) rank in the group of each slot, or NULL if it is the slot */
+    const int *rank_of;   /* (size) rank of each slot in the group; NULL if they are equal */
     double timeout;       /* seconds until a wait fails */
     double grace;         /* more seconds, for a rank that may itself be waiting for others */
     bool spin;            /* waits may spin before they sleep */
     uint32_t collectives; /* number of collectives so far */
     uint64_t bytes;       /* exchanged with other ranks so far */
-    /* For ranks that are processes; NULL for threads. A process sees only shared memory of another.
-     * Data elsewhere is copied through the staging buffer, one chunk at a time. Threads see all
-     * data by its address and do not die alone. */
+    /* For ranks that are processes; NULL for threads. A process can access only shared memory of
+     * another one. Data elsewhere is copied through the staging buffer, one chunk at a time.
+     * Threads access all data by its address and do not die alone. */
     uint64_t (*handle_of)(void *ud, const void *data); /* 0 if data is not in shared memory */
     void *(*map)(void *ud, int slot, uint64_t place);  /* address of a handle; NULL with LT_EENV */
     bool (*is_alive)(void *ud, int slot);
@@ -45,19 +45,19 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     size_t staging_bytes; /* a multiple of 64 */
 } lt_shm;
 
-/* Collectives. LT_EDESYNC, LT_EPEER, or the code with which `map` failed. */
+/* Collectives of all slots. LT_EDESYNC, LT_EPEER, or the code with which `map` failed. */
 lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum);
 /* From the rank in slot `root`. */
 lt_status lt__shm_broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root);
 /* A barrier that also checks that all ranks have the same signature. */
 lt_status lt__shm_match(lt_shm *shm, const lt_coll_sig *sig);
-/* `to` and `from` are slots. */
+/* `to` and `from` are slots. lt__shm_send() returns when the receiver has copied data. */
 lt_status lt__shm_send(lt_shm *shm, int to, const void *data, size_t bytes);
 lt_status lt__shm_receive(lt_shm *shm, int from, void *data, size_t bytes);
 
-/* Sets the first failure of the job; does nothing if there is one. rank: number in the group. */
+/* Sets the failure of the job; does nothing if there is one already. rank: number in the group. */
 void lt__shm_fail(lt_shm *shm, int rank, lt_status code, const char *text);
-/* The first failure. text has room for `bytes`. False if there is none. */
+/* The first failure; arguments and result as in lt_group_failure(). */
 bool lt__shm_failure(const lt_shm *shm, int *rank, lt_status *code, char *text, size_t bytes);
 bool lt__shm_has_failed(const lt_shm *shm);
 /* LT_OK if there is no failure; otherwise the error that the other ranks report. */
@@ -65,12 +65,10 @@ lt_status lt__shm_check(const lt_shm *shm);
 /* Records a failure if a rank has died, even if no rank waits for it. */
 void lt__shm_check_liveness(lt_shm *shm);
 void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
-/* The last location of the rank in slot `who`, as text for the end of a message:
- * "; it was last seen at train.lua:31, step 7", or "". Returns text. */
+/* Writes the last location of the rank in slot `who` to text, for the end of a message:
+ * "; it was last seen at train.lua:31, step 7", or "" if it is not known. Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES]);
-/* After a failure: whether this rank is the one that reports it to the user. On that rank, returns
- * when the others will report nothing more; on the others, when the reporter has left. Returns
- * after `seconds` at the latest. */
+/* As lt_group_is_reporter(), for the ranks of this communicator. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);
 /* Declares that this rank takes no further part, so that others do not wait for it. */
 void lt__shm_leave(lt_shm *shm);

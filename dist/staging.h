@@ -1,5 +1,5 @@
 /* staging.h - copies the buckets of an accelerator to the CPU, where they are summed, and back.
- * Private to this room.
+ * Private to dist.
  *
  * A bucket is downloaded when it is complete, while the accelerator continues to compute. It is
  * uploaded while the next bucket is summed, so there are two buffers.
@@ -10,10 +10,10 @@
 #include "core/tensor.h"
 #include "dist/bucket_plan.h"
 
-typedef struct lt_staging { /* all zeros, except the device */
+typedef struct lt_staging { /* initially all zeros, except the device */
     lt_device *device;
     struct lt_stage {
-        void *at; /* (room) bytes on the CPU */
+        void *at; /* (room) bytes of CPU memory that the device can copy to */
         size_t room;
         uint64_t mark; /* of the upload from it; 0 if no upload is pending */
     } stage[2];        /* used in turn */
@@ -28,11 +28,11 @@ LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, s
 /* Allocates buffers for the largest bucket of a plan and its tail. On the rank's thread, while no
  * exchange runs. LT_ENOMEM. */
 LT_MUST lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan);
-/* Waits for the mark `after` and downloads a bucket. *at is borrowed until lt__staging_send(). On
- * the group's thread, like lt__staging_send(). */
+/* Waits for the mark `after` and downloads a bucket to *at, borrowed until lt__staging_send().
+ * Blocks. Fails only if the device does. On the group's thread, like lt__staging_send(). */
 LT_MUST lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t bytes, uint64_t after,
                                     void **at);
-/* Starts to upload the bucket that was fetched last. */
+/* Starts to upload the bucket that was fetched last, after the mark `after`. */
 LT_MUST lt_status lt__staging_send(lt_staging *s, void *to, size_t bytes, uint64_t after);
 /* Makes the device's stream wait for all uploads. On the rank's thread. */
 LT_MUST lt_status lt__staging_stream_wait(lt_staging *s);

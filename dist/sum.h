@@ -1,9 +1,9 @@
-/* sum.h - element-wise sums over arrays of several ranks. Private to this room.
+/* sum.h - element-wise sums over arrays of several ranks. Private to dist.
  *
- * They are added in the order of a balanced tree over the ranks, ((0 + 1) + (2 + 3)) + ..., where
- * the left subtree of n ranks has the largest power of two below n. The result has the same bits
- * whichever rank computes it. A rank that holds the sum of a whole subtree of shards contributes
- * the same bits as that many ranks with one shard each.
+ * The arrays are added in the order of a balanced tree over the ranks, ((0 + 1) + (2 + 3)) + ...,
+ * where the left subtree of n ranks has the largest power of two below n. The result has the same
+ * bits whichever rank computes it. A rank that holds the sum of a whole subtree of shards
+ * contributes the same bits as that many ranks with one shard each.
  */
 #ifndef LT_DIST_SUM_H
 #define LT_DIST_SUM_H
@@ -15,7 +15,7 @@ typedef struct lt_share { /* the array of one rank, borrowed, and its factor */
     double scale;
 } lt_share;
 
-enum { LT_MAX_SHARES = 256 };
+enum { LT_MAX_SHARES = 256 }; /* in one sum: the maximum number of ranks on a node */
 
 /* Whether sums of this dtype are supported. */
 bool lt__sum_knows(lt_dtype dtype);
@@ -24,8 +24,8 @@ bool lt__sum_knows(lt_dtype dtype);
  * added in f32 (f64, i64). The sum is rounded in the same way. */
 void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count);
-/* to[0..count) += from[0..count). `to` is of dtype, `from` of the dtype wire. If wire is a half of
- * f32, the values of `to` must be rounded to it before, and are rounded to it afterwards. */
+/* to[0..count) += from[0..count). `to` has dtype `dtype`, `from` has dtype `wire`. If wire is a
+ * half and dtype f32, the values of `to` must already be rounded to wire, and so is the sum. */
 void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count);
 
 #endif

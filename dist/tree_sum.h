@@ -1,4 +1,4 @@
-/* tree_sum.h - the sum of shards that are added one after the other. Private to this room.
+/* tree_sum.h - the sum of shards that are added one after the other. Private to dist.
  *
  * The order is a balanced tree, as in sum.h. A partial sum whose sibling exists is added to it;
  * otherwise it is stored at its level of the tree until the sibling arrives. If 2^k ranks sum 2^m
@@ -16,11 +16,12 @@ typedef struct lt_tree_sum { /* all zeros: nothing added yet */
     size_t bytes; /* of each level */
 } lt_tree_sum;
 
-/* LT_EUSAGE unless `shards` is 0, or n ranks can share that many shards with gradients in wire. */
+/* LT_EUSAGE unless `shards` is 0, or a power of two up to 256 that n ranks can share evenly and
+ * wire is f32. */
 LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
 /* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, which
- * is a power of two. data is overwritten; after the last shard it holds the sum. A later shard may
- * have more elements; earlier shards then count as zero there. LT_ENOMEM. */
+ * is a power of two. data is overwritten; after the last shard it contains the sum. A later shard
+ * may have more elements; earlier shards then count as zero there. LT_ENOMEM. */
 LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
                                    int64_t count, lt_dtype dtype, double scale);
 void lt__tree_sum_free(lt_tree_sum *sum);
