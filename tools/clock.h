@@ -1,4 +1,4 @@
-/* clock.h - time by the monotonic clock, which neither an administrator nor NTP can set. Define
+/* clock.h - time of the monotonic clock, which neither an administrator nor NTP can set. Define
  * _GNU_SOURCE before including it. */
 #ifndef LT_TOOLS_CLOCK_H
 #define LT_TOOLS_CLOCK_H
@@ -14,8 +14,8 @@ static inline double clock_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Waits until the condition is signalled, for at most ns nanoseconds; ns is below one second.
- * Returns whether the wait timed out. */
+/* Waits until the condition is signalled, for at most ns nanoseconds; ns is below one second. The
+ * caller holds the lock. Returns whether the wait timed out. */
 static inline bool clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, long ns)
 {
     struct timespec until;

@@ -36,7 +36,7 @@ static void show_log(void *ud, lt_log_level level, const char *line)
         fprintf(stderr, "luatrain: rank %d: %s\n", who->rank, line);
 }
 
-/* After the script has ended: warns of options that it did not use. */
+/* Called when the script has ended: warns of options that it did not use. */
 static void warn_of_unused(lua_State *L)
 {
     static const char text[] = "require('luatrain.train.unused_options').warn()";
@@ -81,7 +81,7 @@ static lt_status run_attached(lua_State *L, const char *name, int argc, char **a
 {
     if (!lua_checkstack(L, argc + 3) ||
         luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=attach") != LUA_OK)
-        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
     lua_pushstring(L, name);
     for (int i = 0; i < argc; i++)
         lua_pushstring(L, argv[i]);
@@ -140,7 +140,7 @@ static const char lua_bench[] = "require 'luatrain.commands.bench'.dispatch(...)
 static lt_status bench_lua(lua_State *L)
 {
     if (luaL_loadbuffer(L, lua_bench, sizeof lua_bench - 1, "=bench") != LUA_OK)
-        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
     lua_pushinteger(L, ROUNDS);
     lua_pushinteger(L, OPS);
     return lt_lua_call(L, 2, 0);
@@ -167,7 +167,7 @@ static lt_status shown(const char *name, lt_status status)
 
 /* ==== Signals ================================================================================= */
 
-/* The context that a signal asks to stop. Signal handlers have no argument for it. */
+/* The context that stop() stops. It is static because a signal handler gets no user data. */
 static lt_ctx *volatile signalled;
 
 static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
@@ -181,8 +181,8 @@ static void handle(int signal, void (*handler)(int))
     sigaction(signal, &next, NULL);
 }
 
-/* Installs a handler for all signals above, except those that nohup or a shell has set to be
- * ignored. */
+/* Installs a handler for all signals above, except those that are ignored because of nohup or a
+ * shell. */
 static void handle_signals(void (*handler)(int))
 {
     struct sigaction now;
@@ -191,9 +191,10 @@ static void handle_signals(void (*handler)(int))
             handle(signals[i], handler);
 }
 
-/* The signal handler. The first signal asks the run to save and stop at its next step. A second
- * signal kills the process, and so does the first if there is no run. A repeated SIGHUP or SIGPIPE
- * does not: a closed terminal may send SIGHUP twice, a closed pipe causes SIGPIPE at each line. */
+/* The signal handler. The first signal requests that the run save and stop at its next step. A
+ * second signal kills the process, and so does the first if there is no run. A repeated SIGHUP or
+ * SIGPIPE is ignored: a closed terminal may send SIGHUP twice, and a closed pipe causes SIGPIPE at
+ * each line. */
 static void stop(int signal)
 {
     bool again = lt_stop_reason(signalled) != 0;
@@ -244,7 +245,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     if (status == LT_OK)
         status = run_command(s, ctx, L);
     if (status == LT_ESTOPPED && s->under_mpi)
-        signal(SIGUSR1, SIG_IGN); /* another rank got the signal first; this one's is on the way */
+        signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step's deferred check may fail */
     if (group && is_failure(status))

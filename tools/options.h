@@ -21,7 +21,7 @@ typedef struct settings {
     bool launches;     /* the subcommand is launch */
     int processes;     /* launch -n: number of processes; 0 if not given */
     const char *hosts; /* launch -H: hosts; NULL for this machine */
-    const char *text;  /* "help" or "version": print it instead of a run; or NULL */
+    const char *text;  /* "help" or "version" to print that and run nothing; or NULL */
     int argc;          /* subcommand or script, and its arguments */
     char **argv;       /* borrowed from main() */
     int n_options;     /* number of words before argv: the program, and options with their values */
@@ -30,7 +30,7 @@ typedef struct settings {
 /* Reads environment variables and flags into s, and warns of misspelled variables. Removes "launch"
  * and its own flags from argv, which then holds the command of one rank. LT_EUSAGE, LT_ENOMEM. */
 LT_MUST lt_status read_options(settings *s, char **argv);
-/* The name of the i-th option, such as "save-every"; NULL if there are fewer. */
+/* The name of option i, from 0, such as "save-every". NULL if there is no such option. */
 const char *option_name(int i);
 /* Compares the options that must be equal on all ranks. A collective. LT_EDESYNC, or as
  * lt_group_compare(). */

@@ -75,8 +75,9 @@ static void *run_member(void *ud)
     return NULL;
 }
 
-/* Blocks the signals that request a stop, so that threads created before they are unblocked leave
- * them to the main thread. SIGPIPE stays unblocked: the thread that writes gets it. */
+/* Blocks the signals that request a stop. Threads created now inherit this mask, so only the main
+ * thread, which unblocks the signals again, gets them. SIGPIPE stays unblocked: it goes to the
+ * thread that writes. */
 static void block_signals(sigset_t *before)
 {
     sigset_t asking;
@@ -88,8 +89,8 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_BLOCK, &asking, before);
 }
 
-/* Ends the process after a failure: a rank here may still be running, or other processes of the MPI
- * job are. */
+/* Ends the process after a failure. A rank in this process or other processes of the MPI job may
+ * still be running. */
 static void leave(const job *j)
 {
     lt_group *mpi_group = j->ranks->mpi_group;
@@ -101,8 +102,8 @@ static void leave(const job *j)
     _exit(lt_exit_code(j->failed));
 }
 
-/* Prints the message of rank 0 after an end that is not a failure, before any process ends: mpirun
- * kills all others when one ends with a code other than 0. */
+/* Prints the message of rank 0 if the job ended without a failure. This must be done before any
+ * process ends, because mpirun kills all others when one ends with a code other than 0. */
 static void say(job *j)
 {
     if (j->first_text[0] != '\0')

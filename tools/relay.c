@@ -12,8 +12,8 @@
 
 enum { BYTES = 1 << 16, LOOK_MS = 50 };
 
-/* Writes all bytes; false on an error. SIGPIPE is blocked in this thread, so a closed pipe is
- * EPIPE. */
+/* Writes all bytes. Returns false on an error. SIGPIPE is blocked in this thread, so writing to a
+ * closed pipe fails with EPIPE. */
 static bool write_all(int to, const char *data, size_t bytes)
 {
     while (bytes > 0) {

@@ -1,5 +1,5 @@
-/* relay.h - copies a child's output to this process's stdout or stderr, in a thread. So the child
- * itself never gets SIGPIPE or EPIPE, which crash mpirun. */
+/* relay.h - copies a child's output to this process's stdout or stderr, in a thread, so that the
+ * child itself never gets SIGPIPE or EPIPE, which crash mpirun. */
 #ifndef LT_TOOLS_RELAY_H
 #define LT_TOOLS_RELAY_H
 
@@ -14,8 +14,7 @@ typedef struct relay {
     pthread_t thread;
 } relay;
 
-/* Creates a pipe and starts a thread that copies everything written to it to the descriptor `to`.
- * *end is the pipe's write end, new, with FD_CLOEXEC; the caller closes it after the child has
+/* Creates a pipe and starts a thread that copies its contents to the descriptor `to`. *end is the pipe's write end, new, with FD_CLOEXEC; the caller closes it after the child has
  * inherited it. If `to` is a pipe whose reader is gone, this process gets SIGPIPE once, and the
  * rest of the output is dropped. LT_ENOMEM. */
 LT_MUST lt_status relay_start(relay *r, int to, int *end);

@@ -75,8 +75,8 @@ static lt_status copy(const char *path, int pipe, int file)
     }
 }
 
-/* Copies a pipe to a file in memory and replaces the pipe's descriptor by it, so that each rank can
- * read the script by the same path. */
+/* Copies a pipe to a file in memory and replaces the pipe's descriptor with it, so that each rank can
+ * read the script at the same path. */
 static lt_status keep(const char *path, int pipe)
 {
     int file = memfd_create("script", 0);
@@ -89,7 +89,7 @@ static lt_status keep(const char *path, int pipe)
     return status;
 }
 
-/* If path names a pipe, replaces the pipe by a file with the same content. */
+/* If path names a pipe, replaces the pipe with a file of the same content. */
 static lt_status keep_pipe(const char *path)
 {
     static pthread_mutex_t one_rank_at_a_time = PTHREAD_MUTEX_INITIALIZER;

@@ -2,9 +2,9 @@
  * time. At the limit it prints a message and calls _exit(), because exit() would run exit handlers
  * of the MPI library in the middle of the call.
  *
- * Each rank knows only that another one is missing. To print the message once instead of once per
- * rank, the ranks end at different times: rank 0 first, then 1, then 2 and 3, then 4 to 7. mpirun
- * kills the others when the first one has ended.
+ * Each rank knows only that some other rank is missing. To print the message once instead of once
+ * per rank, the ranks end at different times: rank 0 first, then 1, then 2 and 3, then 4 to 7.
+ * mpirun kills the others when the first one has ended.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -50,8 +50,8 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
     _exit(lt_exit_code(LT_EPEER));
 }
 
-/* The thread. Counts checks instead of reading a clock, so that time during which the whole job is
- * stopped, as by Ctrl-Z, does not count. */
+/* The thread. Counts checks instead of reading a clock, so that time while the whole job is stopped,
+ * for example by Ctrl-Z, does not count. */
 static void *watch(void *ud)
 {
     watchdog *w = ud;
