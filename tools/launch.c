@@ -35,7 +35,7 @@ enum { MOST_SECONDS = 1 }; /* the most that a poll counts; this process may have
 
 /* ==== The command ============================================================================= */
 
-/* Whether to pass an environment variable to the ranks with -x. mpirun passes the environment only
+/* Whether to pass an environment variable to the ranks with -x. Without -x, mpirun passes it only
  * to processes on this machine. */
 static bool is_for_ranks(const char *entry)
 {
@@ -119,8 +119,8 @@ static void find_signals(sigset_t *set)
             sigaddset(set, asking[i]);
 }
 
-/* In the child: executes mpirun, or writes the error number to pipe. mpirun gets SIGTERM when the
- * launch process ends. */
+/* In the child: executes mpirun. If that fails, writes the error number to pipe. mpirun gets
+ * SIGTERM when the launch process ends. */
 static void become(const char **command, const sigset_t *mask, const int output[2], int pipe)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -232,9 +232,9 @@ typedef struct ranks_seen { /* ranks on this machine */
     double timeout;         /* seconds for mpirun to start a rank; 0 if none may be here */
 } ranks_seen;
 
-/* Kills mpirun if it has started no rank in time, or still runs long after the last one ended.
- * mpirun may hang after it lost a rank, and then crashes on milder signals. LT_EPEER if it was
- * killed. */
+/* Kills mpirun if it has not started a rank in time, or still runs long after the last rank ended.
+ * mpirun may hang after it lost a rank, and then a milder signal would make it crash. LT_EPEER if
+ * it was killed. */
 static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double now)
 {
     if (seen->last == 0 && seen->timeout != 0 && now - seen->began > seen->timeout)
@@ -258,10 +258,10 @@ static void take_signal(stop_request *w, int got, double now)
     *w = (stop_request){.signal = got, .since = again ? w->since : now, .kills = again};
 }
 
-/* Forwards a request to mpirun. ready means that all ranks have installed a handler. An earlier
- * request is delayed until then, up to EARLY_SECONDS. After that, ranks without a handler are
- * killed first: mpirun does not end at once if it is killed while it starts ranks, so they would
- * train for a second or two and save without a message from launch. */
+/* Forwards a request to mpirun. ready: all ranks have installed a handler. An earlier request is
+ * delayed until then, but at most by EARLY_SECONDS. After that, this kills the job, beginning with
+ * the ranks without a handler: mpirun does not end at once if it is killed while it starts ranks,
+ * so they would train for a second or two and save without a message from launch. */
 static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 {
     if (w->signal == 0 || w->sent)

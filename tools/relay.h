@@ -14,9 +14,10 @@ typedef struct relay {
     pthread_t thread;
 } relay;
 
-/* Creates a pipe and starts a thread that copies its contents to the descriptor `to`. *end is the pipe's write end, new, with FD_CLOEXEC; the caller closes it after the child has
- * inherited it. If `to` is a pipe whose reader is gone, this process gets SIGPIPE once, and the
- * rest of the output is dropped. LT_ENOMEM. */
+/* Creates a pipe and starts a thread that copies its contents to the descriptor `to`. *end is the
+ * pipe's write end, new, with FD_CLOEXEC; the caller closes it after the child has inherited it. If
+ * `to` is a pipe whose reader is gone, this process gets SIGPIPE once, and the rest of the output
+ * is dropped. LT_ENOMEM. */
 LT_MUST lt_status relay_start(relay *r, int to, int *end);
 /* Copies the remaining output and ends the thread. Call this after the child has ended. Does not
  * wait for other processes that inherited *end. */

@@ -75,8 +75,8 @@ static lt_status copy(const char *path, int pipe, int file)
     }
 }
 
-/* Copies a pipe to a file in memory and replaces the pipe's descriptor with it, so that each rank can
- * read the script at the same path. */
+/* Copies a pipe to a file in memory and replaces the pipe's descriptor with it, so that each rank
+ * can read the script at the same path. */
 static lt_status keep(const char *path, int pipe)
 {
     int file = memfd_create("script", 0);
