@@ -1,10 +1,10 @@
 /* bind.c - helpers that all parts of the binding share: tensors, handles and arguments as Lua
- * values. Decides when the collector runs.
+ * values. It also decides when the collector runs.
  *
- * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
+ * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pacing does not suit
  * tensors. The bytes of tensors drive the collector instead. Before a new tensor is created, a full
- * collection runs if the tensors given to Lua since the last collection exceed a quarter of the
- * bytes that were live after it, and also LT_MIN_FRESH. This bounds the memory of garbage tensors.
+ * collection runs if the tensors given to Lua since the last collection exceed both LT_MIN_FRESH
+ * and a quarter of the bytes that were live after it. This bounds the memory of garbage tensors.
  * Backward releases each node that it has processed, but that frees no memory while garbage still
  * refers to the tensors. So backward also runs a collection first if there may be enough garbage.
  * Inside lt.step() the end of the scope frees the rest.

@@ -1,4 +1,4 @@
-/* bind.h - declarations shared by the files of the Lua binding. Private to this room.
+/* bind.h - declarations shared by the files of the Lua binding. Private to lua.
  *
  * A Lua error is a longjmp. It must never jump over C code that owns something. Also, any Lua
  * allocation, even of a string, may run the collector, and a finalizer may close any tensor or
@@ -27,7 +27,7 @@ typedef struct lt_lua {
     bool owned;                /* closing the state frees ctx */
     lua_State *running;        /* the coroutine that called the library, else the main thread */
     const void *tensor_meta;   /* address of the tensors' metatable; also its registry key */
-    struct lt_lua_hook *hooks; /* list of the Lua hooks that leaves of ctx hold */
+    struct lt_lua_hook *hooks; /* list of the Lua hooks of leaves of ctx */
     lt_status raised[LT_KEPT_ERRORS]; /* ring of the statuses raised last; see error.c */
     unsigned n_raised;                /* errors raised so far */
     struct {
@@ -41,17 +41,17 @@ typedef struct lt_lua {
     size_t limit;                   /* a collection starts when fresh exceeds this */
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
     struct lt_lua_times *times;     /* op timings until op_times() returns them, or NULL */
-    lt_loss_scale *scale;           /* the scale in use, held by the registry; or NULL */
+    lt_loss_scale *scale;           /* the scale in use, which the registry keeps; or NULL */
     struct {
         bool on, in_f32, done; /* done: the first backward has run and ended the function */
         double loss;           /* loss of that backward, or NAN */
     } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
-    lt_reducer *reducer;        /* NULL without a group */
+    lt_reducer *reducer;        /* owned; NULL without a group */
     lt_wire_scales wire_scales; /* used if buckets travel in f16 */
     bool no_sync;               /* bench dist: this rank skips the gradient exchange for now */
-    bool on_root;               /* inside lt.on_root: only rank 0 is here; see dist.c */
+    bool on_root;               /* inside lt.on_root, which only rank 0 runs; see dist.c */
     int64_t first_row;          /* this shard's first row in the batch, from 0 */
     int64_t shard_rows;         /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows;         /* rows of the smallest shard, at least 1 */
@@ -99,8 +99,8 @@ void lt__where(void *ud, char *where, size_t bytes);
 
 /* ==== Tensors ================================================================================= */
 
-/* Pushes an empty box, the userdata that holds a tensor. First runs the collector if that is due;
- * see bind.c. */
+/* Pushes an empty box, a userdata that can own a reference to a tensor. First runs the collector if
+ * that is due; see bind.c. */
 lt_tensor **lt__push_box(lua_State *L, lt_lua *s);
 /* Moves the new tensor x into box; x is taken. Raises this thread's message if x is NULL. */
 void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
@@ -108,8 +108,8 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 void lt__collect_for_backward(lua_State *L, lt_lua *s);
 /* Puts x, kept, into the empty box on top. If x is NULL, replaces the box with nil. */
 void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x);
-/* As lt__share_box(), but stores a CPU copy of x if x is on another device. Raises if the copy
- * fails. */
+/* As lt__share_box(), but stores a CPU copy of x if x is on another device. x must not be NULL.
+ * Raises if the copy fails. */
 void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* Returns the tensor at index, borrowed, or NULL if the value is not a tensor. Raises if the tensor
  * was closed. */
@@ -125,8 +125,8 @@ static inline lt_tensor *lt__self(lua_State *L, const char *who)
 
 /* Describes the value at index for a message: "2", "'abc'", "nil", "a table". Pushes the string. */
 const char *lt__text(lua_State *L, int index);
-/* Reads a table of axis lengths. Returns the number of axes. Raises LT_EINVAL, as do all functions
- * named lt__check_... below. */
+/* Reads a table of axis lengths. Returns the number of axes. Raises LT_EINVAL for other values, as
+ * do all functions named lt__check_... in this section. */
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS]);
 /* Reads the name of a dtype, such as "f32". */
 lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who);
@@ -137,18 +137,20 @@ void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const ch
 /* The hint of functions that create tensors. */
 #define LT_OPTIONS_FOLLOW ", and options are the next argument"
 /* Reads the options of a function that creates a tensor: {dtype = "f64", device = "cpu"} or nil.
- * The defaults are f32 and the context's device. */
+ * The defaults are f32 and the context's device. *device is borrowed. Also raises LT_EENV for a
+ * device that the context does not have. */
 lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
                                  struct lt_device **device);
 /* Reads a number, or raises "who: what must be a number, but is 'a'". Does not convert strings. */
 double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 /* Raises unless the value at index is a number that fits dtype. */
 void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype);
-/* Whether dtype can hold the number at index. An integer dtype holds whole numbers in its range. */
+/* Whether dtype can represent the number at index. An integer dtype can represent whole numbers in
+ * its range. */
 bool lt__number_fits(lua_State *L, int index, lt_dtype dtype);
 /* Writes the number at index, which must fit dtype, as one element of dtype. */
 void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element);
-/* Fills x with the number at index. Lua integers stay exact. */
+/* Fills x with the number at index, as lt_fill() or, for a Lua integer, lt_fill_integer(). */
 lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x);
 /* Pushes the shape of x as a table. */
 void lt__push_dims(lua_State *L, const lt_tensor *x);
@@ -157,24 +159,26 @@ void lt__push_dims(lua_State *L, const lt_tensor *x);
  * index. */
 void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int index, lt_opt *opts);
 
-/* Returns the path at index, borrowed from the Lua string. Raises for a path with a zero byte. */
+/* Returns the path at index, borrowed from the Lua string. Raises if it is not a string or contains
+ * a zero byte. */
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
-/* Checks that argument 1 is a list of names, and that argument 2 has a tensor for each. Returns
+/* Checks that argument 1 is a list of names, and argument 2 a list with a tensor for each. Returns
  * their number. */
 int lt__check_named(lua_State *L, lt_lua *s, const char *who);
 
-/* ==== Handles: userdata that hold one pointer ================================================= */
+/* ==== Handles: userdata that store one pointer ================================================ */
 
 /* Pushes an empty handle of a class. */
 void **lt__push_handle(lua_State *L, const char *class);
 /* Moves object into handle; taken. Raises this thread's message if object is NULL. */
 void lt__fill_handle(lua_State *L, void **handle, void *object);
-/* Returns the object of the handle in argument 1, borrowed. Raises if it was closed. */
+/* Returns the object of the handle in argument 1, borrowed. Raises if the argument is not a handle
+ * of this class or was closed. */
 void *lt__check_handle(lua_State *L, const char *class);
 
 /* ==== Loading Lua code ======================================================================== */
 
-/* luaL_loadfile() that refuses compiled code; path NULL is stdin. */
+/* Like luaL_loadfile(), but refuses compiled code. If path is NULL, reads stdin. */
 int lt__load_file(lua_State *L, const char *path);
 /* Makes the standard functions that load code refuse compiled code. Call after luaL_openlibs(). */
 void lt__open_load(lua_State *L);
@@ -201,7 +205,8 @@ void lt__open_locale(lua_State *L);
 void lt__dry_run_loss(lt_lua *s, lt_tensor *loss);
 /* In a dry run, after backward: raises the error that ends the function of the dry run. */
 noreturn void lt__end_dry_run(lua_State *L, lt_lua *s);
-/* When the state closes: detaches the hooks that leaves still hold, so that they do not call it. */
+/* When the state closes: detaches it from the hooks of leaves that still exist. They then do
+ * nothing. */
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and discards the sums. */
 void lt__drop_times(lt_lua *s);

@@ -1,7 +1,8 @@
 /* dist.c - data parallelism for the embedded Lua files. A state that has not joined a group is rank
  * 0 of 1, and its collectives do nothing.
  *
- * A collective that only one rank calls never returns. So collectives raise inside lt.on_root().
+ * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
+ * once inside lt.on_root().
  */
 #include <string.h>
 
@@ -227,8 +228,8 @@ static int take_shard(lua_State *L)
     return 0;
 }
 
-/* least_rows(rows): returns the rows of the batch's smallest shard, where rows is the size of the
- * shard taken last. If it is not, returns rows. */
+/* least_rows(rows): if `rows` is the size of the shard taken last, returns the size of the smallest
+ * shard of its batch. Otherwise returns rows. */
 static int least_rows(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -246,8 +247,8 @@ static int compare_step(lua_State *L)
     return 0;
 }
 
-/* complete(optim): completes the allreduce of the optimizer's gradients. Returns whether its next
- * step will be applied. */
+/* complete(optim): completes the optimizer's gradients, including their exchange. Returns whether
+ * its next step will be applied. */
 static int complete(lua_State *L)
 {
     lt_step_status step_status;
@@ -281,8 +282,8 @@ static int expect_backwards(lua_State *L)
 }
 
 /* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
- * the number of buckets sent; then the group's bytes so far; then the signal that asked a rank to
- * stop, or 0. */
+ * the number of buckets sent; then the group's bytes so far; then the signal that requested a stop
+ * on some rank, or 0. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -336,7 +337,7 @@ static int buckets(lua_State *L)
 }
 
 /* time_sums(count, n, by_mpi): runs n allreduces of count f32 elements and returns a list of their
- * seconds. by_mpi selects MPI_Allreduce; returns nothing if the ranks are threads. */
+ * seconds. by_mpi selects MPI_Allreduce; returns nothing if that is missing, as for threads. */
 static int time_sums(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -415,6 +416,6 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
-        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
     return lt_lua_call(L, 0, 0);
 }

@@ -87,7 +87,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
             lua_rawgetp(L, -1, &key_module);
             lua_rawgeti(L, -1, 1);
             const char *path = lua_tostring(L, -1);
-            if (path && *path) /* a module outside a net has no path: an outer one says more */
+            if (path && *path) /* a module outside a net has no path; an outer one may have one */
                 set_module(p, path);
             lua_pop(L, 3);
         }
@@ -144,8 +144,8 @@ static bool has_line(const char *text)
     return digits > 0 && colon[1 + digits] == ':';
 }
 
-/* Whether an error gets the script's line. A wrong flag, or an end that the user requested, is not
- * the script's fault. */
+/* Whether an error gets the script's line. The script is not to blame for a wrong flag, or if the
+ * run ended early on request. */
 static bool is_scripts(lt_status status)
 {
     return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;
@@ -278,7 +278,7 @@ static void push_table(lua_State *L)
     lua_settop(L, top + 1);
 }
 
-/* Whether the error at 1 is a text, or converts itself to one by __tostring. */
+/* Whether the error at 1 is a text, or has a __tostring that converts it to one. */
 static bool has_text(lua_State *L)
 {
     if (!luaL_getmetafield(L, 1, "__tostring"))

@@ -4,10 +4,10 @@
  *     lt.conv2d(x, w, b, 2, 1)
  *     lt.conv2d(x, w, b, {stride = 2, pad = 1})
  *     x:conv2d(w, b, {stride = 2, pad = 1})
- * are the same call. Inputs are passed by position, in the order of the signature. Options follow,
- * by position or in one table at the end. A number in place of a required tensor becomes a tensor
- * of no axes with the dtype and device of the last tensor among the inputs. A variadic op takes its
- * tensors in a list:
+ * are equivalent. Inputs are passed by position, in the order of the signature. Options follow, by
+ * position or in one table at the end. A number in place of a required tensor becomes a tensor
+ * without axes, with the dtype and device of the last tensor among the inputs. A variadic op takes
+ * its tensors in a list:
  *     lt.cat({a, b}, 1)
  */
 #include <string.h>
@@ -118,7 +118,7 @@ void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
     lt__check(L, s, lt_opts_complete(schema, opts));
 }
 
-/* Whether the table at index holds options: it has a string key or no items. Others are lists. */
+/* Whether the table at index contains options, not a list: it has a string key or no items. */
 static bool has_names(lua_State *L, int index)
 {
     bool names = lua_rawlen(L, index) == 0;
@@ -283,7 +283,7 @@ static void release_numbers(inputs *in)
 
 static const char key_observer; /* its address is the registry key of the observer */
 
-/* Reports a finished op to the observer, if there is one. On the stack are the arguments, from
+/* Reports a finished op to the observer, if there is one. The stack contains the arguments, from
  * index 1, and then the outputs. */
 static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
 {

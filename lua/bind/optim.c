@@ -142,7 +142,7 @@ static const char *const step_statuses[] = {[LT_APPLIED] = "applied",
 /* optim:step({options of group 1, options of group 2, ...}, clip): takes a step and returns its
  * step status: "applied", "skipped", "accumulating" if more of the batch follows, or "pending" if
  * the device has not decided yet. clip is the maximum norm of the gradients, 0 for none. With clip,
- * also returns a tensor that holds the square of the norm before clipping. */
+ * also returns the square of the norm before clipping, as a tensor of one element. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -182,8 +182,8 @@ static int optim_step_status(lua_State *L)
     return 1;
 }
 
-/* optim:slot(k, parameter): returns optimizer state k, from 1, of the parameter and its name; nil
- * after the last. */
+/* optim:slot(k, parameter): returns slot k, from 1, of the parameter, and the name of the slot;
+ * nothing after the last. */
 static int optim_slot(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -43,8 +43,8 @@ static int keep(lua_State *L)
     return 1;
 }
 
-/* Hooks run Lua code, which may close the loss or its gradient, so this holds both until backward
- * returns. */
+/* Hooks run Lua code, which may close the loss or its gradient, so this keeps a reference to both
+ * until backward returns. */
 static int backward(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -94,8 +94,8 @@ static int call_function(lua_State *L)
     return 0;
 }
 
-/* Holds x and grad during the call, because the function may drop its references. The leaf x holds
- * the hook. */
+/* Keeps references to x and grad during the call, because the function may close them. The hook
+ * lives as long as the leaf x. */
 static lt_status run_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_lua_hook *h = ud;
@@ -193,7 +193,7 @@ static int close_guard(lua_State *L)
     return 0;
 }
 
-/* lua_call() of the function after the guard in slot 1. On the main thread, where Lua closes the
+/* Calls the function in slot 2, whose guard is in slot 1. On the main thread, where Lua closes the
  * guard, errors are not caught, so that the traceback shows where they were raised. */
 static void call_guarded(lua_State *L, lt_lua *s, guard *g)
 {
@@ -208,7 +208,7 @@ static void call_guarded(lua_State *L, lt_lua *s, guard *g)
     }
 }
 
-/* Keeps the results of a step, from index first on, beyond its scope: tensors, and tensors that are
+/* Moves the results of a step, from index first on, out of its scope: tensors, and tensors that are
  * direct items of tables. */
 static void keep_results(lua_State *L, lt_lua *s, int first)
 {

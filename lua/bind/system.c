@@ -1,7 +1,8 @@
 /* system.c - system services for a training run: clock, folders, files, a lock, the terminal, and
  * requests to stop. The callers are the embedded files of a run.
  *
- * Errors: LT_EENV if a path cannot be created or locked, LT_EFILE if it cannot be written.
+ * Errors: LT_EENV if a folder or a lock file cannot be created, LT_EFILE if a file cannot be
+ * written.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* times.c - measures the time of each op, forward and backward, summed over calls with the same
  * shapes. The callers are the embedded files that measure speed.
  *
- * The library calls the timer where no Lua error may be raised. So a hash table in C holds the sums
- * until op_times() reads them. If memory for a row ran out, op_times() raises the error.
+ * The library calls the timer where no Lua error may be raised. So a hash table in C stores the
+ * sums until op_times() reads them. If there was no memory for a row, op_times() raises the error.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,9 @@
 
 enum { FIRST_ROOM = 256, SHAPES = 3 };
 
-/* Calls with equal keys are summed. The key holds the op, its direction, the gradients that were
- * computed, and the dtype and dims of the first two inputs and of the first output. Keys are hashed
- * and compared as bytes, so padding must be cleared. */
+/* Calls with equal keys are summed. The key consists of the op, its direction, the gradients that
+ * were computed, and the dtype and dims of the first two inputs and of the first output. Keys are
+ * hashed and compared as bytes, so padding must be zero. */
 typedef struct key {
     const lt_schema *schema;
     uint64_t wanted; /* bit i: the gradient of input i was computed */
