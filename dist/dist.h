@@ -82,8 +82,8 @@ LT_API void lt_group_set_threads(lt_group *group, int threads);
 /* ==== Collectives ============================================================================= */
 
 /* All ranks must call the same collectives in the same order, with the same `what`, count or bytes,
- * dtype, wire and root. If they do not, the result is LT_EDESYNC, with a message that says which
- * rank called what. A collective waits for the other ranks. It returns LT_EPEER if one of them does
+ * dtype, wire and root. If they do not, the result is LT_EDESYNC, and the message names two ranks
+ * and their calls. A collective waits for the other ranks. It returns LT_EPEER if one of them does
  * not arrive before the timeout, has failed or has left; LT_EINVAL for invalid arguments; and
  * LT_EENV if memory of another rank cannot be mapped. After a failure the contents of data are
  * undefined, and all further collectives fail with the same cause. All data is in CPU memory. */
@@ -121,7 +121,7 @@ LT_MUST lt_status lt_group_time(lt_group *group, int64_t count, lt_dtype wire, b
                                 double *seconds, int n);
 
 /* Total bytes that this rank has sent to other ranks or exchanged with them in shared memory, not
- * counting sums on accelerators. Not while a task runs. */
+ * counting sums on accelerators. Call it when no task runs. */
 LT_API uint64_t lt_group_bytes(const lt_group *group);
 
 /* ==== In the background ======================================================================= */
@@ -338,8 +338,8 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     /* pack() may set it if in_f16, to the same value on all ranks: the bucket is multiplied by
      * 2^exponent while it travels */
     int exponent;
-    /* pack() writes it; in unpack() it holds the sums. Whole numbers: sums are exact up to 256 in
-     * bf16 and up to 2048 in f16 */
+    /* pack() writes it; in unpack() it contains the sums. Whole numbers: sums are exact up to 256
+     * in bf16 and up to 2048 in f16 */
     float tail[LT_MAX_TAIL];
 } lt_packet;
 

@@ -21,8 +21,9 @@ typedef struct lt_staging { /* initially all zeros, except the device */
     uint64_t last; /* mark of the last upload; 0 if the stream already waits for it */
 } lt_staging;
 
-/* If *room is less than `bytes`, replaces *at by CPU memory of at least `bytes` that the device can
- * copy to. The contents are lost. LT_ENOMEM, or an earlier failure of the device. */
+/* If *room is less than `bytes`, replaces *at with `bytes` bytes of CPU memory that the device can
+ * copy to and from, and sets *room. The contents are lost. LT_ENOMEM, or an earlier failure of the
+ * device. */
 LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes);
 
 /* Allocates buffers for the largest bucket of a plan and its tail. On the rank's thread, while no

@@ -27,8 +27,9 @@ typedef struct settings {
     int n_options;     /* number of words before argv: the program, and options with their values */
 } settings;
 
-/* Reads environment variables and flags into s, and warns of misspelled variables. Removes "launch"
- * and its own flags from argv, which then holds the command of one rank. LT_EUSAGE, LT_ENOMEM. */
+/* Reads environment variables and flags into s, and warns about misspelled variables. Removes
+ * "launch" and its own flags from argv, which then contains the command of one rank. LT_EUSAGE,
+ * LT_ENOMEM. */
 LT_MUST lt_status read_options(settings *s, char **argv);
 /* The name of option i, from 0, such as "save-every". NULL if there is no such option. */
 const char *option_name(int i);
