@@ -11,16 +11,16 @@
 require "luatrain"
 
 return function(nets)
-  local came = {}                            -- by name: the gradients completed in this step
+  local complete = {}                        -- by name: the gradients completed in this step
   local function ready(name, i, grad)
-    came[name] = came[name] or {}
-    came[name][i] = grad
-    if #came[name] < #nets then return end
-    local sum = came[name][1]
-    for k = 2, #nets do sum = sum + came[name][k] end
+    complete[name] = complete[name] or {}
+    complete[name][i] = grad
+    if #complete[name] < #nets then return end
+    local sum = complete[name][1]
+    for k = 2, #nets do sum = sum + complete[name][k] end
     local mean = sum / #nets
-    for _, g in ipairs(came[name]) do g:copy(mean) end
-    came[name] = nil
+    for _, g in ipairs(complete[name]) do g:copy(mean) end
+    complete[name] = nil
   end
   for i, net in ipairs(nets) do
     for name, p in net:named_parameters() do

@@ -79,7 +79,7 @@ T.test("other dtypes", function()
   local m16, m64 = m:cast "f16", m:cast "f64"
   lt.autocast("bf16", function()
     T.equal(lt.matmul(m16, m).dtype, "bf16")
-    T.equal((m16 + half(m)).dtype, "f32")                -- neither half dtype can hold the other
+    T.equal((m16 + half(m)).dtype, "f32")                -- neither half dtype includes the other
     T.equal((half(m) * 3).dtype, "bf16")                 -- a number gets the tensor's dtype
     T.equal(lt.linear(m64, m64).dtype, "f64")
     T.equal(m64:sum().dtype, "f64")
@@ -159,7 +159,7 @@ T.test("gradients are in f32 and equal those of explicit casts", function()
       assert(distance(p.grad, wanted[name]) < 1e-2, name)
     end
     local rounded = lt.eq(half(p.grad):cast "f32", p.grad):cast("f32"):mean():item()
-    assert(#p.shape == 1 or rounded < 0.1, name .. " has a gradient in halves")
+    assert(#p.shape == 1 or rounded < 0.1, name .. " has a half-precision gradient")
   end
 end)
 
@@ -167,7 +167,7 @@ T.test("gradients accumulate in f32, and a parameter may be both inputs", functi
   local fc = nn.linear{4, 4, bias = false}
   fc(lt.ones({1, 4}))
   local w, ones = fc.w, lt.ones({1, 4})
-  -- bf16 cannot hold 256 + 1.
+  -- bf16 cannot represent 256 + 1.
   lt.autocast("bf16", function()
     fc(ones * 256):sum():backward()
     fc(ones):sum():backward()
@@ -327,7 +327,7 @@ T.test("a training loop without lt.run", function()
   assert(losses[#losses] < losses[1] / 2, losses[#losses])
 end)
 
-T.test("a norm adds a residual of another dtype", function()
+T.test("a batch norm adds a residual of another dtype", function()
   local net = nn.residual{body = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}}
   local x = lt.randn{4, 3}
   lt.autocast("bf16", function()
@@ -427,7 +427,7 @@ end)
 
 -- Runs a trial whose steps take `off` and `bf16` seconds, except the first ones, which take longer.
 -- Returns the result, the number of steps and the log line.
-local function try(off, bf16)
+local function run_trial(off, bf16)
   local t, steps = require "luatrain.train.trial".begin{amp = "auto"}, 0
   repeat
     local seconds = t:precision() == "bf16" and bf16 or off
@@ -438,13 +438,13 @@ local function try(off, bf16)
 end
 
 T.test("a trial of precisions keeps the faster one", function()
-  local result, steps, text = try(2.0, 1.0)
+  local result, steps, text = run_trial(2.0, 1.0)
   T.equal(result, {amp = "bf16", off_ms = 2000.0, bf16_ms = 1000.0})
   T.equal(steps, 14)
   T.equal(text, "amp auto: bf16; a step takes 2000 ms in f32 and 1000 in bf16")
-  T.equal(try(1.0, 2.0).amp, "off")
-  T.equal(try(0.1, 0.096).amp, "off")                      -- too small a gain
-  T.equal(try(0.1, 0.094).amp, "bf16")
+  T.equal(run_trial(1.0, 2.0).amp, "off")
+  T.equal(run_trial(0.1, 0.096).amp, "off")                -- too small a gain
+  T.equal(run_trial(0.1, 0.094).amp, "bf16")
 end)
 
 T.test("a run in amp auto", function()

@@ -16,11 +16,11 @@ end
 
 -- ==== Runs =======================================================================================
 
--- Dropout, batch norm, random numbers drawn by the script, micro-batches; with a loop or lt.fit.
+-- Trains with dropout, batch norm, random numbers and micro-batches, in a loop or with lt.fit.
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
-local opt = lt.args{micro = 2, fit = false, mixup = 0.0, zero = false, sync = false, look = false}
+local opt = lt.args{micro = 2, fit = false, mixup = 0.0, zero = false, sync = false, extra = false}
 local train, test = lt.data.open "synthetic:6x6x1/3/96"
 local norm = opt.sync and nn.sync_batch_norm or nn.batch_norm
 local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, norm{8}, nn.relu(), nn.dropout{0.3},
@@ -40,7 +40,7 @@ end
 local parts = opt.micro > 1 and lt.micro_batches or whole
 for epoch in run:epochs() do
   for x, y in run:batches() do
-    if opt.look then net(x) end
+    if opt.extra then net(x) end
     run:step(function()
       if opt.zero then settings.optim:zero_grad() end
       local sum = 0
@@ -60,7 +60,7 @@ for epoch in run:epochs() do
   run:report(run:evaluate(test))
 end
 print(("calls %d ends %d"):format(calls, ends))
--- The losses of the first step: of the check in half precision and in f32, and of the training.
+-- losses[1] and [2] are of the check, in half precision and in f32; [3] is of the first step.
 print(losses[1] == losses[3] and losses[1] ~= losses[2] and "the same random numbers" or "others")
 ]]
 
@@ -105,7 +105,7 @@ T.test("checks do not change a run", function()
   local n = 0
   for _, case in ipairs{
     {"--threads 1 --amp fp16", ""},
-    {"--threads 1 --amp bf16", "--zero --look --micro 1"},
+    {"--threads 1 --amp bf16", "--zero --extra --micro 1"},
     {"--threads 1 --amp fp16", "--fit"},
     {"--threads 1 --amp bf16", "--fit --micro 1 --mixup 0.4"},
     {"--ranks 2 --threads 1 --amp fp16", ""},
@@ -117,13 +117,13 @@ T.test("checks do not change a run", function()
     n = n + 1
     local checks, text = same_run("case" .. n, table.unpack(case))
     T.equal(#checks, 3)
-    if n <= 2 then                                     -- 3 checks of 2 more calls, not to the end
+    if n <= 2 then                       -- each of 3 checks adds 2 calls that do not reach the end
       assert(text:find("calls 16 ends 10\nthe same random numbers", 1, true), text)
     end
   end
 end)
 
-T.test("an event and a line show what was found", function()
+T.test("the event and the line of a check", function()
   local line = events(out .. "/case1.on", "amp_check")[1]
   T.equal(field(line, "scale"), "65536.0")
   local loss, loss_f32 = tonumber(field(line, "loss")), tonumber(field(line, "loss_f32"))
@@ -153,17 +153,17 @@ T.test("--amp-check requires half precision", function()
 end)
 
 T.test("functions that cannot be checked", function()
-  local function one(name, body, message)
+  local function check_fails(name, body, message)
     T.write(out .. "/wrong.lua", (SCRIPT:gsub("local sum = 0\n", body .. "\n%0")))
     local text, code = run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
                                 :format(name))
     assert(text:find(message, 1, true), text)
     T.equal(code, 1)
   end
-  one("none", "if true then return 0 end",
+  check_fails("none", "if true then return 0 end",
       "amp check: the function returned without calling backward")
-  one("error", "error 'enough'", "wrong.lua:26: enough")
-  one("step", "settings.optim:step()", "in a dry run, which leaves no gradients")
+  check_fails("error", "error 'enough'", "wrong.lua:26: enough")
+  check_fails("step", "settings.optim:step()", "in a dry run, which leaves no gradients")
 end)
 
 -- ==== lt.amp.check ===============================================================================
@@ -200,7 +200,7 @@ T.test("underflow, overflow and rounding of a layer", function()
   T.equal(found.scale, 1.0)
   found = find(1.0, 30000.0, 1.0)
   T.equal(layer_named(found, "net.2").overflow, 1.0)    -- 480000
-  T.equal(layer_named(found, "net.1").overflow, 0.0)    -- the gradient that comes back is 60000
+  T.equal(layer_named(found, "net.1").overflow, 0.0)    -- its gradient is 60000
   found = find(1.0, 4.0, 1 + 2.0 ^ -12)
   T.near(layer_named(found, "net.1").output, 2.0 ^ -12, 1e-7)
   T.near(layer_named(found, "net.1").param_grad, 2.0 ^ -12 * (1 / 2) ^ 0.5, 1e-4)
@@ -247,7 +247,7 @@ T.test("a check has no side effects", function()
   T.equal(hooks, 2)
 end)
 
--- Only the end of a very long name is kept, as layers differ there.
+-- A very long name keeps only its end, where layers differ.
 T.test("layers with long names are distinguished", function()
   local function check(depth)
     local net = nn.sequential{nn.linear{4, 4}, nn.linear{4, 2}}
@@ -298,7 +298,7 @@ print(found and #found.layers, sgd:step())
   T.equal(code, 0)
 end)
 
-T.test("mistakes", function()
+T.test("invalid calls", function()
   local net = make_net(1.0, 1.0)
   local function go() net(lt.ones{3, 4}):sum():backward() end
   T.fails(function() lt.amp.check(7) end, "amp check requires a function, but got 7")
@@ -311,7 +311,7 @@ T.test("mistakes", function()
           "a dry run cannot begin within another one")
   T.fails(function() lt.amp.check(function() lt.amp.scaler{} end) end,
           "the gradient scale cannot change in a dry run")
-  -- What a script makes of the end of its backward does not matter.
+  -- An error ends the first backward of a pass. The script may catch it and fail later.
   local found = lt.autocast("fp16", lt.amp.check, function() pcall(go) error "never mind" end)
   assert(#found.layers > 0)
   T.fails(function() return lt.amp.chekc end, "lt.amp has no 'chekc' (did you mean 'check'?)")

@@ -1,5 +1,5 @@
--- test_annotations.lua - lua/annotations/luatrain.lua, which tells editors what the library has, is
--- up to date and complete.
+-- test_annotations.lua - lua/annotations/luatrain.lua, which describes the API to editors, is up to
+-- date and complete.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -16,7 +16,7 @@ T.test("the file is what tools/annotations.lua prints", function()
   end
 end)
 
--- Fails for each name of a table of the library that the file lacks or has as another type.
+-- Raises an error if the file lacks a name in a table of the library, or gives it another type.
 local function compare(path, real, stub)
   for name, value in pairs(real) do
     local inner = path .. "." .. tostring(name)

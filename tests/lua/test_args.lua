@@ -10,7 +10,7 @@ local function read(...)
   return lt.args(defaults)
 end
 
--- A usage error has no line: it is not the script's fault.
+-- A usage error does not name a line of the script, because the script is correct.
 local function refuses(message, ...)
   local ok, why = pcall(read, ...)
   assert(not ok)
@@ -25,7 +25,7 @@ T.test("flags", function()
           {data = "", epochs = 3, lr = 1e-3, fast = false, max_steps = 1})
 end)
 
-T.test("refused", function()
+T.test("invalid flags", function()
   refuses("script.lua: unknown option '--epoch' (did you mean '--epochs'?)", "--epoch", "3")
   refuses("script.lua: unknown option 'stray'" .. NO_HINT, "stray")
   refuses("script.lua: --threads is an option of luatrain itself and goes before the script: "
@@ -38,14 +38,14 @@ T.test("refused", function()
   refuses("script.lua: --data requires a value", "--data", "--epochs", "3")
 end)
 
-T.test("the last word of a flag's name leads to the flag", function()
+T.test("a flag is suggested for the last word of its name", function()
   arg = {[0] = "script.lua", "--decay", "1e-4"}
   local ok, why = pcall(lt.args, {weight_decay = 1e-4, decay_steps = 3})
   assert(not ok)
   T.equal(why, "script.lua: unknown option '--decay' (did you mean '--weight-decay'?)")
 end)
 
-T.test("the least number follows from the default", function()
+T.test("the sign of the default sets the smallest number", function()
   refuses("script.lua: --epochs must be a positive integer, but is '0'", "--epochs", "0")
   refuses("script.lua: --epochs must be a positive integer, but is '-1'", "--epochs", "-1")
   refuses("script.lua: --lr must be a non-negative number, but is '-0.1'", "--lr=-0.1")

@@ -1,4 +1,4 @@
--- test_arity.lua - functions of the library refuse arguments that they would not look at.
+-- test_arity.lua - functions of the library reject extra arguments.
 local lt = require "luatrain"
 local nn, optim = lt.nn, lt.optim
 local T = require "lt_test"
@@ -29,11 +29,11 @@ T.test("methods of nets", function()
   T.fails(function() net:to("f64", "cpu") end, "net:to accepts 1 argument (dtype), got 2")
   for _, p in ipairs(net:parameters()) do assert(p:sum():item() ~= nil) end
   net:freeze(true):freeze(false):freeze(nil):freeze(false)
-  net:load(file, nil)                                  -- nil is as good as nothing
+  net:load(file, nil)                                  -- nil counts as no argument
   os.remove(file)
 end)
 
-T.test("modules that are called", function()
+T.test("calls of modules", function()
   T.fails(function() nn.linear{2, 2}(x, x) end,
           "net linear{2, 2} accepts 1 argument (x), got 2")
   T.fails(function() nn.relu()(x, 5) end, "net relu accepts 1 argument (x), got 2")
@@ -45,7 +45,7 @@ T.test("modules that are called", function()
   T.equal(any(x, x, x, nil), 4)
 end)
 
-T.test("makers", function()
+T.test("constructors", function()
   T.fails(function() nn.linear({2, 2}, {bias = false}) end,
           "nn.linear accepts 1 argument (a table), got 2")
   T.fails(function() nn.linear(2, 2) end,

@@ -1,4 +1,4 @@
--- test_bench.lua - benchmarks: counts that are known by hand, JSON, and `luatrain bench`. Measured
+-- test_bench.lua - benchmarks: op counts checked by hand, JSON, and `luatrain bench`. Measured
 -- values are checked for plausibility, not for speed.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
@@ -8,7 +8,7 @@ local nn = lt.nn
 
 local LIMITS = {gemm = {f32 = 1e11, bf16 = 2e11}, copy = 1e10, cache = 5000}
 
--- The result of n steps of f, each of 4 images, after one unmeasured step.
+-- Returns the result of `steps` steps of f with 4 images each, after one unmeasured step.
 local function measure(steps, f)
   local meter = bench.meter(1)
   for _ = 0, steps do meter:step(4, f) end
@@ -93,7 +93,7 @@ T.test("times and fractions are plausible, and sorted", function()
   end
   T.equal(#r.ops, 3)
   T.equal(row(r, "matmul", false).flops, 2.0 * 64 ^ 3)
-  T.equal(row(r, "matmul", false).limit, "gemm")            -- 5.2 us of products, 4.9 of bytes
+  T.equal(row(r, "matmul", false).limit, "gemm")            -- 5.2 us for FLOP, 4.9 for bytes
   T.equal(row(r, "add", false).limit, "copy")
   assert(sum < r.step_s)
   T.near(r.outside, 1 - sum / r.step_s, 1e-9)
@@ -172,7 +172,7 @@ T.test("ops outside a step are not timed", function()
   T.equal(r.ops[1].calls, 1.0)
 end)
 
-T.test("batch norm reads tensors twice that exceed the cache", function()
+T.test("batch norm reads a tensor twice if it exceeds the cache", function()
   local function bytes_of(rows, dtype, backward)
     local x = lt.ones{rows, 32}:cast(dtype):requires_grad()
     local scale, shift, mean, var = lt.ones{32}, lt.zeros{32}, lt.zeros{32}, lt.ones{32}
@@ -182,11 +182,11 @@ T.test("batch norm reads tensors twice that exceed the cache", function()
     end)
     return row(r, "batch_norm", backward).bytes
   end
-  -- x, four parameters and buffers, y and two statistics; and x again.
+  -- x, four parameters and buffers, y and two statistics; a large x is read again.
   T.equal(bytes_of(16, "f32", false), 4.0 * (2 * 16 * 32 + 6 * 32))
   T.equal(bytes_of(32, "f32", false), 4.0 * (3 * 32 * 32 + 6 * 32))
   T.equal(bytes_of(64, "bf16", false), 2.0 * 3 * 64 * 32 + 4 * 6 * 32)
-  -- x, dy, scale, two statistics, dx; and x and dy again.
+  -- x, dy, scale, two statistics, dx; large x and dy are read again.
   T.equal(bytes_of(64, "f32", true), 4.0 * (5 * 64 * 32 + 3 * 32))
 end)
 
@@ -209,8 +209,9 @@ end)
 
 -- ==== An earlier result ==========================================================================
 
--- The fields of a result that a comparison reads: an op per item of seconds, in a step of 1 s.
-local function made_up(seconds, amp)
+-- Returns the fields of a result that a comparison reads. A step takes 1 s and has one op for each
+-- item of seconds.
+local function fake_result(seconds, amp)
   local ops = {}
   for name, s in pairs(seconds) do
     ops[#ops + 1] = {op = name, backward = false, dtype = "f32", shapes = {{3, 4}, false, {3, 4}},
@@ -221,8 +222,8 @@ local function made_up(seconds, amp)
           machine = {cpu = "A", threads = 2, backend = "B"}, limits = LIMITS}
 end
 
-T.test("how an earlier result differs", function()
-  local now, before = made_up({}, "off"), made_up({}, "bf16")
+T.test("a comparison shows how the machine and the settings differ", function()
+  local now, before = fake_result({}, "off"), fake_result({}, "bf16")
   before.images_per_s, before.machine = 80.0, {cpu = "C", threads = 4, backend = "D"}
   before.limits = {gemm = {f32 = 2e11, bf16 = 1e11}, copy = 1e10}
   T.equal(bench.compare(now, now, "x"), {"x: 100 img/s, 100 before (+0.0 %); limits: product "
@@ -231,7 +232,7 @@ T.test("how an earlier result differs", function()
           .. "-50.0 % f32, +100.0 % bf16, copy +0.0 %; cpu was C; threads was 4; backend was D; "
           .. "amp was bf16"})
   local function refused(key, value, message)
-    local other = made_up({}, "off")
+    local other = fake_result({}, "off")
     other[key] = value
     local _, why = pcall(bench.compare, now, other, "x")
     T.equal(why, "bench: x: the earlier result is of another net or batch: " .. message)
@@ -241,10 +242,10 @@ T.test("how an earlier result differs", function()
 end)
 
 T.test("ops that are 10 % slower and take 1 % of the step are named", function()
-  local lines = bench.compare(made_up{exp = 0.56, relu = 0.218, tanh = 0.011, log = 0.0099,
-                                      neg = 0.1},
-                              made_up{exp = 0.50, relu = 0.200, tanh = 0.009, log = 0.0010,
-                                      abs = 0.1}, "x")
+  local lines = bench.compare(fake_result{exp = 0.56, relu = 0.218, tanh = 0.011, log = 0.0099,
+                                          neg = 0.1},
+                              fake_result{exp = 0.50, relu = 0.200, tanh = 0.009, log = 0.0010,
+                                          abs = 0.1}, "x")
   T.equal(table.concat(lines, "\n", 2), [[
   slower: exp 3x4: 560.000 ms, 500.000 before (+12.0 %)
   slower: tanh 3x4: 11.000 ms, 9.000 before (+22.2 %)]])
@@ -314,7 +315,7 @@ local function read(name) return json.read(T.read(path(name))) end
 -- Runs `luatrain bench ARGUMENTS`. Returns its output and exit code.
 local function run(arguments) return T.run(folder, "bench " .. arguments) end
 
--- Epochs of 3 steps, so that evaluations and reports are in between.
+-- An epoch has 3 steps, so evaluations and reports run between the measured steps.
 write("train.lua", [[
   local lt = require "luatrain"
   local train, test = lt.data.open "synthetic:8x8x2/5/12"
@@ -444,7 +445,7 @@ local SIGNALLED = [[
     run:evaluate(train, {loss = function(...) evaluate() return lt.cross_entropy(...) end})
   end]]
 
--- code and the rest of the output; what the run wrote is gone.
+-- Returns the exit code and the output after its first line. The folder of the run must be gone.
 local function run_signalled(lines)
   write("signalled.lua", SIGNALLED:format(lines))
   local out, code = run "--steps 3 signalled.lua"

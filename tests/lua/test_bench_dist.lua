@@ -1,5 +1,5 @@
--- test_bench_dist.lua - the cost of data parallelism: the model of the prediction in cases that are
--- known by hand, and `luatrain bench dist`.
+-- test_bench_dist.lua - the cost of data parallelism: the prediction, checked by hand, and
+-- `luatrain bench dist`.
 local T = require "lt_test"
 local dist = require "luatrain.commands.bench_dist"
 local json = require "luatrain.json"
@@ -68,7 +68,7 @@ T.test("allreduces by size", function()
   assert(r.sums[6].seconds > 0 and not r.sums[6].mpi_seconds)
 end)
 
-T.test("steps in all ways", function()
+T.test("all ways of exchanging gradients", function()
   local out, code = run("--ranks 2 --wire fp16 bench dist --most 1 --steps 6 --ablation --link 10 "
                         .. "--latency 5 --json all.json train.lua")
   T.equal(code, 0)
@@ -87,12 +87,12 @@ T.test("steps in all ways", function()
   assert(sent > own and sent < own + 600, sent)            -- plus the step record and the
                                                            -- tail of the bucket
   T.equal(#r.buckets, 1)
-  T.equal(r.buckets[1].bytes, 4 * (64 + 16 + 544 + 5))     -- parameters begin at 64 bytes
+  T.equal(r.buckets[1].bytes, 4 * (64 + 16 + 544 + 5))     -- aligned to 64 bytes
   T.equal(r.predictions[3].ranks, 32)
   assert(near(r.predictions[3].alpha, 5e-6) and near(r.predictions[3].beta, 4e-10))
 end)
 
-T.test("a loss scale costs no collective", function()
+T.test("a loss scale adds no collective", function()
   local _, code = run("--ranks 2 bench dist --amp fp16 --most 1 --steps 3 --json half.json "
                       .. "train.lua")
   T.equal(code, 0)
@@ -101,7 +101,7 @@ T.test("a loss scale costs no collective", function()
   T.equal(collectives, {0, 1, 0})
 end)
 
-T.test("it leaves no files and no processes", function()
+T.test("a benchmark leaves only its JSON files", function()
   local list = assert(io.popen("ls -a " .. folder))
   T.equal(list:read "a", ".\n..\nall.json\nhalf.json\nnothing.lua\nsums.json\ntrain.lua\n")
   list:close()

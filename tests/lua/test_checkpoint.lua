@@ -58,7 +58,7 @@ local function write(path, text)
   file:write(text)
 end
 
--- The lines of steps, epochs and ends in metrics.jsonl, without measured values.
+-- The fields of steps and epochs in metrics.jsonl, without measured times.
 local function metrics(path)
   local list = {}
   for line in io.lines(path .. "/metrics.jsonl") do
@@ -76,10 +76,10 @@ local whole = folder()
 local whole_net, whole_result = train_net(whole)
 assert(whole_result)
 
--- The message of an error, without the line where it was raised.
+-- The message of an error, without its line number.
 local function message(err) return (err:gsub("^[^:]*:%d+: ", "")) end
 
-T.test("a run in parts equals the uninterrupted run", function()
+T.test("a run in several parts equals the uninterrupted run", function()
   for _, cuts in ipairs{{1, 2, 3}, {4}, {5, 9}, {8}, {11}, {12}} do
     local out = folder()
     for _, step in ipairs(cuts) do
@@ -246,7 +246,7 @@ T.test("a damaged step number is reported, and the previous checkpoint used", fu
   assert(said[1]:find("; resuming from " .. before, 1, true), said[1])
 end)
 
-T.test("of two copies of a checkpoint, that with the run's own name is used and pruned", function()
+T.test("of two copies of a checkpoint, the one with the usual name is used and pruned", function()
   local out, _, newest = stopped_run()
   write(out .. "/step-7.safetensors", read(newest))
   write(out .. "/step-00000005.safetensors", read(newest))
@@ -348,15 +348,15 @@ T.test("another run may resume from a checkpoint", function()
   end
 end)
 
-T.test("another batch size causes a warning", function()
+T.test("a changed batch size causes a warning", function()
   local out, _, newest = stopped_run()
   local _, result = train_net(out, {batch = 10})
   assert(result)
   T.equal(warnings(out), {newest .. " was made with batches of 8 images, but now they have 10"})
 end)
 
--- A run with a loop of its own, which calls change(optim) at the start of epoch 2. Stops after
--- max_steps, if given. Returns the net.
+-- Trains in a loop that calls change(optim) at the start of epoch 2, and stops after max_steps, if
+-- given. Returns the net and the optimizer.
 local function train_by_hand(out, options, change, max_steps)
   local net = make_net()
   local groups = {{params = {table.unpack(net:parameters(), 1, 4)}},
@@ -380,7 +380,7 @@ local function train_by_hand(out, options, change, max_steps)
   return net, sgd
 end
 
-T.test("settings that a script changed during the run persist", function()
+T.test("settings that the script changes during the run persist", function()
   local changes = {
     function(sgd) sgd.lr = 0.01 end, function(sgd) sgd.momentum = 0.5 end,
     function(sgd) sgd.clip, sgd.weight_decay, sgd.nesterov = 0.25, 0.1, true end,
@@ -402,7 +402,7 @@ T.test("settings that a script changed during the run persist", function()
   T.equal(train_by_hand(out, options, nothing):sha256(), wanted)
 end)
 
-T.test("settings that the user changed since apply, with a warning", function()
+T.test("settings that the user has edited in the script apply, with a warning", function()
   local out = folder()
   local function change(sgd) sgd.lr = 0.01 end
   train_by_hand(out, {lr2 = 0.2}, change, 5)
@@ -413,7 +413,7 @@ T.test("settings that the user changed since apply, with a warning", function()
   T.equal({sgd.lr, sgd.groups[2].lr}, {0.02, 0.1})
 end)
 
-T.test("another number of epochs causes a warning", function()
+T.test("a changed number of epochs causes a warning", function()
   local out, _, newest = stopped_run()
   train_net(out, {epochs = 4})
   T.equal(warnings(out), {newest .. " was made for 3 epochs, but now there are 4"})
@@ -449,7 +449,7 @@ T.test("a resumed run keeps the numbers of its report", function()
   assert(run.result.loss ~= run.result.loss)
 end)
 
-T.test("a resumed run continues its times", function()
+T.test("a resumed run continues its clock", function()
   local out = folder()
   local function last(event, name)
     local value
@@ -461,7 +461,7 @@ T.test("a resumed run continues its times", function()
   train_net(out, {max_steps = 4})                        -- after epoch 1, before its evaluation
   local before = last("end", "wall_s")
   train_net(out, {max_steps = 5})
-  local saved = last("start", "t")                       -- times after the save are dropped
+  local saved = last("start", "t")                       -- the time after the save is dropped
   assert(saved > 0 and saved <= before and last("end", "wall_s") > saved)
   local per_s, wall_s = last("epoch", "samples_per_s"), last("epoch", "wall_s")
   assert(wall_s > 0 and wall_s <= before)

@@ -34,7 +34,7 @@ T.test("load accepts source text only", function()
   T.equal({load("+ 'attempt to load a binary chunk'")},
           {nil, "[string \"+ 'attempt to load a binary chunk'\"]:1: unexpected symbol near '+'"})
   T.equal(load("x = 3; return _ENV", nil, nil, {})().x, 3)
-  T.equal(pcall(load("return x", nil, nil, nil)), false)    -- a nil environment is used, too
+  T.equal(pcall(load("return x", nil, nil, nil)), false)    -- an explicit nil environment counts
   T.equal(select(2, pcall(load)), "bad argument #1 to 'load' (function expected, got no value)")
 end)
 

@@ -1,4 +1,4 @@
--- test_data.lua - the data sets, on small files in the formats of the real ones.
+-- test_data.lua - data sets, read from small files in the formats of the real ones.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -198,7 +198,7 @@ end)
 T.test("a loop may end early, and a pass has statistics", function()
   local set = numbered(100)
   for x in set:batches{batch = 10, workers = 2} do
-    local function captures() return x end       -- a closing value would be lost in Lua 5.4.4
+    local function captures() return x end       -- here Lua 5.4.4 loses the loop's closing value
     assert(captures() == x)
     break
   end
@@ -244,7 +244,7 @@ T.test("a finalizer may close a pass that is in use", function()
   T.equal(collect_inside(function() pass:close() end, pass.next, pass),
           "batches: this pass over the data was closed; open another with set:batches")
 
-  local new_batches                                -- the call that enters C
+  local new_batches                                -- the C function that set:batches calls
   for i = 1, math.huge do
     local name, value = debug.getupvalue(set.batches, i)
     if name == "core" then new_batches = value.new_batches; break end
@@ -254,9 +254,9 @@ T.test("a finalizer may close a pass that is in use", function()
           "this luatrain.Source was closed")
 end)
 
--- ==== One's own data =============================================================================
+-- ==== Tensors of the user ========================================================================
 
-T.test("a set of the user's own images", function()
+T.test("a set of images in a tensor", function()
   local x, y = lt.zeros({4, 3, 2}, {dtype = "u8"}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local set = lt.data.set{x, y, mean = 0.5, std = 0.25}
   T.equal({#set, set.count, set.classes, set.height, set.width, set.channels},
@@ -287,7 +287,7 @@ T.test("a set of the user's own images", function()
   T.equal(kept:open_batches{batch = 2}:next():totable(), {{{{1.0}}}, {{{1.0}}}})
 end)
 
-T.test("a set of the user's own images, resized", function()
+T.test("a set of images in a tensor, resized", function()
   local x = lt.zeros({2, 8, 8, 1}, {dtype = "u8"})
   for row = 1, 8 do
     for column = 1, 8 do x:set(1, row, column, 1, 30 * row) end
@@ -296,7 +296,7 @@ T.test("a set of the user's own images, resized", function()
   local y, labels = set:open_batches{batch = 2, dtype = "u8"}:next()
   T.equal({y.shape, labels:totable(), set.height, set.classes}, {{2, 4, 4, 1}, {1, 0}, 4, 2})
   local rows = y:totable()[1]
-  for row = 1, 4 do                         -- of the middle 7 rows two become one, but for edges
+  for row = 1, 4 do                         -- the middle 7 rows become 4; edges are less exact
     T.near(rows[row][2][1], 30 * (1.5 + 1.75 * (row - 0.5)) - 15, 4)
   end
   T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
@@ -369,7 +369,7 @@ T.test("synthetic", function()
           "synthetic data: images must have 1 to 4 channels, but have 9")
 end)
 
--- ==== Files of images ============================================================================
+-- ==== Image files ================================================================================
 
 local function crc32(text)
   local crc = 0xffffffff
@@ -448,9 +448,9 @@ T.test("images in folders", function()
   T.equal(train:sized(5), train)
   T.equal(train:sized(nil), train)
   for _, o in ipairs{{batch = 6}, {batch = 6, area = 0.3, flip = true}} do
-    local there = lt.data.open(what, {size = 4}):open_batches(o):next()
-    T.equal(small:open_batches(o):next():totable(), there:totable())
-    T.equal(small:sized(5):sized(4):open_batches(o):next():totable(), there:totable())
+    local wanted = lt.data.open(what, {size = 4}):open_batches(o):next()
+    T.equal(small:open_batches(o):next():totable(), wanted:totable())
+    T.equal(small:sized(5):sized(4):open_batches(o):next():totable(), wanted:totable())
   end
 
   make "photos/test/bird"
@@ -463,7 +463,7 @@ T.test("images in folders", function()
           ("%s/photos/train has a class 'cat', but %s/photos/test does not"):format(folder, folder))
 end)
 
-T.test("an image that cannot be read is named", function()
+T.test("the error of an image that cannot be read names it", function()
   write("photos/train/cat/2.png", "nothing")
   os.execute(("cp -r %s/photos/train/cat %s/photos/test"):format(folder, folder))
   local train = lt.data.open("images:" .. folder .. "/photos", {size = 4})

@@ -1,11 +1,11 @@
--- test_determinism.lua - the same seed gives the same bits; looking on, stopping and going on
--- change nothing, and pieces give what the whole gives.
+-- test_determinism.lua - the same seed gives the same bits. Extra forward passes, stopping and
+-- resuming do not change a run, and micro-batches draw the random numbers of the whole batch.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
--- The sha256 of a small net with all that is random in it, after a few steps. observe(net, x) may
--- look on.
+-- Trains a small net that uses random numbers for a few steps, and calls observe(net, x) after each
+-- step, if given. Returns the sha256 of the net.
 local function train(seed, observe)
   lt.seed(seed)
   local net = nn.sequential{
@@ -24,12 +24,12 @@ local function train(seed, observe)
   return net:sha256()
 end
 
--- The looks that a script may take at a run.
-local looks = {
-  after_the_step = function(net, x) net(x) end,
+-- Extra forward passes that must not change a run.
+local extras = {
+  with_gradients = function(net, x) net(x) end,
   without_gradients = function(net, x) lt.no_grad(function() net(x) end) end,
   in_micro_batches = function(net, x, y) for part in lt.micro_batches(2, x, y) do net(part) end end,
-  broken_off = function(net, x, y)
+  in_one_micro_batch = function(net, x, y)
     for part, _, share in lt.micro_batches(4, x, y) do
       net(part)
       if share < 1 then break end
@@ -38,39 +38,41 @@ local looks = {
   nothing = function() end,
 }
 
--- A run of six steps whose dropout comes where no gradient goes; it learns from itself, too. Prints
--- the digest of the net and the weights that learn.
+-- A run of six steps. Dropout runs where no gradient flows, and the loss compares the net with a
+-- second pass of itself. extras[inside] is called in each step, extras[between] after it. Prints
+-- the digest of the net and the weights that are trained.
 local function train_frozen(inside, between, micro_batches)
   local train = lt.data.open "synthetic:4x4x1/3/60"
   local body = nn.sequential{nn.flatten(), nn.linear{16, 8}, nn.relu()}
   local net = nn.sequential{nn.dropout{0.2}, body, nn.dropout{0.5}, nn.linear{8, 3}}
   body:freeze()
   local sgd = lt.optim.sgd(net, {lr = 0.1})
-  local function go(x, y, share)
+  local function backward(x, y, share)
     local logits = net(x)
     local teacher = lt.no_grad(function() return net(x):softmax() end)
-    local apart = logits:softmax() - teacher
-    local loss = (lt.cross_entropy(logits, y) + (apart * apart):mean()) * share
+    local diff = logits:softmax() - teacher
+    local loss = (lt.cross_entropy(logits, y) + (diff * diff):mean()) * share
     loss:backward()
     return loss:item()
   end
-  local function learn(x, y)
+  local function train_step(x, y)
     local sum = 0.0
     if micro_batches == 1 then
-      sum = go(x, y, 1.0)
+      sum = backward(x, y, 1.0)
     else
-      for part, labels, share in lt.micro_batches(micro_batches, x, y) do sum = sum + go(part,
-          labels, share) end
+      for part, labels, share in lt.micro_batches(micro_batches, x, y) do
+        sum = sum + backward(part, labels, share)
+      end
     end
     sgd:step()
-    looks[inside](net, x, y)
+    extras[inside](net, x, y)
     return sum
   end
   local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 20}
   for _ in run:epochs() do
     for x, y in run:batches() do
-      run:step(learn, x, y)
-      lt.step(looks[between], net, x, y)
+      run:step(train_step, x, y)
+      lt.step(extras[between], net, x, y)
     end
   end
   print(net:sha256())
@@ -82,8 +84,8 @@ if arg[1] == "frozen" then
   os.exit(0, true)
 end
 
--- A net's initial values depend on its number in this process too, and dropout on the count of
--- steps: so each run is a program of its own.
+-- Initial values also depend on how many nets a process has made, and dropout on how many steps it
+-- has run. So each run is a separate process.
 if arg[1] then
   print(train(tonumber(arg[2]), ({
     evaluation = function(net, x)
@@ -114,6 +116,7 @@ end)
 T.test("an extra evaluation changes nothing", function()
   T.equal(run("evaluation", 1), run("nothing", 1))
 end)
+
 T.test("an extra random call without gradients changes nothing", function()
   T.equal(run("forward", 1), run("nothing", 1))
 end)
@@ -125,50 +128,50 @@ local function command(inside, between, micro_batches, options)
     T.program(), folder, options or "--resume never", arg[0], inside, between, micro_batches)
 end
 
--- What train_frozen prints: a digest, and a list of numbers.
-local function frozen(...)
+-- Runs train_frozen in a process. Returns the digest and the list of weights that it prints.
+local function run_frozen(...)
   local pipe = assert(io.popen(command(...)))
   local sha, numbers = pipe:read "l", {}
   for value in pipe:read "a":gmatch "%S+" do numbers[#numbers + 1] = tonumber(value) end
   assert(pipe:close() and #sha == 64)
   return sha, numbers
 end
-local sha, weights = frozen("nothing", "nothing", 1)
 
-T.test("a run that is stopped goes on with the same draws", function()
+local sha, weights = run_frozen("nothing", "nothing", 1)
+
+T.test("a resumed run draws the same random numbers", function()
   assert(os.execute(command("nothing", "nothing", 1, "--resume never --max-steps 4 2>/dev/null")))
-  T.equal(frozen("nothing", "nothing", 1, "--resume auto"), sha)
+  T.equal(run_frozen("nothing", "nothing", 1, "--resume auto"), sha)
 end)
 
-T.test("micro-batches of a batch draw what the whole does, trained or not", function()
-  local _, of_micro_batches = frozen("nothing", "nothing", 3)
+T.test("micro-batches draw the numbers of the whole batch, with or without gradients", function()
+  local _, of_micro_batches = run_frozen("nothing", "nothing", 3)
   T.equal(#of_micro_batches, 24)
   for i, value in ipairs(of_micro_batches) do T.near(value, weights[i], 1e-5) end
 end)
 
-for look in pairs(looks) do
-  T.test(("a look at a run, %s"):format(look), function()
-    T.equal(frozen(look, "nothing", 1), sha)
-    T.equal(frozen("nothing", look, 1), sha)
+for extra in pairs(extras) do
+  T.test(("an extra forward pass changes nothing: %s"):format(extra), function()
+    T.equal(run_frozen(extra, "nothing", 1), sha)
+    T.equal(run_frozen("nothing", extra, 1), sha)
   end)
 end
 
-
-T.test("looking at a net in mid-step changes nothing", function()
-  local function running(look)
+T.test("eval and sha256 within a step do not change running statistics", function()
+  local function statistics(inspect)
     lt.seed(1)
     local net = nn.sequential{nn.batch_norm{2}}
     local o = lt.optim.sgd(net, {lr = 0.1})
     local a, b = lt.randn({6, 2}), lt.randn({4, 2})
     net(a):sum():backward()
-    look(net)
+    inspect(net)
     net(b):sum():backward()
     o:step()
     return net[1].mean:totable()[1], net[1].var:totable()[1]
   end
-  local mean, var = running(function() end)
-  for _, look in ipairs{function(net) net:eval():train() end, function(net) net:sha256() end} do
-    local m, v = running(look)
+  local mean, var = statistics(function() end)
+  for _, inspect in ipairs{function(net) net:eval():train() end, function(net) net:sha256() end} do
+    local m, v = statistics(inspect)
     T.equal(m, mean)
     T.equal(v, var)
   end

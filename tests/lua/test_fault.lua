@@ -1,5 +1,5 @@
 -- test_fault.lua - if any allocation fails, a script ends with exit code 7 and a message, or
--- continues without it.
+-- continues without the memory.
 local T = require "lt_test"
 
 if arg[1] then

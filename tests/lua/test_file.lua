@@ -83,7 +83,7 @@ T.test("a file of another program has no digest", function()
   T.equal(texts, {format = "pt"})
 end)
 
--- Returns the core, which only the embedded files can access.
+-- Returns the C core, which only the embedded files can access.
 local function find_core()
   for i = 1, math.huge do
     local name, value = debug.getupvalue(lt.load, i)
@@ -92,7 +92,7 @@ local function find_core()
   end
 end
 
-T.test("whether a file has a digest", function()
+T.test("has_digest", function()
   local core = find_core()
   local function has_digest()
     local file <close> = core.open_file(path)
@@ -117,6 +117,8 @@ T.test("a finalizer may close a file or a tensor that is in use", function()
   local what = {}
   for i, name in ipairs(names) do what[name] = tensors[i] end
   lt.save(path, what, meta)
+  -- Calls fn and closes x in the k-th garbage collection during the call. Returns whether there
+  -- were so many collections.
   local function close_in(x, k, fn)
     local closed = false
     local function arm(left)
@@ -132,18 +134,18 @@ T.test("a finalizer may close a file or a tensor that is in use", function()
     coroutine.wrap(arm)(k)   -- leaves no reference on this stack
     collectgarbage "restart"
     local ok, why = pcall(fn)
-    local came = closed
+    local closed_in_call = closed
     collectgarbage("incremental", 200, 100, 13)
     assert(ok or why:find " was closed", why)
-    return came
+    return closed_in_call
   end
   for _, method in ipairs{"names", "meta", "read", "shape"} do
-    local came = false
+    local closed = false
     for k = 1, 9 do
       local file = core.open_file(path)
-      came = close_in(file, k, function() return file[method](file, names[7]) end) or came
+      closed = close_in(file, k, function() return file[method](file, names[7]) end) or closed
     end
-    assert(came, method)
+    assert(closed, method)
   end
   for k = 1, 4 do
     local list = {lt.ones({64}), lt.ones({64})}

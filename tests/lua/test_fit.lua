@@ -5,7 +5,7 @@ local T = require "lt_test"
 
 local folder = T.folder
 
--- n images of 4 x 4. The position of the bright pixels is the class, one of 3.
+-- n images of 4 x 4 in 3 classes. The row of bright pixels is the class.
 local function make_set(n)
   local x, labels = lt.randn({n, 4, 4, 1}) * 0.5, {}
   for i = 1, n do
@@ -67,7 +67,7 @@ T.test("lt.fit learns", function()
   assert(io.open(out .. "/curves.svg"):read "a":find "^<svg")
 end)
 
-T.test("the lines of a run", function()
+T.test("the lines that a run logs", function()
   local o, learn = settings(20, {schedule = function(epoch, epochs) return epoch / epochs end})
   local run <close> = lt.run(o)
   local seen, sums = {}, {0.0, 0.0}
@@ -95,13 +95,13 @@ T.test("the lines of a run", function()
       assert(part >= 0 and part <= 1, line)
       sum = sum + part
     end
-    T.near(sum, 1, 5e-4)                           -- they are written with four digits
+    T.near(sum, 1, 5e-4)                           -- fractions are written with four digits
     assert(field(line, "samples_per_s") > 0)
   end
   for epoch, line in ipairs(lines(o.out, "epoch")) do
     T.near(field(line, "loss"), sums[epoch] / 20, 1e-12)
     T.equal({field(line, "top1"), field(line, "test_loss"), field(line, "other")},
-            {0.5, 0.25, 7.123456})       -- not shortened like the other of a step
+            {0.5, 0.25, 7.123456})       -- not rounded like "other" of a step
   end
 end)
 
@@ -124,7 +124,7 @@ T.test("each epoch has each sample once, in the order of the loader", function()
   T.equal(seen, wanted)
 end)
 
-T.test("top k counts labels among the k largest logits", function()
+T.test("top(k) counts labels among the k largest logits", function()
   local z = lt.tensor{{5, 4, 3, 2, 1, 0}, {0, 1, 2, 3, 4, 5}, {1, 1, 1, 1, 1, 1}}
   local function count(k, ...)
     return lt.metrics.top(k).count(z, lt.tensor({...}, {dtype = "i64"})):item()
@@ -133,10 +133,10 @@ T.test("top k counts labels among the k largest logits", function()
   T.equal({count(2, 1, 4, 5), count(2, 2, 3, 5)}, {3, 1})      -- equal logits are not larger
   T.equal({count(5, 4, 1, 0), count(5, 5, 0, 0), count(6, 5, 0, 0)}, {3, 1, 3})
   T.equal({count(9, 5, 0, 0), lt.metrics.top5.name}, {3, "top5"})
-  -- NaN is above all numbers, and a label with a NaN logit is wrong.
+  -- NaN ranks above all numbers, and a label with a NaN logit is wrong.
   z = lt.tensor{{0, 0 / 0, 1, 0, 0, 0}, {0, 0, 0 / 0, 0, 0, 0}, {-1 / 0, 1 / 0, 0, 0, 0, 0}}
   T.equal({count(2, 2, 2, 1), count(2, 0, 0, 0)}, {2, 1})
-  -- Counts up to 300 have no exact bf16.
+  -- bf16 cannot represent all counts up to 300.
   local many = lt.arange(0, 300):reshape{1, 300}:cast "bf16"
   T.equal(lt.metrics.top(5).count(many, lt.tensor({299}, {dtype = "i64"})):item(), 1)
   T.equal(lt.metrics.top(5).count(many, lt.tensor({200}, {dtype = "i64"})):item(), 0)
@@ -339,7 +339,7 @@ T.test("an error ends the run with its exit code", function()
   T.equal(exits, {1, 1, 6})
 end)
 
-T.test("errors of calls in the wrong order", function()
+T.test("calls in the wrong order are errors", function()
   local o, learn = settings(16)
   local run <close> = lt.run(o)
   T.fails(function() run:batches() end,
@@ -412,13 +412,13 @@ T.test("errors of calls in the wrong order", function()
   T.fails(function() run.lr = 5 end, "a run has no 'lr' that can be set")
 end)
 
-T.test("settings are checked before anything is made", function()
+T.test("settings are checked before a run writes anything", function()
   local usage = "lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, "
                 .. "target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}"
   local function refused(change, message)
     local o = settings(10, change)
     T.fails(function() lt.run(o) end, message)
-    assert(not io.open(o.out), "there is a folder")
+    assert(not io.open(o.out), "it made a folder")
   end
   refused({net = false}, "lt.run: 'net' must be a net, but is false")
   refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim, but is a table")
@@ -455,7 +455,7 @@ T.test("lt.fit checks its sets and its loss", function()
           "lt.fit: the images of the test set are 4x5x1, but those of the training set "
           .. "are 4x4x1")
   refused({test = set(4, 4, 4)}, "lt.fit: the test set has 4 classes, but the training set has 3")
-  assert(not io.open(o.out), "there is a folder")
+  assert(not io.open(o.out), "it made a folder")
   refused({loss = function() return 5 end},
           "lt.fit: 'loss' must return a tensor of one number, but returned a number")
   refused({loss = function(logits) return logits end},
@@ -486,14 +486,14 @@ T.test("one run at a time in a folder", function()
   T.equal(run.folder, o.out)
 end)
 
-T.test("a run that waits for its data warns and says why", function()
+T.test("a run that waits for its data warns with the reason", function()
   local waits = require "luatrain.train.data_wait"
   local function warning_of(waited, stats)
     local w, text = waits.new(), nil
     for step = 1, 200 do
       local said = w:step(waited, 0.125, 32, {stats = function() return stats end})
       if said then
-        assert(not text, "it is said once")
+        assert(not text, "a second warning")
         text = said
         T.equal(step, 50)
       end
@@ -512,7 +512,7 @@ end)
 
 -- ==== Micro-batches ==============================================================================
 
--- The gradients of a batch in k micro-batches, as one list.
+-- The loss and the gradients of a batch in k micro-batches, as one list.
 local function gradients(net, k, x, y)
   net:zero_grad()
   local loss = 0.0

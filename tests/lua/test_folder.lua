@@ -48,7 +48,7 @@ local function names(path)
   return text
 end
 
--- ==== A folder that is lost ======================================================================
+-- ==== A lost folder ==============================================================================
 
 local LEAVES = "The run stops after step %d and writes nothing more there; give each run a folder "
                .. "of its own with --out, and leave it in place until the run ends"
@@ -121,10 +121,10 @@ local function swap(cmd, before)
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
   local function act() os.execute(("cd %s; %s"):format(at, cmd)) end
   function checkpoint.save(...)
-    local is_it = (select(1, ...)):find "step%-00000006" ~= nil
-    if is_it and before then act() end
+    local is_step_6 = (select(1, ...)):find "step%-00000006" ~= nil
+    if is_step_6 and before then act() end
     local result = save(...)
-    if is_it and not before then act() end
+    if is_step_6 and not before then act() end
     return result
   end
   local ok, err = pcall(lt.fit, {net = net, train = train, test = test, epochs = 2, batch = 8,
@@ -187,7 +187,7 @@ T.test("a run removes only checkpoints that it wrote or resumed from", function(
           .. "weights.safetensors")
 end)
 
--- ==== Other things under the names of a run's files ==============================================
+-- ==== Other kinds of files under the names of a run ==============================================
 
 local MAKES = {folder = "mkdir %s", fifo = "mkfifo %s", full = "ln -s /dev/full %s",
                zero = "ln -s /dev/zero %s"}
@@ -250,7 +250,7 @@ T.test("--resume with a file that is not a checkpoint", function()
           {5, "t.lua:6: --resume empty: it has no checkpoint\n"})
 end)
 
-T.test("garbage under the names of checkpoints is named, not used and not removed", function()
+T.test("garbage under the names of checkpoints is reported, not used and not removed", function()
   local at = new_folder()
   run(at, "--max-steps 3")
   os.execute(([[cd %s/out
@@ -267,7 +267,7 @@ T.test("garbage under the names of checkpoints is named, not used and not remove
   T.equal(code, 0)
   local _, n = text:gsub("; resuming from out/step%-00000003.safetensors\n", "")
   T.equal(n, 7)
-  T.equal(names(at .. "/out"), before)                 -- step 5 replaced the file of its name
+  T.equal(names(at .. "/out"), before)                 -- step 5 replaced the file of that name
   T.equal({run(at, "--resume never")}, {"", 0})
   T.equal(names(at .. "/out"),
           ".lock curves.svg metrics.jsonl step-00000006.safetensors step-00000012.safetensors "

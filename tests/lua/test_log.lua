@@ -1,5 +1,5 @@
--- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and cutting them, and the
--- output to a pipe. tests/tools/test_terminal tests terminals.
+-- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and truncating the file, and
+-- the output to a pipe. tests/tools/test_terminal tests terminals.
 require "luatrain"
 local T = require "lt_test"
 local log = require "luatrain.train.log"
@@ -73,7 +73,7 @@ T.test("an epoch is one line", function()
           .. '"test_loss":0.5,"samples_per_s":1000.0,"wall_s":60.000,"top5":0.99}\n')
 end)
 
-T.test("texts are escaped, also invalid UTF-8", function()
+T.test("strings are escaped, including invalid UTF-8", function()
   T.equal(lines(function(l)
             l:event("x", {text = 'a "b" \\ c\n\t\r\1', path = "gr\u{fc}n", script = "gr\xfcn"})
           end),
@@ -126,7 +126,7 @@ T.test("a missing folder", function()
           "log.new: unknown key 'mod' (did you mean 'mode'?)")
 end)
 
--- ==== Reading and cutting ========================================================================
+-- ==== Reading and truncating =====================================================================
 
 -- Epoch 1 ends with step 2, epoch 2 with step 4; the line of step 5 is torn.
 local function write_run()
@@ -165,7 +165,7 @@ T.test("reads events up to a step", function()
   T.equal(names(0), "start")
 end)
 
-T.test("cuts back to a position", function()
+T.test("cut removes the lines after a position", function()
   local function cut(step, epoch)
     write_run()
     log.cut(metrics, step, epoch)
@@ -183,9 +183,7 @@ T.test("cuts back to a position", function()
   T.equal(io.open(metrics), nil)
 end)
 
--- ==== For people =================================================================================
-
-T.test("a damaged line between good ones stays, and so do these", function()
+T.test("a damaged line does not hide the lines after it", function()
   local function cut(damaged, step)
     write_all(metrics, table.concat({
       '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}', damaged,
@@ -202,6 +200,8 @@ T.test("a damaged line between good ones stays, and so do these", function()
   end
 end)
 
+-- ==== Console output =============================================================================
+
 T.test("durations and thousands", function()
   T.equal(log.duration(51.4), "51 s")
   T.equal(log.duration(59.6), "1:00")
@@ -214,7 +214,7 @@ T.test("durations and thousands", function()
   T.equal(log.thousands(25557032), "25,557,032")
 end)
 
-T.test("the note at the start", function()
+T.test("the text at the start of a run", function()
   local fields = {
     version = "0.1.0", device = "cpu", backend = "reference kernels", ranks = 1, threads = 1,
     seed = 0, folder = "runs/train_resnet-1", parameters = 272186, images = 60000, height = 28,
@@ -230,7 +230,7 @@ T.test("the note at the start", function()
   T.equal(log.start_text(fields):match "kernels.-seed", "kernels  4 ranks  2 threads each  seed")
 end)
 
-T.test("a pipe gets the first step, epochs, notes and print", function()
+T.test("output to a pipe: the first step, epochs, notes and print", function()
   T.equal(printed("", [[
     l:note "a note"
     for i = 1, 10 do step(i) end
@@ -284,7 +284,7 @@ T.test("mode json: all events on stdout, nothing else", function()
 ]])
 end)
 
-T.test("percent and remaining time are computed from the samples", function()
+T.test("percentage and remaining time are computed from the samples", function()
   local out = printed("", [[
     local function step(step, epoch, samples, steps)
       l.shown = -math.huge                         -- makes the next line due
@@ -311,7 +311,7 @@ T.test("closing a log restores print; closing twice is allowed", function()
   T.equal(print == before, true)
 end)
 
-T.test("a full disk: one warning, and the lines after it are whole", function()
+T.test("a full disk causes one warning, and later lines are complete", function()
   local output = printed("quiet = true", [[
     l.file:close()
     l.file = io.open("/dev/full", "ab")

@@ -14,7 +14,8 @@ local function resident()
   return pages * 4096
 end
 
-local function flat(run)
+-- Checks that memory does not grow in the second half of STEPS steps. run(fn) calls fn in a step.
+local function check_growth(run)
   local net = lt.models.lenet{}
   local sgd = lt.optim.sgd(net, {lr = 0.01, momentum = 0.9})
   local y = lt.tensor({0, 1, 2, 3, 4, 5, 6, 7}, {dtype = "i64"}):slice(1, 1, BATCH)
@@ -33,8 +34,10 @@ local function flat(run)
   assert(growth < 24 << 20, ("grew by %d bytes in the second half"):format(growth))
 end
 
-T.test(STEPS .. " steps with lt.step", function() flat(lt.step) end)
-T.test(STEPS .. " steps without", function() flat(function(step) return step() end) end)
+T.test(STEPS .. " steps with lt.step", function() check_growth(lt.step) end)
+T.test(STEPS .. " steps without lt.step", function()
+  check_growth(function(step) return step() end)
+end)
 
 T.test("a smaller batch reuses the memory of a larger one", function()
   local net = lt.models.lenet{}
@@ -45,9 +48,9 @@ T.test("a smaller batch reuses the memory of a larger one", function()
     return memory.live + memory.cached
   end
   step(128)
-  local held = step(128)
+  local used = step(128)
   for _, batch in ipairs{80, 128, 33, 100, 128} do
-    local more = step(batch) - held
+    local more = step(batch) - used
     assert(more < 1 << 20, more)
   end
 end)

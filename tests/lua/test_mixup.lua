@@ -1,4 +1,4 @@
--- test_mixup.lua - mixed images: pairs and shares, in lt.fit, in other loops and on several ranks.
+-- test_mixup.lua - mixup: pairs and shares, in lt.fit, in other loops and on several ranks.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -36,10 +36,10 @@ T.test("the share is a function of seed and step", function()
   local net = nn.linear{1, 1}
   net(lt.ones{1, 1}):sum():backward()
   lt.optim.sgd(net, {lr = 0.1}):step()
-  assert(share(1) ~= first, "the next step has another one")
+  assert(share(1) ~= first, "each step has its own share")
 end)
 
-T.test("shares are of the beta distribution", function()
+T.test("shares have a beta distribution", function()
   local x, n = lt.ones{1}, 4000
   for _, alpha in ipairs{0.1, 0.4, 1.0, 5.0} do
     local sum, squares, fourths = 0, 0, 0
@@ -56,12 +56,12 @@ T.test("shares are of the beta distribution", function()
     T.near(fourths / n, fourth, 0.12 * fourth)
   end
   lt.seed(1)
-  local _, _, share = lt.mixup(x, x, 1e-9)            -- all of one or of the other
+  local _, _, share = lt.mixup(x, x, 1e-9)            -- only one of the two images
   assert(share == 0 or share == 1)
   T.near((select(3, lt.mixup(x, x, 1e9))), 0.5, 1e-3)
 end)
 
-T.test("refused", function()
+T.test("invalid arguments", function()
   local x, y = lt.ones{2}, lt.ones{3}
   T.fails(function() lt.mixup(x, y, 0.2) end, "lt.mixup: x has 2 samples, but y has 3")
   T.fails(function() lt.mixup(x, x, -1) end,
@@ -69,9 +69,10 @@ T.test("refused", function()
   T.fails(function() lt.mixup(x, 5, 1) end, "lt.mixup: 'y' must be a tensor, but is 5")
 end)
 
--- ==== In a training ==============================================================================
+-- ==== Training ===================================================================================
 
--- A training of 23 images in batches of 10, 10 and 3; `loop` takes net, optimizer, set and mixup.
+-- Prepares training on 23 images, by default in batches of 10, 10 and 3. One of `loops` follows,
+-- with BATCH, MIXUP and MICRO_BATCHES replaced by numbers.
 local script = [[
   local lt = require "luatrain"
   local nn = lt.nn
@@ -117,7 +118,7 @@ local loops = {
   ]],
 }
 
--- The weights after such a training, as one list.
+-- Runs the script with one of the loops. Returns the weights as one list.
 local function trained(options, loop, mixup, micro_batches, batch)
   local folder = T.folder()
   T.write(folder .. "/train.lua", script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
@@ -141,21 +142,21 @@ end
 
 local whole = trained("", "fit")
 
-T.test("lt.fit, lt.run and a loop of one's own do the same", function()
+T.test("lt.fit, lt.run and a plain loop give the same weights", function()
   T.equal(trained("", "run"), whole)
   T.equal(trained("", "plain"), whole)
 end)
 
-T.test("in micro-batches", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
+T.test("micro-batches", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
 
-T.test("in more micro-batches than the last rank has rows of the last batch, which has five",
-    function()
+-- The last batch has 5 rows.
+T.test("more micro-batches than the last rank has rows in the last batch", function()
   local one = trained("", "fit", 0.4, 1, 18)
   near(trained("--ranks 2", "fit", 0.4, 2, 18), one, 1e-5)
   near(trained("--deterministic --vranks 2", "fit", 0.4, 4, 18), one, 1e-5)
 end)
 
-T.test("without mixing it is another training", function()
+T.test("mixup changes the weights", function()
   local none = trained("", "fit", 0)
   T.equal(trained("", "run", 0), none)
   local far = 0
@@ -163,7 +164,7 @@ T.test("without mixing it is another training", function()
   assert(far > 0.01)
 end)
 
-T.test("any number of ranks takes the same steps", function()
+T.test("any number of ranks gives the same weights", function()
   for _, ranks in ipairs{2, 3, 4} do
     for loop in pairs(loops) do near(trained("--ranks " .. ranks, loop), whole, 1e-5) end
   end

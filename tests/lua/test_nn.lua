@@ -1,4 +1,4 @@
--- test_nn.lua - modules: makers, names in the tree, messages, modes, files.
+-- test_nn.lua - modules: constructors, names in the tree, messages, modes, files.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -24,7 +24,7 @@ T.test("names follow the tree", function()
   T.equal(#net:parameters(), 5)
 end)
 
-T.test("named layers run in the order of their making", function()
+T.test("named layers run in the order of creation", function()
   local net = nn.sequential{stem = nn.linear{2, 3}, act = nn.relu(), head = nn.linear{3, 1}}
   T.equal(names(net), "stem.w stem.b head.w head.b")
   T.equal(net(lt.ones({4, 2})).shape, {4, 1})
@@ -33,7 +33,7 @@ T.test("named layers run in the order of their making", function()
           "sequential: layers cannot be added or removed after it is made")
 end)
 
-T.test("modules of one's own", function()
+T.test("modules of the user", function()
   local block = nn.module({
     fc = nn.linear{2, 2}, gain = nn.parameter({2}, {value = 3})
   }, function(self, x)
@@ -54,7 +54,7 @@ T.test("modules of one's own", function()
     "  layers.2: linear{2, 2}   6"}, "\n"))
 end)
 
-T.test("the layers compute", function()
+T.test("the layers run", function()
   local x = lt.randn({2, 6, 6, 4})
   local function shape(layer) return nn.sequential{layer}(x).shape end
   T.equal(shape(nn.conv2d{4, 8, {3, 5}, stride = {1, 2}, pad = {1, 2}, bias = false}), {2, 6, 3, 8})
@@ -139,7 +139,7 @@ T.test("tostring", function()
           "tiny: sequential         2,002,000\n  1: linear{1000, 2000}  2,002,000")
 end)
 
-T.test("makers are strict", function()
+T.test("constructors are strict", function()
   T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end,
           "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
   T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' is missing: "
@@ -175,7 +175,7 @@ T.test("makers are strict", function()
           .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
 end)
 
-T.test("lt.check makes strict options of one's own", function()
+T.test("lt.check checks options of the user's constructors", function()
   local spec = lt.check("net{depth; classes:count=10, width:amount=1.0, at?:epochs, "
                         .. "like:count=depth}")
   T.equal((spec{3, width = 0}), {depth = 3, classes = 10, width = 0, like = 3})
@@ -196,7 +196,7 @@ T.test("lt.check makes strict options of one's own", function()
   end
 end)
 
-T.test("messages name the module and the line of the user", function()
+T.test("messages name the module and the user's line", function()
   local net = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.sequential{nn.linear{4, 1}}}
   assert(nn.sequential{name = nn.linear{1, 1}}:parameters()[1])
   T.fails(function() net(lt.ones({5, 2})) end,
@@ -211,13 +211,13 @@ T.test("messages name the module and the line of the user", function()
     own(lt.ones({3}))
   end, "net add: x is 3 f32 and y is 2 f32, which do not broadcast: "
        .. "axis 1 from the end has 3 and 2")
-  T.fails(function() net(lt.ones({5, 2})) end,      -- as before: an error leaves nothing behind
+  T.fails(function() net(lt.ones({5, 2})) end,      -- an error leaves no state behind
           "net.3.1 linear: w has 4 input features, but x has 3 (x 5x3 f32, w 1x4 f32)")
   T.fails(function() lt.ones({3}):add(lt.ones({2})) end,
           "add: x is 3 f32 and y is 2 f32, which do not broadcast: axis 1 from the end has 3 and 2")
 end)
 
-T.test("a module that is no field of its caller is an error", function()
+T.test("a module that is not a field of its caller is an error", function()
   local hidden = nn.linear{2, 2}
   local net = nn.module({}, function(_, x) return hidden(x) end)
   T.fails(function() net(lt.ones({1, 2})) end,
@@ -225,7 +225,7 @@ T.test("a module that is no field of its caller is an error", function()
           .. "so it would not be trained or saved")
 end)
 
-T.test("the tree may grow and change", function()
+T.test("the tree of modules may grow and change", function()
   local net = nn.sequential{nn.linear{2, 2}, nn.linear{2, 3}}
   local x = lt.ones({1, 2})
   net(x)
@@ -258,14 +258,14 @@ T.test("the tree may grow and change", function()
   T.fails(function() loop:parameters() end, "nn: module contains itself")
 end)
 
-T.test("a part that is used first brings memory to the whole tree", function()
+T.test("the first use of one module allocates the parameters of the whole tree", function()
   local net = nn.sequential{nn.linear{2, 2}, nn.linear{2, 3}}
   net[2](lt.ones({1, 2}))
   T.equal(net[1].w.shape, {2, 2})
   T.equal(#net[1].w:totable(), 2)
 end)
 
-T.test("a shared module is one parameter", function()
+T.test("the parameters of a shared module count once", function()
   local part = nn.linear{3, 3}
   local net = nn.sequential{part, lt.relu, part}
   T.equal(names(net), "1.w 1.b")
@@ -286,7 +286,7 @@ T.test("train and eval", function()
   T.equal(nn.sequential{nn.dropout{0.5}}:eval()(x):eq(0):sum():item(), 0)
 end)
 
-T.test("batch norm's statistics move when they are committed", function()
+T.test("batch norm's running statistics change when they are committed", function()
   local net = nn.sequential{nn.batch_norm{1, momentum = 0.5}}
   local x = lt.tensor({{1}, {3}})
   net(x)
@@ -307,8 +307,8 @@ T.test("freezing", function()
   assert(net[1].w.grad ~= nil)
 end)
 
--- What net and the function `plain` give for the same input, and the gradients that go back, must
--- agree: both run in f64.
+-- Checks that net and the function `plain` give the same outputs and gradients for the same input,
+-- in f64.
 local function compare(net, plain, shape)
   local x, results = lt.randn(shape, {dtype = "f64"}):requires_grad(), {}
   for i, f in ipairs{net, plain} do
@@ -324,7 +324,7 @@ local function compare(net, plain, shape)
   end
 end
 
--- The ops and modules in the rows of a net's summary.
+-- The ops and modules of the rows in a net's summary.
 local function rows(net, shape)
   local list = {}
   for line in lt.summary(net, shape):gmatch "[^\n]+" do
@@ -333,7 +333,7 @@ local function rows(net, shape)
   return table.concat(list, "; ")
 end
 
-T.test("a sequential fuses a norm with the activation behind it", function()
+T.test("a sequential fuses a norm with the activation after it", function()
   for _, act in ipairs{"relu", "relu6"} do
     for _, layer in ipairs{lt[act], nn[act]()} do
       local net = nn.sequential{nn.batch_norm{3}, layer, nn.linear{3, 2}}:to "f64"
@@ -355,7 +355,7 @@ T.test("a sequential fuses a norm with the activation behind it", function()
   T.equal(rows(twice, {4, 3}), "1: batch_norm{3, act = relu6}; relu")
 end)
 
-T.test("a residual is added by the norm at the end of its body", function()
+T.test("the norm at the end of a residual's body adds the skip connection", function()
   local net = nn.sequential{
     nn.residual{body = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}}, lt.relu}:to "f64"
   local body = net[1].body
@@ -378,7 +378,7 @@ T.test("a residual is added by the norm at the end of its body", function()
   compare(own, function(x) return own.norm(x) + 2 * x end, {5, 3})
 end)
 
-T.test("a sequential pools before it clips", function()
+T.test("a sequential runs max pooling before the activation", function()
   for _, layer in ipairs{lt.relu, nn.relu6()} do
     local net = nn.sequential{layer, nn.max_pool2d{3, stride = 2, pad = 1}}
     compare(net, function(x) return net[2](layer(x)) end, {2, 7, 6, 3})

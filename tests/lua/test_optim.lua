@@ -1,4 +1,4 @@
--- test_optim.lua - optimizers: their arithmetic, groups, settings, state, and what they refuse.
+-- test_optim.lua - optimizers: arithmetic, groups, settings, state and invalid calls.
 local lt = require "luatrain"
 local nn, optim = lt.nn, lt.optim
 local T = require "lt_test"
@@ -38,8 +38,8 @@ T.test("adam", function()
   T.near(after(1, optim.adamw, {lr = 0.1, weight_decay = 0.5}), 1 - 0.1 * 0.5 - 0.1)
 end)
 
--- A net of two matrices of 2 x 2, all 3 and all 1, side by side in their arena, and a bias of 1,
--- with gradients 4, 1 and 2.
+-- A net of two 2 x 2 matrices, adjacent in their arena, and a bias. The values are 3, 1 and 1, the
+-- gradients 4, 1 and 2.
 local function two()
   return nn.module({
     a = nn.parameter({2, 2}, {value = 3}), b = nn.parameter({2, 2}, {value = 1}),
@@ -49,7 +49,7 @@ local function two()
   end)
 end
 
-T.test("lars: each parameter has a ratio of its own, and a bias none", function()
+T.test("lars: each matrix has its own trust ratio, and a bias has none", function()
   local net = two()
   local o = optim.lars(net, {lr = 0.5, momentum = 0.5, weight_decay = 0.25, trust = 0.1})
   local qa, qb = 0.1 * 6 / (8 + 0.25 * 6), 0.1 * 2 / (2 + 0.25 * 2)    -- norms are 6, 8; 2, 2
@@ -60,7 +60,7 @@ T.test("lars: each parameter has a ratio of its own, and a bias none", function(
   T.near(net.b:totable()[2][2], 1 - 0.5 * vb, 1e-6)
   T.near(net.c:item(), 1 - 0.5 * 2, 1e-6)
   local a = 3 - 0.5 * va
-  o.lr = 0.1                                           -- which is not within v
+  o.lr = 0.1                                           -- v does not contain lr
   va = 0.5 * va + 0.1 * 2 * a / (8 + 0.25 * 2 * a) * (4 + 0.25 * a)
   net():backward()
   o:step()
@@ -72,7 +72,7 @@ T.test("lars: each parameter has a ratio of its own, and a bias none", function(
   T.near(net.c:item(), -0.3 - 0.1 * (0.5 * 3 + 2 + 0.25 * -0.3), 1e-6)
 end)
 
-T.test("lars without a ratio is sgd, bit for bit", function()
+T.test("lars without a trust ratio is bit-identical to sgd", function()
   local start = lt.randn{257}
   local function run(make, options)
     local net = nn.module({w = nn.parameter({257})}, function(self)
@@ -128,7 +128,7 @@ T.test("groups", function()
   T.near(b.w:item(), 1 - 0.02)
 end)
 
--- A net of a matrix, a vector and a number, all 1, with gradients 2, 2 and 2.
+-- A net of a matrix, a vector and a scalar, all 1, with gradients 2, 2 and 2.
 local function three()
   return nn.module({
     w = nn.parameter({1, 1}, {value = 1}), b = nn.parameter({1}, {value = 1}),
@@ -138,7 +138,7 @@ local function three()
   end)
 end
 
-T.test("decay_bias spares what has at most one axis", function()
+T.test("decay_bias = false exempts parameters with at most one axis", function()
   for _, make in ipairs{optim.sgd, optim.adamw} do
     local function updated(options)
       local net = three()
@@ -156,7 +156,7 @@ T.test("decay_bias spares what has at most one axis", function()
   T.near(after(1, optim.sgd, {lr = 0.1, weight_decay = 0.5, decay_bias = false}), 1 - 0.1 * 2)
 end)
 
-T.test("decay_bias by group, and at any time", function()
+T.test("decay_bias differs by group and changes between steps", function()
   local a, b = three(), three()
   local o = optim.sgd({{params = a}, {params = b, decay_bias = true}},
                       {lr = 0.1, weight_decay = 0.5, decay_bias = false})
@@ -189,7 +189,7 @@ T.test("lr_factor multiplies every lr", function()
           "optim.sgd: 'lr_factor' must be a non-negative number, but is -1")
 end)
 
-T.test("clip bounds the norm of all gradients together", function()
+T.test("clip limits the norm of all gradients together", function()
   local function run(clip)
     local net = three()               -- gradients (2, 2, 2), of norm sqrt(12)
     net:parameters()
@@ -205,7 +205,7 @@ T.test("clip bounds the norm of all gradients together", function()
   T.near(net.w:item(), 1 - 0.2 * g)
   T.near(net.b:item(), 1 - 0.1 * g)
   T.near(net.c:item(), 1 - 0.1 * g)
-  net, o = run(4)                     -- short enough
+  net, o = run(4)                     -- above the norm
   T.near(o.grad_norm, math.sqrt(12))
   T.equal(net.w:item(), (run(0.0)).w:item())
   o.clip, o.lr = 3, -1
@@ -218,7 +218,7 @@ T.test("clip bounds the norm of all gradients together", function()
   T.equal(o.grad_norm, nil)
 end)
 
-T.test("a parameter without a gradient stays; frozen ones do", function()
+T.test("a step does not change frozen parameters, which have no gradient", function()
   local net = nn.sequential{nn.linear{1, 1}, nn.linear{1, 1}}
   local o = optim.sgd(net, {lr = 0.1, weight_decay = 0.1})
   net[2]:freeze()
@@ -246,22 +246,22 @@ T.test("a step without a backward is an error", function()
   T.fails(function() lt.step(function() net(); o:step() end) end, NO_BACKWARD)
   T.equal(lt.steps(), n + 1)
   T.near(net.w:item(), 0.8)
-  net():backward()                                 -- it goes on as if nothing had been
+  net():backward()                                 -- the errors left no state behind
   T.equal(o:step(), "applied")
 end)
 
 T.test("a step may have nothing to do after a backward, or with frozen parameters", function()
   local a, b = one(), one()
   local first, second = optim.sgd(a, {lr = 0.1}), optim.sgd(b, {lr = 0.1})
-  a():backward()                                   -- two heads, of which a batch has one
+  a():backward()                                   -- two heads, one of them unused by this batch
   first:step()
   second:step()
   T.near(a.w:item(), 0.8)
   T.fails(function() second:step() end, NO_BACKWARD)
   a():backward()
-  first:zero_grad()                                -- a batch that is left out
+  first:zero_grad()                                -- discards this batch
   first:step()
-  b:freeze()                                       -- until a later epoch
+  b:freeze()                                       -- frozen until a later epoch
   second:step()
   second:step()
   b:freeze(false)
@@ -270,7 +270,7 @@ T.test("a step may have nothing to do after a backward, or with frozen parameter
   T.equal(b.w:item(), 1.0)
 end)
 
-T.test("optimizers in turn, as of a generator and its critic", function()
+T.test("alternating optimizers, as for the generator and the critic of a GAN", function()
   local g, d = one(), one()
   local of_g, of_d = optim.sgd(g, {lr = 0.1}), optim.sgd(d, {lr = 0.1})
   for _ = 1, 2 do
@@ -282,7 +282,7 @@ T.test("optimizers in turn, as of a generator and its critic", function()
     of_d:zero_grad()
   end
   T.near(d.w:item(), 1 - 2 * 0.1 * 2)
-  local both = optim.sgd(g, {lr = 0.1})            -- gradients that an earlier backward has left
+  local both = optim.sgd(g, {lr = 0.1})            -- its gradients are older than of_d's step
   g():backward()
   of_d:step()
   both:step()
@@ -310,7 +310,7 @@ T.test("settings by name", function()
   T.equal({sgd:has(net.w), sgd:has(net.b), sgd:has(other.w)}, {true, true, false})
 end)
 
-T.test("state goes on where it was", function()
+T.test("an optimizer resumes from its state", function()
   local path = os.tmpname()
   local function run(steps, from, make)
     local net = nn.module({w = nn.parameter({2, 2}, {value = 1})}, function(self)
@@ -354,7 +354,7 @@ T.test("state goes on where it was", function()
   os.remove(path)
 end)
 
-T.test("makers are strict", function()
+T.test("constructors are strict", function()
   local net = one()
   T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' is missing: " .. USAGE)
   T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,

@@ -1,4 +1,4 @@
--- test_plot.lua - the SVG of a run: it is well-formed, and its points are where they belong.
+-- test_plot.lua - the SVG plot of a run is well-formed, and its points have the right coordinates.
 require "luatrain"
 local T = require "lt_test"
 local plot = require "luatrain.train.plot"
@@ -17,7 +17,7 @@ local function epoch(k, at, top1, test_loss)
   return {event = "epoch", step = at, epoch = k, top1 = top1, test_loss = test_loss}
 end
 
--- A run of 9 steps an epoch.
+-- A run with 9 steps per epoch.
 local function run_of(epochs, top1)
   local events = {}
   for i = 1, 9 * epochs do
@@ -27,7 +27,7 @@ local function run_of(epochs, top1)
   return events
 end
 
--- Elements are closed in the order of their opening, attributes are quoted, no text is open.
+-- Checks that elements nest, attributes are quoted and special characters are escaped.
 local function check_xml(svg)
   local open, rest = {}, svg
   while true do
@@ -57,14 +57,14 @@ local function has_not(svg, text)
   if svg:find(text, 1, true) then error("there is " .. text .. " in\n" .. svg, 2) end
 end
 
-T.test("well-formed, whatever the run", function()
+T.test("well-formed for any run", function()
   check_xml(curves{})
   check_xml(curves({step(1, 2.3)}, 'a <b> & "c"\n'))
   check_xml(curves{step(1, nil)})
   for _, title in ipairs{"gr\xfcn", "\xed\xa0\x80", "\xff\0\x7f"} do
     local svg = curves({step(1, 2.3)}, title)
     check_xml(svg)
-    assert(utf8.len(svg), "it is no UTF-8")
+    assert(utf8.len(svg), "it is not UTF-8")
   end
   has(curves({step(1, 2.3)}, "gr\u{fc}n"), "gr\u{fc}n")
   check_xml(curves{step(1, 0.0), step(2, 0.0)})
@@ -74,7 +74,7 @@ T.test("well-formed, whatever the run", function()
   check_xml(curves(run_of(90, function(k) return 1 - 0.9 ^ k end)))
 end)
 
-T.test("points are at their pixels", function()
+T.test("points have the right coordinates", function()
   -- 4 steps over x = 60 to 640; losses 1 to 4 on an axis from 0 to 4, y = 288 to 78.
   local svg = curves{step(1, 4.0), step(2, 3.0), epoch(1, 2, 0.5, 2.0), step(3, 2.0), step(4, 1.0),
                      epoch(2, 4, 0.7, 2.0)}
@@ -106,14 +106,14 @@ T.test("without an evaluation there is one panel", function()
   has(svg, 'height="336"')
 end)
 
-T.test("labels of lines that meet lie under one another", function()
+T.test("labels of lines that meet do not overlap", function()
   local svg = curves{step(1, 4.0), step(2, 2.0), epoch(1, 2, nil, 2.0)}
   local train = tonumber(svg:match 'y="([%d.]+)" class="train strong"')
   local test = tonumber(svg:match 'y="([%d.]+)" class="test strong"')
   T.near(math.abs(train - test), 15)
 end)
 
-T.test("a loss that is no number leaves a gap, and is said when it stays", function()
+T.test("a NaN loss leaves a gap, and gets a label if it persists", function()
   local events = {}
   for i = 1, 40 do events[i] = step(i, not (i == 10 or i > 30) and 2.0 + i % 2 or nil) end
   local svg = curves(events)
@@ -122,27 +122,27 @@ T.test("a loss that is no number leaves a gap, and is said when it stays", funct
   has_not(svg, "class=\"train strong\"")
 end)
 
-T.test("an epoch that was reported twice has its last report", function()
+T.test("the last report of an epoch replaces earlier ones", function()
   local svg = curves{step(1, 1.0), epoch(1, 1, 0.5), epoch(1, 1, 0.6)}
   has(svg, ">top-1 60.00 %</text>")
   has_not(svg, ">50.00</text>")
 end)
 
-T.test("a loss over decades has a logarithmic axis", function()
+T.test("a loss that spans decades has a logarithmic axis", function()
   local svg = curves{step(1, 100.0), step(2, 10.0), step(3, 1.0)}
   has(svg, '<path class="raw" d="M253.3 78L446.7 183L640 288"/>')
   has(svg, ">50</text>")
 end)
 
-T.test("the spikes of a long run are kept, its size is not", function()
+T.test("the plot of a long run keeps spikes, but not all points", function()
   local events = {}
   for i = 1, 100000 do events[i] = step(i, 1.0 + (i % 997) / 997 + (i == 31415 and 7 or 0)) end
   local svg = curves(events)
   assert(#svg < 12000, #svg)
-  has(svg, " 78L")                       -- it goes up to the edge
+  has(svg, " 78L")                       -- the spike reaches the top edge
 end)
 
-T.test("many epochs: the best has its value", function()
+T.test("with many epochs, only the best one has a label", function()
   local svg = curves(run_of(50, function(k) return k == 20 and 0.9 or 0.8 end))
   has(svg, ">best 90.00, epoch 20</text>")
   T.equal(select(2, svg:gsub("<circle", "")), 1)

@@ -1,4 +1,4 @@
--- test_run.lua - backward, hooks, scopes, no_grad, grad_check, and where their errors come from.
+-- test_run.lua - backward, hooks, scopes, no_grad, grad_check, and the lines that errors name.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -64,7 +64,7 @@ T.test("detach and no_grad", function()
   T.equal(a:totable(), {6.0})
   T.equal(b, 7)
   pcall(lt.no_grad, error)
-  assert((x * 2).on_tape, "recording goes on after an error")
+  assert((x * 2).on_tape, "recording resumes after an error")
   local net = lt.nn.linear{2, 3}                 -- a module can be called like a function
   T.equal(lt.no_grad(net, lt.ones{1, 2}).on_tape, false)
   T.equal(lt.autocast("bf16", net, lt.ones{1, 2}).dtype, "bf16")
@@ -104,7 +104,7 @@ T.test("a hook that registers itself is called again at the next backward", func
   local calls = 0
   local function again()
     calls = calls + 1
-    assert(calls < 4000, "it is called for ever")
+    assert(calls < 4000, "it is called forever")
     x:on_grad(again)
   end
   x:on_grad(again)
@@ -166,7 +166,7 @@ T.test("steps nest and close on errors", function()
   assert(tostring(dead):find "^dead")
   local live = lt.memory().live
   for _ = 1, 100 do pcall(lt.step, function() return nil .. lt.ones({1000}) end) end
-  assert(lt.memory().live - live < 400 * 1000, "errors free what the step made")
+  assert(lt.memory().live - live < 400 * 1000, "an error frees the tensors of its step")
 end)
 
 T.test("parameters, gradients and slots survive a step", function()
@@ -209,7 +209,7 @@ T.test("an error of a script keeps its message", function()
   T.fails(function() local t = nil; return t.x end, "attempt to index a nil value (local 't')")
 end)
 
-T.test("scopes that a dead coroutine left open are closed", function()
+T.test("scopes that a dead coroutine leaves open are closed", function()
   local co = coroutine.create(function() lt.step(function() error "x" end) end)
   coroutine.resume(co)
   co = nil
@@ -240,15 +240,15 @@ T.test("a scope that fails in a coroutine is closed at once", function()
   end
   local function boom() error "boom" end
   local p = lt.ones{2}:requires_grad()
-  local function look()
+  local function check_state()
     local y = p * 2
     y:sum():backward()
     T.equal(dtype(), "f32")
   end
   local kept = {dies(lt.autocast, "fp16", boom), dies(lt.no_grad, boom), dies(lt.step, boom)}
-  look()
+  check_state()
   kept[4] = dies(lt.autocast, "bf16", lt.no_grad, lt.step, boom)
-  look()
+  check_state()
   lt.step(lt.autocast, "bf16", function()
     local a = lt.ones{2}
     kept[5] = dies(lt.autocast, "off", lt.no_grad, lt.step, boom)
@@ -256,7 +256,7 @@ T.test("a scope that fails in a coroutine is closed at once", function()
     T.equal(dtype(), "bf16")
     T.equal(a:get(1), 1.0)
   end)
-  look()
+  check_state()
   T.equal(p.grad:get(1), 6.0)
   -- A coroutine that continues keeps its state; it must not yield out of a step.
   local co = coroutine.wrap(function()
@@ -273,7 +273,7 @@ T.test("integers are exact", function()
   T.equal((lt.tensor({1 << 53}, {dtype = "i64"}) + 1):item(), (1 << 53) + 1)
 end)
 
--- ==== What lt.run stands on: functions that only the embedded files see ==========================
+-- ==== Functions of the C core that only the embedded files can access ============================
 
 local function upvalue(fn, wanted)
   for i = 1, math.huge do
@@ -346,17 +346,17 @@ T.test("errors have exit codes", function()
   end), 4)
 end)
 
--- Calls fn(x), in which a finalizer closes x at the k-th garbage collection after the call began.
--- Each allocation by Lua starts a collection. Returns whether x was closed during the call, and the
+-- Calls fn(x). A finalizer closes x at the k-th garbage collection after the call began. Each
+-- allocation by Lua starts a collection. Returns whether x was closed during the call, and the
 -- results of pcall.
 local function closed_within(k, x, fn)
-  local closed, usurper = false, nil   -- the tensor that reuses the memory of x
+  local closed, successor = false, nil -- the tensor that reuses the memory of x
   local function arm(left)
     setmetatable({}, {__gc = function()
       if left > 1 then return arm(left - 1) end
       closed = true
       do local _ <close> = x end
-      usurper = lt.full({3, 7}, 7)
+      successor = lt.full({3, 7}, 7)
     end})
   end
   collectgarbage()
@@ -365,25 +365,25 @@ local function closed_within(k, x, fn)
   coroutine.wrap(arm)(k)                       -- leaves no reference on this stack
   collectgarbage "restart"
   local ok, value = pcall(fn, x)
-  local came = closed
+  local closed_in_call = closed
   collectgarbage("incremental", 200, 100, 13)
-  return came, ok, value
+  return closed_in_call, ok, value
 end
 
--- Checks that fn(object), if the object of make() is closed during the call, either raises an error
--- or returns the right result.
+-- Checks that fn(make()) raises an error or returns the right result if its argument is closed
+-- during the call.
 local function survives(what, make, fn, read)
   local wanted, times = read(fn(make())), 0
   for k = 1, 8 do
-    local came, ok, value = closed_within(k, make(), fn)
-    if came then times = times + 1 end
+    local closed, ok, value = closed_within(k, make(), fn)
+    if closed then times = times + 1 end
     if ok then
       T.equal(read(value), wanted)
     else
       assert(value:find("this tensor was closed", 1, true), value)
     end
   end
-  assert(times > 0, what .. " makes nothing")
+  assert(times > 0, what .. " allocates nothing")
 end
 
 T.test("a finalizer may close the object that a call uses", function()

@@ -7,7 +7,7 @@ local folder = T.folder
 
 -- ==== Nets and runs ==============================================================================
 
--- The same values each time.
+-- Sets the parameters to the same values each time.
 local function fill(net)
   local k = 0
   for _, p in ipairs(net:parameters()) do
@@ -27,7 +27,7 @@ local function make_net()
     nn.conv2d{8, 8, 3, stride = 2, pad = 1}, nn.relu(), nn.flatten(), nn.linear{128, 4}})
 end
 
--- Batch t of 16 images with a column that tells the class.
+-- Batch t of 16 images. The bright column is the class.
 local function make_batch(t)
   local labels, values = {}, {}
   for i = 1, 16 do
@@ -51,7 +51,7 @@ end
 
 local train, test = make_set(6), make_set(2)
 
--- Settings over those of a run of a few epochs. Returns the net, the report, the error.
+-- Trains for a few epochs, with the settings in `more`. Returns the net, the report and the error.
 local function fit(out, more)
   local net = make_net()
   local o = {net = net, train = train, test = test, epochs = 6, batch = 16, out = out, amp = "fp16",
@@ -61,7 +61,7 @@ local function fit(out, more)
   return net, ok and result, not ok and result
 end
 
--- The lines of a run's events of one kind.
+-- The lines of a run's metrics with one kind of event.
 local function events(out, kind)
   local list = {}
   for line in io.lines(out .. "/metrics.jsonl") do
@@ -72,7 +72,7 @@ end
 
 local function field(line, name) return tonumber(line:match('"' .. name .. '":(-?[%d.e+-]+)')) end
 
--- What `FAULT luatrain script.lua` prints, and its exit code.
+-- Runs luatrain in a folder with LUATRAIN_FAULT=fault. Returns its output and exit code.
 local function run_with(fault, out, arguments)
   local pipe = assert(io.popen(("cd %s; LUATRAIN_FAULT='%s' %s %s 2>&1; echo '=' $?")
                                :format(out, fault, io.popen("realpath " .. T.program()):read "l",
@@ -82,7 +82,7 @@ local function run_with(fault, out, arguments)
   return text, tonumber(code)
 end
 
--- ==== Powers of two change nothing ===============================================================
+-- ==== Powers of two are exact ====================================================================
 
 local function f32_run(scale, options)
   local _ <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
@@ -94,14 +94,14 @@ local function f32_run(scale, options)
   return net:sha256()
 end
 
-T.test("in f32 weights are the same bits under each scale", function()
+T.test("in f32, weights are bit-identical under each scale", function()
   for _, options in ipairs{{}, {accumulate = 3}, {clip = 0.1}, {adam = true, accumulate = 2}} do
     local wanted = f32_run(nil, options)
     for _, k in ipairs{0, 8, 16, -14, 24} do T.equal(f32_run(2.0 ^ k, options), wanted) end
   end
 end)
 
-T.test("hooks see true gradients", function()
+T.test("hooks see gradients without the scale", function()
   local function grads(scale)
     local _ <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
     local net, seen = make_net(), {}
@@ -118,7 +118,7 @@ end)
 
 -- ==== The scaler in a loop =======================================================================
 
-T.test("a loop by hand", function()
+T.test("a loop without lt.run", function()
   local net, losses = make_net(), {}
   local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})
   local scaler <close> = lt.amp.scaler{}
@@ -139,8 +139,8 @@ T.test("a loop by hand", function()
   assert(scaler.headroom > 0)
 end)
 
-T.test("without a scale small gradients are lost in fp16", function()
-  local function of(scaler_options)
+T.test("without a scale, small gradients underflow in fp16", function()
+  local function largest_gradient(scaler_options)
     local _ <close> = scaler_options and lt.amp.scaler(scaler_options) or nil
     local net = make_net()
     lt.autocast("fp16", function()
@@ -149,8 +149,8 @@ T.test("without a scale small gradients are lost in fp16", function()
     end)
     return net:parameters()[1].grad:abs():max():item()
   end
-  T.equal(of(nil), 0.0)
-  assert(of{policy = "static"} > 0)
+  T.equal(largest_gradient(nil), 0.0)
+  assert(largest_gradient{policy = "static"} > 0)
 end)
 
 T.test("a gradient that is not finite skips the steps of all optimizers", function()
@@ -177,7 +177,7 @@ T.test("a gradient that is not finite skips the steps of all optimizers", functi
   T.equal(adam:state().steps:item(), 2)
 end)
 
-T.test("a scaler goes on from its state", function()
+T.test("a scaler resumes from its state", function()
   local a <const> = lt.amp.scaler{policy = "dynamic", scale = 8, growth_interval = 2}
   local function step(factor)
     local fc = nn.linear{2, 2}
@@ -219,7 +219,7 @@ T.test("a scaler goes on from its state", function()
           "scaler:load: the state has policy adaptive, but the scaler has policy dynamic")
 end)
 
-T.test("mistakes", function()
+T.test("invalid arguments", function()
   T.fails(function() lt.amp.scaler{scale = 3} end,
           "amp.scaler: 'scale' must be a power of two from 2^-14 to 2^24, but is 3")
   for _, scale in ipairs{0, 2.0 ^ 25, 2.0 ^ -15} do
@@ -262,7 +262,7 @@ T.test("a net trains in fp16 as in f32", function()
   assert(fp16.train_loss ~= f32.train_loss)
 end)
 
-T.test("the lines of a run show the scale", function()
+T.test("the lines of a run's metrics have the scale", function()
   local steps = events(whole, "step")
   T.equal(#steps, 36)
   T.equal(field(steps[1], "scale"), 65536.0)
@@ -270,7 +270,7 @@ T.test("the lines of a run show the scale", function()
   assert(field(steps[1], "headroom") >= 0)
   T.equal(field(events(whole, "end")[1], "skipped"), 0)
   local out = folder()
-  fit(out, {amp = "bf16", scaler = {policy = "static"}, epochs = 1})      -- of fp16 only
+  fit(out, {amp = "bf16", scaler = {policy = "static"}, epochs = 1})      -- fp16 only
   assert(not T.read(out .. "/metrics.jsonl"):find '"scale"')
   out = folder()
   fit(out, {scaler = {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 3}})
@@ -300,7 +300,7 @@ T.test("a run leaves no scale behind", function()
   T.equal(grad(), 2.0 ^ 120)
 end)
 
--- Scale, skipped and headroom of each step of a run.
+-- The fields scale, skipped and headroom of each step of a run.
 local function scales(out)
   local list = {}
   for i, line in ipairs(events(out, "step")) do
@@ -309,7 +309,7 @@ local function scales(out)
   return table.concat(list)
 end
 
--- All that the last checkpoint says of the scaler.
+-- The fields of the scaler in the last checkpoint.
 local function saved_scaler(out)
   local list = {}
   for name, text in pairs(select(2, lt.load(out .. "/step-00000036.safetensors"))) do
@@ -320,7 +320,7 @@ local function saved_scaler(out)
   return table.concat(list, " ")
 end
 
-T.test("a run goes on in fp16, bit for bit", function()
+T.test("a resumed run in fp16 is bit-identical", function()
   for _, scaler in ipairs{{}, {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 7}} do
     local one, parts = folder(), folder()
     local net = fit(one, {scaler = scaler})
@@ -334,7 +334,7 @@ T.test("a run goes on in fp16, bit for bit", function()
   end
 end)
 
-T.test("a run that goes on otherwise says so", function()
+T.test("a run that is resumed with other settings warns", function()
   local out = folder()
   fit(out, {max_steps = 3, amp = "off"})
   fit(out, {max_steps = 5})
@@ -348,7 +348,8 @@ end)
 
 -- ==== Faults =====================================================================================
 
--- A loop over 6 batches that leaves out step arg[2]; prints what came of each step and the weights.
+-- A loop over 6 batches that omits step arg[2]. Prints the outcome of each step and the digest of
+-- the weights.
 local LOOP = [[
 local lt = require "luatrain"
 local nn = lt.nn
@@ -373,7 +374,7 @@ end
 print(table.concat(outcomes), net:sha256())
 ]]
 
-T.test("an inf in a gradient is that step left out", function()
+T.test("an inf in a gradient has the effect of omitting the step", function()
   local out = folder()
   T.write(out .. "/loop.lua", LOOP)
   for _, case in ipairs{{"off", "sgd"}, {"fp16", "adam"}} do
@@ -403,7 +404,7 @@ lt.fit{net = net, train = train, test = test, epochs = 1, batch = 16, out = "run
        optim = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})}
 ]]
 
-T.test("a run with a skipped step goes on and shows it", function()
+T.test("a run with a skipped step continues and reports it", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
   local text, code = run_with("", out, "--amp fp16 fit.lua")
@@ -422,7 +423,7 @@ T.test("a run with a skipped step goes on and shows it", function()
     assert(field(line, "scale") < 65536 or i == 1)
   end
   T.equal(field(events(out .. "/run", "end")[1], "skipped"), 1)
-  -- In f32 nobody skips it.
+  -- In f32 there is no scaler to skip the step.
   code = select(2, run_with("inf:rank=0:step=1:param=1.w", out, "fit.lua"))
   T.equal(code, 6)
 end)
@@ -434,7 +435,7 @@ T.test("options of a scaler are checked in each precision", function()
   end
 end)
 
-T.test("a fault that does not come is a warning", function()
+T.test("a fault that does not occur causes a warning", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
   for step, message in pairs{
@@ -449,7 +450,7 @@ T.test("a fault that does not come is a warning", function()
   end
 end)
 
-T.test("a fault that names nothing is an error", function()
+T.test("a fault with an unknown parameter, rank or form is an error", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
   for fault, message in pairs{
@@ -464,9 +465,9 @@ T.test("a fault that names nothing is an error", function()
   end
 end)
 
--- ==== Who was the first that is not finite =======================================================
+-- ==== The first tensor that is not finite ========================================================
 
--- WHAT makes h of x, the images.
+-- WHAT is code that computes h from x, the images.
 local FIRST = [[
 local lt = require "luatrain"
 local nn = lt.nn
@@ -482,10 +483,10 @@ for t = 1, 20 do
     sgd:step()
   end)
 end
-print "well"
+print "done"
 ]]
 
-T.test("a run that fp16 ends says which op was the first", function()
+T.test("an error in fp16 names the first op with a tensor that is not finite", function()
   local out = folder()
   local function ends_with(code, message, what)
     T.write(out .. "/first.lua", (FIRST:gsub("WHAT", what)))
@@ -496,7 +497,7 @@ T.test("a run that fp16 ends says which op was the first", function()
   local FIRST_OF = " is the first non-finite tensor: "
   local F16 = " does not fit in f16, whose maximum is 65504; "
   local OFF = 'compute it in f32 with lt.autocast("off", ...)'
-  ends_with(0, "well", "local h = net(x)")
+  ends_with(0, "done", "local h = net(x)")
   ends_with(6, "luatrain: first.lua:10: net.4 linear: its output" .. FIRST_OF .. "128000" .. F16
                .. OFF .. " (the loss is nan at step 1)",
             "net[4].w:copy(lt.ones{3, 64} * 100); local h = net[4](lt.ones{2, 64} * 20)")
@@ -517,11 +518,11 @@ end)
 
 -- ==== Hard cases =================================================================================
 
--- n steps of a net under a loss that is multiplied by 2^12, as one summed over many places is, and
--- by 2^(14 sin(2 pi t / 200)). They have the size that they would have without. Returns the mean
--- loss of the last 50, how many changed nothing, as they were skipped or all gradients became 0, an
--- error.
-local function ride(n, options)
+-- Trains for n steps. The loss is multiplied by 2^12, like a sum over many pixels, and by
+-- 2^(14 sin(2 pi t / 200)); the learning rate is divided by the same factor. Returns the mean loss
+-- of the last 50 steps; the number of steps that changed nothing, because they were skipped or all
+-- gradients became 0; and the error.
+local function train_with_swings(n, options)
   local scaler <close> = options and lt.amp.scaler(options) or nil
   local net, sum, lost = make_net(), 0, 0
   local sgd = lt.optim.sgd(net, {lr = 0.1})
@@ -543,15 +544,15 @@ local function ride(n, options)
 end
 
 T.test("gradients that grow and shrink by 2^14", function()
-  local _, _, why = ride(100, {policy = "static"})
+  local _, _, why = train_with_swings(100, {policy = "static"})
   assert(tostring(why):find("including the loss scale of 2^16, ", 1, true), why)
   assert(tostring(why):find("(10 steps in a row were skipped)", 1, true), why)
-  local _, lost = ride(100, {policy = "dynamic"})
+  local _, lost = train_with_swings(100, {policy = "dynamic"})
   assert(lost > 10, lost)
-  _, lost = ride(100, {})
+  _, lost = train_with_swings(100, {})
   assert(lost <= 5, lost)
-  local plain = ride(400)
-  local loss, skipped = ride(400, {})
+  local plain = train_with_swings(400)
+  local loss, skipped = train_with_swings(400, {})
   assert(plain < 0.001, plain)
   assert(loss < 1.2 * plain, loss)
   assert(skipped < 20, skipped)

@@ -1,8 +1,8 @@
--- test_scaler_ranks.lua - scalers of several ranks are alike, or that is an error.
+-- test_scaler_ranks.lua - several ranks: equal scalers, leftover gradients, headroom.
 
 local T = require "lt_test"
 
--- The differences are those of rank 1.
+-- arg[1] is what differs on rank 1.
 local SCRIPT = [[
 local lt = require "luatrain"
 local WHAT, other = arg[1], lt.rank() == 1
@@ -51,7 +51,7 @@ T.test("ranks with equal scalers train", function()
   end
 end)
 
-T.test("scalers that are not alike are named", function()
+T.test("the error of different scalers names the difference", function()
   local scale = "the loss scale: "
   for what, message in pairs{
     policy = scale .. "rank 0 has 'policy dynamic', rank 1 has 'policy static'",
@@ -79,7 +79,7 @@ local function run_script(script, options, arguments)
   return T.run(out, ("--threads 1 %s script.lua %s"):format(options, arguments or ""))
 end
 
--- Large enough for buckets that are still on their way.
+-- The net is large enough that backward returns while buckets are in flight.
 local BETWEEN = [[
 local lt = require "luatrain"
 local net = lt.nn.sequential{lt.nn.linear{64, 64}, lt.nn.linear{64, 64}, lt.nn.linear{64, 64}}
@@ -97,7 +97,7 @@ end
 print(scaler.scale, scaler.skipped, net:sha256())
 ]]
 
-T.test("what is asked of a scaler between backward and step waits for the ranks", function()
+T.test("a call of the scaler between backward and step waits for the gradient exchange", function()
   local wanted = run_script(BETWEEN, "--ranks 2 --wire fp16", "nothing")
   for _, what in ipairs{"begin", "load"} do
     local text, code = run_script(BETWEEN, "--ranks 2 --wire fp16", what)
@@ -106,7 +106,7 @@ T.test("what is asked of a scaler between backward and step waits for the ranks"
   end
 end)
 
--- Rank 1 closes the scaler by itself.
+-- Only rank 1 closes the scaler.
 local CLOSES = [[
 local lt = require "luatrain"
 local net = lt.nn.linear{4, 2}
@@ -127,10 +127,10 @@ T.test("a scaler that is in use on one rank only is an error", function()
   end
 end)
 
--- ==== What decides about a step ==================================================================
+-- ==== Leftover gradients =========================================================================
 
--- The gradient of `rare` waits for its optimizer, 64 times as large as others, or not finite, as it
--- came while there was no scaler. That of `lost` has none any more, and is larger still.
+-- `rare` has a leftover gradient. It is 64 times larger than the others or, with "inf", not finite
+-- and older than the scaler. `lost` has gradients that are larger still, and its optimizer is gone.
 local WAITS = [[
 local lt = require "luatrain"
 local net, rare, lost = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
@@ -156,7 +156,7 @@ end
 print(seldom:step(), scaler.skipped)
 ]]
 
-T.test("a gradient that waits, or has no optimizer, decides about no step", function()
+T.test("a gradient that is left over or has no optimizer does not affect other steps", function()
   for _, what in ipairs{"large", "inf"} do
     local wanted = run_script(WAITS, "", what)
     assert(wanted:find("\t0\n$"), wanted)                                   -- skipped
@@ -167,8 +167,8 @@ T.test("a gradient that waits, or has no optimizer, decides about no step", func
   end
 end)
 
--- The gradient of `rare` comes under a scaler, and its optimizer after that one has gone. With
--- vranks a rank may go through several parts of a step in between.
+-- The gradient of `rare` is computed under a scaler, and its optimizer steps after the scaler is
+-- closed. With --vranks, a rank may compute several shards in between.
 local LEFT = [[
 local lt = require "luatrain"
 local labels = {}
@@ -192,7 +192,7 @@ for x, y in data:batches{batch = 8, shuffle = true, epoch = 1} do
 end
 ]]
 
-T.test("gradients that wait are of the loss scale that they came under", function()
+T.test("a leftover gradient keeps the loss scale under which it was computed", function()
   for _, options in ipairs{"", "--ranks 2", "--deterministic --vranks 4",
                            "--deterministic --vranks 4 --ranks 2",
                            "--deterministic --vranks 4 --ranks 4"} do
@@ -201,8 +201,8 @@ T.test("gradients that wait are of the loss scale that they came under", functio
   end
 end)
 
--- More than what a bucket can be sent again for.
-T.test("headroom is that of one rank, by any wire", function()
+-- The powers jump by more than the resends of a bucket can follow.
+T.test("headroom is the same as on one rank, with any wire", function()
   local script = [[
 local lt = require "luatrain"
 local net = lt.nn.linear{4, 2}
@@ -219,9 +219,9 @@ end]]
   end
 end)
 
--- ==== Faults of a script =========================================================================
+-- ==== Errors of a script =========================================================================
 
-T.test("one more backward on one rank is named", function()
+T.test("the error of an extra backward names the rank", function()
   local text, code = run_script([[
 local lt = require "luatrain"
 local net = lt.nn.linear{4, 2}

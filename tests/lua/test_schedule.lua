@@ -1,9 +1,9 @@
--- test_schedule.lua - schedules against their formulas, at their ends and where warm-up ends.
+-- test_schedule.lua - schedules: their formulas, both ends, and the end of warm-up.
 local lt = require "luatrain"
 local schedule = lt.schedule
 local T = require "lt_test"
 
--- To the last bit of 1, from which schedules fall.
+-- Schedules fall from 1, so the tolerance is 1 ulp of 1.
 local function within_ulp(got, wanted) T.near(got, wanted, 2.0 ^ -52) end
 
 T.test("constant", function()
@@ -77,7 +77,7 @@ T.test("to 1 ulp of the formulas", function()
   end
 end)
 
-T.test("the mix of cosine and line falls all the time, and is the half in the middle", function()
+T.test("the mix of cosine and linear decreases, and is halfway in the middle", function()
   for _, mix in ipairs{0.0, 0.5, 1.0} do
     local f, before, sum = schedule.cosine_linear{mix = mix, final = 0.2, warmup = 2}, 2, 0
     for i = 0, 1000 do
@@ -118,7 +118,7 @@ T.test("ramps", function()
   within_ulp(f(2, 9), 0.75)
 end)
 
-T.test("a learning rate in proportion to the batch", function()
+T.test("a learning rate that is proportional to the batch", function()
   T.near(schedule.lr_for_batch{0.1, 8192}, 3.2, 1e-15)
   T.equal(schedule.lr_for_batch{base = 0.1, batch = 128}, 0.05)
   T.equal(schedule.lr_for_batch{base = 0.25, batch = 64, per = 32}, 0.5)
@@ -150,13 +150,13 @@ T.test("a run that ends within the warm-up, and an epoch past the end", function
   end
 end)
 
-T.test("a plain function is a schedule of the same form", function()
+T.test("a plain function can be a schedule", function()
   local f = schedule.linear{}
   local function squared(epoch, epochs) return f(epoch, epochs) ^ 2 end
   T.near(squared(5, 10), 0.25)
 end)
 
-T.test("refused", function()
+T.test("invalid arguments", function()
   T.fails(function() schedule.cosine{warmup = -1} end,
           "schedule.cosine: 'warmup' must be a non-negative number, but is -1")
   T.fails(function() schedule.linear{final = 0 / 0} end,

@@ -1,10 +1,11 @@
--- test_skipped.lua - what a step that changes nothing leaves behind: nothing.
+-- test_skipped.lua - a skipped step leaves no gradients or statistics behind.
 
 local T = require "lt_test"
 local lt = require "luatrain"
 local nn = lt.nn
 
--- Two layers, each with an optimizer of its own; the gradients of a backward through both overflow.
+-- Returns optimizers for two layers, the second layer, and a function that runs backward through
+-- the first or both. Its loss is multiplied by factor: with 1e35, the gradients overflow.
 local function two_layers()
   local first, second = nn.linear{4, 2}, nn.linear{2, 2}
   local a, b = lt.optim.sgd(first, {lr = 0.1}), lt.optim.sgd(second, {lr = 0.1})
@@ -17,14 +18,14 @@ local function two_layers()
   return a, b, second, backward
 end
 
-T.test("what a skipped step has left is not applied later", function()
+T.test("a leftover gradient of a skipped step is not applied later", function()
   for _, factor in ipairs{1e35, 1} do
     local a, b, second, backward = two_layers()
     local before = second:sha256()
     local scaler <close> = lt.amp.scaler{scale = 2.0 ^ 16}
     backward(true, factor)
     T.equal(a:step(), factor == 1 and "applied" or "skipped")
-    backward(false, 1)                         -- the second layer's gradients are of the first one
+    backward(false, 1)                         -- the second layer has a leftover gradient
     T.equal(a:step(), "applied")
     T.equal(b:step(), "applied")
     T.equal(second:sha256() == before, factor ~= 1)
@@ -32,7 +33,7 @@ T.test("what a skipped step has left is not applied later", function()
   end
 end)
 
--- The same of ranks, one of which, or all, have gone through the second layer.
+-- The same with ranks. arg[1] is the rank that runs backward through both layers, or -1 for all.
 local RANKS = [[
 local lt = require "luatrain"
 local first, second = lt.nn.linear{4, 2}, lt.nn.linear{2, 2}
@@ -53,7 +54,7 @@ outcomes[4], outcomes[5] = a:step(), b:step()
 print(table.concat(outcomes, " "), second:sha256(), scaler.skipped)
 ]]
 
-T.test("what a skipped step has left on one rank is not applied by another", function()
+T.test("a leftover gradient of a skipped step on one rank is not applied by others", function()
   local out = T.folder()
   T.write(out .. "/ranks.lua", RANKS)
   for _, wire in ipairs{"fp32", "fp16"} do
@@ -67,8 +68,8 @@ T.test("what a skipped step has left on one rank is not applied by another", fun
   end
 end)
 
--- The first layer's gradient waits for its optimizer when one rank adds inf to it. Then the scaler
--- is closed and begun again, or a backward comes that does not go through this layer.
+-- Rank 0 adds inf to a leftover gradient of the first layer. Then the scaler is closed and begun
+-- again, or a backward runs that does not go through this layer.
 local WAITING = [[
 local lt = require "luatrain"
 local first, second = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
@@ -93,10 +94,10 @@ else
 end
 outcomes[3] = a:step()
 outcomes[4] = tostring(first:sha256() == before)
-io.stdout:write(table.concat(outcomes, " ") .. "\n")     -- at once: ranks share it
+io.stdout:write(table.concat(outcomes, " ") .. "\n")     -- one write, as ranks share stdout
 ]]
 
-T.test("what is not finite in a gradient that waits is forgotten by all ranks", function()
+T.test("all ranks discard a leftover gradient that is not finite", function()
   local out = T.folder()
   T.write(out .. "/ranks.lua", WAITING)
   for what, last in pairs{again = "skipped", backward = "applied"} do
@@ -109,8 +110,8 @@ T.test("what is not finite in a gradient that waits is forgotten by all ranks", 
   end
 end)
 
--- The first layer's gradient is sent with each step until its optimizer comes, in one bucket with
--- one that is a millionth of it.
+-- The first layer's gradient is sent with each step until its optimizer steps. It shares a bucket
+-- with a gradient that is a million times smaller.
 local RARELY = [[
 local lt = require "luatrain"
 local first, second = lt.nn.linear{4, 4}, lt.nn.linear{4, 2}
@@ -127,7 +128,7 @@ end
 print(a:step(), first:sha256(), scaler.skipped)
 ]]
 
-T.test("a gradient that waits for its optimizer travels in halves as it is", function()
+T.test("a leftover gradient does not change on an f16 wire", function()
   local out = T.folder()
   T.write(out .. "/ranks.lua", RARELY)
   local wanted = T.run(out, "--ranks 2 --threads 1 --wire fp32 ranks.lua")
@@ -136,7 +137,7 @@ T.test("a gradient that waits for its optimizer travels in halves as it is", fun
   T.equal(T.run(out, "--threads 1 ranks.lua"), wanted)
 end)
 
--- Of a net with two optimizers one takes every third step only, of the gradient of the first.
+-- A net with two optimizers. `a` steps at every third step, with the gradient of two steps before.
 local SELDOM = [[
 local lt = require "luatrain"
 local first, second = lt.nn.linear{12, 4}, lt.nn.linear{12, 2}
@@ -161,7 +162,7 @@ end
 if lt.rank() == 0 then print(("%.12f"):format((first.w * first.w):sum():item())) end
 ]]
 
-T.test("a gradient that waits for its optimizer stays what it is", function()
+T.test("a leftover gradient does not change in the steps of other optimizers", function()
   local out = T.folder()
   T.write(out .. "/run.lua", SELDOM)
   local function run(options)
@@ -174,7 +175,7 @@ T.test("a gradient that waits for its optimizer stays what it is", function()
   end
 end)
 
-T.test("an optimizer that comes late to a skipped step skips it too", function()
+T.test("a step that one optimizer has skipped is skipped by the next one", function()
   local a, b, second, backward = two_layers()
   local before = second:sha256()
   local scaler <close> = lt.amp.scaler()
@@ -185,7 +186,7 @@ T.test("an optimizer that comes late to a skipped step skips it too", function()
   T.equal(scaler.skipped, 1)
 end)
 
-T.test("a step that fails leaves no statistics of its batch", function()
+T.test("a step that fails does not change running statistics", function()
   local function train(fails)
     local net = nn.sequential{nn.linear{4, 2}, nn.batch_norm{2}}
     for _, p in ipairs(net:parameters()) do p:copy(lt.full(p.shape, 0.5)) end
@@ -208,7 +209,7 @@ T.test("a step that fails leaves no statistics of its batch", function()
   T.equal(train(true), train(false))
 end)
 
-T.test("the last of the steps that no scale helps leaves no statistics of its batch", function()
+T.test("steps that overflow at any scale do not change running statistics", function()
   local net = nn.sequential{nn.linear{4, 2}, nn.batch_norm{2}, nn.linear{2, 2}}
   local sgd = lt.optim.sgd(net, {lr = 0.1})
   local _ <close> = lt.amp.scaler{policy = "static"}
@@ -226,13 +227,13 @@ T.test("the last of the steps that no scale helps leaves no statistics of its ba
   T.equal(net:sha256(), before)
 end)
 
-T.test("a skipped step is over for gradients that come without the scale", function()
+T.test("a skipped step does not affect later gradients without the scale", function()
   local a, b, second, backward = two_layers()
   local scaler = lt.amp.scaler()
   backward(true, 1e35)
   T.equal(a:step(), "skipped")
   scaler:close()
-  T.equal(scaler:inside(b.step, b), "skipped") -- of that step
+  T.equal(scaler:inside(b.step, b), "skipped") -- belongs to that step
   local before = second:sha256()
   backward(true, 1)
   T.equal(scaler:inside(a.step, a), "applied")
@@ -251,7 +252,7 @@ T.test("a skipped step is over for gradients that come without the scale", funct
   T.equal(second:sha256() == before, false)
 end)
 
--- Prints the outcomes of three steps; in the second a hook makes inf, on the last rank only.
+-- Prints the outcomes of three steps. In the second one, a hook on the last rank writes inf.
 local HOOK = [[
 local lt = require "luatrain"
 local fc = lt.nn.linear{4, 2}
@@ -268,7 +269,7 @@ end
 print(table.concat(outcomes, " "), fc.w:sum():item() > -math.huge, scaler.skipped)
 ]]
 
-T.test("what a hook makes inf is not applied", function()
+T.test("a gradient in which a hook writes inf is not applied", function()
   local out = T.folder()
   T.write(out .. "/hook.lua", HOOK)
   for _, options in ipairs{"", "--ranks 2", "--ranks 2 --wire fp16", "--ranks 2 --wire bf16"} do
@@ -276,7 +277,7 @@ T.test("what a hook makes inf is not applied", function()
   end
 end)
 
-T.test("a scaler's interval", function()
+T.test("invalid intervals of a scaler", function()
   for _, interval in ipairs{0, 2 ^ 31 | 0, math.maxinteger} do
     T.fails(function() lt.amp.scaler{policy = "dynamic", growth_interval = interval} end,
             ("amp.scaler: 'growth_interval' must be 1 to 2147483647, but is %d"):format(interval))

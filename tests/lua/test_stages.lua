@@ -15,7 +15,7 @@ local function settings(sizes, more)
                                             x:dim(3))
     return lt.global_avg_pool2d(self.conv(x))
   end)
-  net:parameters()                            -- it has memory now
+  net:parameters()                            -- allocates them
   net.conv.w:copy(START)
   net.conv.b:fill(0)
   local o = {net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, epochs = 4,
@@ -55,7 +55,7 @@ T.test("a run that is stopped in a stage resumes in it", function()
   T.equal(train(out), whole)
 end)
 
-T.test("the least area of a stage", function()
+T.test("the minimum crop area of a stage", function()
   local function first(area)
     local o = settings({{size = 8, area = area}}, {augment = {area = 0.05}})
     local run <close> = lt.run(o)
@@ -70,7 +70,7 @@ T.test("the least area of a stage", function()
   assert(first(nil)[1][1][1][1] ~= first(1.0)[1][1][1][1])
 end)
 
-T.test("evaluation has the size of the epoch, also after its report", function()
+T.test("evaluation uses the image size of the epoch, also after its report", function()
   local o, seen, test = settings(SIZES)
   local run <close> = lt.run(o)
   for epoch in run:epochs() do
@@ -94,7 +94,7 @@ T.test("invalid sizes", function()
   local function refused(sizes, message)
     local o = settings(sizes)
     T.fails(function() lt.run(o) end, message)
-    assert(not io.open(o.out), "there is a folder")
+    assert(not io.open(o.out), "it made a folder")
   end
   refused({{size = 4}, {size = 8}},
           "lt.run: item 1 of sizes has no epochs; only the last item may omit them")
@@ -110,10 +110,10 @@ T.test("invalid sizes", function()
   o.train = lt.data.set{images = lt.zeros{20, 8, 8, 3}, labels = lt.zeros({20}, {dtype = "u8"})}
   T.fails(function() lt.run(o) end, "data: only u8 images can be resized, to 1x1 to 16384x16384; "
           .. "these are f32, and the size is 4x4")
-  assert(not io.open(o.out), "there is a folder")
+  assert(not io.open(o.out), "it made a folder")
 end)
 
--- The number of steps, one epoch after the other.
+-- Counts the steps epoch by epoch.
 local function counted(list, epoch, done, epochs, images)
   local steps = 0
   for e = epoch, epochs do
@@ -137,8 +137,8 @@ T.test("the number of steps", function()
   end
 end)
 
--- Fails after a million instructions instead of counting for hours.
-local function soon(fn, ...)
+-- Calls fn, which fails after a million instructions: a loop over the epochs would take hours.
+local function in_time(fn, ...)
   debug.sethook(function() error "it loops over the epochs" end, "", 1000000)
   local _ <close> = setmetatable({}, {__close = function() debug.sethook() end})
   return fn(...)
@@ -146,15 +146,15 @@ end
 
 T.test("the number of steps of a huge number of epochs", function()
   local one = {{batch = 16, last = math.huge}}
-  T.equal(soon(stages.steps, one, 1, 0, 100000000, 48), 300000000)
-  T.equal(soon(stages.steps, one, 5, 20, 100000000, 48), 300000000 - 13)
-  T.equal(soon(stages.steps, one, 1, 0, math.maxinteger, 48), 1 << 53)
+  T.equal(in_time(stages.steps, one, 1, 0, 100000000, 48), 300000000)
+  T.equal(in_time(stages.steps, one, 5, 20, 100000000, 48), 300000000 - 13)
+  T.equal(in_time(stages.steps, one, 1, 0, math.maxinteger, 48), 1 << 53)
   local o, _, test = settings(nil, {epochs = math.maxinteger, max_steps = 2})
   o.test = test
-  local _, why = soon(pcall, lt.fit, o)
+  local _, why = in_time(pcall, lt.fit, o)
   assert(tostring(why):find "stopped by max_steps at step 2", why)
   o = settings(nil, {epochs = math.maxinteger, max_steps = 3, out = o.out, test = test})
-  _, why = soon(pcall, lt.fit, o)
+  _, why = in_time(pcall, lt.fit, o)
   assert(tostring(why):find "stopped by max_steps at step 3", why)
 end)
 

@@ -1,10 +1,9 @@
--- test_summary.lua - lt.summary: counts of nets small enough to count by hand, and of well-known
--- ones.
+-- test_summary.lua - lt.summary: the counts of small nets, checked by hand, and of well-known nets.
 local lt = require "luatrain"
 local T = require "lt_test"
 local nn = lt.nn
 
--- A row of the table as a list of its words behind the name; the name may have blanks.
+-- Returns the words after the name in a row of the table. The name may contain spaces.
 local function row(text, name)
   for line in text:gmatch "[^\n]+" do
     local at = line:gsub("^ +", "")
@@ -17,7 +16,7 @@ local function row(text, name)
   error(("no row %s in\n%s"):format(name, text), 2)
 end
 
--- Runs a script in a folder of its own: what it prints, its exit code, whether it left nothing.
+-- Runs a script in a new folder. Returns its output, its exit code, and whether it left no files.
 local function run_script(text)
   local folder = T.folder()
   T.write(folder .. "/script.lua", text)
@@ -34,10 +33,10 @@ end
 
 T.test("a table, counted by hand", function()
   -- For 4 images of 8 x 8 x 2.
-  -- conv2d: outputs 4*8*8*3, 3*3*2 multiply-adds each: 4*8*8*3*18*2 = 27,648; keeps the batch, 2048
-  --   bytes. relu goes behind max_pool2d, which keeps an index of a byte for each output, 4*4*4*3
-  --   = 192; relu keeps its output, 768 bytes, which is linear's x too. linear: 4*5 outputs, 48
-  --   multiply-adds each: 1,920.
+  -- conv2d: 4*8*8*3 outputs of 3*3*2 multiply-adds: 4*8*8*3*18*2 = 27,648 FLOP. It keeps the batch,
+  --   2048 bytes. relu runs after max_pool2d, which keeps a 1-byte index for each output, 4*4*4*3 =
+  --   192. relu keeps its output, 768 bytes, which is also the input of linear. linear: 4*5 outputs
+  --   of 48 multiply-adds: 1,920 FLOP.
   local net = nn.sequential{nn.conv2d{2, 3, 3, pad = 1}, lt.relu, nn.max_pool2d{2}, nn.flatten(),
                             nn.linear{48, 5}}
   T.equal(lt.summary(net, {4, 8, 8, 2}), [[
@@ -64,7 +63,7 @@ T.test("counts grow with the batch, small or large", function()
   end
 end)
 
-T.test("functions that are called count too, where they are called", function()
+T.test("ops that a module calls have rows in it", function()
   local net = nn.module({w = nn.parameter({6, 7}, {value = 1}), fc = nn.linear{7, 8, bias = false}},
                         function(self, x) return self.fc(lt.tanh(x:matmul(self.w)) * 2) end)
   local text = lt.summary(net, {500, 6})
@@ -85,7 +84,7 @@ T.test("groups, strides and dilation", function()
   T.equal(flops{4, 8, {1, 3}, dilation = 2}, ("%.1f"):format(2 * 10 * 9 * 5 * 8 * 3 * 4 / 1e3))
 end)
 
-T.test("blocks that do the same are one row", function()
+T.test("consecutive equal blocks share a row", function()
   local net = nn.sequential{nn.conv2d{4, 4, 1}, lt.relu, block(4), block(4), block(4),
                             nn.conv2d{4, 8, 1}, block(8)}
   local text = lt.summary(net, {2, 8, 8, 4})
@@ -103,11 +102,11 @@ T.test("a module that is called again is counted once", function()
   T.equal(count, 1)
 end)
 
-T.test("what is kept is what the memory says", function()
+T.test("the kept bytes agree with lt.memory", function()
   local net = nn.sequential{nn.conv2d{3, 16, 3, pad = 1}, block(16), nn.max_pool2d{2}, block(16),
                             lt.global_avg_pool2d, nn.linear{16, 10}}
   local x = lt.zeros({32, 16, 16, 3})
-  net(lt.zeros({1, 16, 16, 3}))                               -- the parameters get their memory
+  net(lt.zeros({1, 16, 16, 3}))                               -- allocates the parameters
   collectgarbage()
   lt.step(function()
     local before = lt.memory().live
@@ -119,8 +118,8 @@ T.test("what is kept is what the memory says", function()
   end)
 end)
 
-T.test("looking changes nothing", function()
-  local function train(look)
+T.test("a summary does not change the training", function()
+  local function train(summarize)
     return (run_script(([[
       local lt = require "luatrain"
       local nn = lt.nn
@@ -135,7 +134,7 @@ T.test("looking changes nothing", function()
           sgd:step()
         end)
       end
-      print(net:sha256())]]):format(look)))
+      print(net:sha256())]]):format(summarize)))
   end
   local hex = train(false)
   T.equal(#hex, 65)
@@ -165,7 +164,7 @@ T.test("invalid nets and shapes", function()
   T.fails(function() lt.summary(net, {"2", 5}) end, usage)
   T.fails(function() lt.summary(net, {2, 6}) end,
           "net.1 linear: w has 5 input features, but x has 6 (x 2x6 f32, w 5x5 f32)")
-  T.equal(getmetatable(net).__call == call, true)             -- and all is as before
+  T.equal(getmetatable(net).__call == call, true)             -- restored after the error
   local odd = nn.module({fc = nn.linear{5, 5}}, function(self, x)
     return x:dim(1) == 2 and self.fc(x) or self.fc(x):relu()
   end)

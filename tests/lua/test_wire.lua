@@ -1,9 +1,9 @@
--- test_wire.lua - gradients that travel in fp16 while there is no loss scale.
+-- test_wire.lua - an fp16 wire without a loss scale.
 
 local T = require "lt_test"
 
--- Gradients are whole numbers times a power of two, one for each step, which the learning rate is
--- divided by. So the weights depend on how many steps there are alone, unless fp16 rounds.
+-- Gradients are integers times a power of two, which differs by step. The learning rate is divided
+-- by the same power, so the weights depend only on the number of steps, unless fp16 rounds.
 local STEPS = [[
 local lt = require "luatrain"
 local net = lt.nn.linear{4, 2}
@@ -17,7 +17,7 @@ end
 print(net:sha256())
 ]]
 
--- What a script prints, in a folder of its own.
+-- Runs a script in a new folder. Returns its output.
 local function run(script, options, arguments)
   local out = T.folder()
   T.write(out .. "/script.lua", script)
@@ -26,7 +26,7 @@ local function run(script, options, arguments)
   return text
 end
 
-T.test("gradients of any size travel in fp16 and lose nothing", function()
+T.test("gradients of any size are exact on an fp16 wire", function()
   local wanted = run(STEPS, "", "0 0 0 0")
   for _, powers in ipairs{"0 0 0 0", "20 20 20 20", "-30 -30 -30 -30", "-20 20 -20 60",
                           "90 -90 100 -95"} do
@@ -36,8 +36,8 @@ T.test("gradients of any size travel in fp16 and lose nothing", function()
   end
 end)
 
--- In step 1 a backward under a scaler is forgotten with it, and parameters whose optimizer has gone
--- have larger gradients than others.
+-- In step 1, a backward under a scaler is discarded, and the scaler is closed. `lost` has larger
+-- gradients than the other parameters, and its optimizer is gone.
 local CHANGES = [[
 local lt = require "luatrain"
 local net, lost = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
@@ -60,14 +60,14 @@ end
 print(net:sha256(), lost.w.grad:max():item())
 ]]
 
-T.test("what travels in fp16 is what there is", function()
+T.test("an fp16 wire keeps all gradients exact", function()
   local wanted = run(CHANGES, "")
   assert(wanted:find("\t2748779069440.0\n", 1, true), wanted)                        -- 5 * 2^39
   T.equal(run(CHANGES, "--ranks 2 --wire fp16"), wanted)
 end)
 
--- The gradient of `small` is hardly within the reach of fp16, beside one that changes: what is left
--- of it depends on the power of two by which their bucket travels.
+-- The gradient of `small` barely fits into fp16 beside that of `large`, which changes in each step.
+-- So the bits that are left of it depend on the wire scale of their bucket.
 local RUN = [[
 local lt = require "luatrain"
 local large, small = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
@@ -90,7 +90,7 @@ end
 print(net:sha256())
 ]]
 
-T.test("a run whose gradients travel in fp16 goes on with the same bits", function()
+T.test("a resumed run with an fp16 wire is bit-identical", function()
   local options = "--quiet --ranks 2 --threads 1 --wire fp16 "
   local function go(out, more)
     local text, code = T.run(out, options .. more .. " run.lua")

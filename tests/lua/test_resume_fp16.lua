@@ -1,5 +1,5 @@
--- test_going_on.lua - resumed runs in fp16: changed settings of the scaler, incomplete checkpoints,
--- and what the log says about skipped steps; options that no run used.
+-- test_resume_fp16.lua - resumed runs in fp16: changed settings of the scaler, incomplete
+-- checkpoints, and skipped steps in the log; options that no run used.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -48,8 +48,10 @@ local function fields(out, event, name)
   return list
 end
 
--- ==== A scaler that was changed ==================================================================
+-- ==== A changed scaler ===========================================================================
 
+-- Runs 4 steps with the flags `was`, then 3 with `now`. Checks the warning text and that step 5 has
+-- this scale. Returns the scales of all steps.
 local function check_change(policy, more, was, now, text, scale)
   local out = new_folder()
   local options = ("--policy %s %s "):format(policy, more)
@@ -85,7 +87,7 @@ T.test("consecutive skips under another scale do not count", function()
   T.equal(scaler:state(), state)
 end)
 
--- ==== A checkpoint that was changed ==============================================================
+-- ==== A changed checkpoint =======================================================================
 
 -- A run that was stopped at step 4. change(texts) modifies the metadata of its checkpoint.
 local function changed_run(options, arguments, change)
@@ -102,7 +104,7 @@ local first = changed_run("--amp fp16", "", function() end)
 local tensors, meta = lt.load(first .. "/run/step-00000004.safetensors")
 
 -- Resumes from this checkpoint with one metadata text replaced. Returns the output and exit code.
-local function go_on(name, value)
+local function resume_with(name, value)
   local before = meta[name]
   meta[name] = value
   lt.save(first .. "/run/step-00000004.safetensors", tensors, meta)
@@ -113,7 +115,7 @@ end
 T.test("an incomplete checkpoint is refused, and the error names the field", function()
   local at = "luatrain: t.lua:7: run/step-00000004.safetensors: "
   local function refused(name, value, wanted)
-    local text, code = go_on(name, value)
+    local text, code = resume_with(name, value)
     T.equal({code, text}, {5, at .. wanted .. "\n"})
   end
   for _, name in ipairs{"counter", "draws", "seconds", "epoch", "done", "loss_sum", "epoch_s",
@@ -129,8 +131,8 @@ T.test("an incomplete checkpoint is refused, and the error names the field", fun
   refused("scaler.k", nil, "scaler:load: the state has no 'k'")
 end)
 
-T.test("a checkpoint of a run before the optimizer was saved can be resumed", function()
-  local text, code = go_on("optim", nil)
+T.test("a checkpoint without the name of its optimizer can be resumed", function()
+  local text, code = resume_with("optim", nil)
   T.equal(code, 0)
   assert(text:find("stopped by --max-steps at step 5", 1, true), text)
 end)
@@ -165,7 +167,7 @@ T.test("a resumed fp16 run warns if the checkpoint has no scale", function()
   T.equal(fields(out, "warn", "text"), {})
 end)
 
--- ==== The log =================================================================================
+-- ==== The log ====================================================================================
 
 T.test("the lines of epochs and the last line count skipped steps", function()
   local out = new_folder()
@@ -193,30 +195,30 @@ end
 
 T.test("options for runs in a script without a run cause warnings", function()
   local out = T.folder()
-  local function said(options, before, steps, wanted)
+  local function warns(options, before, steps, wanted)
     T.write(out .. "/loop.lua", LOOP:format(before, steps))
     local text, code = T.run(out, options .. " loop.lua")
     T.equal({code, text}, {0, wanted and "luatrain: warning: " .. wanted .. "\n" or ""})
   end
   local scale = "--amp fp16: without lt.run or lt.fit, the script trained %s with no loss "
                 .. "scale; add local scaler <close> = lt.amp.scaler{} to its loop"
-  said("--amp fp16", "", 3, scale:format "3 steps")
-  said("--amp fp16 --ranks 2 --threads 1", "", 1, scale:format "1 step")
-  said("--amp fp16", "local scaler <close> = lt.amp.scaler{}", 3)
-  said("--amp fp16", "", 0)
-  said("--amp bf16", "", 3)
-  said("--amp off", "", 3)
-  said("--amp auto", "", 0, "--amp auto applies only to lt.run and lt.fit; the script called "
-                            .. "neither, and all was in f32")
-  said("--amp bf16 --amp-check 5", "", 3, "--amp-check 5 applies only to lt.run and lt.fit; the "
-                                          .. "script called neither; use lt.amp.check in its own "
-                                          .. "loop")
-  said("--amp bf16 --amp-check 5", "require = nil", 3)
+  warns("--amp fp16", "", 3, scale:format "3 steps")
+  warns("--amp fp16 --ranks 2 --threads 1", "", 1, scale:format "1 step")
+  warns("--amp fp16", "local scaler <close> = lt.amp.scaler{}", 3)
+  warns("--amp fp16", "", 0)
+  warns("--amp bf16", "", 3)
+  warns("--amp off", "", 3)
+  warns("--amp auto", "", 0, "--amp auto applies only to lt.run and lt.fit; the script called "
+                             .. "neither, and all was in f32")
+  warns("--amp bf16 --amp-check 5", "", 3, "--amp-check 5 applies only to lt.run and lt.fit; the "
+                                           .. "script called neither; use lt.amp.check in its own "
+                                           .. "loop")
+  warns("--amp bf16 --amp-check 5", "require = nil", 3)
   local text = run(new_folder(), "--quiet --amp auto", "--epochs 1")
   T.equal(text, "")
 end)
 
--- ==== Mistakes ===================================================================================
+-- ==== Invalid calls ==============================================================================
 
 T.test("invalid calls of a scaler", function()
   local scaler <close> = lt.amp.scaler{}
