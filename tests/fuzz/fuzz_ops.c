@@ -148,7 +148,7 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
     default:
         opt->n = 1;
         opt->i[0] = value % 2;
-        break; /* a word: options have at least two */
+        break; /* one of several words; each such option has at least two */
     }
 }
 

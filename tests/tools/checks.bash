@@ -1,5 +1,5 @@
-# checks.bash - functions shared by the tests of ranks, which source it. Changes to a temporary
-# folder, which is removed when the test ends.
+# checks.bash - functions for the tests that source it. It changes to a temporary folder, which is
+# removed when the test ends.
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -15,8 +15,8 @@ bad() {
     [ $# -lt 2 ] || cat "$2"
 }
 
-# expect STATUS TEXT COMMAND...: runs the command and checks its exit code, and that its output, which
-# goes to the file output, contains TEXT.
+# expect STATUS TEXT COMMAND...: runs the command and checks its exit code, and that its output
+# contains TEXT. The output goes to the file output.
 expect() {
     local want=$1 text=$2 status=0
     shift 2
@@ -28,8 +28,8 @@ expect() {
     fi
 }
 
-# Prints the last line of luatrain in the file output. mpirun adds lines of its own, between lines of
-# dashes or after a blank line.
+# Prints luatrain's last line in the file output. mpirun adds its own lines, between lines of dashes
+# or after a blank line.
 own_last() { grep '^luatrain: ' output | tail -n 1; }
 
 # steps FOLDER: prints the number of steps that a run has taken so far.
@@ -46,9 +46,9 @@ sent() {
 # half FOLDER FOLDER: checks that the first run has sent about half of the bytes of the second. In
 # fp16, the tail of the bucket adds 244 bytes per step.
 half() {
-    local found=0 part
-    [ "$1" != fp16 ] || found=$((244 * $(steps "$1")))
-    part=$((100 * ($(sent "$1") - found) / ($(sent "$2") + 1)))
+    local tails=0 part
+    [ "$1" != fp16 ] || tails=$((244 * $(steps "$1")))
+    part=$((100 * ($(sent "$1") - tails) / ($(sent "$2") + 1)))
     if [ $part -ge 48 ] && [ $part -le 55 ]; then
         good
     else
