@@ -103,7 +103,7 @@ local function make_small(n, o)
   }, basic, {n, n, n}, 16, o)
 end
 
--- ==== Makers by name =============================================================================
+-- ==== Constructors by name =======================================================================
 
 -- zero_init = true initializes the scale of the last norm of each block to 0, so that every block
 -- starts as the identity. This helps with large batches.

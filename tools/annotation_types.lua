@@ -1,8 +1,8 @@
--- annotation_types.lua - the types of the public API that the library itself does not declare. For
--- annotations.lua, which compares the names with the library's.
+-- annotation_types.lua - the types of the public API that the library itself does not declare, for
+-- annotations.lua. That script compares the names with the library's.
 --
 -- A capitalised name is a class of the library. @NAME is the table of options that the spec NAME
--- declares (see check.lua); @ alone is that of the spec named like the function.
+-- declares (see check.lua). @ alone stands for the spec with the name of the function.
 
 local types = {}
 
@@ -30,7 +30,7 @@ types.named = {
 }
 
 -- The fields of classes, and how an object is called. x.grad, set.images and set.labels may be nil,
--- but a script that reads them mostly knows that they are there: editors should not warn there.
+-- but scripts that read them usually know that they are not, so editors should not warn.
 types.classes = {
   {name = "Tensor", "shape: integer[]", "dtype: DType", "device: string", "grad: Tensor",
    "on_tape: boolean"},
@@ -52,8 +52,8 @@ types.classes = {
 types.values = {version = "string", top1 = "@metric", top5 = "@metric", precisions = "string[]"}
 
 -- Functions: "parameter: type; parameter?: type -> result; result -- description". A table of the
--- library stands for all its functions that are not listed. Descriptions are for functions written
--- in C; those of others are the comments in the source.
+-- library stands for all its functions that are not listed. Only functions written in C need a
+-- description; for others, it is the comment in the source.
 types.signatures = {
   ["lt.nn"] = "given: @ -> Module",
   ["lt.models"] = "options: @ -> Module",

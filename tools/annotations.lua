@@ -4,7 +4,7 @@
 --   build/luatrain tools/annotations.lua > lua/annotations/luatrain.lua
 --
 -- Names, options, defaults and comments are read from the library: the signatures of ops, the specs
--- of makers (see check.lua), the names of parameters, and the comment above each function.
+-- of options (see check.lua), the names of parameters, and the comment above each function.
 -- annotation_types.lua has the types that the library does not declare.
 
 local lt = require "luatrain"

@@ -6,8 +6,8 @@
     bench_torch.py modes --device cuda --model resnet50 --dtype fp16 --batch 256 --modes eager,graph
     bench_torch.py train --to 0.92 --data DIR --threads 2 --channels-last
 
-Written as a user who wants speed would: gradients set to none, operations in place, the fused
-optimizer, autocast for bf16, data in memory. Prints one line of JSON.
+Written for speed, as a user would: gradients set to none, operations in place, the fused optimizer,
+autocast for bf16, data in memory. Prints one line of JSON.
 """
 import argparse
 import gc
@@ -132,7 +132,7 @@ MODELS = {'lenet': (lenet, SMALL), 'resnet20': (resnet20, SMALL),
           'vgg16': (vgg16, LARGE)}
 
 
-# ==== What both kinds of measurement have =========================================================
+# ==== Shared by all measurements ==================================================================
 
 
 def layout(o):
@@ -155,7 +155,7 @@ def peak_rss():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-LOADED = peak_rss()                                            # by PyTorch itself
+LOADED = peak_rss()                                            # of PyTorch itself
 
 
 def say(**fields):
@@ -196,7 +196,7 @@ def step(o, rank=0):
 
 def is_enough(o, times):
     enough = len(times) >= o.steps and sum(times) >= o.seconds
-    if o.ranks > 1:                                            # all end with the same step
+    if o.ranks > 1:                                            # all ranks end after the same step
         first = torch.tensor([enough])
         distributed.broadcast(first, 0)
         enough = bool(first)
@@ -212,21 +212,22 @@ def step_in_rank(rank, o, store):
     distributed.destroy_process_group()
 
 
-# As DistributedDataParallel wants it: a process for each rank, over gloo.
+# DistributedDataParallel requires a process per rank. They communicate with gloo.
 def step_in_ranks(o):
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(step_in_rank, (o, folder + '/store'), o.ranks)
 
 
-# ==== Steps in several ways, on a GPU =============================================================
+# ==== Steps in several modes, on a GPU ============================================================
 
-# Of the dtype's name: autocast's, whether losses are scaled, whether products may be in TF32.
+# By --dtype: the dtype of autocast, whether losses are scaled, whether matmuls may use TF32.
 PRECISIONS = {'f32': (None, False, False), 'tf32': (None, False, True),
               'bf16': (torch.bfloat16, False, True), 'fp16': (torch.float16, True, True)}
 
 
 class Training:
-    """A net and a step of it, channels last, which can be a graph: nothing of it moves."""
+    """A net and its training step, in channels_last. Its tensors keep their addresses, so that the
+    step can be captured as a CUDA graph."""
 
     def __init__(self, o):
         self.o = o
@@ -254,7 +255,7 @@ class Training:
         self.scaler.update()
 
     def graph(self):
-        """The whole step as a CUDA graph: the function that runs it."""
+        """Captures the whole step as a CUDA graph. Returns the function that replays it."""
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
@@ -269,7 +270,7 @@ class Training:
 
 
 def seconds_of(o, run):
-    """Of o.steps runs, waited for at the ends alone: by CUDA's events where there are any."""
+    """The time of o.steps runs. On a GPU, CUDA events measure it, with one wait at the end."""
     if o.device == 'cpu':
         before = time.perf_counter()
         for _ in range(o.steps):
@@ -302,8 +303,8 @@ def measure(o, mode):
             'peak_bytes': torch.cuda.max_memory_allocated() if on_gpu else peak_rss()}
 
 
-# Streams, events, graphs and counts of bytes are the current device's, wherever tensors are. It is
-# the first one unless set_device() is told an index.
+# Streams, events, graphs and memory statistics belong to the current device, wherever the tensors
+# are. It is the first device unless set_device() selects another.
 def choose_device(o):
     device = torch.device(o.device)
     if device.index is not None:
@@ -311,7 +312,7 @@ def choose_device(o):
         o.device = device.type
 
 
-# Each of them in turn: its figures, or {'failed': why}.
+# Measures each mode in turn. Prints its result, or {'failed': reason}.
 def modes(o):
     choose_device(o)
     found = {}
@@ -320,7 +321,7 @@ def modes(o):
             found[mode] = measure(o, mode)
         except torch.OutOfMemoryError:
             found[mode] = {'failed': 'out of memory'}
-        except Exception as e:                                 # a way that fails is one of several
+        except Exception as e:                                 # does not stop the other modes
             found[mode] = {'failed': (str(e).strip().splitlines() or [type(e).__name__])[0][:200]}
         gc.collect()
         if o.device != 'cpu':
@@ -328,7 +329,7 @@ def modes(o):
     say(modes=found, device=torch.cuda.get_device_name() if o.device != 'cpu' else 'cpu')
 
 
-# ==== A training, as models/train_resnet.lua does it ==============================================
+# ==== The training of models/train_resnet.lua =====================================================
 
 
 def read_idx(folder, name):

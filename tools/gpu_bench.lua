@@ -7,8 +7,8 @@
 -- our ops and wait for the device after each op.
 --
 -- The most important measurements come first: the first batch size in each dtype, then
--- torch.compile, then the other batch sizes. A measurement that there is no time for is reported as
--- such.
+-- torch.compile, then the other batch sizes. Measurements for which no time is left are reported as
+-- "no time".
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -50,7 +50,7 @@ end
 
 -- ==== Measuring ==================================================================================
 
--- The text in the table for the exit code of a process.
+-- The text that the table shows for the exit code of a process.
 local function why(code)
   if code == 7 then return "out of memory" end
   if code == 124 or code == 137 then return "no time" end

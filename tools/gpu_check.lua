@@ -40,9 +40,9 @@ end
 
 local errors = opt.out .. "/errors.txt"   -- stderr of the last command
 
--- Returns a shell command that runs words for at most `seconds` and not beyond the deadline, with
--- stderr in the file `errors`; and its time limit.
-
+-- Returns a shell command that runs words for at most `seconds` and not beyond the deadline, and
+-- its time limit. The command writes its stderr to the file `errors`. options: as in
+-- processes.command().
 local function limited(words, options, seconds)
   seconds = math.max(math.min(seconds, deadline - bench.clock()), 1) // 1 | 0
   return ("timeout -k 5 %d %s 2>%s"):format(seconds, processes.command(words, options),
@@ -70,7 +70,7 @@ local function run(words, options, seconds)
   return code, text, said
 end
 
--- The last line of a process's stderr that begins with "luatrain", or its last line.
+-- The last line of a process's stderr that begins with "luatrain". If there is none, its last line.
 local function sentence(said, code)
   local last
   for line in said:gmatch "[^\n]+" do
@@ -240,7 +240,7 @@ function parts.layers()
                     or {layers = true}, 120)
 end
 
--- ==== Trainings ==================================================================================
+-- ==== Training ===================================================================================
 
 local NETS = {{"lenet", "conv1.w"}, {"resnet20", "conv1.w"}, {"depthwise", "1.w"}}
 
@@ -315,7 +315,7 @@ function parts.losses()
 end
 
 -- Compares a run on several ranks with `one`, on one rank. Exit code 3 means that this machine
--- lacks something, such as the MPI plugin; that is no failure.
+-- lacks something, such as the MPI plugin. That is not a failure.
 local function compare_ranks(what, words, steps, one)
   local many, why, code = train(words, "lenet", steps)
   if many then

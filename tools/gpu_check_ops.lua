@@ -50,8 +50,8 @@ local function peer_truth(c, dtype, own)
   return truth
 end
 
--- A message if a result has the wrong dtype, else nil. is: its dtype; dtype: the inputs'; in_f64:
--- its dtype if the inputs are f64.
+-- A message if a result has the wrong dtype, else nil. is: the dtype of the result; dtype: that of
+-- the inputs; in_f64: the result's dtype for f64 inputs.
 local function wrong_dtype(c, name, is, dtype, in_f64)
   if in_f64 ~= "f64" or is == dtype or c.options.dtype or is == "f64" then return nil end
   if is == "f32" and c.op == "add_squares" then return nil end
@@ -192,8 +192,8 @@ local function run_layer(layer, inputs, dy, where, dtype)
 end
 
 -- Checks a layer against the CPU in f32. In a sum of n terms, each of the n partial sums is
--- rounded; together they err by about sqrt(n) roundoffs of the result. Twice that is allowed, since
--- the CPU's result has the same error.
+-- rounded. Their total error is about sqrt(n) roundoffs of the result. Twice that is allowed,
+-- because the CPU's result has the same error.
 local function check_layer(layer, dtype, row)
   local inputs, upstream = {}, nil
   for i = 1, #layer.shapes do inputs[i] = values_of(layer, i, dtype) end

@@ -1,5 +1,6 @@
--- curves.lua - the test accuracy of runs after each epoch, as a table: one line a run, in percent;
--- and of runs whose names differ in a number at the end alone, the seed, the mean of the last.
+-- curves.lua - prints the test accuracy of runs after each epoch, in percent, as a table with one
+-- line per run. Then it prints the mean of the last epoch for runs whose names differ only in the
+-- number at the end, the seed.
 --
 --   luatrain curves.lua r20-off-0 r20-off-1 r20-off-2 > curves.txt
 local log = require "luatrain.train.log"

@@ -1,5 +1,5 @@
--- large_batch.lua - what becomes of a net when its batches grow: ResNet-20 on CIFAR-10, with the
--- learning rate of batches of 128 or in proportion, with and without a warm-up, with SGD or LARS.
+-- large_batch.lua - trains ResNet-20 on CIFAR-10 with large batches. The learning rate is that of
+-- batches of 128 or proportional to the batch, with or without warm-up, with SGD or LARS.
 --
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024 --unscaled --warmup 0

@@ -1,5 +1,5 @@
--- scalers.lua - what training in a half costs: ResNet-20 or a MobileNet-v1 of half the width on
--- CIFAR-10, 10 epochs, in the dtype of --amp; in fp16 with one of the loss scalers.
+-- scalers.lua - trains ResNet-20 or a MobileNet-v1 of half the width on CIFAR-10 for 10 epochs, in
+-- the precision of --amp, to compare accuracies. fp16 uses one of the loss scalers.
 --
 --   luatrain --amp bf16 scalers.lua --data cifar10:DIR --arch resnet20
 --   luatrain --amp fp16 scalers.lua --data cifar10:DIR --arch mobilenet --policy dynamic

@@ -1,6 +1,6 @@
--- scales.lua - what became of the loss scale in runs with --amp fp16 --amp-check N, as a table: the
--- steps skipped, the least and the greatest scale, and the mean share of the gradients' numbers
--- that underflowed, over all checks but the first, which is of a scale that no step has tried.
+-- scales.lua - prints a table about the loss scale in runs with --amp fp16 --amp-check N: the
+-- number of skipped steps, the smallest and the largest scale, and the mean fraction of gradient
+-- elements that underflowed, without the first check, whose scale no step has tried yet.
 --
 --   luatrain scales.lua mn-fp16-0 mn-dynamic-0 > scales.txt
 print "                     skipped         scale   underflow"
@@ -13,7 +13,7 @@ for _, folder in ipairs(arg) do
       skipped = tonumber(line:match '"skipped":(%d+)')
       least, most = math.min(least, scale), math.max(most, scale)
     elseif line:find('{"event":"amp_check"', 1, true) and step > 1 then
-      local share = line:match '%].*"underflow":([%d.e+-]+)'       -- behind the layers
+      local share = line:match '%].*"underflow":([%d.e+-]+)'       -- after the layers
       sum, n = sum + tonumber(share), n + 1
     end
   end
