@@ -158,7 +158,7 @@ function Module:zero_grad() end
 ---@field nesterov boolean
 local Optim = {}
 
----The name of its maker: "optim.sgd".
+---The name of its constructor: "optim.sgd".
 ---@return string
 function Optim:class() end
 
@@ -532,8 +532,8 @@ function lt.check.described(value) end
 ---@return any
 function lt.check.hint(word, names, otherwise) end
 
----Converts a loss, a number or a tensor of one element, to a number. who names the function that
----returned it, for errors.
+---Converts a value, a number or a tensor of one element, to a number. In errors, who names the
+---function that returned it, and what says what it is.
 ---@param value luatrain.Tensor|number
 ---@param who string
 ---@param what string
@@ -1283,7 +1283,7 @@ function lt.optim.adamw(what, options) end
 ---`optim.lars(net, {lr, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8, decay_bias=false, clip=0.0, lr_factor=1.0})`
 ---
 ---LARS, for large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888). Each parameter's step
----is in proportion to the parameter's norm:
+---is proportional to the parameter's norm:
 ---  v = momentum v + q (g + weight_decay w);  w = w - lr v
 ---  q = trust |w| / (|g| + weight_decay |w| + eps), or 1 for parameters of at most one axis
 ---The paper multiplies by lr inside v. Here a new lr takes full effect at once, as with sgd; while

@@ -1,5 +1,5 @@
--- check.lua - strict arguments: one line of text declares the arguments of a maker. It serves as
--- their check and as their help.
+-- check.lua - strict arguments: one line of text declares the arguments of a constructor. It serves
+-- as their check and as their help.
 --
 --   local spec = check "nn.conv2d{in, out, kernel:pair; stride:pair=1, bias=true}"
 --   local given, text = spec{3, 64, 3, stride = 2}
@@ -38,8 +38,8 @@ function check.described(value)
   return "a " .. (core.is_tensor(value) and "tensor " .. core.describe(value) or type(value))
 end
 
--- Converts a loss, a number or a tensor of one element, to a number. who names the function that
--- returned it, for errors.
+-- Converts a value, a number or a tensor of one element, to a number. In errors, who names the
+-- function that returned it, and what says what it is.
 function check.number(value, who, what)
   if core.is_tensor(value) and value:count() == 1 then return value:item() end
   if type(value) == "number" then return value end
@@ -230,7 +230,7 @@ end
 
 Spec.__call = arity.of_method(read_given, "the check of a maker", {"given"})
 
--- lt.check(text): makes the check for a declaration like the one above.
+-- lt.check(text): makes the check for a declaration like that at the top of this file.
 local function new(_, text)
   if type(text) ~= "string" or not text:match "^[%w_.]+.*{.*}" then
     fail("lt.check requires a text like 'net{in, out; bias=true}', but got %s", shown(text))

@@ -1,5 +1,5 @@
--- init.lua - the table that require "luatrain" returns: all ops and tensor makers as functions, nn,
--- optim, data, and the functions that train, evaluate and save a net.
+-- init.lua - the table that require "luatrain" returns: all ops, the functions that create tensors,
+-- nn, optim, data, and the functions that train, evaluate and save a net.
 
 local core = ...
 local arity = require "luatrain.arity"
@@ -13,7 +13,7 @@ local lt = {
   schedule = require "luatrain.api.schedule",
   metrics = require "luatrain.api.metrics",
   models = require "luatrain.api.models",
-  check = require "luatrain.check",   -- lt.check "net{; classes=10}": checks a maker's options
+  check = require "luatrain.check",   -- lt.check "net{; classes=10}": checks options
   data = require "luatrain.api.data",
   args = require "luatrain.api.args",
   run = require "luatrain.train.run",

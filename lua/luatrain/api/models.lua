@@ -1,6 +1,6 @@
--- models.lua - lt.models: the makers of all nets in models/, by name: lt.models.resnet50{classes =
--- 1000}. Those files are ordinary user code that is embedded in the library. They require luatrain
--- themselves, so they are loaded on first use.
+-- models.lua - lt.models: the constructors of all nets in models/, by name:
+-- lt.models.resnet50{classes = 1000}. Those files are ordinary user code that is embedded in the
+-- library. They require luatrain themselves, so they are loaded on first use.
 
 local check = require "luatrain.check"
 local PREFIX = "luatrain.models."

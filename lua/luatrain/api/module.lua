@@ -1,8 +1,8 @@
 -- module.lua - modules: callable trees of parts.
 --
 -- A module is a plain table. Its fields are its parts (parameters, buffers, other modules, and
--- lists of these) and its settings. It is called like a function. Parts are ordered by the time
--- when they were made, or by number in a list. Each has a name in the tree: net[4].w is "4.w",
+-- lists of these) and its settings. It is called like a function. Parts are ordered by their time
+-- of creation, or by number in a list. Each has a name in the tree: net[4].w is "4.w",
 -- net.block1.conv.w is "block1.conv.w".
 --
 -- Parameters are made without memory. The whole tree gets memory at once when any part of it is

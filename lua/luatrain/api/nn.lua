@@ -1,6 +1,6 @@
--- nn.lua - makers of modules. Operations without parameters or modes are also plain functions:
--- lt.relu(x), x + y. A maker takes one table: nn.conv2d{3, 64, 3, stride = 2}. The string above
--- each maker declares the keys of its table, with their kinds and defaults: see check.lua.
+-- nn.lua - constructors of modules. Operations without parameters or modes are also plain
+-- functions: lt.relu(x), x + y. A constructor takes one table: nn.conv2d{3, 64, 3, stride = 2}. The
+-- string above it declares the keys of the table, with their kinds and defaults: see check.lua.
 
 local core = ...
 local check = require "luatrain.check"

@@ -10,8 +10,8 @@
 -- with `params`, a module or a list of parameters, and settings that override the optimizer's.
 --
 -- decay_bias = false exempts parameters of at most one axis from weight decay: biases, and the
--- scales and shifts of norms. The core therefore sees two groups for each group of the script: of n
--- groups, core group g has the parameters of more axes and core group n + g the others.
+-- scales and shifts of norms. The core therefore has two groups for each of the n groups of the
+-- script: core group g has the parameters with more axes, and core group n + g the others.
 --
 -- clip > 0 limits the global L2 norm of all gradients: a longer gradient is scaled down to it
 -- (Pascanu et al. 2013). After a step with clip, sgd.grad_norm is the norm before clipping, or 0 if
@@ -168,7 +168,7 @@ local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, weight_decay=0.0
                    .. "decay_bias=false, " .. common)
 
 -- LARS, for large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888). Each parameter's step
--- is in proportion to the parameter's norm:
+-- is proportional to the parameter's norm:
 --   v = momentum v + q (g + weight_decay w);  w = w - lr v
 --   q = trust |w| / (|g| + weight_decay |w| + eps), or 1 for parameters of at most one axis
 -- The paper multiplies by lr inside v. Here a new lr takes full effect at once, as with sgd; while
@@ -252,7 +252,7 @@ function Optim:has(tensor)
   return false
 end
 
--- The name of its maker: "optim.sgd".
+-- The name of its constructor: "optim.sgd".
 function Optim:class() return self[INNER].spec.name end
 
 function Optim:settings() return settings_of(self[INNER].spec, self, self.groups) end

@@ -24,10 +24,10 @@ local ramps = {
   constant = function(_, start) return start end,
   -- Smooth at both ends.
   cosine = function(t, start) return start + (1 - start) * 0.5 * (1 - math.cos(math.pi * t)) end,
-  -- Our own: each step raises the rate by the same fraction, as a rate would that is proportional
-  -- to the distance that the weights have moved. A linear ramp from 0 doubles the rate in its
+  -- Our own: each step multiplies the rate by the same factor. A rate proportional to the distance
+  -- that the weights have moved would grow like this. A linear ramp from 0 doubles the rate in its
   -- second step and barely changes it in the last. But the rate that a net tolerates grows with the
-  -- rate that it is trained with: its sharpness settles at the limit that the rate sets (Cohen et
+  -- rate at which it is trained: its sharpness settles at the limit that the rate sets (Cohen et
   -- al. 2021, arXiv:2103.00065). docs/experiments/large_batch.txt compares the ramps; in a short
   -- training, exponential is the best.
   exponential = function(t, start) return start ^ (1 - t) end,

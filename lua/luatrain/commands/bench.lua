@@ -1,10 +1,10 @@
 -- bench.lua - measures the speed of a training, op by op, and compares it with the limits of the
 -- machine: `luatrain bench script.lua`.
 --
--- Measures some steps of the script's first run. The time of a step is from the end of the step
--- before to its own end, including the wait for data, as in the run's log. The library's timer
--- measures each op. The limits of the machine are measured afterwards in the same process: the rate
--- of a product of large matrices, and the bandwidth of the fastest copy of a large tensor.
+-- Measures some steps of the script's first run. A step lasts from the end of the previous step to
+-- its own end, including the wait for data, as in the run's log. The library's timer measures each
+-- op. The limits of the machine are measured afterwards in the same process: the rate of a product
+-- of large matrices, and the bandwidth of the fastest copy of a large tensor.
 --
 -- The bytes of an op are the sizes of all tensors that it reads or writes; a tensor updated in
 -- place counts twice. Batch norm reads a tensor that exceeds the last-level cache twice: for its

@@ -8,7 +8,7 @@
 --
 -- Finally it predicts the speed for other networks and numbers of ranks by a simulation. Forward,
 -- backward and optimizer take the time measured apart. Each bucket is sent when its gradients are
--- ready and the bucket before is done. In a ring of n ranks, an allreduce of S bytes takes
+-- ready and the previous bucket is done. In a ring of n ranks, an allreduce of S bytes takes
 -- 2 (n - 1) alpha + 2 (n - 1) / n S beta (Thakur et al. 2005), where alpha is the latency of a
 -- message and beta the time per byte. The simulation ignores the wait for the slowest rank and the
 -- CPU time of communication.

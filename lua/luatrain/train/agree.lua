@@ -69,8 +69,8 @@ end
 
 local function trained(tensor) return tensor.on_tape and "" or ", frozen" end
 
--- Compares a new optimizer over all ranks. who: the name of its maker; settings: a table by name;
--- parameters: a list of {name = , tensor = }.
+-- Compares a new optimizer over all ranks. who: the name of its constructor; settings: a table by
+-- name; parameters: a list of {name = , tensor = }.
 function agree.optimizer(who, settings, parameters)
   local lines = {}
   for i, item in ipairs(parameters) do

@@ -112,7 +112,7 @@ local value_of = core.in_c_locale(function(text)
   return tonumber(text)
 end)
 
--- The state in the header of an open file. Does not verify the file. EFILE if it is no checkpoint.
+-- The state in the header of an open file, which is not verified. EFILE if it is not a checkpoint.
 local function read_state(file, path)
   if not file:has_digest() then
     fail("%s has no digest: it is not a checkpoint of luatrain, or is damaged", path)

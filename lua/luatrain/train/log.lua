@@ -1,5 +1,5 @@
--- log.lua - the log of a run: metrics.jsonl, with a JSON object per line, and for people a live
--- line on a terminal or plain lines in a pipe.
+-- log.lua - the log of a run: metrics.jsonl, with a JSON object per line, and text for people: a
+-- live line on a terminal, or plain lines in a pipe.
 --
 --   local log = require "luatrain.train.log".new{folder = "runs/x"}
 --   log:step{step = 7, epoch = 1, epochs = 5, steps = 2345, samples = 896, loss = 0.3, ...}
@@ -124,7 +124,7 @@ end
 
 -- Truncates the file at a position, for a run that resumes there: removes the steps after it and
 -- the reports of unfinished epochs, which will be written again, and a torn last line. A torn line
--- in the middle, as a disk that was temporarily full leaves it, stays.
+-- in the middle, from a time when the disk was full, stays.
 function log.cut(path, step, epoch)
   if core.exists(path) == false then return end
   local ok, bytes = pcall(bytes_before, path, step, epoch)

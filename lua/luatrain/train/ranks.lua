@@ -79,7 +79,7 @@ function ranks.missed_fault()
 end
 
 -- Makes the reducer that averages gradients over the ranks, for the parameters of a new optimizer,
--- a list of {name = , tensor = }. who (the optimizer's maker) and settings are compared first.
+-- a list of {name = , tensor = }. who (its constructor) and settings are compared first.
 function ranks.reduce(parameters, who, settings)
   if core.is_alone() then return end
   local tensors = {}

@@ -48,7 +48,7 @@ local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
 local Run = require "luatrain.arity".methods "run:"
-local SAVE_SECONDS = 600       -- most seconds between two checkpoints
+local SAVE_SECONDS = 600       -- maximum between two checkpoints
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -184,7 +184,7 @@ local function close_loader(self)
 end
 
 -- Reads the loss of the last step, if it was deferred, and records the step. A step whose loss is
--- not finite did not change the net: it is taken back from the position, and an error is raised.
+-- not finite did not change the net: it is subtracted from the position, and an error is raised.
 local function close_step(self)
   local step = self.open_step
   if not step then return end

@@ -23,7 +23,7 @@ function state.shape_of(set)
 end
 local shape_of = state.shape_of
 
--- The current settings of a run's optimizer. With a schedule, which sets lr_factor, it counts as 1.
+-- The current settings of a run's optimizer. If a schedule sets lr_factor, it is listed as 1.
 function state.settings(o)
   local settings = o.optim:settings()
   if o.schedule then settings.lr_factor = 1.0 end
