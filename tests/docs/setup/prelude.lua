@@ -1,4 +1,4 @@
--- prelude.lua - runs before every Lua block: replaces Fashion-MNIST by a few images in folder DIR.
+-- prelude.lua - runs before every Lua block: replaces Fashion-MNIST with images in folder DIR.
 local lt = require "luatrain"
 
 local open = lt.data.open
