@@ -70,7 +70,7 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     int k;
     int interval;           /* see above */
     int good;               /* steps in a row that count towards the interval */
-    int spare;              /* adaptive: smallest headroom in these steps, in bits */
+    int headroom;           /* adaptive: smallest headroom in these steps, in bits */
     int since;              /* steps since the last growth, at most 2000 */
     int64_t steps, skipped; /* steps so far; how many of them were skipped */
     int64_t in_a_row;       /* steps skipped in a row, up to the last one */

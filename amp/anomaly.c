@@ -133,8 +133,7 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
     if (f16)
         describe_overflow(v, what, number);
     else if (!v->whole)
-        describe(v, "", what, "it contains %s; look at the learning rate and at the data",
-                 word(value));
+        describe(v, "", what, "it contains %s; check the learning rate and the data", word(value));
     else
         describe(v, v->backward ? "the gradient of " : "", what,
                  "it contains %s, in f32 as well, although all its inputs are finite; look at the "

@@ -4,11 +4,11 @@
 #include "amp/amp.h"
 
 enum {
-    TOP = 15,  /* exponent of the largest f16 number */
-    SPARE = 2, /* spare bits that an adaptive scale needs to grow */
+    TOP = 15,         /* exponent of the largest f16 number */
+    MIN_HEADROOM = 2, /* bits of headroom that an adaptive scale needs to grow */
     PLENTY = 10,
-    SOON = 10,            /* with PLENTY spare bits it grows after SOON steps */
-    MAX_SPARE = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
+    SOON = 10,               /* with PLENTY bits of headroom it grows after SOON steps */
+    MAX_HEADROOM = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
     FIRST = 20,
     LAST = 2000 /* the shortest and longest interval */
 };
@@ -38,18 +38,18 @@ lt_status lt_scaler_check(const lt_scaler *s)
                        : s->k != within(s->k)      ? "k"
                        : s->interval < 1 || (s->policy == LT_SCALE_ADAPTIVE && s->interval > LAST)
                            ? "interval"
-                       : s->good < 0 || s->good > s->interval                    ? "good"
-                       : s->spare < LT_NO_EXPONENT || s->spare > -LT_NO_EXPONENT ? "spare"
-                       : s->since < 0 || s->since > LAST                         ? "since"
-                       : s->at_floor < 0 || s->at_floor > s->in_a_row            ? "at_floor"
-                       : s->in_a_row < 0 || s->in_a_row > s->skipped             ? "in_a_row"
-                       : s->skipped > s->steps                                   ? "skipped"
-                       : s->steps > (int64_t)1 << 53                             ? "steps"
-                       : !(fabs(s->mean) <= -LT_NO_EXPONENT)                     ? "mean"
-                       : !(s->variance >= 0 && s->variance <= MAX_VARIANCE)      ? "variance"
-                       : !(s->old_mean >= 0 && s->old_mean <= 1)                 ? "old_mean"
-                       : !(s->old_variance >= 0 && s->old_variance <= 1)         ? "old_variance"
-                                                                                 : NULL;
+                       : s->good < 0 || s->good > s->interval                          ? "good"
+                       : s->headroom < LT_NO_EXPONENT || s->headroom > -LT_NO_EXPONENT ? "headroom"
+                       : s->since < 0 || s->since > LAST                               ? "since"
+                       : s->at_floor < 0 || s->at_floor > s->in_a_row                  ? "at_floor"
+                       : s->in_a_row < 0 || s->in_a_row > s->skipped                   ? "in_a_row"
+                       : s->skipped > s->steps                                         ? "skipped"
+                       : s->steps > (int64_t)1 << 53                                   ? "steps"
+                       : !(fabs(s->mean) <= -LT_NO_EXPONENT)                           ? "mean"
+                       : !(s->variance >= 0 && s->variance <= MAX_VARIANCE)            ? "variance"
+                       : !(s->old_mean >= 0 && s->old_mean <= 1)                       ? "old_mean"
+                       : !(s->old_variance >= 0 && s->old_variance <= 1) ? "old_variance"
+                                                                         : NULL;
     return what ? lt_fail(LT_EINVAL, "'%s' of a scaler is out of range", what) : LT_OK;
 }
 
@@ -114,22 +114,23 @@ static void grow(lt_scaler *s, int by)
     s->since = 0;
 }
 
-static void go_on_dynamic(lt_scaler *s)
+static void advance_dynamic(lt_scaler *s)
 {
     s->good = least(s->good + 1, s->interval);
     if (s->good == s->interval)
         grow(s, 1);
 }
 
-/* A growth into the last spare bits may be a mistake, so the next one needs a longer interval. */
-static void go_on_adaptive(lt_scaler *s, int exponent)
+/* A growth into the last bits of headroom may be a mistake, so the next one needs a longer
+ * interval. */
+static void advance_adaptive(lt_scaler *s, int exponent)
 {
-    int e = exponent == LT_NO_EXPONENT ? TOP - MAX_SPARE : exponent, spare = TOP - e;
+    int e = exponent == LT_NO_EXPONENT ? TOP - MAX_HEADROOM : exponent, headroom = TOP - e;
     take_note(s, e + 1 - s->k);
-    s->spare = s->good == 0 ? spare : least(s->spare, spare);
-    s->good = spare < SPARE ? 0 : least(s->good + 1, s->interval);
-    bool is_soon = s->good % SOON == 0 && s->spare >= PLENTY;
-    int half = (s->spare - SPARE) / 2, by = least(half > 0 ? half : 1, highest(s) - s->k);
+    s->headroom = s->good == 0 ? headroom : least(s->headroom, headroom);
+    s->good = headroom < MIN_HEADROOM ? 0 : least(s->good + 1, s->interval);
+    bool is_soon = s->good % SOON == 0 && s->headroom >= PLENTY;
+    int half = (s->headroom - MIN_HEADROOM) / 2, by = least(half > 0 ? half : 1, highest(s) - s->k);
     if (s->good == 0 || by <= 0 || (s->good < s->interval && !is_soon))
         return;
     if (half == 0)
@@ -150,9 +151,9 @@ bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
     if (!finite)
         shrink(s, exponent);
     else if (s->policy == LT_SCALE_ADAPTIVE)
-        go_on_adaptive(s, exponent);
+        advance_adaptive(s, exponent);
     else
-        go_on_dynamic(s);
+        advance_dynamic(s);
     if (s->policy == LT_SCALE_ADAPTIVE)
         s->k = least(s->k, highest(s));
     return finite;

@@ -60,7 +60,7 @@ enum {
     FIRST = 24, /* initial wire scale; if it is too high, the first step sends the bucket twice */
     TOP = 14,   /* the largest exponent of a sum that stays below 2^15 */
     LOW = 0,    /* 14 bits above the smallest normal f16 number */
-    SPARE = 2   /* bits by which gradients may grow from one step to the next */
+    MIN_HEADROOM = 2 /* bits by which gradients may grow from one step to the next */
 };
 
 lt_wire_scales lt_wire_scales_init(void)
@@ -80,7 +80,7 @@ int lt__wire_scales_pack(const lt_wire_scales *w, int bucket, double largest, fl
 
 static int exponent_for(int true_exponent)
 {
-    int exponent = TOP - SPARE - true_exponent;
+    int exponent = TOP - MIN_HEADROOM - true_exponent;
     return exponent < LT_WIRE_SCALE_LOW    ? LT_WIRE_SCALE_LOW
            : exponent > LT_WIRE_SCALE_HIGH ? LT_WIRE_SCALE_HIGH
                                            : exponent;

@@ -162,7 +162,7 @@ static item *item_of(lt_optim *o, const lt_tensor *x)
     for (int i = 0; i < o->n_items; i++)
         if (o->items[i].x == x)
             return &o->items[i];
-    lt_fail(LT_EINVAL, "the optimizer does not hold this parameter");
+    lt_fail(LT_EINVAL, "this parameter does not belong to the optimizer");
     return NULL;
 }
 

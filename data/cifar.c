@@ -18,7 +18,7 @@ static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
     if (n == 0 || n % RECORD != 0)
         return lt_fail(LT_EDATA,
                        "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a "
-                       "multiple of %d, the length of a record; fetch it again",
+                       "multiple of %d, the length of a record; download it again",
                        LT_SHOW(path), n, RECORD);
     *count = (int64_t)(n / RECORD);
     for (int64_t i = 0; i < *count; i++)

@@ -28,7 +28,7 @@ static lt_status read_failed(gzFile file, const char *path)
     const char *reason = gzerror(file, &code), *colon = strstr(reason, ": ");
     if (code == Z_MEM_ERROR)
         return lt_fail(LT_ENOMEM, "out of memory while reading a gzip file");
-    return lt_fail(LT_EDATA, "cannot read %s: %s; fetch it again", LT_SHOW(path),
+    return lt_fail(LT_EDATA, "cannot read %s: %s; download it again", LT_SHOW(path),
                    colon ? colon + 2 : reason);
 }
 
@@ -78,7 +78,7 @@ static lt_status read_header(gzFile file, const char *path, header *h)
                        LT_MAX_DIMS);
     LT_TRY(read_up_to(file, path, sizes, 4 * (size_t)h->ndim, &got));
     if (got < 4 * (size_t)h->ndim)
-        return lt_fail(LT_EDATA, "%s ends inside its header; fetch it again", LT_SHOW(path));
+        return lt_fail(LT_EDATA, "%s ends inside its header; download it again", LT_SHOW(path));
     h->bytes = 4 + 4 * (size_t)h->ndim;
     h->data_bytes = lt_dtype_bytes(h->dtype);
     for (int i = 0; i < h->ndim; i++) {
@@ -105,11 +105,11 @@ static lt_status check_size(gzFile file, const char *path, const header *h)
     } while (got == sizeof buffer && count <= h->data_bytes);
     if (count < h->data_bytes)
         return lt_fail(LT_EDATA,
-                       "%s is cut short: its header promises %zu bytes of data, but it has %zu; "
-                       "fetch it again",
+                       "%s is cut short: its header declares %zu bytes of data, but it has %zu; "
+                       "download it again",
                        LT_SHOW(path), h->data_bytes, count);
     if (count > h->data_bytes)
-        return lt_fail(LT_EDATA, "%s has more data than the %zu bytes that its header promises",
+        return lt_fail(LT_EDATA, "%s has more data than the %zu bytes that its header declares",
                        LT_SHOW(path), h->data_bytes);
     return LT_OK;
 }

@@ -80,7 +80,7 @@ static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, si
 {
     if (least > n)
         return lt_fail(LT_EDATA,
-                       "its header promises %llux%llu pixels (height x width), more "
+                       "its header declares %llux%llu pixels (height x width), more "
                        "than %zu bytes can hold",
                        (unsigned long long)height, (unsigned long long)width, n);
     return LT_OK;
@@ -88,7 +88,7 @@ static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, si
 
 static lt_status cut_short(const char *kind, const char *end)
 {
-    return lt_fail(LT_EDATA, "the %s is cut short: it has no %s; fetch it again", kind, end);
+    return lt_fail(LT_EDATA, "the %s is cut short: it has no %s; download it again", kind, end);
 }
 
 static unsigned read16(const uint8_t *p) { return (unsigned)p[0] << 8 | p[1]; }
@@ -114,7 +114,7 @@ static lt_status see_header(const uint8_t *p, size_t n)
     uint64_t w = read32(p), h = read32(p + 4), bits = p[8], type = p[9];
     if (type >= sizeof types / sizeof *types || bits == 0 || (bits & (bits - 1)) != 0 ||
         !(types[type].depths & bits))
-        return lt_fail(LT_EDATA, "the header of the PNG is damaged; fetch it again");
+        return lt_fail(LT_EDATA, "the header of the PNG is damaged; download it again");
     LT_TRY(check_size(h, w));
     uint64_t rows = h * ((w * bits * types[type].colours + 7) / 8 + 1);
     if (rows > MAX_BYTES)
@@ -138,7 +138,7 @@ static lt_status check_png(const uint8_t *p, size_t n)
         if (crc32(0, chunk, (uInt)length + 4) != read32(chunk + 4 + length))
             return lt_fail(LT_EDATA,
                            "the checksum of the PNG chunk at byte %zu is wrong; "
-                           "fetch it again",
+                           "download it again",
                            at);
         bool is_header = memcmp(chunk, "IHDR", 4) == 0;
         if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
@@ -199,7 +199,7 @@ typedef struct jpeg {
 
 static lt_status damaged(const char *what)
 {
-    return lt_fail(LT_EDATA, "the %s of the JPEG is damaged; fetch it again", what);
+    return lt_fail(LT_EDATA, "the %s of the JPEG is damaged; download it again", what);
 }
 
 static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
@@ -351,7 +351,7 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
         at += 4 + bytes;
     }
     if (j.components == 0 || j.scanned != (1u << j.components) - 1)
-        return lt_fail(LT_EDATA, "the JPEG ends before all of its colours");
+        return lt_fail(LT_EDATA, "the JPEG ends before all of its color components");
     if (j.components == 4 && !j.adobe)
         return lt_fail(LT_EDATA, "the JPEG has four colours but does not say which (the Adobe "
                                  "segment is missing)");
@@ -379,7 +379,7 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
     int h, w, c;
     if (check(bytes, n) != LT_OK)
         return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));
-    lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* default message */
+    lt_fail(LT_EDATA, "its compressed data are damaged; download it again"); /* default message */
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
         return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));

@@ -107,18 +107,18 @@ end
 
 -- zero_init = true initializes the scale of the last norm of each block to 0, so that every block
 -- starts as the identity. This helps with large batches.
-local makers = {}
+local constructors = {}
 
 for name, row in pairs(large) do
   local spec = lt.check(name .. "{; classes:count=1000, channels:count=3, zero_init=false, "
                         .. "sync_bn=false}")
-  makers[name] = function(options) return make_large(row[1], row[2], spec(options)) end
+  constructors[name] = function(options) return make_large(row[1], row[2], spec(options)) end
 end
 
 for name, n in pairs(small) do
   local spec = lt.check(name .. "{; classes:count=10, channels:count=3, zero_init=false, "
                         .. "sync_bn=false}")
-  makers[name] = function(options) return make_small(n, spec(options)) end
+  constructors[name] = function(options) return make_small(n, spec(options)) end
 end
 
-return makers
+return constructors

@@ -52,18 +52,18 @@ local function make(counts, norm, o)
   return nn.sequential(net)
 end
 
-local makers = {}
+local constructors = {}
 
 for name, counts in pairs(nets) do
   for suffix, has_norm in pairs{[""] = false, _bn = true} do
     local spec = lt.check(name .. suffix .. "{; classes:count=1000, channels:count=3, "
                           .. "size:count=224, hidden:count=4096, dropout=0.5"
                           .. (has_norm and ", sync_bn=false}" or "}"))
-    makers[name .. suffix] = function(options)
+    constructors[name .. suffix] = function(options)
       local o = spec(options)
       return make(counts, has_norm and (o.sync_bn and nn.sync_batch_norm or nn.batch_norm), o)
     end
   end
 end
 
-return makers
+return constructors

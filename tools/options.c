@@ -187,7 +187,7 @@ static const struct option {
      ANY},
     {"seed", "S", "seed of all random numbers (0)", set_seed, SAME},
     {"amp", "off|bf16|fp16|auto",
-     "mixed precision (that of the script, or off); auto: bf16 if it is faster", set_amp, SAME},
+     "mixed precision (the script's setting, or off); auto: bf16 if it is faster", set_amp, SAME},
     {"amp-check", "N", "every N steps, compare each layer in half precision with f32", set_count,
      SAME},
     {"out", "DIR", "folder of the run (a new one, runs/SCRIPT-N)", set_path, ANY},

@@ -12,7 +12,7 @@ static const char key_used; /* its address is the registry key of the loss scale
 /* The saved fields of a scaler: X(field, Lua type). */
 /* clang-format off */
 #define FIELDS(X)                                                                                  \
-    X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(spare, integer)       \
+    X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(headroom, integer)  \
     X(since, integer) X(steps, integer) X(skipped, integer) X(in_a_row, integer)                   \
     X(at_floor, integer)                                                                           \
     X(mean, number) X(variance, number) X(old_mean, number) X(old_variance, number)

@@ -63,7 +63,7 @@ static int arange(lua_State *L)
     int n_numbers;
     range r = read_range(L, s, &n_numbers);
     lt_device *device;
-    lt_dtype dtype = lt__check_maker_options(L, s, n_numbers + 1, "lt.arange", &device);
+    lt_dtype dtype = lt__check_constructor_options(L, s, n_numbers + 1, "lt.arange", &device);
     if (!lua_isnoneornil(L, n_numbers + 2))
         lt__refuse(L, s, "lt.arange accepts no arguments after the options, got %s",
                    lt__text(L, n_numbers + 2));
@@ -90,7 +90,7 @@ static const luaL_Reg functions[] = {{"arange", arange}, {NULL, NULL}};
 
 void lt__open_arange(lua_State *L)
 {
-    lua_getfield(L, -1, "makers");
+    lua_getfield(L, -1, "constructors");
     lt__register(L, functions);
     lua_pop(L, 1);
 }

@@ -139,8 +139,8 @@ void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const ch
 /* Reads the options of a function that creates a tensor: {dtype = "f64", device = "cpu"} or nil.
  * The defaults are f32 and the context's device. *device is borrowed. Also raises LT_EENV for a
  * device that the context does not have. */
-lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
-                                 struct lt_device **device);
+lt_dtype lt__check_constructor_options(lua_State *L, lt_lua *s, int index, const char *who,
+                                       struct lt_device **device);
 /* Reads a number, or raises "who: what must be a number, but is 'a'". Does not convert strings. */
 double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 /* Raises unless the value at index is a number that fits dtype. */
@@ -187,7 +187,7 @@ void lt__open_load(lua_State *L);
 
 void lt__open_error(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
-void lt__open_arange(lua_State *L);         /* after lt__open_tensor(): it adds one to its makers */
+void lt__open_arange(lua_State *L); /* after lt__open_tensor(): it adds one to its constructors */
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor(): ops are also methods */
 void lt__open_run(lua_State *L);
 void lt__open_optim(lua_State *L);

@@ -30,7 +30,8 @@ static int make_folder(lua_State *L)
     const char *given = lt__check_path(L, s, 1, "run");
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s", given) >= PATH_MAX)
-        lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", given, strerror(ENAMETOOLONG));
+        lt__error(L, s, LT_EENV, "%s: cannot create this folder: %s", given,
+                  strerror(ENAMETOOLONG));
     for (char *end = path + 1; *path && *end; end++) {
         if (*end != '/')
             continue;
@@ -42,7 +43,7 @@ static int make_folder(lua_State *L)
     if (mkdir(path, 0777) != 0) {
         int error = errno;
         if (error != EEXIST || stat(path, &now) != 0 || !S_ISDIR(now.st_mode))
-            lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", given,
+            lt__error(L, s, LT_EENV, "%s: cannot create this folder: %s", given,
                       error == EEXIST ? "a file of this name exists" : strerror(error));
     }
     return 0;
@@ -55,7 +56,7 @@ static int new_folder(lua_State *L)
     const char *path = lt__check_path(L, s, 1, "run");
     bool made = mkdir(path, 0777) == 0;
     if (!made && errno != EEXIST)
-        lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", path, strerror(errno));
+        lt__error(L, s, LT_EENV, "%s: cannot create this folder: %s", path, strerror(errno));
     lua_pushboolean(L, made);
     return 1;
 }
@@ -267,7 +268,7 @@ static int lock(lua_State *L)
     luaL_setmetatable(L, lock_class);
     held->fd = open_descriptor(path, O_RDWR | O_CREAT);
     if (held->fd < 0)
-        lt__error(L, s, LT_EENV, "%s: cannot write there: %s", path, open_error());
+        lt__error(L, s, LT_EENV, "%s: cannot write to it: %s", path, open_error());
     if (flock(held->fd, LOCK_EX | LOCK_NB) == 0) {
         sign(held->fd);
         return 1;

@@ -94,8 +94,8 @@ static lt_device *check_device(lua_State *L, lt_lua *s, int index, const char *w
     return device;
 }
 
-lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
-                                 struct lt_device **device)
+lt_dtype lt__check_constructor_options(lua_State *L, lt_lua *s, int index, const char *who,
+                                       struct lt_device **device)
 {
     lt_dtype dtype = LT_F32;
     *device = s->ctx->device;
@@ -159,7 +159,7 @@ static int make_full(lua_State *L, const char *who, int value, int options)
     int64_t dims[LT_MAX_DIMS];
     lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = lt__check_maker_options(L, s, options, who, &device);
+    lt_dtype dtype = lt__check_constructor_options(L, s, options, who, &device);
     lt__check_element(L, s, value, who, dtype);
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, ndim, dims, false));
@@ -187,7 +187,7 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
     int64_t dims[LT_MAX_DIMS];
     lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = lt__check_maker_options(L, s, 2, who, &device);
+    lt_dtype dtype = lt__check_constructor_options(L, s, 2, who, &device);
     if (dtype > LT_BF16)
         lt__refuse(L, s, "%s: dtype must be a float dtype, but is %s", who, lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
@@ -253,7 +253,7 @@ static int tensor(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_device *device;
-    nest t = {.s = s, .dtype = lt__check_maker_options(L, s, 2, "lt.tensor", &device)};
+    nest t = {.s = s, .dtype = lt__check_constructor_options(L, s, 2, "lt.tensor", &device)};
     if (!lua_istable(L, 1))
         lt__check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
@@ -513,7 +513,7 @@ static int index_tensor(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg makers[] = {
+static const luaL_Reg constructors[] = {
     {"tensor", tensor},     {"zeros", zeros},       {"ones", ones}, {"full", full},
     {"rand", rand_uniform}, {"randn", rand_normal}, {NULL, NULL}};
 
@@ -525,13 +525,13 @@ static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL,
 
 static const luaL_Reg helpers[] = {{"describe", describe}, {"is_tensor", is_tensor}, {NULL, NULL}};
 
-/* Adds makers, helpers, tensor_methods and tensor_meta to the core table. */
+/* Adds constructors, helpers, tensor_methods and tensor_meta to the core table. */
 void lt__open_tensor(lua_State *L, lt_lua *s)
 {
     lt__register(L, helpers);
     lua_newtable(L);
-    lt__register(L, makers);
-    lua_setfield(L, -2, "makers");
+    lt__register(L, constructors);
+    lua_setfield(L, -2, "constructors");
     lt__new_class(L, "luatrain.Tensor", methods, tensor_gc);
     s->tensor_meta = lua_topointer(L, -1);
     lua_pushvalue(L, -1);

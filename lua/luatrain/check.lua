@@ -228,7 +228,7 @@ local function read_given(self, given)
   return values, describe(self, values)
 end
 
-Spec.__call = arity.of_method(read_given, "the check of a maker", {"given"})
+Spec.__call = arity.of_method(read_given, "the check of a constructor", {"given"})
 
 -- lt.check(text): makes the check for a declaration like that at the top of this file.
 local function new(_, text)

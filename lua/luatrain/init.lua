@@ -36,7 +36,7 @@ local lt = {
   memory = core.memory,
 }
 for name, op in pairs(core.ops) do lt[name] = op end
-for name, maker in pairs(core.makers) do lt[name] = maker end
+for name, constructor in pairs(core.constructors) do lt[name] = constructor end
 
 -- C functions do not name their parameters, so the names for the check of arity are listed here.
 -- Ops, x:get and x:set check their own arguments.

@@ -283,7 +283,7 @@ TEST(a_backward_without_any_op)
     CHECK_STR(
         lt_errmsg(),
         "the gradients were not finite in 10 steps in a row, the last with a loss scale of 2^4, "
-        "although no op made them non-finite; look at the learning rate and at the data");
+        "although no op made them non-finite; check the learning rate and the data");
     lt_release(seed);
     end(&n);
 }

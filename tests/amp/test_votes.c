@@ -197,13 +197,13 @@ static void send_until_done(wire_scales *w, int bucket, double a, double b, doub
 }
 
 /* Sums stay below 2^13. */
-TEST(the_wire_scale_follows_the_gradients_with_two_spare_bits)
+TEST(the_wire_scale_follows_the_gradients_with_two_bits_of_headroom)
 {
     wire_scales w = wire_scales_begin();
     send_until_done(&w, 0, 1, 4, 0x1p-4, 2, 10);
-    send_until_done(&w, 0, 1, 16, 0x1p-4, 1, 10); /* uses both spare bits */
+    send_until_done(&w, 0, 1, 16, 0x1p-4, 1, 10); /* uses both bits of headroom */
     send_until_done(&w, 0, 1, 4, 0x1p-4, 1, 8);
-    send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket starts anew */
+    send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket starts over */
     send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 36);
     send_until_done(&w, 1, 0, 0, 0, 1, 36); /* zeros do not change the scale */
     send_until_done(&w, 1, 0x1p-24, 0, 0, 1, 36);

@@ -407,7 +407,7 @@ TEST(a_norm_that_is_not_finite)
     CHECK_OK(clipped_update(&t));
     CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC,
                 "the norm of the gradients is inf at step 2; "
-                "look at the learning rate and at the data");
+                "check the learning rate and the data");
     check_continues(&t, clipped_step, before);
     training_free(&t);
 }
@@ -451,7 +451,7 @@ TEST(a_loss_that_is_not_finite)
         CHECK_OK(lt_params_sha256(t.params, before));
         CHECK_OK(step(&t, NAN));
         CHECK_FAILS(synchronize ? lt_synchronize(t.ctx) : step(&t, 1), LT_ENUMERIC,
-                    "the loss is nan at step 2; look at the learning rate and at the data");
+                    "the loss is nan at step 2; check the learning rate and the data");
         check_continues(&t, step, before);
         training_free(&t);
     }
@@ -468,7 +468,7 @@ TEST(a_micro_batch_whose_loss_is_not_finite)
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, -INFINITY));
     CHECK_FAILS(backward(&t, 1), LT_ENUMERIC,
-                "the loss is inf at step 1; look at the learning rate and at the data");
+                "the loss is inf at step 1; check the learning rate and the data");
     CHECK_OK(backward(&t, 1));
     CHECK_OK(backward(&t, 1));
     CHECK_OK(lt_synchronize(t.ctx));

@@ -84,7 +84,7 @@ TEST(a_truncated_file_is_an_error)
         write_records(path, 0, 2, cuts[i]);
         snprintf(text, sizeof text,
                  "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a multiple of "
-                 "3073, the length of a record; fetch it again",
+                 "3073, the length of a record; download it again",
                  path, cuts[i]);
         check_refused(2, text);
     }

@@ -125,7 +125,7 @@ TEST(every_truncation_is_an_error)
     for (size_t n = 0; n < size; n++) {
         write_plain(packed, n);
         check_refused(ctx,
-                      n < 2 ? "is not an IDX file" : ": unexpected end of file; fetch it again");
+                      n < 2 ? "is not an IDX file" : ": unexpected end of file; download it again");
     }
     lt_ctx_free(ctx);
 }
@@ -180,7 +180,7 @@ TEST(a_small_file_cannot_cause_a_large_allocation)
     lt_ctx *ctx = lt_ctx_new(NULL);
     write_gzip(huge, sizeof huge);
     check_refused(ctx,
-                  "is cut short: its header promises 8796076245000 bytes of data, but it has 3");
+                  "is cut short: its header declares 8796076245000 bytes of data, but it has 3");
     write_gzip(endless, sizeof endless);
     check_refused(ctx, "promises more elements than any file can hold");
     lt_ctx_free(ctx);
@@ -193,9 +193,9 @@ TEST(trailing_data_are_an_error)
     longer[sizeof images] = 0;
     lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain(longer, sizeof longer);
-    check_refused(ctx, "has more data than the 12 bytes that its header promises");
+    check_refused(ctx, "has more data than the 12 bytes that its header declares");
     write_gzip(longer, sizeof longer);
-    check_refused(ctx, "has more data than the 12 bytes that its header promises");
+    check_refused(ctx, "has more data than the 12 bytes that its header declares");
     lt_ctx_free(ctx);
 }
 

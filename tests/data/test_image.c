@@ -221,7 +221,7 @@ TEST(a_small_file_cannot_cause_a_large_allocation)
         unsigned h, w;
         const char *text;
     } cases[] = {{8001, 8000, "it has 8001x8000 pixels (height x width); luatrain accepts"},
-                 {8000, 8000, "its header promises 8000x8000 pixels (height x width), more than "},
+                 {8000, 8000, "its header declares 8000x8000 pixels (height x width), more than "},
                  {65535, 65535, "it has 65535x65535 pixels (height x width); luatrain accepts"},
                  {13, 0, "its header says 13x0 pixels"},
                  {0, 17, "its header says 0x17 pixels"}};
@@ -252,19 +252,19 @@ TEST(the_rows_of_a_png_are_limited_by_its_size)
          "its 8000x8000 pixels (height x width) are 512008000 bytes; luatrain accepts PNGs of at "
          "most 268435456"},
         {64000000, 1, 16, 6, "are 576000000 bytes; luatrain accepts"},
-        {100, 1500, 16, 6, "its header promises 100x1500 pixels (height x width), more than "},
+        {100, 1500, 16, 6, "its header declares 100x1500 pixels (height x width), more than "},
         {100, 1500, 1, 0, NULL},
-        {1, 1200000, 16, 2, "its header promises 1x1200000 pixels"},
+        {1, 1200000, 16, 2, "its header declares 1x1200000 pixels"},
         {1, 1200000, 1, 3, NULL},
-        {1200000, 1, 1, 0, "its header promises 1200000x1 pixels"}, /* each row has a filter byte */
-        {8, 8, 8, 1, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 8, 7, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 3, 0, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 4, 2, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 16, 3, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 1, 4, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 2, 6, "the header of the PNG is damaged; fetch it again"},
-        {8, 8, 32, 0, "the header of the PNG is damaged; fetch it again"},
+        {1200000, 1, 1, 0, "its header declares 1200000x1 pixels"}, /* each row has a filter byte */
+        {8, 8, 8, 1, "the header of the PNG is damaged; download it again"},
+        {8, 8, 8, 7, "the header of the PNG is damaged; download it again"},
+        {8, 8, 3, 0, "the header of the PNG is damaged; download it again"},
+        {8, 8, 4, 2, "the header of the PNG is damaged; download it again"},
+        {8, 8, 16, 3, "the header of the PNG is damaged; download it again"},
+        {8, 8, 1, 4, "the header of the PNG is damaged; download it again"},
+        {8, 8, 2, 6, "the header of the PNG is damaged; download it again"},
+        {8, 8, 32, 0, "the header of the PNG is damaged; download it again"},
     };
     file png = load("rgb.png");
     CHECK(1200000 / 1032 > png.n && 1200000 / 8 / 1032 < png.n); /* else adapt the cases */
@@ -358,7 +358,7 @@ TEST(the_blocks_of_a_jpeg_are_limited_by_its_size)
     file f = load("baseline.jpg");
     put32(f.bytes + find(&f, "\xff\xc0", 2) + 5, 512 << 16 | 640);
     CHECK(512 / 8 * 640 / 8 * 3 / 2 / 8 > f.n); /* else choose a larger size */
-    check_refused(&f, "its header promises 512x640 pixels (height x width), more than ");
+    check_refused(&f, "its header declares 512x640 pixels (height x width), more than ");
 }
 
 TEST(a_jpeg_has_one_frame_and_valid_tables)
@@ -378,7 +378,7 @@ TEST(a_jpeg_defines_all_that_it_uses)
 {
     check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not define");
     check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not define");
-    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its colours");
+    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its color components");
     check_jpeg_with("\xff\xc0", 0, "\xff\xfe", 2, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 4, "\x02", 1, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 5, "\x09", 1, "the scan header of the JPEG is damaged");
@@ -396,10 +396,10 @@ TEST(a_png_has_known_chunks_in_order)
     file f = load("rgb.png");
     size_t data = find_chunk(&f, "IDAT"), end = find_chunk(&f, "IEND");
     f.bytes[data + 30] ^= 1;
-    check_refused(&f, "the checksum of the PNG chunk at byte 33 is wrong; fetch it again");
+    check_refused(&f, "the checksum of the PNG chunk at byte 33 is wrong; download it again");
     memset(f.bytes + data + 10, 0xff, 20);
     fix_checksum(&f, data);
-    check_refused(&f, "its compressed data are damaged; fetch it again");
+    check_refused(&f, "its compressed data are damaged; download it again");
     memcpy(f.bytes + data + 4, "ODAT", 4);
     fix_checksum(&f, data);
     check_refused(&f, "luatrain does not support the PNG chunk at byte 33, which is needed");
@@ -417,7 +417,7 @@ TEST(a_png_has_known_chunks_in_order)
     f = load("rgb.png");
     memmove(f.bytes + data, f.bytes + end, f.n - end); /* no data at all */
     f.n -= end - data;
-    check_refused(&f, "its compressed data are damaged; fetch it again");
+    check_refused(&f, "its compressed data are damaged; download it again");
 }
 
 /* The decoder would call memcpy with NULL and 0 bytes, which is undefined in C. */

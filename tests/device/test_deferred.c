@@ -203,7 +203,7 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
     for (int emu = 0; emu < 2; emu++) {
         call(open_with(emu, NULL), "loop", options, text[emu]);
         CHECK(strstr(text[emu], "the loss is nan at step 3"));
-        CHECK(strstr(text[emu], " skipped=0x1p+0 spare=0x0p+0 steps=0x1p+1 "));
+        CHECK(strstr(text[emu], " skipped=0x1p+0 headroom=0x0p+0 steps=0x1p+1 "));
     }
     CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights, slots and the scaler */
 }

@@ -71,7 +71,7 @@ T.test("constructors", function()
   T.fails(function() lt.check("net{; classes=10}", 5) end,
           "lt.check accepts 1 argument (text), got 2")
   T.fails(function() lt.check "net{; classes=10}"({classes = 5}, {classes = 5}) end,
-          "the check of a maker accepts 1 argument (a table), got 2")
+          "the check of a constructor accepts 1 argument (a table), got 2")
   T.fails(function() nn.parameter({2}, {value = 1, low = 0, high = 1}) end,
           "nn.parameter: give only one of value, low and high, or mean and deviation")
   T.fails(function() nn.parameter({2}, {low = 0, mean = 1}) end,

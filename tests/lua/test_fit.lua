@@ -329,7 +329,7 @@ T.test("an error ends the run with its exit code", function()
   assert(not pcall(train, function() error "mine" end))
   assert(not pcall(train, function(x) return lt.matmul(x, x) end))
   T.fails(function() train(function(x) o.net(x * (0 / 0)):sum():backward() end) end,
-          ("the loss is nan at step %d; look at the learning rate and at the data")
+          ("the loss is nan at step %d; check the learning rate and the data")
           :format(lt.steps() + 1))
   local exits = {}
   for i, line in ipairs(lines(o.out, "end")) do

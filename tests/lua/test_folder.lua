@@ -206,7 +206,7 @@ T.test("a run file that is not a regular file is an error or a warning", functio
     local text, code = taken("metrics.jsonl", kind)
     T.equal({code, text}, {3, ("cannot read out/metrics.jsonl: %s\n"):format(is)})
     text, code = taken(".lock", kind)
-    T.equal({code, text}, {3, ("out/.lock: cannot write there: %s\n"):format(is)})
+    T.equal({code, text}, {3, ("out/.lock: cannot write to it: %s\n"):format(is)})
     text, code = taken("weights.safetensors", kind)
     T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is not a "
                               .. "regular file; it is not replaced. Earlier checkpoints are "

@@ -158,7 +158,7 @@ T.test("constructors are strict", function()
           "nn.linear: 'bias' must be true or false, but is 1")
   T.fails(function() return nn.conv3d end, "nn has no 'conv3d' (did you mean 'conv2d'?)")
   T.fails(function() nn.sequential{nn.linear{1, 1}, nn.relu} end,
-          "nn.sequential: layer 2 is the maker nn.relu; write nn.relu{...}")
+          "nn.sequential: layer 2 is the constructor nn.relu; write nn.relu{...}")
   T.fails(function() nn.sequential{nn.linear{1, 1}, 5} end,
           "nn.sequential: layer 2 must be a module or a function, but is a number")
   T.fails(function() nn.sequential{nn.linear{1, 1}, nil, lt.relu} end,

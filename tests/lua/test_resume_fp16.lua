@@ -152,7 +152,7 @@ T.test("a resumed fp16 run warns if the checkpoint has no scale", function()
     end
   end
   local made = "run/step-00000004.safetensors was made with"
-  local wanted = {made .. "out a loss scale, but now it is adaptive, which starts anew"}
+  local wanted = {made .. "out a loss scale, but now it is adaptive, which starts over"}
   for _, case in ipairs{{"", drop}, {"--policy off", function() end}} do
     local out = changed_run("--amp fp16", table.unpack(case))
     run(out, "--quiet --amp fp16 --max-steps 5")

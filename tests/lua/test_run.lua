@@ -50,7 +50,7 @@ T.test("nan in the loss names the step", function()
   local x = lt.tensor({0}):requires_grad()
   local loss = (x / x):sum()
   T.fails(function() loss:backward() end,
-          ("the loss is nan at step %d; look at the learning rate and at the data")
+          ("the loss is nan at step %d; check the learning rate and the data")
           :format(lt.steps() + 1))
 end)
 

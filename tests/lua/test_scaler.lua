@@ -199,7 +199,7 @@ T.test("a scaler resumes from its state", function()
   T.equal(b.scale, 8.0)
   T.equal(b:state().at_floor, 0)
   for name, values in pairs{k = {3.5, 1e6, -15, 2 ^ 40}, interval = {0}, good = {-1},
-                            spare = {10001, -10001},
+                            headroom = {10001, -10001},
                             mean = {0 / 0, -1e308}, variance = {-1.0, 1 / 0, 1e10},
                             steps = {math.maxinteger}, old_mean = {2.0},
                             in_a_row = {9}, skipped = {9}, since = {3000}, at_floor = {5}} do
@@ -342,7 +342,7 @@ T.test("a run that is resumed with other settings warns", function()
   local text = T.read(out .. "/metrics.jsonl")
   assert(text:find('00003.safetensors was made with amp off, but now it is fp16"', 1, true))
   assert(text:find('00005.safetensors was made with scaler adaptive, but now it is static, which '
-                   .. 'starts anew"', 1, true))
+                   .. 'starts over"', 1, true))
   T.equal(field(events(out, "step")[6], "scale"), 4.0)
 end)
 

@@ -3,7 +3,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local ops, makers = core.ops, core.makers
+local ops, constructors = core.ops, core.constructors
 
 local spec = check "lt.grad_check(f, inputs, {; eps=1e-5, tol=1e-6})"
 
@@ -17,7 +17,7 @@ local function project(y)
   end
   local weights = {}
   for i = 1, y:count() do weights[i] = math.cos(i) end
-  weights = makers.tensor(weights, {dtype = "f64", device = "cpu"})
+  weights = constructors.tensor(weights, {dtype = "f64", device = "cpu"})
   return ops.sum(ops.mul(ops.reshape(ops.cast(y, "f64"), {y:count()}), weights))
 end
 
@@ -25,7 +25,7 @@ local function is_float(x) return x.dtype:match "^b?f" ~= nil end
 
 -- A float64 copy that collects a gradient.
 local function leaf(x)
-  return makers.zeros(x.shape, {dtype = "f64", device = "cpu"}):copy(x):requires_grad()
+  return constructors.zeros(x.shape, {dtype = "f64", device = "cpu"}):copy(x):requires_grad()
 end
 
 -- The indices of element k in row-major order, as text: "(2, 3)".

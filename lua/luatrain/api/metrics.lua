@@ -21,7 +21,7 @@ function metrics.top(k)
   local function count(logits, y)
     if k == 1 then return ops.eq(ops.argmax(logits, 2), y):sum() end
     local n, classes = logits:dim(1), logits:dim(2)
-    local class = core.makers.arange(0, classes, 1, {dtype = "i64"}):reshape{1, classes}
+    local class = core.constructors.arange(0, classes, 1, {dtype = "i64"}):reshape{1, classes}
     local own = ops.where(ops.eq(class, y:reshape{n, 1}), logits, 0):sum(2, true)
     return ops.gt(ops.le(logits, own):sum(2), classes - k):sum()
   end

@@ -8,13 +8,13 @@ local PREFIX = "luatrain.models."
 local models = {}
 
 local function read_all()
-  local makers = {}
+  local constructors = {}
   for name in pairs(package.preload) do
     if name:sub(1, #PREFIX) == PREFIX then
-      for arch, maker in pairs(require(name)) do makers[arch] = maker end
+      for arch, constructor in pairs(require(name)) do constructors[arch] = constructor end
     end
   end
-  for arch, maker in pairs(makers) do rawset(models, arch, maker) end
+  for arch, constructor in pairs(constructors) do rawset(models, arch, constructor) end
   return check.strict(models, "models")      -- replaces the lazy metatable
 end
 

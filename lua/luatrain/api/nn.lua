@@ -193,9 +193,9 @@ local function run(self, order, x, residual, act)
 end
 
 local function check_layer(key, value)
-  for name, maker in pairs(nn) do
-    if value == maker then
-      fail("nn.sequential: layer %s is the maker nn.%s; write nn.%s{...}", key, name, name)
+  for name, constructor in pairs(nn) do
+    if value == constructor then
+      fail("nn.sequential: layer %s is the constructor nn.%s; write nn.%s{...}", key, name, name)
     end
   end
   if not is_module(value) and type(value) ~= "function" then

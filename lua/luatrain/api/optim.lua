@@ -275,7 +275,7 @@ end
 function Optim:state()
   local inner = self[INNER]
   count_pending(inner)
-  local state = {steps = core.makers.tensor(inner.steps, {dtype = "i64"})}
+  local state = {steps = core.constructors.tensor(inner.steps, {dtype = "i64"})}
   for _, item in ipairs(inner.parameters) do
     for k = 1, math.huge do
       local slot, name = inner.handle:slot(k, item.tensor)

@@ -20,7 +20,7 @@ local flops_of = require "luatrain.commands.flops"
 local json = require "luatrain.json"
 local read_flags = require "luatrain.commands.flags"
 local sorted = require "luatrain.keys"
-local ops, makers = core.ops, core.makers
+local ops, constructors = core.ops, core.constructors
 
 local bench = {clock = core.clock}
 
@@ -46,7 +46,7 @@ function bench.machine()
 end
 
 -- Whether new tensors are on an accelerator.
-local function on_device() return makers.zeros{1}.device ~= "cpu" end
+local function on_device() return constructors.zeros{1}.device ~= "cpu" end
 
 -- The shortest time of `calls` calls of f, in seconds; waits for the device before and after each.
 local function least(calls, f)
@@ -66,7 +66,7 @@ local function gemm_rate(dtype)
   local n, seconds = 128
   repeat
     n = 2 * n
-    local x, y = makers.randn{n, n}:cast(dtype), makers.randn{n, n}:cast(dtype)
+    local x, y = constructors.randn{n, n}:cast(dtype), constructors.randn{n, n}:cast(dtype)
     seconds = least(5, function() ops.matmul(x, y) end)
   until seconds > 0.05 or n == 8192
   return 2 * n ^ 3 / seconds
@@ -75,7 +75,7 @@ end
 -- The bytes read and written per second by a copy, which bypasses the caches, or by an elementwise
 -- op, whichever is faster.
 function bench.copy_rate()
-  local x, y = makers.zeros{1 << 26}, makers.zeros{1 << 26}
+  local x, y = constructors.zeros{1 << 26}, constructors.zeros{1 << 26}
   local seconds = math.min(least(4, function() y:copy(x) end), least(4, function() ops.neg(x) end))
   return 2 * 4 * x:count() / seconds
 end
@@ -393,7 +393,7 @@ usage: luatrain [options] bench [bench options] script.lua [script options]
 Times steps of the script's training, op by op, and measures the limits of the machine.
 
   --steps N          steps to time, after %d warm-up steps (20)
-  --amp PRECISION    off, bf16 or fp16 (that of the script)
+  --amp PRECISION    off, bf16 or fp16 (the script's setting)
   --json FILE        write all results to FILE
   --baseline FILE    compare with an earlier --json FILE; exit with 1 if slower
   --margin PERCENT   slowdown that --baseline tolerates (5)
@@ -519,7 +519,7 @@ end
 -- `luatrain bench dispatch`: prints the overhead of a small op in nanoseconds, the best of `rounds`
 -- rounds of n ops.
 function bench.dispatch(rounds, n)
-  local a, b = makers.ones{1}, makers.ones{1}
+  local a, b = constructors.ones{1}, constructors.ones{1}
   local function run_adds()
     local best = math.huge
     for _ = 1, rounds do

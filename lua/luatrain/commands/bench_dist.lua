@@ -313,7 +313,7 @@ apart, each as if it were alone; together; and apart but ending each step togeth
 cost of ranks that are not equally fast. Predicts the time of a step of 24 and 32 ranks.
 
   --steps N          steps to time in each way (12)
-  --amp PRECISION    off, bf16 or fp16 (that of the script)
+  --amp PRECISION    off, bf16 or fp16 (the script's setting)
   --most MIB         size of the largest allreduce (64)
   --ablation         also time steps that send after backward, or a bucket per parameter
   --link GBIT        bandwidth of the predicted network, in Gbit/s (that between these ranks)

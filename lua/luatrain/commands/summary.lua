@@ -83,7 +83,7 @@ local function trace(net, shape)
   end)
   class.__call = called
   core.observe(done)
-  core.step(function() net(core.makers.zeros(shape, {dtype = dtype})) end)
+  core.step(function() net(core.constructors.zeros(shape, {dtype = dtype})) end)
   return root[1]
 end
 
@@ -104,7 +104,7 @@ end
 local function look(net, shape)
   local buffers = {}
   for _, buffer in net:named_buffers() do
-    buffers[buffer] = core.makers.zeros(buffer.shape, {dtype = buffer.dtype}):copy(buffer)
+    buffers[buffer] = core.constructors.zeros(buffer.shape, {dtype = buffer.dtype}):copy(buffer)
   end
   local _ <close> = finally(function()
     core.bn_stats_synchronize()

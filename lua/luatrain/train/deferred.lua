@@ -42,7 +42,7 @@ function deferred.number(loss) return type(loss) == "number" and loss or loss:nu
 -- Raises ENUMERIC unless the loss of step number `step` is finite.
 function deferred.check_finite(loss, step)
   if loss - loss == 0 then return end
-  core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
+  core.fail("ENUMERIC", ("the loss is %s at step %d; check the learning rate and the data")
             :format(loss ~= loss and "nan" or "inf", step))
 end
 

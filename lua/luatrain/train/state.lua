@@ -178,7 +178,7 @@ local function restore_scaler(run, s, path, warnings)
     local ok, why = pcall(is.load_but, is, state, changed)
     if not ok then core.fail("EFILE", ("%s: %s"):format(path, checkpoint.reason(why))) end
   elseif was or s.fp16 then
-    warnings[#warnings + 1] = ("%s was made %s, but now it is %s, which starts anew"):format(
+    warnings[#warnings + 1] = ("%s was made %s, but now it is %s, which starts over"):format(
       path, was and "with scaler " .. was or "without a loss scale", policy)
   end
 end
