@@ -91,19 +91,18 @@ static void describe_input(const view *v, lt_tensor *x, int64_t index, const cha
     double value = value_at(x, index);
     bool f16 = x->dtype == LT_F16 && isinf(value);
     if (!lt_is_param(x))
-        describe(v, "", name, "it already contains %s%s; look at the data", word(value),
+        describe(v, "", name, "it already contains %s%s; check the data", word(value),
                  f16 ? " or a number beyond 65504, the f16 maximum" : "");
     else if (f16)
         describe(
             v, "", name,
-            "it is a parameter that contains inf or a number beyond 65504, the f16 maximum; look "
-            "at the learning rate and at the loaded weights");
+            "it is a parameter that contains inf or a number beyond 65504, the f16 maximum; check "
+            "the learning rate and the loaded weights");
     else
-        describe(
-            v, "", name,
-            "it is a parameter that contains %s before the step; look at the learning rate and at "
-            "the loaded weights",
-            word(value));
+        describe(v, "", name,
+                 "it is a parameter that contains %s before the step; check the learning rate and "
+                 "the loaded weights",
+                 word(value));
 }
 
 /* number: the value as text, or "it". */
@@ -136,8 +135,8 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
         describe(v, "", what, "it contains %s; check the learning rate and the data", word(value));
     else
         describe(v, v->backward ? "the gradient of " : "", what,
-                 "it contains %s, in f32 as well, although all its inputs are finite; look at the "
-                 "learning rate, at the data, and for a division by 0",
+                 "it contains %s, in f32 as well, although all its inputs are finite; check the "
+                 "learning rate and the data, and look for a division by 0",
                  word(value));
 }
 
@@ -170,8 +169,8 @@ static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
         else
             describe(
                 v, "the gradient of ", "output",
-                "it contains %s, from the gradient that backward began with or from a sum; look at "
-                "the learning rate and at the data",
+                "it contains %s, from the gradient that backward began with or from a sum; check "
+                "the learning rate and the data",
                 word(value));
         return true;
     }

@@ -255,8 +255,8 @@ static lt_status give_up(lt_loss_scale *s)
                 : lt_fail(
                       LT_ENUMERIC,
                       "the gradients were not finite in %lld steps in a row, the last with a loss "
-                      "scale of 2^%d, although no op made them non-finite; look at the learning "
-                      "rate and at the data",
+                      "scale of 2^%d, although no op made them non-finite; check the learning "
+                      "rate and the data",
                       skipped, s->step.k);
     lt__anomaly_enable(s, s->scaler.at_floor >= MAX_AT_FLOOR - 1);
     return status;

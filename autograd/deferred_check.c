@@ -45,16 +45,16 @@ lt_status lt__refuse_loss(int64_t step, double value, const char *why)
     return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
                           (long long)step)
                 : lt_fail(LT_ENUMERIC,
-                          "the loss is %s at step %lld; look at the learning rate and "
-                          "at the data",
+                          "the loss is %s at step %lld; check the learning rate and "
+                          "the data",
                           word, (long long)step);
 }
 
 lt_status lt__refuse_norm(int64_t step, double norm)
 {
     return lt_fail(LT_ENUMERIC,
-                   "the norm of the gradients is %s at step %lld; look at the "
-                   "learning rate and at the data",
+                   "the norm of the gradients is %s at step %lld; check the "
+                   "learning rate and the data",
                    isnan(norm) ? "nan" : "inf", (long long)step);
 }
 

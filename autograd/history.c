@@ -33,7 +33,7 @@ static void make_again(const lt_node *node, lt_tensor **in, lt_tensor **out)
     lt_ctx *ctx = node->ctx;
     void *ud;
     for (int i = 0; i < node->n_in; i++)
-        if (!in[i] && (i >= node->def->schema.n_in || !node->def->schema.in[i].optional))
+        if (!in[i] && node->edge[i].given)
             return;
     lt_cast_fn cast = lt_get_cast(ctx, &ud);
     lt_set_cast(ctx, NULL, NULL);

@@ -461,6 +461,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
         *e = (lt_edge){0};
         if (!x)
             continue;
+        e->given = true;
         e->spec.dtype = (lt_dtype)x->dtype;
         e->spec.ndim = x->ndim;
         memcpy(e->spec.dims, x->dims, (size_t)x->ndim * sizeof *x->dims);

@@ -60,6 +60,7 @@ typedef struct lt_edge {  /* an input of a node */
     lt_tensor *saved;     /* the input itself if backward reads it */
     uint32_t version;     /* of `saved` when it was saved */
     uint8_t out_index;    /* which output of `node` it is */
+    bool given;           /* false for an optional input that was omitted */
     lt_spec spec;         /* dtype and dims of the input, for its gradient */
 } lt_edge;
 

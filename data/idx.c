@@ -87,14 +87,14 @@ static lt_status read_header(gzFile file, const char *path, header *h)
         if (h->dims[i] == 0)
             return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHOW(path), i + 1);
         if (__builtin_mul_overflow(h->data_bytes, (size_t)h->dims[i], &h->data_bytes))
-            return lt_fail(LT_EDATA, "%s promises more elements than any file can hold",
+            return lt_fail(LT_EDATA, "%s declares more elements than any file can contain",
                            LT_SHOW(path));
     }
     return LT_OK;
 }
 
 /* Compares the length of the data with the header. Reads to the end of the file, or until there is
- * more than the header promises. */
+ * more than the header declares. */
 static lt_status check_size(gzFile file, const char *path, const header *h)
 {
     char buffer[1 << 14];

@@ -81,8 +81,8 @@ lt_status lt__record_collect(lt_record *r)
         LT_TRY(lt_deferred_item(r->losses[i], &value));
         if (!isfinite(value))
             return lt_fail(LT_ENUMERIC,
-                           "%sthe loss is %s at step %lld; look at the learning rate "
-                           "and at the data",
+                           "%sthe loss is %s at step %lld; check the learning rate "
+                           "and the data",
                            r->where,
                            isnan(value) ? "nan"
                            : value > 0  ? "inf"

@@ -246,8 +246,8 @@ TEST(the_norm_of_all_gradients)
         lt_set_step(ctx, 11);
         ((float *)lt_data(lt_grad(x[1])))[2] = -INFINITY;
         CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
-                    "the norm of the gradients is inf at step 12; look at the learning rate and "
-                    "at the data");
+                    "the norm of the gradients is inf at step 12; check the learning rate and "
+                    "the data");
         ((float *)lt_data(lt_grad(x[1])))[2] = NAN;
         CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
                     "the norm of the gradients is nan at step 12");

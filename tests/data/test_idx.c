@@ -182,7 +182,7 @@ TEST(a_small_file_cannot_cause_a_large_allocation)
     check_refused(ctx,
                   "is cut short: its header declares 8796076245000 bytes of data, but it has 3");
     write_gzip(endless, sizeof endless);
-    check_refused(ctx, "promises more elements than any file can hold");
+    check_refused(ctx, "declares more elements than any file can contain");
     lt_ctx_free(ctx);
 }
 

@@ -150,8 +150,8 @@ TEST(steps_that_always_overflow)
 TEST(a_loss_that_is_not_finite)
 {
     check_loop("amp = 'off', nans = {[3] = true}", NULL,
-               "the loss is nan at step 3; look at the "
-               "learning rate and at the data");
+               "the loss is nan at step 3; check the "
+               "learning rate and the data");
     check_loop("amp = 'off', nans = {true}, adam = true", NULL, "the loss is nan at step 1");
     check_loop("amp = 'bf16', nans = {[6] = true}, accumulate = 2", NULL,
                "the loss is nan at step 6"); /* no backward follows that step */
@@ -166,8 +166,7 @@ TEST(a_norm_that_is_not_finite)
         char options[64], message[64];
         snprintf(options, sizeof options, "amp = 'off', clips = true, breaks_in = {[%d] = true}",
                  t);
-        snprintf(message, sizeof message, "the norm of the gradients is inf at step %d; look at",
-                 t);
+        snprintf(message, sizeof message, "the norm of the gradients is inf at step %d; check", t);
         for (int emu = 0; emu < 2; emu++) {
             call(open_with(emu, NULL), "loop", options, text[emu]);
             CHECK(strstr(text[emu], message));
@@ -203,7 +202,8 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
     for (int emu = 0; emu < 2; emu++) {
         call(open_with(emu, NULL), "loop", options, text[emu]);
         CHECK(strstr(text[emu], "the loss is nan at step 3"));
-        CHECK(strstr(text[emu], " skipped=0x1p+0 headroom=0x0p+0 steps=0x1p+1 "));
+        CHECK(strstr(text[emu], " headroom=0x0p+0 "));
+        CHECK(strstr(text[emu], " skipped=0x1p+0 steps=0x1p+1 "));
     }
     CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights, slots and the scaler */
 }

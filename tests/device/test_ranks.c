@@ -257,7 +257,7 @@ TEST(a_rank_that_fails)
         j.options = "amp = 'off', nans = {[3] = true}";
         run_all(&j, ranks);
         for (int i = 0; i < 2; i++)
-            CHECK(strstr(ranks[i].text, "the loss is nan at step 3; look at the learning rate"));
+            CHECK(strstr(ranks[i].text, "the loss is nan at step 3; check the learning rate"));
     }
 }
 

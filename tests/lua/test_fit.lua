@@ -305,7 +305,7 @@ T.test("weights that are not finite are never saved", function()
           o.net[2].w:set(1, 1, value)
           run[call](run)
         end)
-      end, "the weights are not finite after step 4 (2.w); look at the learning rate and at the "
+      end, "the weights are not finite after step 4 (2.w); check the learning rate and the "
            .. "data; the checkpoint of step 2 is the last good one")
       T.equal(field(lines(o.out, "end")[1], "exit"), 6)
       T.equal({#lines(o.out, "epoch"), #lines(o.out, "save")}, {1, 1})

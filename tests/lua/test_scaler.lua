@@ -502,7 +502,7 @@ T.test("an error in fp16 names the first op with a tensor that is not finite", f
                .. OFF .. " (the loss is nan at step 1)",
             "net[4].w:copy(lt.ones{3, 64} * 100); local h = net[4](lt.ones{2, 64} * 20)")
   ends_with(6, "luatrain: first.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "it is a parameter "
-               .. "that contains nan before the step; look at the learning rate and at the loaded "
+               .. "that contains nan before the step; check the learning rate and the loaded "
                .. "weights (the loss is nan at step 1)",
             "local w = net[1].w; w:copy(w * (0 / 0)); local h = net(x)")
   ends_with(6, "luatrain: first.lua:10: backward of cast: the gradient of its x" .. FIRST_OF
@@ -510,9 +510,9 @@ T.test("an error in fp16 names the first op with a tensor that is not finite", f
                .. ", or try a smaller learning rate (11 steps in a row were skipped)",
             "local h = net[4](lt.zeros{2, 64}):cast 'f32' * 2.0 ^ 35")
   ends_with(6, "luatrain: first.lua:10: backward of sqrt: the gradient of its x" .. FIRST_OF
-               .. "it contains -inf, in f32 as well, although all its inputs are finite; look at "
-               .. "the learning rate, at the data, and for a division by 0 (11 steps in a row were "
-               .. "skipped)",
+               .. "it contains -inf, in f32 as well, although all its inputs are finite; check "
+               .. "the learning rate and the data, and look for a division by 0 (11 steps in a row "
+               .. "were skipped)",
             "local h = net(x) * (net[1].b:sum() * 0):sqrt()")
 end)
 

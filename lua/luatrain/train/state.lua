@@ -47,8 +47,8 @@ function state.check_weights(run)
       local good = checkpoint.newest_step(run.folder)
       good = good > 0 and ("the checkpoint of step %d is the last good one"):format(good)
              or "there is no checkpoint before it"
-      core.fail("ENUMERIC", ("the weights are not finite after step %d (%s); look at the learning "
-                             .. "rate and at the data; %s"):format(run.steps, name, good))
+      core.fail("ENUMERIC", ("the weights are not finite after step %d (%s); check the learning "
+                             .. "rate and the data; %s"):format(run.steps, name, good))
     end
   end
 end
