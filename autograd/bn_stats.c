@@ -1,5 +1,5 @@
-/* bn_stats.c - batch-norm running statistics, which move once per step. The ops batch_norm_merge
- * and batch_norm_update do the arithmetic. */
+/* bn_stats.c - batch-norm running statistics, which are updated once per step. The ops
+ * batch_norm_merge and batch_norm_update do the arithmetic. */
 #include "autograd/tape.h"
 
 static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in[4], double a,
@@ -55,8 +55,8 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
-/* Moves the running values by the pending statistics: by all of them, or only by those that no
- * backward of this period has followed. */
+/* Updates the running statistics from the pending ones: from all of them, or only from those that
+ * no backward of this period followed. */
 static lt_status commit(lt_ctx *ctx, bool all)
 {
     struct lt_autograd *ag = ctx->slots.autograd;

@@ -1,5 +1,5 @@
-/* history.c - lt_replay_ops(): the results of a graph's ops, where they are saved or can be
- * recomputed. */
+/* history.c - lt_replay_ops(): calls a hook for each op of a graph, with its results where they are
+ * saved or can be recomputed. */
 #include "autograd/tape.h"
 
 /* The input as the op read it. Borrowed; NULL if it was not saved. */

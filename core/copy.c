@@ -48,7 +48,7 @@ static lt_status copy_across(lt_tensor *dst, lt_tensor *src)
     lt_device *to = dst->storage->device, *from = src->storage->device;
     if (dst->dtype == src->dtype)
         return lt__move(to, dst->data, from, src->data, bytes_of(dst));
-    /* Convert on the side where the smaller of the two representations crosses. */
+    /* Convert on the side that makes the transfer smaller. */
     bool first = bytes_of(dst) < bytes_of(src);
     lt_tensor *between = lt__tensor_new(dst->ctx, first ? from : to,
                                         (lt_dtype)(first ? dst : src)->dtype, src->ndim, src->dims,
@@ -140,8 +140,8 @@ lt_status lt_fill(lt_tensor *dst, double value)
     return device->fill(device, dst->data, dtype, (size_t)dst->count, value);
 }
 
-/* Devices fill with a double. A value that a double cannot hold is written once and then copied
- * repeatedly, doubling the filled part each time. */
+/* Devices fill with a double. A value that a double cannot represent is written once and then
+ * copied repeatedly, doubling the filled part each time. */
 lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
 {
     lt_dtype dtype = (lt_dtype)dst->dtype;

@@ -2,10 +2,10 @@
  *
  * A small request is rounded up to a size class; a freed block goes to the list of its class and
  * serves the next request of that class. There are four classes per power of two, so at most a
- * fifth is wasted. A large request is rounded up to whole pages and cut from a region
- * (large_blocks.c). Either way a training loop allocates nothing from the system after its first
- * steps. When the system is out of memory, the cached blocks are returned to it and the request is
- * retried.
+ * fifth of a block above 256 bytes is wasted. A large request is rounded up to whole pages and cut
+ * from a region (large_blocks.c). Either way a training loop allocates nothing from the system
+ * after its first steps. When the system is out of memory, the cached blocks are returned to it and
+ * the request is retried.
  *
  * Callers pass the size when they free. Blocks therefore have no header, stay aligned and may be in
  * memory that the CPU cannot write. Each list has room for every existing block of its class, so
@@ -24,8 +24,8 @@ enum { PAGE = 4096, GUARD = 64 };
 enum { PAGE = 4096, GUARD = 0 };
 #endif
 
-/* Blocks of class 4k + q, with q = 1..4, have 64 * 2^k * (4 + q) / 4 bytes; those of class 0 (k =
- * 0, q = 0) have 64. Requests beyond the last class are large. */
+/* Blocks of class 4k + q, with q = 1..4, have 64 * 2^k * (4 + q) / 4 bytes, rounded up to a
+ * multiple of 64; blocks of class 0 have 64 bytes. Requests beyond the last class are large. */
 static size_t class_bytes(int i)
 {
     if (i == 0)
@@ -53,8 +53,8 @@ static size_t block_bytes(size_t bytes)
     return i < LT_POOL_CLASSES ? class_bytes(i) : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
-/* Updates the statistics of the device and of ctx when blocks change between cached, in use, and
- * returned to the system. */
+/* Adds to the statistics of the device and of ctx: live to the bytes in use, cached to the bytes of
+ * free blocks. */
 static void account(lt_ctx *ctx, lt_device *device, size_t live, size_t cached)
 {
     lt_memory *of[] = {&device->pool.memory, &ctx->memory};
@@ -127,8 +127,8 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
     return list->blocks[--list->n];
 }
 
-/* Returns false for an accelerator that has failed, which is another reason for NULL. Its error is
- * then the message. */
+/* Returns false if the accelerator has failed. Allocations on it then return NULL although memory
+ * is left, and sync() has set the error message. */
 static bool has_not_failed(lt_device *device)
 {
     return device->is_host || device->sync(device) == LT_OK;
