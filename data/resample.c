@@ -1,13 +1,14 @@
 /* resample.c - resizes a region of an image with a triangle filter (linear interpolation) that
- * widens when shrinking.
+ * widens when the image gets smaller.
  *
- * The result is that of Pillow's resize(size, BILINEAR, box = crop), except for the last bit, since
+ * The result equals Pillow's resize(size, BILINEAR, box = crop), except for the last bit, since
  * Pillow also rounds between the two axes. torchvision with antialias resizes the same way. At the
  * edges of the image the weights of the existing pixels are normalised to a sum of 1. The edges of
  * the region are not special: pixels around it contribute too.
  *
- * Each row of the result is a weighted sum of rows of the image, in float, which is then summed
- * across. So there is no intermediate image, and the long loop runs over contiguous memory.
+ * For each row of the result, a weighted sum of image rows is computed in float; its pixels are
+ * then combined along the row. So there is no intermediate image, and the long loop runs over
+ * contiguous memory.
  */
 #include <math.h>
 #include <string.h>

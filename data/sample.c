@@ -34,8 +34,8 @@ static lt_crop random_crop(const lt_image *image, double least, const uint32_t w
                      w};
 }
 
-/* The centre of the image, with a margin of 1/16 at each side of its tighter axis: 224 of 256
- * pixels, as is usual for ImageNet. */
+/* The centre of the image, with a margin of 1/16 on each side of the axis that limits the scale:
+ * 224 of 256 pixels, as is usual for ImageNet. */
 static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
 {
     double height = (double)image->h, width = (double)image->w;

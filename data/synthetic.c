@@ -1,8 +1,8 @@
 /* synthetic.c - generated images: noise with a class-specific colour.
  *
  * Each byte is the mean of a noise byte and the class's colour in that channel. The colours are as
- * far apart as possible: one digit of the class number per channel, in the smallest base that has a
- * number for each class.
+ * far apart as possible: one digit of the class number per channel, in the smallest base that can
+ * represent every class.
  */
 #include <math.h>
 #include <stdlib.h>
