@@ -95,8 +95,8 @@ lt_status lt__record_collect(lt_record *r)
     return lt__bn_layers_collect(&r->bn_layers, of_bn_layers(r));
 }
 
-/* The number of a parameter is 1 for a gradient, and this for one that the step has added to. The
- * sum then shows both, because fewer ranks and shards than this add to it. */
+/* The number of a parameter: 1 for a leftover gradient, ADDED for one that the step has added to.
+ * The sum over the ranks shows both, because there are fewer than ADDED ranks and shards. */
 static const double ADDED = 1 << 20;
 
 void lt__record_use(lt_record *r, int parameter, bool added)

@@ -228,7 +228,8 @@ static bool is_quiet(const lt_shm *shm, int who, state least)
     return atomic_load(&shm->control->slot[who].state) >= (int)least || is_lost(shm, who);
 }
 
-/* Whether all ranks are quiet, except the rank whose loss is the failure: it may never be. */
+/* Whether all ranks are quiet. Ignores the rank whose loss is the failure: it may never become
+ * quiet. */
 static bool all_are_quiet(const lt_shm *shm)
 {
     const lt_shm_control *b = shm->control;
@@ -257,7 +258,7 @@ bool lt__shm_is_reporter(lt_shm *shm, double seconds)
 
 /* ==== Waiting ================================================================================= */
 
-/* Waits until a counter has reached a number: a single counter, or one counter of each slot. */
+/* What to wait for: a single counter, or one counter of each slot, to reach a number. */
 typedef struct wait {
     const char *what;
     unsigned number;
@@ -284,8 +285,8 @@ static int missing(const lt_shm *shm, const wait *w)
     return -1;
 }
 
-/* LT_OK, or the reason why it is useless to wait any longer for the rank in slot `who`. Threads
- * never give up the second phase, because another rank may still be reading this rank's data. */
+/* LT_OK to keep waiting for the rank in slot `who`, or the error that ends the wait. Threads never
+ * give up the second phase, because another rank may still be reading this rank's data. */
 static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *deadline)
 {
     char seen[LT_SEEN_BYTES];
@@ -348,9 +349,10 @@ static void set_done(lt_shm *shm)
     wake_all(shm->control);
 }
 
-/* This rank gives up a collective. Another thread may have seen all posts before it learned of the
- * failure, and then works on the data of all ranks; so wait until it is done. A thread that posts
- * later checks for a failure after that, and does not touch the data. */
+/* Gives up a collective on this rank. If ranks are threads, another one may have seen all posts
+ * before it learned of the failure, and may be working on the data of all ranks; this waits until
+ * it is done. A thread that posts later checks for a failure after its post and does not touch the
+ * data. */
 static lt_status abort_collective(lt_shm *shm, lt_status status)
 {
     set_done(shm);
@@ -435,7 +437,8 @@ static int64_t part_begin(const lt_shm *shm, int rank, int64_t count, lt_dtype d
     return at < count ? at : count;
 }
 
-/* Finds the data of all ranks for the next *bytes. Reduces *bytes to what is visible of all. */
+/* Finds the data of all ranks for the next *bytes. Reduces *bytes to the number that is visible on
+ * every rank. */
 static lt_status find_shares(const lt_shm *shm, void *own, lt_share *share, size_t *bytes)
 {
     for (int who = 0; who < shm->size; who++) {
