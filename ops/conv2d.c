@@ -441,7 +441,7 @@ static lt_status bwd(lt_call *c)
     return LT_OK;
 }
 
-/* Backward of a pointwise convolution. linear() computes the gradients, except that of w if
+/* Backward of a pointwise convolution. linear() computes the gradients, except the gradient of w if
  * conv_weights.c accepts it. */
 static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
 {
@@ -454,8 +454,8 @@ static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
     return lt__conv_weights.run(c, weights);
 }
 
-/* Chooses for both gradients before it computes the first: if one of them is LT_EUNSUPPORTED,
- * nothing may be written, because the call is then repeated in f32. */
+/* Chooses the implementations of both gradients before computing the first: if one gradient is not
+ * supported, nothing may be written, because the call is then repeated in f32. */
 static lt_status fast_bwd(lt_call *c)
 {
     lt_conv v;

@@ -217,7 +217,8 @@ static lt_status bwd(lt_call *c)
 
 /* ==== Fast kernels: blocks of channels ======================================================== */
 
-/* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: the even and the odd ones. */
+/* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: one of the elements at even
+ * positions and one of the others. */
 enum { MOST = 2 }; /* most vectors of a block */
 typedef struct {
     lt_vec v[MOST];
@@ -301,7 +302,7 @@ typedef struct {
     int32_t tap;
 } place;
 
-/* Keeps a loop of two or three iterations from being vectorised, which costs more than it saves. */
+/* Prevents the vectorisation of a loop of two or three iterations, which would make it slower. */
 #define FEW __asm__ volatile("")
 
 /* list = the pixels of x in the window of an output, with offsets from its tap (0, 0). Returns

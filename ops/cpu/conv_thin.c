@@ -7,7 +7,7 @@
  *     dw (tap, out) = the sum over pixels of x (pixel, tap) dy (pixel, out)
  *
  * A tap is a channel of x at a position in the kernel. A thread takes some rows of y of one image
- * at a time and copies the rows of x that they need to a strip, with zeros for padding. Within the
+ * at a time. It copies to a strip the rows of x that they need, with zeros for padding. Within the
  * strip there are no borders, and a tap is an offset. The strip stays in the L1 cache.
  *
  * For gradients, each thread sums a part of the rows, and the parts are summed in order. The bits

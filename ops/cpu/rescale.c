@@ -1,7 +1,7 @@
 /* rescale.c - multiplies gradients by a power of two and measures them in the same pass.
  *
- * This is not an op: it has no gradient, and its result is not a tensor. The pass over f32, which
- * almost all gradients are, works on bits. The bits of finite magnitudes are ordered like the
+ * This is not an op: it has no gradient, and its result is not a tensor. Almost all gradients are
+ * f32; the pass over them works on bits. The bits of finite magnitudes are ordered like the
  * magnitudes, and are smaller than those of infinity and NaN.
  */
 #include "ops/cpu/rescale.h"

@@ -134,8 +134,8 @@ static char *read_all(const char *path, size_t *bytes)
     return text;
 }
 
-/* Takes all entries of the file. Returns NULL, a message if the file is invalid, or "" if out of
- * memory. */
+/* Takes all entries of the file. Returns NULL on success, a message if the file is invalid, or ""
+ * if out of memory. */
 static const char *take(lt_plan_file *plans, const char *text, size_t bytes)
 {
     char last[END + 1];
