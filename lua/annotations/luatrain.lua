@@ -259,7 +259,7 @@ local Run = {}
 
 ---for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
 ---batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
----close it; the next call on the run closes a loader that was left open.
+---close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
 ---@return fun(): luatrain.Tensor, luatrain.Tensor
 function Run:batches() end
 
@@ -270,7 +270,7 @@ function Run:epochs() end
 
 ---run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 ---eval mode over the set, each sample counted once. batch defaults to the training batch, which
----needs no more memory than training. metrics: see metrics.lua. Images are resized to the stage's.
+---needs no more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report
@@ -285,8 +285,8 @@ function Run:evaluate(set, given) end
 ---@return number
 function Run:mixup(x, y) end
 
----run:report(numbers): ends the epoch. Logs it with numbers, a table by name such as run:evaluate
----returns, saves a checkpoint, and returns the report: the numbers and train_loss.
+---run:report(numbers): ends the epoch. Logs it with numbers, a table by name like the result of
+---run:evaluate. Saves a checkpoint. Returns the report: the numbers and train_loss.
 ---@param numbers? luatrain.Report
 ---@return luatrain.Report
 function Run:report(numbers) end
@@ -333,7 +333,7 @@ function Scaler:close() end
 function Scaler:compare() end
 
 ---Calls fn(...) with this scale in use and returns its results. Restores the previous scale
----afterwards, also after an error.
+---afterwards, even after an error.
 ---@param fn function
 ---@param ... any
 ---@return any ...
@@ -398,7 +398,7 @@ lt.amp = {}
 
 ---Measures the error that half precision causes in one pass. fn runs a forward and a backward pass
 ---under lt.autocast, as the function of a step does. Returns a table of errors, underflow and
----overflow per layer, described in amp_check.lua. Has no effect on the training.
+---overflow per layer, described in amp_check.lua. Has no effect on training.
 ---
 ---  local found = lt.amp.check(lt.autocast, "fp16", function()
 ---    lt.cross_entropy(net(x), y):backward()
@@ -779,7 +779,7 @@ function lt.linear(x, w, b) end
 Tensor.linear = lt.linear
 
 ---lt.load(path): returns the tensors of a safetensors file by name, and its metadata as a table of
----strings. EFILE if the file has a digest, as files of lt.save have, and does not match it.
+---strings. EFILE if the file has a digest, as lt.save writes, and does not match it.
 ---@param path string
 ---@return table<string, luatrain.Tensor>
 ---@return table<string, string>
@@ -1386,7 +1386,7 @@ Tensor.reshape = lt.reshape
 
 ---`lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}`
 ---
----lt.run: see the top of the file.
+---Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
 ---@param given luatrain.run.Options
 ---@return luatrain.Run
 function lt.run(given) end

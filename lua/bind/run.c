@@ -162,9 +162,9 @@ static int on_grad(lua_State *L)
 
 /* ==== Scopes ================================================================================== */
 
-/* Ends a scope, no_grad or autocast when its function ends, also by an error. A guard is a Lua
- * to-be-closed value. Lua does not close these in a coroutine that ends by an error, so there
- * call_guarded() catches the error and raises it again. */
+/* Ends a scope, no_grad or autocast when its function returns or raises an error. A guard is a Lua
+ * to-be-closed value. Lua does not close these in a coroutine that fails, so there call_guarded()
+ * catches the error and raises it again. */
 typedef struct guard {
     uint64_t serial; /* 0: closed */
     int place;
@@ -239,7 +239,7 @@ static bool is_callable(lua_State *L, int index)
 }
 
 /* Calls the function or module in argument 1 with the arguments that follow, inside a scope,
- * no_grad or autocast. dtype is that of autocast. */
+ * no_grad or autocast. dtype: for autocast. */
 static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);

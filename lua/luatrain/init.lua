@@ -38,7 +38,7 @@ local lt = {
 for name, op in pairs(core.ops) do lt[name] = op end
 for name, constructor in pairs(core.constructors) do lt[name] = constructor end
 
--- C functions do not name their parameters, so the names for the check of arity are listed here.
+-- C functions do not name their parameters, so the names for the arity check are listed here.
 -- Ops, x:get and x:set check their own arguments.
 local made = {"shape", "options"}
 for name, names in pairs{
@@ -101,7 +101,7 @@ function lt.save(path, what, meta)
 end
 
 -- lt.load(path): returns the tensors of a safetensors file by name, and its metadata as a table of
--- strings. EFILE if the file has a digest, as files of lt.save have, and does not match it.
+-- strings. EFILE if the file has a digest, as lt.save writes, and does not match it.
 function lt.load(path)
   local file <close> = core.open_file(path)
   file:verify()

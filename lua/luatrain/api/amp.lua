@@ -23,7 +23,7 @@ end
 
 -- Measures the error that half precision causes in one pass. fn runs a forward and a backward pass
 -- under lt.autocast, as the function of a step does. Returns a table of errors, underflow and
--- overflow per layer, described in amp_check.lua. Has no effect on the training.
+-- overflow per layer, described in amp_check.lua. Has no effect on training.
 --
 --   local found = lt.amp.check(lt.autocast, "fp16", function()
 --     lt.cross_entropy(net(x), y):backward()

@@ -6,9 +6,9 @@
 --   local loss = share * lt.cross_entropy(z, y) + (1 - share) * lt.cross_entropy(z, other)
 --
 -- Images 1 and 2 of a batch are mixed with each other, images 3 and 4, and so on; the last image of
--- an odd number is not mixed. The batch is shuffled, so the pairs are random. Fixed pairs allow a
--- batch to be split over ranks between pairs without changing the result: lt.run{mixup = 0.2} and
--- lt.fit split it like this.
+-- an odd batch is not mixed. The batch is shuffled, so the pairs are random. Because the pairs are
+-- fixed, splitting a batch over ranks does not change the result if no pair is split:
+-- lt.run{mixup = 0.2} and lt.fit keep pairs together.
 --
 -- One share is drawn per step from Beta(alpha, alpha), as a function of seed and step.
 

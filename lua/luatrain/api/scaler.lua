@@ -80,7 +80,7 @@ function Scaler:compare()
 end
 
 -- Calls fn(...) with this scale in use and returns its results. Restores the previous scale
--- afterwards, also after an error.
+-- afterwards, even after an error.
 function Scaler:inside(fn, ...)
   local handle = handle_of(self, "scaler:inside")
   if type(fn) ~= "function" then

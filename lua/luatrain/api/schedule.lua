@@ -45,7 +45,7 @@ local function rising(o, name)
   return function(epoch) return epoch < warmup and ramp(epoch / warmup, start) or 1 end
 end
 
--- The position of epoch between the end of the warm-up (0) and the end of the training (1).
+-- The position of epoch between the end of the warm-up (0) and the end of training (1).
 local function progress(epoch, epochs, warmup)
   return epoch > warmup and math.min((epoch - warmup) / (epochs - warmup), 1) or 0
 end

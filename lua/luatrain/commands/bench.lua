@@ -1,4 +1,4 @@
--- bench.lua - measures the speed of a training, op by op, and compares it with the limits of the
+-- bench.lua - measures the speed of training, op by op, and compares it with the limits of the
 -- machine: `luatrain bench script.lua`.
 --
 -- Measures some steps of the script's first run. A step lasts from the end of the previous step to
@@ -162,7 +162,7 @@ local function read_again(row, limits)
   return bytes
 end
 
--- Adds flops, limit and of_limit to the row of an op, and makes all its numbers per step.
+-- Adds flops, limit and of_limit to the row of an op. Converts its numbers to averages per step.
 local function rate_op(row, steps, limits)
   local gradients = row.backward and 0 or 1
   for _, name in ipairs(row.wanted) do
@@ -313,8 +313,8 @@ bench.COMPARED = {
   images_per_s = 0, parameters = 0, batch = 0, machine = {}, ops = {{op = "", seconds = 0}},
   limits = {gemm = {f32 = 0, bf16 = 0}, copy = 0}}
 
--- The name of a field that is missing in value, or has another type than in the example `wanted`;
--- nil if value has all.
+-- The name of a field that is missing in value, or whose type differs from the example `wanted`.
+-- Nil if value has all.
 local function lack(value, wanted, name)
   if type(value) ~= type(wanted) then return name end
   if type(wanted) ~= "table" then return nil end
@@ -434,8 +434,8 @@ function bench.read_options(list, kinds, o, help)
   return list[i] and i
 end
 
--- A temporary folder for the files of a run. The owner removes it; otherwise the garbage collector
--- does.
+-- passing_folder() makes a temporary folder for the files of a run. The owner removes it; otherwise
+-- the garbage collector does.
 function bench.remove_folder(folder)
   checkpoint.remove(folder.path)
   os.remove(folder.path .. "/.lock")
@@ -474,7 +474,7 @@ local function compare(r, before, o)
   end
 end
 
--- Prepares `luatrain bench`: the script's first run will be measured, and end the script. Takes the
+-- Prepares `luatrain bench`: measures the script's first run, which then ends the script. Takes the
 -- arguments after `bench`. Returns the index of the script among them, and a function to call after
 -- the script.
 function bench.attach(...)

@@ -16,7 +16,7 @@ local function refuse(...) core.fail("EUSAGE", "report: " .. string.format(...))
 
 local V100 = 125                  -- peak Tflop/s in 16 bits
 
--- Published trainings of ResNet-50 on ImageNet: {authors, number of devices, device, its peak
+-- Published training runs of ResNet-50 on ImageNet: {authors, number of devices, device, its peak
 -- Tflop/s from the data sheet, seconds, top1 in percent}. fast.ai published only top5 (93 %).
 local PUBLISHED = {
   {"Goyal et al. 2017", 256, "P100", 21.2, 3600, 76.3},

@@ -1,4 +1,4 @@
--- agree.lua - before a training, checks that all ranks have the same program, data, net and
+-- agree.lua - before training, checks that all ranks have the same program, data, net and
 -- settings. dist/agree.c compares what may change from step to step.
 --
 -- Devices, threads, workers, folders and logs may differ between ranks and are not compared.

@@ -54,7 +54,7 @@ end
 -- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
 -- options of run:evaluate; like: the run's batch, amp and image size. Calls stop(reason) after each
 -- batch, with the signal by which a stop was requested on any rank, or false. Restores the net's
--- mode, also after an error.
+-- mode, even after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
   o.loss, o.metrics = o.loss or ops.cross_entropy, metrics.read(o.metrics, "run:evaluate")

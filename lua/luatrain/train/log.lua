@@ -312,7 +312,7 @@ function Log:start(fields)
 end
 
 -- Returns the rate over the last steps, in images per second, and the remaining seconds; the latter
--- is nil at the first step. Time between steps, as for an evaluation, does not count.
+-- is nil at the first step. Time between steps (an evaluation, say) does not count.
 local function count(self, f)
   local first = not self.counting                        -- the first step is slow: not counted
   self.counting = true

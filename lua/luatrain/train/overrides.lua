@@ -44,8 +44,8 @@ local function source_of_max_steps(is_override)
 end
 
 -- Applies the overrides to the settings o of a run: out, resume, save_every, max_steps, check_sync,
--- amp_check, amp, log and quiet. resume is false if there is nothing to resume from, as in a new
--- folder. amp defaults to the precision of an enclosing lt.autocast.
+-- amp_check, amp, log and quiet. resume is false if neither it nor out is set: the run then gets a
+-- new folder. amp defaults to the precision of an enclosing lt.autocast.
 return function(o)
   unused_options.run = true
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"

@@ -19,8 +19,8 @@
 -- is not saved. run.folder, run.epoch, run.steps, run.stage and run.result (the last report) may be
 -- read.
 --
--- A run ends after the last epoch; at --max-steps; by a signal; by an error; or early, if its
--- variable is closed or the script calls os.exit(), which saves a checkpoint. In each case it
+-- A run ends after the last epoch, at --max-steps, on a signal or on an error. It ends early, and
+-- saves a checkpoint, if its variable is closed or the script calls os.exit(). In each case it
 -- writes an end line with the exit code. If the variable is not <close>, the run ends when it is
 -- garbage-collected, with a warning and without an exit code in its end line.
 
@@ -130,7 +130,7 @@ local function start(self)
   exits.add(self)
 end
 
--- lt.run: see the top of the file.
+-- Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
 local function new(given)
   local o = read_settings(given)
   local observer = core.on_run and core.on_run(o) or false      -- on_run may change the settings
@@ -155,7 +155,7 @@ local function new(given)
     result = false,                    -- the last report
     phase = "new",                     -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
-    counter = 0, inside = false,       -- core.steps() at that batch; whether run:step calls fn
+    counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
     epoch_s = 0.0, epoch_images = 0,   -- time and samples of the steps in this epoch
@@ -249,7 +249,7 @@ local function save(self)
   return true
 end
 
--- A failed save, as on a full disk, is only a warning.
+-- A failed save, such as on a full disk, is only a warning.
 local function save_or_warn(self)
   local ok, err = save(self)
   if not ok then
@@ -380,7 +380,7 @@ end
 
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
 -- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
--- close it; the next call on the run closes a loader that was left open.
+-- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
 function Run:batches()
   local o, stage = self.settings, self.stage
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
@@ -438,9 +438,9 @@ local inside_meta = {__close = function(self) self.run.inside = false end}
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  -- Passes between steps must not shift random draws. 0: lt.micro_batches may set the number.
+  -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
-  core.expect_backwards(0)
+  core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
   local o = self.settings
   if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
@@ -544,7 +544,7 @@ end
 
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 -- eval mode over the set, each sample counted once. batch defaults to the training batch, which
--- needs no more memory than training. metrics: see metrics.lua. Images are resized to the stage's.
+-- needs no more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
@@ -558,8 +558,8 @@ function Run:evaluate(set, given)
   return result
 end
 
--- run:report(numbers): ends the epoch. Logs it with numbers, a table by name such as run:evaluate
--- returns, saves a checkpoint, and returns the report: the numbers and train_loss.
+-- run:report(numbers): ends the epoch. Logs it with numbers, a table by name like the result of
+-- run:evaluate. Saves a checkpoint. Returns the report: the numbers and train_loss.
 function Run:report(numbers)
   expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was already reported"
                                       or "call it inside: for epoch in run:epochs() do ... end")
