@@ -1,13 +1,13 @@
--- recipes.lua - published ImageNet trainings, as settings of lt.fit.
+-- recipes.lua - published ImageNet training runs, as settings of lt.fit.
 --
 --   local recipes = require "recipes"
 --   recipes.fit("resnet50_fast", {train = train, test = test, epochs = 10, batch = 256})
 --
 -- A recipe is written for its own `batch` and `epochs` and for images of 224 x 224. With another
 -- batch, the learning rate changes in proportion. With another number of epochs, the schedule is
--- stretched. With other images, a recipe that changes the image size during the training scales its
+-- stretched. With other images, a recipe that changes the image size during training scales its
 -- sizes in proportion. Each size gets a whole number of epochs and its own part of the schedule; in
--- a short training a size may get no epoch.
+-- a short run a size may get no epoch.
 local lt = require "luatrain"
 
 local recipes = {}

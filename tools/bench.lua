@@ -1,5 +1,5 @@
 -- bench.lua - compares luatrain with PyTorch, the peer: the speed of whole training steps of some
--- nets, and the time until a training reaches an accuracy. tools/bench runs it.
+-- nets, and the time until training reaches an accuracy. tools/bench runs it.
 --
 -- Each measurement runs in its own process, and the two alternate: ours, peer, ours, peer.
 -- Other load on the machine then affects both, and the median of the ratios of such pairs is more
@@ -53,7 +53,7 @@ end
 
 local function refuse(...) fail(2, ...) end
 
--- Prints a line and flushes it, to show progress. A failed write, as on a full disk, is an error.
+-- Prints a line and flushes it, to show progress. A failed write (disk full) is an error.
 local function print(text)
   local ok, why = io.stdout:write(text, "\n")
   if ok then ok, why = io.stdout:flush() end
@@ -233,7 +233,7 @@ end
 -- ==== Time to an accuracy ========================================================================
 
 -- Trains in one precision. Returns {reached, epoch, top1, seconds}; seconds is the time from the
--- start of the process to the end of the evaluation that first reached the accuracy. nil if the
+-- start of the process to the end of the evaluation that first reached the accuracy. nil if
 -- training fails.
 local function train(dtype)
   local out = os.tmpname()

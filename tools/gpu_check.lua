@@ -1,5 +1,5 @@
--- gpu_check.lua - checks that a device computes the same results as the CPU, as a table, in at most
--- ten minutes. tools/gpu_check runs it.
+-- gpu_check.lua - checks that a device computes the same results as the CPU. Prints a table and
+-- takes at most ten minutes. tools/gpu_check runs it.
 --
 -- All parts run in separate processes, which may crash; this process never uses the device.
 -- --device cpu tests the check itself, with small sizes.
@@ -79,8 +79,8 @@ local function sentence(said, code)
   return last or "exit " .. code
 end
 
--- The messages of luatrain that its own kernels replace NVIDIA's libraries, or nil if the libraries
--- are in use. The results are correct without them, but then the libraries are not checked.
+-- luatrain's messages that its own kernels replace NVIDIA's libraries, or nil if the libraries are
+-- in use. The results are correct without them, but then the libraries are not checked.
 local function without_libraries(said)
   local list = {}
   for _, work in ipairs{"convolutions", "matrix products"} do
@@ -352,8 +352,8 @@ local function find_sanitizer()
   return pipe:read "l"
 end
 
--- memcheck must not report failed CUDA calls: NVIDIA's libraries probe features by such calls, and
--- in our code they are errors of the process anyway.
+-- memcheck must not report failed CUDA calls: NVIDIA's libraries use them to probe for features,
+-- and in our code they make the process fail anyway.
 local OF_TOOL = {memcheck = {"--report-api-errors", "no"}, racecheck = {}}
 
 -- Substrings of the names of kernels in NVIDIA's libraries, which racecheck skips. A race in their
