@@ -217,8 +217,7 @@ static lt_status bwd(lt_call *c)
 
 /* ==== Fast kernels: blocks of channels ======================================================== */
 
-/* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: one of the elements at even
- * positions and one of the others. */
+/* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: even and odd positions. */
 enum { MOST = 2 }; /* most vectors of a block */
 typedef struct {
     lt_vec v[MOST];
