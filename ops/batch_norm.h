@@ -68,7 +68,7 @@ typedef struct lt_moments {
 } lt_moments;
 
 /* First run: writes the moments m of this rank's rows to the sums of the channel. c->sums[0] must
- * be set before. */
+ * already be set. */
 static inline void lt__give_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
 {
     double *sums = lt__sums_of(c, channel), d = m.mean - center;
@@ -100,8 +100,8 @@ static inline lt_status lt__check_rows(const lt_call *c)
 
 /* ==== Arithmetic ============================================================================== */
 
-/* The first is y before the residual and act, the second is dx. d: x - mean; g: dy where act passes
- * it, else 0. For floats and for vectors of floats. */
+/* LT_NORMALISED is y before the residual is added and act is applied; LT_NORMALISED_BACK is dx.
+ * d: x - mean; g: dy where act passes it, else 0. Both take floats or vectors of floats. */
 #define LT_NORMALISED(x, mean, factor, shift) (((x) - (mean)) * (factor) + (shift))
 #define LT_NORMALISED_BACK(g, d, factor, slope, offset)                                            \
     ((factor) * (g) + ((slope) * (d) + (offset)))
@@ -186,7 +186,7 @@ enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
 /* How a pass computes g. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
- * lt__passed() of y and dy. BY_X: the same, with y computed again from x. */
+ * lt__passed() of y and dy. BY_X: the same, with y recomputed from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
@@ -197,7 +197,7 @@ typedef struct lt_pass {
     float *lanes;                /* (SUMS, room): the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
-    int form, gate;        /* of the enums above */
+    int form, gate;        /* values of the enums above */
     bool add, nontemporal; /* add to out; write out with nontemporal stores */
     lt_bounds act;
 } lt_pass;
@@ -213,6 +213,7 @@ void lt__backward_pass(const lt_pass *p);
 
 /* ==== The fast CPU kernels ==================================================================== */
 
+/* fast_fwd, fast_bwd and scratch of lt__op_batch_norm */
 lt_status lt__batch_norm_fwd(lt_call *c);
 lt_status lt__batch_norm_bwd(lt_call *c);
 size_t lt__batch_norm_scratch(const lt_call *c, bool backward);

@@ -12,8 +12,8 @@
  *   z as a formula of x and y,
  *   dx and dy as formulas of dz and, if saved, of x and y.
  *
- * The gradients of pow at its limits are as in PyTorch: dx is 0 for y = 0, and dy is 0 for x = 0
- * and y >= 0. For negative x, dy is NaN, because it is not a real number. */
+ * The gradients of pow in edge cases are as in PyTorch: dx is 0 for y = 0, and dy is 0 for x = 0
+ * and y >= 0. For negative x, dy is NaN, because log(x) is not a real number. */
 /* clang-format off */
 #define LT_BINARY_LIST(X)                                                                          \
     X(add, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y; x and y broadcast.",               \

@@ -49,7 +49,7 @@ lt_status lt__number_in(const lt_call *c, int k, double low, double high);
 
 /* ==== Shape rules ============================================================================= */
 
-/* Describes output `out`: dtype and dims[0..ndim), in memory of its own. */
+/* Describes output `out`, which is not a view: dtype and dims[0..ndim). */
 void lt__spec(lt_call *c, int out, lt_dtype dtype, int ndim, const int64_t *dims);
 /* Describes output `out` with the dtype and dims of x. */
 void lt__spec_like(lt_call *c, int out, const lt_tensor *x);
@@ -60,7 +60,7 @@ void lt__spec_like(lt_call *c, int out, const lt_tensor *x);
 /* The inputs 0..n-1 that are present must have the same float dtype:
  * "x is f32, y is i64; cast one of them, e.g. y:cast('f32')". */
 lt_status lt__same_float(const lt_call *c, int n);
-/* The inputs 0..n-1 that are present must have the same dtype, which may be any. */
+/* The inputs 0..n-1 that are present must have the same dtype. Any dtype is allowed. */
 lt_status lt__same_dtype(const lt_call *c, int n);
 /* Input i must have an integer dtype: i64, i32 or u8. */
 lt_status lt__want_integers(const lt_call *c, int i);
@@ -80,8 +80,8 @@ static inline const char *lt__in_name(const lt_call *c, int i)
  * the message, if other sizes differ. */
 lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[LT_MAX_DIMS]);
 
-/* "32x10 f32": describes a tensor, for use in an argument list. The buffer is a temporary of the
- * calling block. */
+/* "32x10 f32": describes a tensor, for use in an argument list. The text is valid until the end of
+ * the enclosing block. */
 #define LT_TEXT(t) lt_describe((t), (char[96]){0}, 96)
 typedef long long lt_ll; /* for %lld */
 

@@ -1,6 +1,6 @@
-/* plan_cache.h - a cache of plans, for the files that call oneDNN, cuBLASLt and cuDNN. A plan is
- * what such a library prepared for one task. Its key describes the task. Not thread-safe: each
- * context has caches of its own.
+/* plan_cache.h - a cache of plans, for the files that call oneDNN, cuBLASLt and cuDNN. A plan
+ * contains what is prepared for one task, such as a oneDNN primitive or a cuDNN execution plan. Its
+ * key describes the task. Not thread-safe: each context has its own caches.
  *
  * All functions are inline, because the CUDA plugin does not link to libluatrain.
  */
@@ -46,14 +46,14 @@ static inline lt_plan *lt__plan_find(const lt_plan_cache *cache, const void *key
     return plan;
 }
 
-/* Whether the cache is full. The caller must then take all plans before it adds one. A full cache
+/* Whether the cache is full. The caller must then remove all plans before it adds one. A full cache
  * means that sizes keep changing, so starting over is better than growing. */
 static inline bool lt__plans_are_full(const lt_plan_cache *cache)
 {
     return cache->n == LT_MAX_PLANS;
 }
 
-/* Adds a plan (taken until lt__plan_take()) for a key that is not in the cache. The key is part of
+/* Adds a plan (taken until lt__plan_take()) for a key that is not in the cache. key must point into
  * the plan. */
 static inline void lt__plan_add(lt_plan_cache *cache, lt_plan *plan, const void *key)
 {

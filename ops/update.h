@@ -2,8 +2,8 @@
  * positions of the ops' options, the numbers computed from them, and the steps.
  *
  * LT_..._NUMBERS(c) declares the variables that LT_..._STEP uses by name. Kernels also multiply
- * `scale` by the factor of the call. The arguments w, g, v and m of a step are lvalues of type T:
- * the weight, its gradient and its slots.
+ * `scale` by the clipping factor, lt_call.factor, if there is one. The arguments w, g, v and m of a
+ * step are lvalues of type T: the weight, its gradient and its slots.
  */
 #ifndef LT_OPS_UPDATE_H
 #define LT_OPS_UPDATE_H

@@ -22,7 +22,7 @@ static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
 }
 
 #ifndef __cplusplus
-/* LT_EINVAL if value, the option of this name, exceeds INT32_MAX. */
+/* LT_EINVAL if the value of option `name` exceeds INT32_MAX. */
 static inline lt_status lt__window_limit(const char *name, int64_t value)
 {
     return value <= INT32_MAX ? LT_OK

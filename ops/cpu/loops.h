@@ -110,7 +110,7 @@ static inline uint16_t lt__round_bf16(float f)
 
 /* ==== Maps ==================================================================================== */
 
-enum { LT_BLOCK = 1024 }; /* elements; a block of each operand fits the L1 cache */
+enum { LT_BLOCK = 1024 }; /* elements; one block of each operand fits in L1 */
 
 typedef struct lt_block { /* a run of dense elements */
     int64_t n;
@@ -144,7 +144,7 @@ static inline lt_dtype lt__widened(lt_dtype dtype) { return lt__is_half(dtype) ?
  * of the output, whose dims are in map->z; this function fills in its destination and `add`. If the
  * input is stretched, the gradient goes to scratch and is then summed over the stretched axes. */
 void lt__put_grad(const lt_call *c, int i, lt_map *map);
-/* Bytes of scratch that lt__put_grad() needs, for whichever input. Can be used as op->scratch. */
+/* Bytes of scratch that lt__put_grad() needs for any input. Can be used as op->scratch. */
 size_t lt__grad_scratch(const lt_call *c, bool backward);
 
 /* dst (+)= the sum of src over the axes in which dst has size 1 or no axis. Axes are matched from

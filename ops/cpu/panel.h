@@ -3,7 +3,7 @@
  *
  * Factors are read in 32-bit words. A word contains the terms that one instruction multiplies and
  * adds: one f32 or two bf16. A panel is a sequence of vectors of such words. A thread keeps ROWS x
- * MOST vectors of sums in registers. That pays if there are 32 registers of 64 bytes.
+ * MOST vectors of sums in registers. This is fast only with 32 registers of 64 bytes (AVX-512).
  */
 #ifndef LT_OPS_CPU_PANEL_H
 #define LT_OPS_CPU_PANEL_H
@@ -28,8 +28,8 @@ LT_INLINE lt_vec weave(const uint16_t *a, const uint16_t *b)
                                            29, 14, 30, 15, 31);
 }
 
-/* Copies n vectors to panel, `step` floats apart: from a in f32, from a and b interleaved in
- * bf16. */
+/* Copies n vectors to panel, `step` floats apart: in f32, vectors of a; in bf16, a and b
+ * interleaved. */
 LT_INLINE void pack_words(bool half, int64_t n, const void *a, const void *b, float *panel,
                           int64_t step)
 {

@@ -1,5 +1,5 @@
-/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. This
- * is plain C over a vector type, which maps to one, two or four registers of the instruction set.
+/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. They
+ * use the vector types of GNU C, which map to one, two or four registers of the instruction set.
  *
  * The functions are inlined into functions marked LT_SIMD (core/simd.h), which are compiled for
  * each instruction set. Loads and stores need no alignment. bf16 is rounded to nearest, ties to
@@ -88,7 +88,7 @@ static inline bool lt__has_bf16_products(void)
            !__builtin_cpu_supports("amx-bf16");
 }
 
-/* Like lt__store_bf16(), but in one instruction, which turns subnormal numbers into zero. */
+/* Like lt__store_bf16(), but in one instruction, which flushes subnormals to zero. */
 LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v)
 {
     lt_vec_u16 half;

@@ -3,10 +3,10 @@
  *
  * Matrices are dense and row-major. Both factors have the same dtype: f32, f16 or bf16. The result
  * has that dtype or f32. Sums are in f32. LT_EUNSUPPORTED is returned before anything is written;
- * it means that cuBLASLt cannot compute the product and that our own kernel must. This concerns
+ * it means that cuBLASLt cannot compute the product and that our own kernel must. This applies to
  *   - f64, integers, and factors of different dtypes
  *   - batches of more than 65535 matrices
- *   - products with k = 0 and a side vector
+ *   - products with k = 0 and a side vector (see lt_cublas_side)
  *   - products for which cuBLASLt's heuristic finds no algorithm within the workspace limit
  */
 #ifndef LT_OPS_CUDA_CUBLAS_H
@@ -29,7 +29,7 @@ typedef struct lt_cublas_config {
 /* A cuBLASLt handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cublas lt_cublas;
 
-/* Returns a new object, or NULL with a message in text. Table and config are copied, env is
+/* Returns a new object, or NULL with a message in text. Table and config are copied; env is
  * borrowed. */
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
@@ -38,7 +38,7 @@ const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 
 /* ==== Products ================================================================================ */
 
-/* The use of the side vector of a product. */
+/* The epilogue of a product: how its side vector is used. */
 typedef enum lt_cublas_side {
     LT_CUBLAS_NO_SIDE,
     LT_CUBLAS_BIAS, /* side (n) is added to each row of the result */

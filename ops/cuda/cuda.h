@@ -1,11 +1,11 @@
 /* cuda.h - what the .cu op files share: the device of a call, kernel launches, element types.
  *
  * A .cu file contains the kernels for calls whose tensors are on the accelerator. Kernels run
- * asynchronously in the device's single stream. f16 and bf16 inputs are read as they are, computed
- * in float, and rounded once. Only sums, and values that exist once per row or channel, use f64.
- * Sums are in double, with exceptions: embedding and pooling windows sum in f32; batch_norm and
- * products sum in f32 first, and add any partial sums in double. The order of a sum depends only on
- * the shapes, and no atomics are used.
+ * asynchronously in the device's single stream. They convert f16 and bf16 inputs to f32 as they
+ * read them, compute in f32, and round each result once. Only sums, values that exist once per row
+ * or channel, casts, fills and rescale.cu use double. Sums are in double, with exceptions:
+ * embedding and pooling windows sum in f32; batch_norm and products sum in f32 first, and add any
+ * partial sums in double. The order of a sum depends only on the shapes, and no atomics are used.
  *
  * This code must not use symbols of libluatrain: the plugin calls it through lt_host. The tests
  * compile the same sources for the CPU (tests/cuda/), so there is no <<<>>> here, and no NVIDIA
@@ -187,9 +187,9 @@ static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool
         ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(sum);
 }
 
-/* A tensor's elements for these functions; at is NULL if there is no tensor. dtype is 64 bits wide
- * so that the struct has no padding: the tests check kernel arguments for host addresses, and could
- * mistake leftover bytes in padding for one. */
+/* A tensor's elements for these functions; `at` is NULL if there is no tensor. dtype is 64 bits
+ * wide so that the struct has no padding: the tests check kernel arguments for host addresses, and
+ * could mistake leftover bytes in padding for one. */
 typedef struct lt_numbers {
     void *at;
     int64_t dtype;
@@ -225,8 +225,8 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
 /* An index that is out of range. The kernel finds it while the host runs ahead, so it is written to
  * pinned host memory and reported by the next wait, as other deferred errors are. The report is
  * about the first call with a bad index. It names the index that is largest as an unsigned number:
- * a negative one if there is any. Until then, results that depend on a bad index are NaN, so that
- * training does not seem to succeed. */
+ * a negative one if there is any. Until the report, results that depend on a bad index are NaN, so
+ * that training does not seem to succeed. */
 typedef struct lt_bad_id {
     int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
     int64_t place, id, limit; /* position and value of the index; number of valid values */
@@ -338,7 +338,7 @@ cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64
  * bytes. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                            void *partial, lt_grad_stats *stats);
-/* Sums with the devices of other ranks. In comm.cu. */
+/* Allreduce between the devices of the ranks. In comm.cu. */
 extern const lt_device_comm_calls lt__cuda_comm_calls;
 
 #endif

@@ -4,7 +4,7 @@
  *
  * Tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups), in f32, f16 or bf16.
  * Sums are in f32. LT_EUNSUPPORTED is returned before anything is written; it means that cuDNN has
- * no engine for the task and that our own kernel must compute it. This concerns
+ * no engine for the task and that our own kernel must compute it. This applies to
  *   - f64, integers, and inputs of different dtypes
  *   - empty tensors
  *   - tasks for which every engine of cuDNN fails or needs more workspace than allowed
@@ -25,7 +25,7 @@ extern "C" {
 
 typedef struct lt_cudnn_config {
     /* excludes engines that down-convert inputs, that use Winograd or FFT, or whose sums have no
-     * fixed order. Otherwise sums without a fixed order are the last choice */
+     * fixed order. Otherwise, engines of the last kind are used only if there is no other */
     bool deterministic;
     bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
     size_t workspace; /* most bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
@@ -43,7 +43,7 @@ typedef struct lt_cudnn_config {
 /* A cuDNN handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cudnn lt_cudnn;
 
-/* Returns a new object, or NULL with a message in text. Table and config are copied, env is
+/* Returns a new object, or NULL with a message in text. Table and config are copied; env is
  * borrowed. */
 lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
                         const lt_cudnn_config *config, char *text, size_t bytes);

@@ -68,8 +68,8 @@ static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
 
 /* Builds p->graph for p->task. */
 void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
-/* Builds p->plan with the first engine that the configuration allows, and sets p->choice. p->plan
- * stays NULL if there is none. */
+/* Builds p->plan with the first engine that the configuration allows, that can be built, and whose
+ * workspace is within the limit. Sets p->choice. p->plan stays NULL if there is no such engine. */
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
 /* Builds p->plan from p->choice of an earlier run. Returns false if that fails. */
 bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice);

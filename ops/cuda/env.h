@@ -1,4 +1,4 @@
-/* env.h - what the C files of the plugin that call NVIDIA's libraries need from its .cu files. */
+/* env.h - what the plugin's C files need from its .cu files to call NVIDIA's libraries. */
 #ifndef LT_OPS_CUDA_ENV_H
 #define LT_OPS_CUDA_ENV_H
 

@@ -2,8 +2,8 @@
  * or boxes of larger tensors.
  *
  * A thread computes as many elements as fit into 16 bytes of the widest operand type. Where shapes
- * and addresses allow, the elements are neighbours and each operand takes one load. Otherwise the
- * thread computes them one by one, so that the threads of a warp access neighbouring elements.
+ * and addresses allow, the elements are contiguous and each operand takes one load. Otherwise the
+ * thread computes them one by one, so that the threads of a warp access adjacent elements.
  */
 #ifndef LT_OPS_CUDA_MAP_H
 #define LT_OPS_CUDA_MAP_H
@@ -80,7 +80,7 @@ __device__ inline typename F::Z lt__map_of(const F &f, bool add, typename F::Z o
     return lt_element<typename F::Z>::of(add ? (lt_wide<typename F::Z>)(lt__value(old) + z) : z);
 }
 
-/* Loads V elements in a row, or repeats a single element V times if step is 0. */
+/* Loads V adjacent elements, or repeats a single element V times if step is 0. */
 template <int V, class E> __device__ inline lt_pack<E, V> lt__take(const E *from, int64_t step)
 {
     lt_pack<E, V> p;
@@ -208,8 +208,7 @@ lt_status lt__put_grad(lt_call *c, int i, int n, const lt_tensor *const *in)
     return lt__cuda_sum_to(cuda, d, dz, (const float *)c->scratch, add,
                            (char *)c->scratch + lt__aligned((size_t)dz->count * sizeof(float)));
 }
-/* Bytes of scratch that lt__put_grad() needs, for whichever input. Can be used as
- * lt_kernels.scratch. */
+/* Bytes of scratch that lt__put_grad() needs for any input. Can be used as lt_kernels.scratch. */
 size_t lt__cuda_grad_scratch(const lt_call *c, bool backward);
 
 #endif

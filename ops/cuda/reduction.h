@@ -1,4 +1,4 @@
-/* reduction.h - reductions of many elements to few on CUDA: sums, maxima, minima and positions.
+/* reduction.h - reductions of many elements to few on CUDA: sums, maxima, minima and argmax.
  *
  * A reduction treats its elements as (outer, rows, width) and reduces the rows. A thread block
  * takes some columns of one part of the rows, strided over its threads, then joins the threads'
@@ -15,8 +15,7 @@ typedef struct lt_reduction_pass {
     int64_t outer, rows, width;
     int64_t part;           /* rows per part */
     unsigned parts, blocks; /* parts of the rows; blocks that cover the columns */
-    /* threads of a block: side by side, down the rows, over outer positions. Their product is
-     * LT_THREADS */
+    /* threads of a block along width, rows and outer. Their product is LT_THREADS */
     int columns, lanes, group;
     int run;   /* adjacent rows that a thread reads per turn */
     bool wide; /* loads a run with one instruction */
@@ -45,7 +44,7 @@ typedef struct lt_reduction_end { /* how to turn the final accumulators into res
 
 /* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and the
  * device functions
- *     static Acc start();                       accumulator of no elements
+ *     static Acc start();                       the identity of join()
  *     static Acc reduce(Acc a, In x, int64_t row)
  *     static Acc join(Acc a, Acc b)             the rows of a and b may interleave
  *     static void end(const lt_reduction_end &e, int64_t i, Acc a)

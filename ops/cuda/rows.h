@@ -14,14 +14,14 @@
 typedef struct lt_row_plan {
     int64_t outer, n, stride;
     unsigned blocks; /* blocks that cover the `stride` adjacent rows */
-    /* threads of a block: adjacent rows, threads per row, outer positions. Their product is
+    /* threads of a block along the adjacent rows, within a row, and along outer. Their product is
      * LT_THREADS */
     int columns, lanes, group;
 } lt_row_plan;
 
 static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride)
 {
-    enum { RUN = 8 }; /* elements per thread at least */
+    enum { RUN = 8 }; /* minimum number of elements per thread */
     lt_row_plan p = {};
     p.outer = outer;
     p.n = n;
@@ -72,15 +72,15 @@ typedef struct lt_column_plan {
     int64_t rows, width;    /* a column may also be a pack of columns */
     int64_t part;           /* rows per part */
     unsigned parts, blocks; /* parts of the rows; blocks that cover the columns */
-    int columns, lanes;     /* threads of a block: side by side; down the rows */
+    int columns, lanes;     /* threads of a block along the columns; along the rows */
 } lt_column_plan;
 
 static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 {
     enum {
         ENOUGH_BLOCKS = 512, /* more parts are not needed to fill the device */
-        MIN_TURNS = 8,       /* rows per thread at least, so that a part is worth its join */
-        /* rows per thread at most, as the rounding error of f32 sums grows with them */
+        MIN_TURNS = 8,       /* minimum rows per thread, to limit the cost of joining parts */
+        /* maximum rows per thread, as the rounding error of f32 sums grows with them */
         MAX_TURNS = 256
     };
     lt_column_plan p = {};
@@ -124,8 +124,8 @@ static inline int64_t lt__column_blocks(const lt_column_plan *p)
     return (int64_t)p->parts * p->blocks;
 }
 
-/* Threads of a block that joins parts. A block takes few columns, so that there are many blocks of
- * few turns each. Four columns of a row are 64 bytes of memory, two full sectors. */
+/* Threads of a block that joins parts. A block takes few columns, so that there are many blocks
+ * with few iterations each. Four columns of a row are 64 bytes of memory, two full sectors. */
 enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
 
 typedef struct lt_two {

@@ -1,13 +1,13 @@
 /* tile.h - matrix products on CUDA, tiled through shared memory. The factors may be matrices, or
- * images seen through a window.
+ * images read through a window (implicit GEMM).
  *
  *     out[i, j] (+)= bias[j] + the sum over k of a(i, k) b(j, k)
  *
  * for each matrix of a batch. A block computes one tile of the result: slices of both factors pass
  * through shared memory, and each thread accumulates a patch of the tile. Sums are in f32, in the
- * order of the terms. Where tiles are few and terms many, the terms are split into parts, and
- * another pass adds the parts. The split depends only on the sizes, so that results are
- * bit-identical in every run.
+ * order of the terms. If there are few tiles and many terms, the terms are split into parts
+ * (split-K), and another pass adds the parts. The split depends only on the sizes, so that results
+ * are bit-identical in every run.
  *
  * Tensor cores are not used. This code is for products that NVIDIA's libraries do not support, and
  * for machines without these libraries.
@@ -25,8 +25,8 @@ typedef struct lt_tiles {
 } lt_tiles;
 
 /* A factor is a type with the following members, on the device:
- *     bool along;            true if the terms of a row are adjacent in memory, false if the
- *                            rows of a term are
+ *     bool along;            true if consecutive terms are adjacent in memory, false if
+ *                            consecutive rows are
  *     Row row(int batch, int i) const;             what at() needs to know about row i
  *     Term term(int k) const;                      what at() needs to know about term k
  *     float at(const Row &, const Term &) const;   the value in this row at this term */
@@ -162,8 +162,8 @@ static inline int64_t lt__tile_count(const lt_tiles *t)
     return lt__cuts(t->m, LT_TILE) * lt__cuts(t->n, LT_TILE) * t->batch;
 }
 
-/* cut: the terms may be split into parts, because the results are dense and have no bias. If a size
- * does not fit an int, batch is -1 and lt__tile_product() fails. */
+/* cut: whether the terms may be split into parts, which requires dense results and no bias. If a
+ * size does not fit an int, batch is -1 and lt__tile_product() fails. */
 static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool cut)
 {
     enum { ENOUGH_BLOCKS = 256, MIN_TERMS = 256 };
@@ -228,7 +228,7 @@ static inline __device__ int64_t lt__axes_at(const lt_axes &axes, int i)
     return at;
 }
 
-/* A matrix factor. The terms may continue through several matrices, one after the other. */
+/* A matrix factor. Its terms may span several matrices, one after the other. */
 template <class E> struct lt_matrices {
     typedef int64_t Row, Term;
     const E *data;
