@@ -28,7 +28,7 @@ typedef struct lt_lua {
     lua_State *running;        /* the coroutine that called the library, else the main thread */
     const void *tensor_meta;   /* address of the tensors' metatable; also its registry key */
     struct lt_lua_hook *hooks; /* list of the Lua hooks of leaves of ctx */
-    lt_status raised[LT_KEPT_ERRORS]; /* ring of the statuses raised last; see error.c */
+    lt_status raised[LT_KEPT_ERRORS]; /* ring buffer of the latest statuses; see error.c */
     unsigned n_raised;                /* errors raised so far */
     struct {
         uint64_t serial;
@@ -79,7 +79,8 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
 
 /* ==== Errors ================================================================================== */
 
-/* Raises this thread's message, prefixed with the script's line and the module's path. */
+/* Raises this thread's message. Prefixes it with the script's line and the module's path if the
+ * error has a place in the script; see error.c. */
 noreturn void lt__raise(lua_State *L, lt_lua *s);
 /* Sets the message and raises it: lt__error(L, s, LT_EINVAL, "...", ...). */
 #define lt__error(L, s, ...) (lt_fail(__VA_ARGS__), lt__raise((L), (s)))
@@ -187,7 +188,7 @@ void lt__open_load(lua_State *L);
 
 void lt__open_error(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
-void lt__open_arange(lua_State *L); /* after lt__open_tensor(): it adds one to its constructors */
+void lt__open_arange(lua_State *L);         /* after lt__open_tensor(): adds to its constructors */
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor(): ops are also methods */
 void lt__open_run(lua_State *L);
 void lt__open_optim(lua_State *L);
@@ -208,7 +209,7 @@ noreturn void lt__end_dry_run(lua_State *L, lt_lua *s);
 /* When the state closes: detaches it from the hooks of leaves that still exist. They then do
  * nothing. */
 void lt__drop_hooks(lt_lua *s);
-/* Ends the timing of ops and discards the sums. */
+/* Ends the timing of ops and discards the results. */
 void lt__drop_times(lt_lua *s);
 /* The number of shards of each batch that this rank computes, one after the other. */
 int lt__shards(const lt_lua *s);
