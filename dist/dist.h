@@ -36,15 +36,15 @@ typedef struct lt_group_config { /* zero means default */
     void *ud; /* borrowed until the group is closed */
 } lt_group_config;
 
-/* The timeout of config, which must not be NULL, in seconds. */
+/* The timeout in seconds. config must not be NULL. */
 static inline double lt_group_timeout(const lt_group_config *config)
 {
     return config->timeout > 0 ? config->timeout : (double)LT_GROUP_TIMEOUT;
 }
 
 /* Opens n groups, for ranks that are threads of this process: group (n), all new. Only the thread
- * of rank r may use group[r]. config is copied and may be NULL. LT_EUSAGE unless n is 1 to 256, or
- * LT_ENOMEM; then no group is open. */
+ * of rank r may use group[r]. config is copied and may be NULL. LT_ENOMEM, or LT_EUSAGE if n is not
+ * 1 to 256; no group is open then. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
 /* Whether the environment variables of mpirun or srun say that this process is one of several. */
 LT_API bool lt_mpi_is_launched(void);
@@ -58,13 +58,14 @@ LT_MUST lt_status lt_mpi_check(void);
  * processes than were started; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or
  * LT_ENOMEM. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
-/* Waits for all started tasks. If ranks are processes, then declares that this rank makes no more
- * calls, and waits without a timeout until all ranks of this node have left or one has failed. A
- * rank that still needs this one fails. Returns the failure of a task or of the job. */
+/* Waits for all started tasks. If one has failed, returns its failure and does nothing else. If
+ * ranks are processes, the call then declares that this rank makes no more calls, and waits without
+ * a timeout until all ranks of this node have left or one has failed. A rank that still needs this
+ * one fails. Returns the failure of the job, if there is one. */
 LT_MUST lt_status lt_group_leave(lt_group *group);
 /* Waits for all started tasks, leaves and frees the group. NULL is allowed. If ranks are processes,
  * all must call it: it waits for the ranks of all nodes and finalizes MPI. After a failure it does
- * not finalize MPI or free the group, and the process should end. */
+ * not finalize MPI or free memory that MPI may still access, and the process should end. */
 LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group); /* from 0 */
@@ -74,9 +75,9 @@ LT_API int lt_group_local_rank(const lt_group *group);
 /* The number of CPUs of this rank, at least 1. A CPU that n ranks may use counts as 1/n for each of
  * them. */
 LT_API int lt_group_cpus(const lt_group *group);
-/* Sets the number of threads that this rank computes with. A wait then spins for some microseconds
- * before it sleeps, unless that would take a CPU from one of these threads. Before this call, waits
- * do not spin. */
+/* Sets the number of threads that this rank computes with. A wait then spins for tens of
+ * microseconds before it sleeps, unless that would take a CPU from one of these threads. Before
+ * this call, waits do not spin. */
 LT_API void lt_group_set_threads(lt_group *group, int threads);
 
 /* ==== Collectives ============================================================================= */
@@ -109,7 +110,8 @@ LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
 /* Send from this rank to rank `to`, and receive from rank `from`; other ranks take no part.
  * Messages between two ranks arrive in the order of sending. lt_group_send() may block until the
  * receiver calls lt_group_receive(), and returns when data may be changed. LT_EDESYNC if the
- * numbers of bytes differ, LT_EINVAL for this rank itself; otherwise as collectives. */
+ * numbers of bytes differ, LT_EINVAL if `to` or `from` is this rank; other errors as for
+ * collectives. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
 
@@ -127,9 +129,9 @@ LT_API uint64_t lt_group_bytes(const lt_group *group);
 /* ==== In the background ======================================================================= */
 
 /* Starts a task: fn(ud) runs on the group's own thread, after all tasks started before. fn may call
- * collectives. A collective that the rank's thread calls first waits until all started tasks are
- * done, and returns their failure. ud must stay valid until then. Blocks while 64 tasks are
- * queued. LT_ENOMEM. */
+ * collectives. If the rank's thread calls a collective, that call waits until all started tasks are
+ * done, and returns their failure. ud must stay valid until the task is done. Blocks while 64 tasks
+ * are queued. LT_ENOMEM. */
 LT_MUST lt_status lt_group_start(lt_group *group, lt_status (*fn)(void *ud), void *ud);
 /* Waits until all started tasks are done. Returns the failure of the first task that ever failed in
  * this group, with its message. Must not be called in a task. */
@@ -201,7 +203,7 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, co
  * to the CPU when it is complete, summed there and copied back, while the accelerator continues.
  * Backward does not wait for buckets, except that a backward beyond the expected number first waits
  * for the exchange. The optimizer step waits for the last bucket, because all ranks must make the
- * same decision whether to apply the step.
+ * same decision on whether to apply the step.
  *
  * Between backward and the optimizer step, a gradient is this rank's own if it has not been sent,
  * and the average of all ranks if it has; lt_grad() and lt_zero_grad() wait for a running exchange.
@@ -239,14 +241,14 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
 
 /* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). All ranks must make
  * one, but do not wait for each other. ctx is kept; group is borrowed and must outlive the reducer.
- * config is copied and may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE in these cases: the
- * ranks cannot share `vranks` shards evenly; vranks is used with a wire other than f32, on an
+ * config is copied and may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE in these cases:
+ * vranks is not a valid number of shards; vranks is used with a wire other than f32, on an
  * accelerator, or on nodes that do not have the same number of consecutive ranks; the injected
  * fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for a running exchange, resets the gradient slots of ctx and frees the reducer. If
- * gradients are summed on accelerators, all ranks must call it: it disconnects from the other
- * ranks, for which it waits at most 10 s. NULL is allowed. */
+ * gradients are summed on accelerators, all ranks must call it: it waits at most 10 s until they
+ * have all disconnected. NULL is allowed. */
 LT_API void lt_reducer_free(lt_reducer *reducer);
 LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
 LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* as in its config */
@@ -264,9 +266,9 @@ LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, 
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
  * `total` rows of the global batch. total must be greater than 0, 0 <= rows <= total, total the
  * same on all ranks, and the rows of all ranks and shards must add up to it. Only total is compared
- * between ranks; with total = 0 gradients become NaN. Call it before backward, with vranks for each
- * shard. Before the first call, all ranks have equal shares. A rank with 0 rows must still run
- * backward on some rows, which do not count. */
+ * between ranks; with total = 0 the gradients are undefined. Call it before backward, with vranks
+ * for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows must still
+ * run backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
 /* Sets a digest of the data from which this rank's batches come, 0 if it is not known. It must be
@@ -279,7 +281,7 @@ LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
 /* A function for lt_set_allreduce(), with the reducer as ud: replaces numbers (n) with their sums
  * over all ranks; see lt_allreduce_fn. A collective, independent of a running exchange: all ranks
- * must make the same calls in the same order. Returns LT_OK and changes nothing with no_sync.
+ * must make the same calls in the same order. With no_sync, returns LT_OK and changes nothing.
  * LT_EUSAGE if vranks gives a rank more than one shard, because the later shards have not been
  * computed yet. */
 LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
@@ -324,8 +326,8 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     int bucket;            /* index, in the order of sending */
     lt_tensor *const *x;   /* (n) its parameters that have a gradient on this rank. Borrowed */
     int n;
-    /* of those gradients of x that decide about the step: an optimizer has the parameter, and some
-     * rank has added to its gradient in this step */
+    /* of the gradients that decide whether the step is applied: an optimizer has the parameter, and
+     * some rank has added to its gradient in this step */
     lt_grad_stats stats;
     double largest; /* if in_f16: largest finite magnitude in all gradients of x */
     /* (count) gradients of this rank; in unpack(), the sums over all ranks, without 2^exponent.
