@@ -1,10 +1,10 @@
 /* agree.c - compares, in each step, what must be the same on all ranks; see reducer.h.
  *
- * The record of a step has one digest per rank. Only if two digests differ do the ranks compare the
- * same things as text, to name the difference. All ranks see the same record, so they all compare,
- * each on its main thread. The record also counts writes to parameters. Different counts are no
- * error by themselves, because a rank may have restored what it changed. The ranks then compare the
- * values.
+ * The record of a step has one digest per rank. If two digests differ, the ranks compare the same
+ * things as text to find the difference. All ranks see the same record, so they all compare, each
+ * on the rank's own thread. The record also counts writes to parameters. Different counts are not
+ * an error in themselves, because a rank may have restored what it changed. The ranks then compare
+ * the values.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static uint32_t digest_of(lt_reducer *r)
     return digest;
 }
 
-/* Writes to the parameter arenas since the last call. */
+/* The number of writes to the parameter arenas since the last call. */
 static uint32_t count_writes(lt_reducer *r)
 {
     uint32_t count = 0;

@@ -52,8 +52,8 @@ static void write_sums(const lt_bn_layer *n, const void *mean, const void *var, 
     }
 }
 
-/* The offset of the layer's buffer in its arena. It is the same on all ranks, and different for
- * each layer. */
+/* The offset of the layer's running mean in its arena. It is the same on all ranks, and different
+ * for each layer. */
 static double position_of(const lt_bn_layer *n)
 {
     const lt_tensor *x = n->running_mean;

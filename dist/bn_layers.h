@@ -2,8 +2,8 @@
  * Private to dist.
  *
  * A batch norm contributes these numbers, in double: the number of values per channel; that number
- * times the momentum; the number of shards; the offset in bytes of its buffer in its arena, which
- * must be equal on all ranks; and for each channel the sum of the values and the sum of their
+ * times the momentum; the number of shards; the offset in bytes of its running mean in the arena,
+ * which must be equal on all ranks; and for each channel the sum of the values and the sum of their
  * squares, computed from the mean and variance of the shard.
  */
 #ifndef LT_DIST_BN_LAYERS_H
@@ -40,7 +40,8 @@ LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool co
 /* On any thread. Fails only if the accelerator does. */
 LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
 /* Replaces the pending statistics of ctx by statistics over all ranks, from the sums in `at`.
- * LT_ENOMEM, or LT_EDESYNC if the ranks have the layers in different orders. */
+ * LT_ENOMEM, LT_EDESYNC if the ranks have the layers in different orders, or a failure of the
+ * accelerator. */
 LT_MUST lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const double *at);
 void lt__bn_layers_free(lt_bn_layers *layers);
 

@@ -33,7 +33,7 @@ static lt_status check_group(const lt_group *group)
     return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
 }
 
-/* Waits until the communicator has done all that was begun. After `seconds`, sets *timed_out and
+/* Waits until the communicator has completed all operations. After `seconds`, sets *timed_out and
  * returns LT_EPEER without a message; 0 means no timeout. Also returns LT_EPEER if a rank has
  * failed. */
 static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds,
@@ -64,7 +64,7 @@ static void fail_timed_out(double seconds)
 }
 
 /* The library's message about a broken connection does not say which rank is gone, but the group
- * may soon find out. Replaces the message by the group's, or else prefixes it with `what`. */
+ * may soon find out. Replaces the message with the group's, or else prefixes it with `what`. */
 static lt_status explain(const lt_group *group, const char *what, lt_status status)
 {
     char why[600];
@@ -119,8 +119,8 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
     return LT_OK;
 }
 
-/* Why accelerators cannot be used, or NULL if all can and each rank has its own. The reason of a
- * rank that has not just timed out is preferred. */
+/* Why accelerators cannot be used, or NULL if all can and each rank has its own. Prefers the reason
+ * of a rank that did not time out. */
 static const char *find_obstacle(const capability *all, int size, char text[600])
 {
     for (int timed_out = 0; timed_out < 2; timed_out++)

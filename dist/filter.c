@@ -21,7 +21,7 @@ static lt_status make_room(void **memory, size_t *room, size_t bytes)
     return LT_OK;
 }
 
-/* Sums bucket and tail in one allreduce. The tail is first divided by the factor that the sum
+/* Sums a bucket and its tail in one allreduce. The tail is first divided by the factor that the sum
  * applies. Its numbers are whole, so rounding the sums makes them exact again. */
 static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int exponent, int tail,
                                float *numbers)
@@ -48,7 +48,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
     return status;
 }
 
-/* As sum_with_tail(), in a copy, if the memory after the bucket may be in use. */
+/* As sum_with_tail(), but sums a copy, because the memory after the bucket may be in use. */
 static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
                              float *numbers)
 {

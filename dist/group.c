@@ -24,7 +24,7 @@ struct lt_group {
     void *self;
     int rank, size;
     double timeout;  /* seconds to wait for another rank */
-    int threads;     /* the rank computes with; 0 if unknown */
+    int threads;     /* number of threads that compute; 0 if unknown */
     lt_queue *tasks; /* NULL until the first lt_group_start() */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the fields below */

@@ -2,8 +2,8 @@
  *
  * Each member listens, connects to the members before it and accepts those after it. A machine may
  * have several addresses. Some may not be reachable from everywhere, and some may lead to another
- * machine. So all are tried at once, and the member that answers must prove itself by a random
- * mark.
+ * machine. So all are tried at once, and the member that answers must prove its identity with a
+ * random token.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,7 +25,7 @@ enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
 typedef struct offer { /* broadcast by each member */
-    uint64_t mark;     /* random */
+    uint64_t mark;     /* random token */
     int n;             /* number of addresses; 0 if the member cannot listen */
     struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
@@ -190,7 +190,7 @@ static int connect_to(const offer *o, int own, double deadline)
 /* The index of the connection between members a and b of n. */
 static int64_t place(int64_t n, int64_t a, int64_t b) { return a < b ? a * n + b : b * n + a; }
 
-/* Drops connections that only one end regards as made, because the other end has timed out. */
+/* Drops connections that only one end regards as open, because the other end has timed out. */
 static lt_status drop_half_connections(lt_ring *ring, lt_liveness *liveness)
 {
     int64_t n = liveness->n, own = ring->index;

@@ -1,10 +1,10 @@
 /* liveness.h - detects processes that have died on other nodes. Private to dist.
  *
- * The first ranks of any two nodes keep a TCP connection. Nothing is sent on it until one of them
- * leaves. The system closes it when a process ends, for whatever reason. MPI over TCP does not
- * notice that a process was killed on another machine; its messages just do not arrive. If a
- * connection cannot be made, for example because of a firewall or without IPv4, a lost process is
- * only detected by the timeout of the group.
+ * The first ranks of any two nodes keep a TCP connection. After a handshake, nothing is sent on it
+ * until one of them leaves. The system closes it when a process ends, for whatever reason. MPI over
+ * TCP does not notice that a process was killed on another machine; its messages just do not
+ * arrive. If a connection cannot be made, for example because of a firewall or without IPv4, a lost
+ * process is only detected by the timeout of the group.
  */
 #ifndef LT_DIST_LIVENESS_H
 #define LT_DIST_LIVENESS_H
@@ -21,7 +21,7 @@ lt_status lt__liveness_open(lt_ring *ring, lt_liveness **to);
 /* NULL is allowed. */
 void lt__liveness_close(lt_liveness *liveness);
 
-/* The functions below are safe in any thread. */
+/* The functions below are thread-safe. */
 /* Announces to the other members that this process leaves, so that its end does not count as a
  * loss. */
 void lt__liveness_leave(lt_liveness *liveness);

@@ -31,8 +31,8 @@ typedef struct mapping {
 } mapping;
 
 struct lt_mappings {
-    atomic_int refs;      /* the owner's, and one for each own mapping */
-    atomic_uint made;     /* number of own mappings made so far */
+    atomic_int refs;      /* the owner's, and one for each mapping of this process */
+    atomic_uint made;     /* number of mappings that this process has made so far */
     pthread_mutex_t lock; /* guards the list */
     mapping *first;
 };
@@ -103,7 +103,7 @@ static mapping *mapping_over(int fd, size_t bytes)
     return x;
 }
 
-/* ==== Own mappings ============================================================================ */
+/* ==== Mappings of this process ================================================================ */
 
 /* posix_fallocate() allocates the pages now. If the machine does not have enough, that is an error
  * here and not a signal later. */
@@ -130,7 +130,8 @@ void *lt__mapping_new(lt_mappings *mappings, size_t bytes)
     return x->data;
 }
 
-/* The link in the list to the own mapping that contains the byte. The caller holds the lock. */
+/* The link in the list to the mapping of this process that contains the byte. The caller holds the
+ * lock. */
 static mapping **own(lt_mappings *mappings, const char *data)
 {
     mapping **at = &mappings->first;
@@ -164,7 +165,7 @@ uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data)
 /* ==== Mappings of other processes ============================================================= */
 
 /* Opens a memfd of another process. Checks its name, because pid may be another process here if the
- * two have different pid namespaces. */
+ * owner is in another pid namespace. */
 static int open_mapping(int pid, int fd)
 {
     char path[64], target[64] = "";

@@ -2,7 +2,7 @@
  *
  * A mapping is a memfd, which other processes open as /proc/PID/fd/N. No file system is involved,
  * nothing must be cleaned up, and there is no size limit but the memory itself. A handle is a
- * 64-bit word that names one byte of a mapping to other processes. A process maps the whole memfd
+ * 64-bit word by which other processes find one byte of a mapping. A process maps the whole memfd
  * when it first uses such a handle, and keeps this view. The memory exists as long as any process
  * has it mapped.
  */
@@ -18,17 +18,17 @@ lt_mappings *lt__mappings_new(void); /* new; NULL with LT_ENOMEM */
 /* Unmaps all views. The process's own mappings live until each is freed. NULL is allowed. */
 void lt__mappings_free(lt_mappings *mappings);
 
-/* Makes a mapping of `bytes` > 0 bytes: zeroed, page-aligned memory. New. NULL with LT_ENOMEM. Safe
- * in any thread. */
+/* Makes a mapping of `bytes` > 0 bytes: zeroed, page-aligned memory. New. NULL with LT_ENOMEM.
+ * Thread-safe. */
 void *lt__mapping_new(lt_mappings *mappings, size_t bytes);
-/* Frees an own mapping, also after lt__mappings_free(). Safe in any thread. */
+/* Frees a mapping that this process has made, even after lt__mappings_free(). Thread-safe. */
 void lt__mapping_free(lt_mappings *mappings, void *data);
 
-/* The handle of a byte, or 0 if it is in no mapping of this process. Safe in any thread. */
+/* The handle of a byte, or 0 if it is in no mapping of this process. Thread-safe. */
 uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data);
-/* The address in this process of the byte for which process pid made the handle `place`. Borrowed
- * as long as that process has the mapping. NULL with LT_EENV if it cannot be mapped. Safe in any
- * thread. */
+/* The address in this process of the byte with handle `place`, a handle made by process pid.
+ * Borrowed until that process frees the mapping. NULL with LT_EENV if it cannot be mapped.
+ * Thread-safe. */
 void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place);
 
 #endif

@@ -73,7 +73,7 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
     return LT_OK;
 }
 
-/* Makes the loss of the first rank of a node the failure of the job. */
+/* Records the loss of the first rank of a node as the failure of the job. */
 static void report_gone(mpi_transport *c, int node)
 {
     char text[32 + LT_SEEN_BYTES];

@@ -19,7 +19,7 @@ typedef struct lt_request { /* a pending send or receive; only the network reads
 enum { LT_NET_DATA, LT_NET_SIDE, LT_NET_CONTROL, LT_NET_NOTICES }; /* channels */
 
 typedef struct lt_net {
-    char name[64]; /* "Open MPI 4.1.4" */
+    char name[64]; /* "Open MPI v4.1.4" */
     int rank, size;
     int n_node; /* number of ranks on this machine, this one included */
     int *node;  /* (n_node) these ranks, in ascending order. Owned by the network */
@@ -38,8 +38,8 @@ typedef struct lt_net {
 } lt_net;
 
 /* The type of lt_net_open(), the function that a plugin exports. All processes must call it.
- * version is the version of luatrain that calls; the plugin must have the same. Fills *net, new,
- * and returns 0. On failure returns non-zero and writes the reason to text, which has `bytes`
+ * version is the caller's version of luatrain; the plugin must have the same version. Fills *net,
+ * new, and returns 0. On failure returns non-zero and writes the reason to text, which has `bytes`
  * bytes. */
 typedef int (*lt_net_open_fn)(const char *version, lt_net *net, char *text, size_t bytes);
 

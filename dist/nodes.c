@@ -9,7 +9,8 @@
 #include "core/tensor.h"
 #include "dist/nodes.h"
 
-/* A mark is before the control block, to recognize the mapping; its size keeps that aligned. */
+/* A unique token precedes the control block and identifies the mapping. It has this much space, so
+ * that the control block is aligned. */
 enum { MARK_BYTES = 128 };
 
 static lt_status allocate(lt_nodes *nodes, int size)

@@ -11,7 +11,7 @@
 enum { LAST_SECONDS = 1 };               /* for sending the notices after a failure */
 static const double DELAY_SECONDS = 0.3; /* messages sent before a notice may arrive after it */
 
-typedef struct notice { /* sent byte by byte; status is LT_OK if the node has left */
+typedef struct notice { /* sent as raw bytes; status is LT_OK if the node has left */
     lt_status status;
     int rank;
     char text[1024];
@@ -20,7 +20,7 @@ typedef struct notice { /* sent byte by byte; status is LT_OK if the node has le
 typedef struct peer { /* another node */
     lt_request sending, receiving;
     notice notice;               /* of the peer */
-    bool has_sent, has_received; /* the own notice is sent; the peer's has arrived */
+    bool has_sent, has_received; /* this node's notice is sent; the peer's has arrived */
     double when;                 /* time of arrival */
 } peer;
 

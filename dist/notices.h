@@ -20,17 +20,17 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, in
 void lt__notices_free(lt_notices *notices);
 
 /* Sends the notice of this node, with the failure in shm if there is one. Further calls do nothing.
- * Safe in any thread. */
+ * Thread-safe. */
 void lt__notices_send(lt_notices *notices);
-/* Handles notices that have arrived. Safe in any thread. */
+/* Handles notices that have arrived. Thread-safe. */
 void lt__notices_receive(lt_notices *notices);
 /* Whether the notice of a node arrived so long ago that none of its other messages is still in
  * transit. */
 bool lt__notices_has_left(lt_notices *notices, int node);
 /* Sends the notice of this node and waits until it is sent and the notices of all other nodes have
- * arrived. Waits without limit while all nodes that it waits for are connected, because they may
- * continue alone for as long as they need; otherwise for at most `seconds`. After a failure it does
- * not wait for other notices, and at most one second for its own. Returns whether the wait
+ * arrived. Waits without limit while all nodes that it waits for are connected, because each may
+ * continue for as long as it needs; otherwise for at most `seconds`. After a failure it does not
+ * wait for other notices, and at most one second for its own. Returns whether the wait
  * succeeded. */
 bool lt__notices_finish(lt_notices *notices, double seconds);
 

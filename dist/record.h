@@ -38,7 +38,7 @@ typedef struct lt_rank_record { /* the separate numbers of one rank */
 LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
 /* Discards the losses, before the next shard or step. */
 void lt__record_forget_losses(lt_record *record);
-/* Writes the record of this rank, in which it uses no parameter yet. LT_ENOMEM, or a failure of the
+/* Writes the record of this rank, with no parameter in use yet. LT_ENOMEM, or a failure of the
  * accelerator. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
                                    const lt_rank_record *own);
@@ -63,8 +63,8 @@ LT_MUST lt_status lt__record_check(const lt_record *record);
 /* Whether lt_rank_record.agree is equal on all ranks, and whether .writes is. */
 bool lt__record_agrees(const lt_record *record);
 bool lt__record_writes_agree(const lt_record *record);
-/* Replaces the pending batch-norm statistics of ctx by those over all ranks. LT_ENOMEM or
- * LT_EDESYNC. */
+/* Replaces the pending batch-norm statistics of ctx by those over all ranks. LT_ENOMEM, LT_EDESYNC,
+ * or a failure of the accelerator. */
 LT_MUST lt_status lt__record_read_bn_stats(const lt_record *record, lt_ctx *ctx);
 
 void lt__record_free(lt_record *record);

@@ -385,8 +385,9 @@ static lt_status add_to_tree_sums(lt_reducer *r)
 }
 
 /* Waits for the exchange. Then marks the gradients that some rank had as present on this rank. This
- * is done once per exchange, because a caller may forget gradients afterwards. The order is that in
- * which backward completes gradients; lt_scaling.given() looks them up in that order. */
+ * is done once per exchange, because a caller may discard gradients afterwards. They are marked in
+ * the order in which backward completes them, because lt_scaling.given() looks them up in that
+ * order. */
 static lt_status finish_exchange(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
@@ -424,7 +425,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
             LT_EUSAGE,
             "with vranks, all backwards of a shard must run before its optimizer steps; this one "
             "runs between those and the next shard");
-    if (r->exchanged) /* it began before the last backward: let it end before gradients change */
+    if (r->exchanged) /* an earlier backward started it: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
     if (r->backwards++ == 0)
@@ -483,7 +484,7 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
         lt_group_fail(r->group);
     pthread_mutex_lock(&r->lock);
     r->broken = failed;
-    for (int i = 0; i < r->plan.n_items; i++) /* expected gradients that did not come */
+    for (int i = 0; i < r->plan.n_items; i++) /* expected gradients that did not arrive */
         if (r->plan.items[i].state == LT_GRAD_PENDING)
             r->plan.items[i].state = lt_grad(r->plan.items[i].x) ? LT_GRAD_READY : LT_GRAD_NONE;
     for (int k = 0; k < r->plan.n_buckets; k++) {

@@ -23,12 +23,12 @@ struct lt_reducer {
     lt_device_exchange device_exchange; /* for sums on accelerators */
     lt_staging staging;     /* for gradients on an accelerator that are summed on the CPU */
     lt_tensor **sent;       /* (plan.n_items) scratch; becomes lt_packet.x */
-    double share;           /* rows of this rank, or its current shard / rows of the batch */
+    double share;           /* rows of this rank (or its current shard) / rows of the batch */
     double began;           /* time when the last backward began */
     int backwards;          /* in this step so far */
     int most_backwards;     /* the most in any step so far; 0 before the first step */
     int expected_backwards; /* in each step, or 0 if not set */
-    bool exchanged;         /* an exchange was started since the last update */
+    bool exchanged;         /* an exchange was started since the last optimizer step */
     bool synchronized;      /* that exchange is over and the summed gradients are in place */
     bool more;              /* gradients or parameters were added since that exchange */
     bool broken;            /* backward failed during an exchange */
@@ -43,7 +43,7 @@ struct lt_reducer {
     bool summed;            /* the current shard is in the tree sums */
     lt_tree_sum *tree_sums; /* one for each arena */
     lt_tree_sum record_sum; /* of the records of the shards */
-    lt_step_status step_status; /* of the last update */
+    lt_step_status step_status; /* of the last optimizer step */
     lt_reduced_step last;
     pthread_mutex_t lock; /* guards fields of the plan that two threads use: see bucket_plan.h */
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */

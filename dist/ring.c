@@ -1,7 +1,7 @@
 /* ring.c - collectives between nodes; see ring.h.
  *
- * Each is made of flows. A flow sends chunks to one rank and receives chunks from one rank. A chunk
- * is sent as soon as the chunks that it depends on have arrived.
+ * Each collective is made of flows. A flow sends chunks to one rank and receives chunks from one
+ * rank. A chunk is sent as soon as the chunks that it depends on have arrived.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
  * each direction. */
 enum { CHUNK = 48 << 10, DEPTH = 64 };
 enum { SMALL = 32 << 10 };                /* sums of at most that many bytes use pairs of members */
-static const double SPIN_SECONDS = 30e-6; /* a test takes MPI some microseconds */
+static const double SPIN_SECONDS = 30e-6; /* an MPI test takes a few microseconds */
 enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
 
 lt_status lt__ring_open(lt_ring *r)
@@ -200,8 +200,8 @@ static int look_at_first(const lt_ring *r, window *w)
     return r->net->test(r->net->self, &w->request[w->done % DEPTH]);
 }
 
-/* Whether received chunk i may be written: an earlier chunk that is sent from that place must have
- * been sent. */
+/* Whether received chunk i may be written to its place. It must wait until an earlier chunk has
+ * been sent from the same memory. */
 static bool is_free(const flow *f, const window *out, int64_t i)
 {
     return !f->in_place || f->adds == 0 || i - f->adds < out->done;

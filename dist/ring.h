@@ -4,9 +4,9 @@
  * Large data goes around a ring in chunks, several of which are in transit at once. An allreduce is
  * a reduce-scatter followed by an allgather. Data goes around once, and each member adds its own
  * values to what arrives, so that each ends up with the sum of one part. Then the parts go around.
- * Halves are added in f32 and rounded for each hop. The last member to add keeps the rounded value
- * as well, so the results are bit-identical. Small sums use recursive doubling: members exchange
- * them in pairs, in log2(n) steps.
+ * f16 and bf16 values are added in f32 and rounded for each hop. The last member to add keeps the
+ * rounded value as well, so the results are bit-identical. Small sums use recursive doubling:
+ * members exchange them in pairs, in log2(n) steps.
  *
  * A wait tests its requests and sleeps in between, longer each time, up to 1 ms.
  */
@@ -25,8 +25,8 @@ typedef struct lt_ring { /* one member's view */
     double grace;        /* more seconds, for a peer that may itself be waiting for others */
     bool spin;           /* waits may spin before they sleep */
     bool tree;           /* use recursive doubling for all sums, which makes them tree sums */
-    /* Called while this member waits for `rank` in collective `what`. Returns LT_OK, or why it is
-     * useless to wait any longer. */
+    /* Called while this member waits for `rank` in collective `what`. Returns LT_OK to keep
+     * waiting, or the error that ends the wait. */
     lt_status (*check)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
     char *slots;                /* for chunks in transit */

@@ -29,7 +29,7 @@ typedef struct view { /* how other ranks see a rank's data */
     bool staged; /* it is a copy in the staging buffer, as much as fits */
 } view;
 
-typedef struct mailbox {                  /* for messages from one rank to one other */
+typedef struct mailbox {                  /* for messages from one rank to another */
     _Alignas(64) atomic_uint sent, taken; /* number of chunks so far */
     size_t bytes;                         /* of the whole message */
     view view;
@@ -160,7 +160,7 @@ lt_status lt__shm_check(const lt_shm *shm)
     return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
 }
 
-/* Makes this thread's error the failure of the job, caused by the rank in slot `who`. */
+/* Records this thread's error as the failure of the job, caused by the rank in slot `who`. */
 static lt_status fail_with(lt_shm *shm, int who, lt_status code)
 {
     lt__shm_fail(shm, rank_of(shm, who), code, lt_errmsg());
@@ -274,7 +274,7 @@ static bool has_come(const lt_shm *shm, const wait *w, int rank)
     return (int)(atomic_load(counter) - w->number) >= 0;
 }
 
-/* A slot that has not arrived, or -1 if all have. */
+/* The slot of a rank that has not arrived, or -1 if all have. */
 static int missing(const lt_shm *shm, const wait *w)
 {
     if (w->counter)

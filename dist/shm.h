@@ -34,9 +34,9 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     bool spin;            /* waits may spin before they sleep */
     uint32_t collectives; /* number of collectives so far */
     uint64_t bytes;       /* exchanged with other ranks so far */
-    /* For ranks that are processes; NULL for threads. A process can access only shared memory of
-     * another one. Data elsewhere is copied through the staging buffer, one chunk at a time.
-     * Threads access all data by its address and do not die alone. */
+    /* For ranks that are processes; NULL for threads. A process can access the memory of another
+     * process only if it is shared. Data elsewhere is copied through the staging buffer, one chunk
+     * at a time. Threads access all data by its address and do not die alone. */
     uint64_t (*handle_of)(void *ud, const void *data); /* 0 if data is not in shared memory */
     void *(*map)(void *ud, int slot, uint64_t place);  /* address of a handle; NULL with LT_EENV */
     bool (*is_alive)(void *ud, int slot);

@@ -27,7 +27,7 @@ typedef struct lt_staging { /* initially all zeros, except the device */
 LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes);
 
 /* Allocates buffers for the largest bucket of a plan and its tail. On the rank's thread, while no
- * exchange runs. LT_ENOMEM. */
+ * exchange runs. Fails as lt__staging_grow(). */
 LT_MUST lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan);
 /* Waits for the mark `after` and downloads a bucket to *at, borrowed until lt__staging_send().
  * Blocks. Fails only if the device does. On the group's thread, like lt__staging_send(). */

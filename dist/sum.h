@@ -2,8 +2,8 @@
  *
  * The arrays are added in the order of a balanced tree over the ranks, ((0 + 1) + (2 + 3)) + ...,
  * where the left subtree of n ranks has the largest power of two below n. The result has the same
- * bits whichever rank computes it. A rank that holds the sum of a whole subtree of shards
- * contributes the same bits as that many ranks with one shard each.
+ * bits whichever rank computes it. A rank that has the sum of a whole subtree of shards contributes
+ * the same bits as that many ranks with one shard each.
  */
 #ifndef LT_DIST_SUM_H
 #define LT_DIST_SUM_H
@@ -24,8 +24,8 @@ bool lt__sum_knows(lt_dtype dtype);
  * added in f32 (f64, i64). The sum is rounded in the same way. */
 void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count);
-/* to[0..count) += from[0..count). `to` has dtype `dtype`, `from` has dtype `wire`. If wire is a
- * half and dtype f32, the values of `to` must already be rounded to wire, and so is the sum. */
+/* to[0..count) += from[0..count). `to` has dtype `dtype`, `from` has dtype `wire`. If wire is f16
+ * or bf16 and dtype f32, the values of `to` must already be rounded to wire, and so is the sum. */
 void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count);
 
 #endif
