@@ -2,7 +2,7 @@
  * numbers, files of tensors and SHA-256.
  *
  * core has no math except copy, fill and dtype conversion. There are no globals: all state belongs
- * to an lt_ctx, so ranks can be threads and one program can run several trainings.
+ * to an lt_ctx, so ranks can be threads and one program can run several training runs.
  *
  * Errors. A function that can fail returns an lt_status, which the caller must check. A constructor
  * returns NULL instead. In both cases lt_errmsg() returns a one-sentence message for the user; it
@@ -73,8 +73,8 @@ enum { LT_EXIT = 256 };
 LT_API int lt_exit_code(lt_status status);
 LT_API const char *lt_status_text(lt_status status);
 
-/* Sets this thread's error message, cut off after 2047 bytes, and code. Returns code, so callers
- * can write `return lt_fail(...)`. */
+/* Sets this thread's error code and message, which is truncated to 2047 bytes. Returns code, so
+ * callers can write `return lt_fail(...)`. */
 LT_API lt_status lt_fail(lt_status code, const char *fmt, ...) LT_PRINTF(2, 3);
 /* Prepends "prefix: " to this thread's error message. Returns this thread's error code. */
 LT_API lt_status lt_fail_prefix(const char *fmt, ...) LT_PRINTF(1, 2);
@@ -93,7 +93,7 @@ LT_API lt_status lt_errcode(void);
     } while (0)
 
 /* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, or -1. If
- * no spelling is close, a name that ends with word as a whole part matches: weight_decay for
+ * no spelling is close, a name whose last part, after - or _, is word matches: weight_decay for
  * decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
@@ -147,7 +147,7 @@ typedef struct lt_config { /* zero selects the default */
     /* an accelerator uses only algorithms that sum in a fixed order and do not round more than
      * necessary. CPU results always depend only on the inputs and the number of threads */
     bool deterministic;
-    bool tf32; /* an accelerator may round factors of f32 products to 10 bits */
+    bool tf32; /* an accelerator may round operands of f32 products to 10 mantissa bits */
     /* Fault to inject, for tests. "alloc:n=5": the 5th allocation fails. "kill:rank=1:step=3": in
      * distributed training, rank 1 kills its process in the backward pass of step 3. "leave:...":
      * rank 1 stops there with LT_EDONE. "hang:...": it sleeps there forever. "delay:rank=1:ms=100":
@@ -185,13 +185,13 @@ LT_API int lt_thread_limit(void);
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 
-/* Requests that the training running in ctx stop. That training saves its state, clears the request
- * with lt_stop(ctx, 0) and returns LT_ESTOPPED. Safe in signal handlers and from any thread. reason
- * is the signal number. Returns false and does nothing if there is no listener. With reason 0 it
+/* Requests that the training run in ctx stop. That run saves its state, clears the request with
+ * lt_stop(ctx, 0) and returns LT_ESTOPPED. Safe in signal handlers and from any thread. reason is
+ * the signal number. Returns false and does nothing if there is no listener. With reason 0 it
  * clears the request and returns false. */
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
 /* Adds or removes a listener for stop requests. A request that arrives as the last listener leaves
- * stays set for the next listener, so no request is lost between two trainings. */
+ * stays set for the next listener, so no request is lost between two training runs. */
 LT_API void lt_listen(lt_ctx *ctx, bool on);
 /* The reason of the pending stop request, or 0. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
@@ -236,9 +236,12 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 
 /* A tensor is dense and row major (the last axis is contiguous); images are (n, h, w, c). A tensor
  * with 0 dims has one element. Reference counts are atomic. Any thread may release a tensor, but a
- * tensor that is recorded by an op or has a gradient or hooks may only be released by the context's
- * own thread. A tensor stays on the device where it was created, by default the context's. An op
- * runs on the device of its inputs; all inputs must be on the same device. */
+ * tensor with an autograd history, a gradient or hooks may only be released by the context's own
+ * thread. A tensor stays on the device where it was created, by default the context's. An op runs
+ * on the device of its inputs; all inputs must be on the same device.
+ *
+ * A tensor is dead once its scope has ended, see lt_scope_push(). A parameter or buffer is pending
+ * until lt_params_place() allocates its memory. */
 
 /* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims) or
  * LT_ENOMEM. */
@@ -262,8 +265,8 @@ LT_API int64_t lt_dim(const lt_tensor *x,
                       int axis); /* counts from 0, or from the end if negative; not checked */
 LT_API const int64_t *lt_dims(const lt_tensor *x); /* borrowed; lt_ndim() values */
 LT_API int64_t lt_count(const lt_tensor *x);       /* number of elements */
-/* The elements. Borrowed. NULL with LT_EINVAL if the scope that made x has ended, if x is a
- * parameter without memory yet, or if x is on a device whose memory the CPU cannot read. */
+/* The elements. Borrowed. NULL with LT_EINVAL if x is dead or pending, or on a device whose memory
+ * the CPU cannot read. */
 LT_API void *lt_data(lt_tensor *x);
 /* Copies all elements of x, on any device, to data (lt_read) or from data (lt_write). data has the
  * dtype of x and is in row-major order. Blocks until the copy is done. LT_EINVAL for a dead or
@@ -282,20 +285,20 @@ LT_API lt_tensor *lt_to(lt_tensor *x, const char *device);
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
 /* Starts reading the only element of x. On an accelerator the copy is queued behind the work
  * submitted so far and runs in the background. New; release it with lt_deferred_free(). NULL with
- * LT_EINVAL if x has another number of elements or is dead or pending, with LT_ENOMEM, or with the
- * device's error. */
+ * LT_EINVAL if x does not have exactly one element or is dead or pending, with LT_ENOMEM, or with
+ * the device's error. */
 typedef struct lt_deferred lt_deferred;
 LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
 /* Blocks until the value has arrived. One thread other than the context's may call it. Returns
- * errors of the accelerator that occurred before that. */
+ * errors of the accelerator that occurred until then. */
 LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
 LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
 /* Like lt_item(), but as an integer; exact for i64. */
 LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 
 /* Returns a view of x with other dims and the same number of elements. The view shares memory with
- * x. Not recorded by autograd. New. NULL with LT_EINVAL (another number of elements, or x is dead
- * or pending) or LT_ENOMEM. */
+ * x. Not recorded by autograd. New. NULL with LT_EINVAL (a different number of elements, or x is
+ * dead or pending) or LT_ENOMEM. */
 LT_API lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims);
 /* Returns a view of rows [first, first + count) of the leading axis. Not recorded by autograd. New.
  * NULL with LT_EINVAL (rows out of range, or x is dead or pending) or LT_ENOMEM. */
@@ -303,8 +306,9 @@ LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
 /* Copies src into dst and converts the dtype; any device to any device. LT_EINVAL if the numbers of
  * elements differ. Not recorded by autograd. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
-/* Sets all elements to value, rounded to a float dtype. LT_EINVAL if an integer dtype cannot
- * represent value: a fraction, out of range, NaN. Not recorded by autograd. */
+/* Sets all elements to value, which is rounded if dst has a float dtype. LT_EINVAL if dst has an
+ * integer dtype that cannot represent value: a fraction, out of range, NaN. Not recorded by
+ * autograd. */
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
 /* The same for an integer value, which is stored exactly in an i64 tensor. */
 LT_MUST lt_status lt_fill_integer(lt_tensor *dst, int64_t value);
@@ -322,8 +326,8 @@ LT_API void lt_scope_pop(lt_ctx *ctx);
 /* Makes x outlive all scopes. Its history on the tape still ends with the scope that made it. */
 LT_API void lt_keep(lt_tensor *x);
 /* Moves x from the innermost scope to the enclosing one, or out of all scopes, and drops its
- * history. Used for what a step returns to its caller. Does nothing if x is not in the innermost
- * scope. */
+ * history. A step calls it for the tensors that it returns. Does nothing if x is not in the
+ * innermost scope. */
 LT_API void lt_keep_outer(lt_tensor *x);
 LT_API bool lt_is_dead(const lt_tensor *x);
 
@@ -348,13 +352,15 @@ LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t
 /* Writes four random 32-bit words to out. */
 LT_API void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,
                       uint32_t out[4]);
-/* Fills x with uniform numbers in [low, high), or with low if both are equal. The seed is the
- * context's; element i uses index first + i. LT_EINVAL if x is not of a float dtype, if low > high,
- * or if low, high or high - low, rounded to that dtype, is not finite. */
+/* Fills x with uniform numbers in [low, high). low and high are first rounded to the dtype of x; if
+ * they are equal then, all elements are low. The seed is the context's. Element i is the number
+ * first + i of the stream; numbers 2j and 2j + 1 are computed from the lt_random() words of index
+ * j. LT_EINVAL if x is not of a float dtype, if low > high, if low or high is not finite in that
+ * dtype, or if high - low overflows in double. */
 LT_MUST lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                   double low, double high);
-/* The same with normally distributed numbers of this mean and standard deviation (Box-Muller, in
- * double). LT_EINVAL if one of them is not finite or deviation is negative. */
+/* The same for a normal distribution with this mean and standard deviation, which are not rounded
+ * (Box-Muller, in double). LT_EINVAL if one of them is not finite or deviation is negative. */
 LT_MUST lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                  double mean, double deviation);
 /* Writes a permutation of 0..n-1 to order[0..n). It depends only on (seed, LT_RNG_SHUFFLE,
@@ -378,7 +384,8 @@ typedef struct lt_file lt_file;
 LT_API lt_file *lt_file_open(lt_ctx *ctx, const char *path);
 LT_API void lt_file_close(lt_file *file);
 LT_API int lt_file_count(const lt_file *file);
-/* The name of tensor i, in the order of their data; i must be in range. Borrowed. */
+/* The name of tensor i; tensors are numbered in the order of their data. i must be in range.
+ * Borrowed. */
 LT_API const char *lt_file_name(const lt_file *file, int i);
 LT_API int lt_file_find(const lt_file *file, const char *name); /* index, or -1 */
 /* dtype and dims of tensor i, which must be in range. dims must have room for LT_MAX_DIMS
@@ -394,16 +401,16 @@ LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const 
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
 /* Reads tensor i into dst, which must have the same dims and may have any dtype (converted).
  * LT_EINVAL as above. LT_EFILE also if the dims differ, or if the file was modified since it was
- * opened, since the result of lt_file_verify() may no longer hold. */
+ * opened: the result of lt_file_verify() may no longer hold. */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
 /* Reads the whole file and compares its digest with the digest that lt_file_save() stored. LT_EFILE
- * if they differ; a single flipped bit is detected. LT_OK for a file of another program, which has
- * no digest. */
+ * if they differ; a single flipped bit is detected. LT_OK for a file written by another program,
+ * which has no digest. */
 LT_MUST lt_status lt_file_verify(lt_file *file);
 
-/* Whether the file has such a digest. False for a file of another program, and for one of ours if
- * two or more of the characters around the digest are damaged. */
+/* Whether the file has such a digest. False for a file written by another program, and for one of
+ * ours if two or more of the characters around the digest are damaged. */
 LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like

@@ -9,14 +9,14 @@
 extern "C" {
 #endif
 
-typedef struct lt_range {
+typedef struct lt_range { /* of device memory */
     char *start;
     size_t bytes;
 } lt_range;
-typedef struct lt_ranges {
+typedef struct lt_ranges { /* sorted by address */
     lt_range *at;
-    size_t n, room;
-} lt_ranges; /* sorted by address */
+    size_t n, room; /* ranges in use; ranges allocated */
+} lt_ranges;
 
 typedef struct lt_large_blocks { /* implemented in large_blocks.c */
     lt_ranges all, free;
@@ -60,20 +60,21 @@ typedef struct lt_device {
     lt_status (*sync)(struct lt_device *device); /* blocks; returns pending errors */
     void (*close)(struct lt_device *device);     /* frees the device */
 
-    /* For accelerators only; the CPU is synchronous. mark() records a mark behind all work
-     * submitted to the stream so far; marks count from 1. Only the last LT_MARKS are remembered.
-     * Waiting for an older mark waits for all work submitted so far. */
+    /* For accelerators only; the CPU is synchronous. mark() records a mark after all work submitted
+     * to the stream so far; marks count from 1. Only the last LT_MARKS are remembered. Waiting for
+     * an older mark waits for all work submitted so far. */
     uint64_t (*mark)(struct lt_device *device);
-    /* blocks; returns pending errors too. Either thread */
+    /* Blocks; returns pending errors too. Either thread may call it. */
     lt_status (*wait)(struct lt_device *device, uint64_t mark);
     /* Pinned CPU memory that copy() reads and writes asynchronously. Do not touch it until wait()
-     * has returned for a mark behind the copy. alloc_host returns NULL if out of memory. Both may
+     * has returned for a mark after the copy. alloc_host returns NULL if out of memory. Both may
      * block; free_host waits for all pending copies. */
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from pinned memory to the device after the mark `after`, concurrently with all other
-     * work in the stream. Work that uses dst must be submitted after a call of stream_wait(*mark);
-     * *mark is behind the copy. Uploads run one after the other. Either thread may call it. */
+     * work in the stream. Work that uses dst must be submitted after a call of stream_wait(*mark).
+     * *mark is recorded after the copy. Uploads run one after the other. Either thread may call
+     * it. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                         uint64_t after, uint64_t *mark);
     /* Copies from the device to pinned memory, in the same way. Downloads run in order,
@@ -114,7 +115,7 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name);
  * change the CPU memory afterwards. */
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
 
-/* Slots of 8 bytes of pinned memory of an accelerator, allocated at once at the first request. take
+/* Slots of 8 bytes of an accelerator's pinned memory. The first request allocates all of them. take
  * returns the number of a free slot, or -1 if there is none or no pinned memory. Only the context's
  * thread takes slots; another thread may use one and give it back. */
 int lt__pinned_slot_take(lt_ctx *ctx, lt_device *device);

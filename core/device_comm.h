@@ -22,8 +22,10 @@ enum {
 
 typedef struct lt_device_comm { /* of this rank; private fields of the plugin follow */
     const struct lt_device_comm_calls *calls;
-    double largest;     /* by prepare(), set by poll(): largest finite magnitude, or 0 */
-    int64_t not_finite; /* likewise: how many elements are not finite */
+    /* statistics from prepare(), valid once poll() has set *done: largest finite magnitude, or 0;
+     * number of elements that are not finite */
+    double largest;
+    int64_t not_finite;
     /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum; afterwards it contains the
      * sums over all ranks */
     float *tail;
@@ -40,14 +42,15 @@ typedef struct lt_device_sum { /* data = sum over all ranks of scale * data */
     lt_dtype wire;  /* dtype of the sum: same as dtype, or f16 or bf16 if dtype is f32 */
     /* (count) of dtype wire, on the device; NULL if wire == dtype, then data itself is summed */
     void *on_wire;
-    /* of this rank. Multiplied in f32 (f64 for f64), then rounded to wire */
+    /* of this rank. The product is computed in f32, or in f64 if dtype is f64, then rounded to
+     * wire */
     double scale;
     int n_tail; /* numbers of comm->tail to sum */
 } lt_device_sum;
 
 typedef struct lt_device_comm_calls {
-    /* Writes a name of the device that is unique over all machines. LT_EENV if something is
-     * missing. */
+    /* Writes a name of the device that is unique across machines. LT_EENV if the communication
+     * library is missing. */
     lt_status (*identify)(struct lt_device *device, char name[LT_COMM_NAME_BYTES]);
     /* Makes the id that all communicators of a job are opened with. One rank calls it. */
     lt_status (*make_id)(struct lt_device *device, char id[LT_COMM_ID_BYTES]);

@@ -1,5 +1,5 @@
-/* locale.h - temporarily switches to the C locale, so that numbers have a decimal point in any
- * locale of the program.
+/* locale.h - temporarily switches to the C locale, so that numbers have a decimal point whatever
+ * the program's locale is.
  *
  * Only the locale of the calling thread changes, and it is restored afterwards. A thread that was
  * in the global locale follows setlocale() again afterwards.

@@ -34,9 +34,10 @@ static inline float lt__bf16_to_f32(uint16_t h)
     return v.f;
 }
 
-/* The key that lt_random() derives from seed and purpose; and lt_philox(). They are inline so that
- * CUDA kernels can use them. The mixing function of the key is from Steele, Lea and Flood, Fast
- * splittable pseudorandom number generators, OOPSLA 2014. */
+/* lt__random_key() derives the key of lt_random() from seed and purpose; lt__philox() is
+ * lt_philox(). Both are inline so that CUDA sources can use them, the latter also in kernels. The
+ * mixing function of the key is from Steele, Lea and Flood, Fast splittable pseudorandom number
+ * generators, OOPSLA 2014. */
 static inline void lt__random_key(uint64_t seed, lt_purpose purpose, uint32_t key[2])
 {
     uint64_t x = seed + ((uint64_t)purpose + 1) * 0x9e3779b97f4a7c15;

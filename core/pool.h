@@ -10,7 +10,7 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device);
 /* Large blocks of whole pages. The caller holds ctx->lock. */
 void *lt__large_block_alloc(lt_device *device, size_t bytes); /* NULL if out of memory */
 void lt__large_block_free(lt_device *device, void *p, size_t bytes);
-/* Returns regions that are entirely free to the system. Returns their total size in bytes. */
+/* Gives unused regions back to the system. Returns their total size in bytes. */
 size_t lt__large_block_trim(lt_device *device);
 
 /* Tells AddressSanitizer that memory which is free in the pool must not be accessed. */

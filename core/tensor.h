@@ -41,11 +41,11 @@ struct lt_tensor {
     lt_ctx *ctx;
     struct lt_node *node;          /* autograd: the op that produced it; NULL if not recorded */
     struct lt_leaf *leaf;          /* autograd: its gradient and hooks; NULL if it has none */
-    struct lt_scope *scope;        /* the scope that will end it, or NULL */
+    struct lt_scope *scope;        /* its scope, or NULL if it is in none */
     struct lt_tensor *next, *prev; /* linked list of that scope */
 };
 
-struct lt_scope { /* tensors that end together */
+struct lt_scope { /* tensors that lose their memory together */
     lt_scope *outer;
     lt_tensor *first;
 };
@@ -70,7 +70,7 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 /* Creates an uninitialised storage. New. */
 lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
-/* Creates a CPU storage over memory of the caller. deleter(ud, data) is called when the storage is
+/* Creates a CPU storage over the caller's memory. deleter(ud, data) is called when the storage is
  * freed. New. NULL with LT_ENOMEM; then the caller still owns data. */
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*deleter)(void *ud, void *data), void *ud);
