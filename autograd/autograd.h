@@ -3,7 +3,7 @@
  *
  * An op is a constant lt_op: a signature text, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
- * runs the kernel and records a node. Optimizers alone bypass lt_apply(): they run their update op
+ * runs the kernel and records a node. Only optimizers bypass lt_apply(): they run their update op
  * directly on the arenas. Backward walks the nodes in reverse order. It is not recorded itself, so
  * second derivatives are not supported.
  *
@@ -27,7 +27,7 @@ extern "C" {
  * Inputs come before the semicolon: `b?` is optional, `x...` means one or more tensors. Options
  * follow. The form of the default determines the kind of an option:
  *   stride=1        integers: one, or a list of them, such as a value per axis
- *   eps=1e-5        a number (its default has a point, an exponent, or is inf or -inf)
+ *   eps=1e-5        a number (its default has a point or an exponent, or is inf or -inf)
  *   lr#             a number, required
  *   train=false     true or false
  *   act=none|relu   one of these words; the first is the default
@@ -35,6 +35,7 @@ extern "C" {
  *   stride=kernel   integers that default to the value of an earlier option, here `kernel`
  *   kernel          integers, required
  *   axis?           integers, optional
+ * An option named dtype is a dtype even without a default.
  *
  * Options named axis, axes, first and last are positions: C counts them from 0, Lua from 1.
  * Negative positions count from the end in both. */
@@ -125,13 +126,13 @@ struct lt_call {
     bool summed;              /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
-    /* of random numbers: step << 32 | index of this random call in its pass, recorded or not. Calls
+    /* of random numbers: step << 32 | index of this call among the random calls of its pass. Calls
      * with gradients off have bit 63 set and their own count, so they do not change the numbers of
      * other calls */
     uint64_t stream;
     int64_t first_row; /* index in the global batch of row 0 */
-    /* in-place ops on an accelerator: flag in device memory, or NULL. The kernel changes nothing if
-     * it is not 0 when it runs */
+    /* in-place ops on an accelerator: flag in device memory, or NULL. If the flag is not 0 when the
+     * kernel runs, the kernel changes nothing */
     const int32_t *skip;
     /* update ops: factor for the gradients, in memory of the device; NULL means 1 */
     const double *factor;
@@ -145,14 +146,14 @@ typedef struct lt_grad_stats {
     int64_t not_finite; /* how many are inf or NaN */
 } lt_grad_stats;
 
-/* The state of a step in the memory of an accelerator, ahead of the host. */
+/* The state of a step in the memory of an accelerator. The host gets a copy later. */
 typedef struct lt_step_check {
     int32_t skip; /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first loss that is not finite, or 0 */
     lt_grad_stats grads; /* of the gradients, once checked; not_finite > 0 sets skip */
-    /* the factor that clips the gradients; their norm if it is not finite, which sets skip,
-     * otherwise 0 */
+    /* factor: the gradients are multiplied by it, which clips them. norm: the norm of the gradients
+     * if it is not finite, which sets skip; otherwise 0 */
     double factor, norm;
 } lt_step_check;
 
@@ -162,7 +163,8 @@ typedef struct lt_step_check {
  * when the work is queued in the stream of the device. The rules of lt_op for backward apply to
  * them too: grad_in_place and `add`. */
 typedef struct lt_kernels {
-    /* Bytes of device memory. LT_NO_SCRATCH on failure, with this thread's message set. NULL: 0. */
+    /* Bytes of device memory. LT_NO_SCRATCH on failure, with this thread's message set. May be
+     * NULL, which means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
     /* bwd accepts an f32 d_in for an f16 or bf16 input: the gradient of a parameter that was read
@@ -195,14 +197,15 @@ struct lt_op {
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
-    /* the fast kernels take bf16 directly, mixed with f32: parameters, and the gradients of half
-     * copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel gets f32 copies */
+    /* the fast kernels take bf16 directly. Some tensors of such a call are f32: parameters, and the
+     * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel
+     * gets f32 copies */
     bool fast_bf16;
     uint32_t save; /* LT_SAVE_* */
     /* bit i: the gradient of input i is d_out[0] itself, if their counts and dtypes are equal */
     uint32_t same_grad;
-    /* bit i, for one input: backward may get d_in[i] in the memory of d_out[0] if nothing else
-     * reads that. The kernel must read an element before it writes it, and write all other d_in
+    /* bit i, for one input: d_in[i] may share the memory of d_out[0] if nothing else reads
+     * d_out[0]. The kernel must read an element before it writes it, and write all other d_in
      * first */
     uint8_t grad_in_place;
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
@@ -237,8 +240,8 @@ LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* Op i in order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
-/* Checks a loss of one element on an accelerator, in its stream. If it is not finite, sets skip and
- * stores it in check->loss, unless that is set already. */
+/* Checks a loss of one element on an accelerator, in its stream. A loss that is not finite sets
+ * skip, and is stored in check->loss unless an earlier one was. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
 /* Also in the stream: sets check->factor = min(1, most / norm). `squares` contains the norm
  * squared, an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
@@ -256,8 +259,9 @@ LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
  * error. out is not set on failure. */
 LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in,
                            const lt_opt *opts, lt_tensor **out);
-/* Runs an op that returns one tensor, by its name and an option text, which may be NULL; NULL also
- * ends the inputs. New. NULL with the errors of lt_op_find(), lt_opts_parse() and lt_apply().
+/* Runs an op that returns one tensor, by its name and an option text, which may be NULL. The list
+ * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
+ * lt_apply().
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL);
  */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
@@ -282,8 +286,8 @@ LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
 LT_API bool lt_requires_grad(const lt_tensor *x);
 /* The gradient of a leaf, or NULL if none was computed since lt_zero_grad(). Borrowed. */
 LT_API lt_tensor *lt_grad(lt_tensor *x);
-/* Discards the gradient: the next backward overwrites its memory, the tensor of lt_grad(), instead
- * of adding to it. */
+/* Discards the gradient: the next backward overwrites the tensor that lt_grad() returned instead of
+ * adding to it. */
 LT_API void lt_zero_grad(lt_tensor *x);
 /* The values of x without its history, as a view. New. NULL with the errors of lt_view(). */
 LT_API lt_tensor *lt_detach(lt_tensor *x);
@@ -300,9 +304,9 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
  *   - a loss, or the norm of clipped gradients, that is not finite has not caused an error yet.
- *     The next backward or lt_synchronize() reports it. This step changes no weights, slots or
- *     running statistics, and neither do further ones, until a step or lt_zero_grad() has
- *     discarded gradients and the next backward starts;
+ *     The next backward or lt_synchronize() reports it. Its step changes no weights, slots or
+ *     running statistics. Neither do later steps until a step or lt_zero_grad() has discarded
+ *     gradients and, after that, a backward starts;
  *   - the status of an optimizer step is LT_PENDING.
  * Results are bit-identical to those of immediate decisions. While ops are timed, traced or hooked,
  * each loss is checked synchronously.
@@ -323,8 +327,8 @@ LT_API lt_tape *lt_tape_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 /* Frees the tape and its nodes. If it is the current tape, the default tape is used from now on.
  * NULL is allowed. */
 LT_API void lt_tape_free(lt_tape *tape);
-/* Records on tape from now on, or if NULL on the default tape. tape is borrowed until the next
- * call. Returns the previous tape. Borrowed. */
+/* Records on tape from now on; NULL selects the default tape. tape is borrowed until the next call.
+ * Returns the previous tape. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx); /* borrowed */
 /* Starts a pass over rows of the global batch from first_row on, and restarts the count of random
@@ -339,21 +343,21 @@ LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 /* ==== Hooks =================================================================================== */
 
 /* Called once per backward for leaf x, after the last contribution to its gradient. grad is that
- * gradient, including those of earlier backwards; x and grad are borrowed. An error ends the
- * backward. Hooks run in order of registration, and ops in them are not recorded. A hook may change
- * grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails with
+ * gradient, including contributions of earlier backwards; x and grad are borrowed. An error ends
+ * the backward. Hooks run in order of registration, and ops in them are not recorded. A hook may
+ * change grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails with
  * LT_EINVAL. It may release x, which lives until all its hooks have run. Hooks registered while
  * hooks of x run are first called in the next backward. Hooks must not call backward or free the
  * tape. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
-/* ud is taken: free(ud), if not NULL, is called when the leaf ends, or at once on failure. A hook
- * lives as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook;
+/* ud is taken: free(ud), if not NULL, is called when the leaf is freed, or at once on failure. A
+ * hook lives as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook;
  * LT_ENOMEM. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
 /* For tests: declares param as the parameter NAME of the fault inf:rank=0:step=7:param=NAME, see
- * lt_config. rank is this rank. If it is the fault's, the gradient of param gets an inf in that
- * step. In a context with such a fault, lt_optim_step() is LT_EUSAGE before this call. */
+ * lt_config. rank is this rank. If the fault is for this rank, the gradient of param gets an inf in
+ * that step. In a context with such a fault, lt_optim_step() is LT_EUSAGE before this call. */
 LT_API void lt_grad_fault(lt_tensor *param, int rank);
 
 /* The outcome of an optimizer step. */
@@ -461,7 +465,7 @@ LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 typedef lt_status (*lt_allreduce_fn)(void *ud, double *numbers, int64_t n, bool backward);
 LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 
-/* Called after each kernel with its call and duration in seconds, for profiles. NULL removes it.
+/* Called after each kernel with its call and duration in seconds, for profiling. NULL removes it.
  * While a timer is set, each kernel of an accelerator is synchronous. */
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
@@ -506,19 +510,19 @@ LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
 
 /* ==== Batch-norm statistics =================================================================== */
 
-/* Batch norm computes the mean and the biased variance of its shard. Running values move once per
- * step, by the statistics of all shards weighted by count. This adds one shard's statistics of
- * `count` values per channel for the given running buffers, which are kept; mean and var are
- * copied. Shards of the same buffers are merged by Chan's formula in order of arrival. LT_EINVAL if
- * count is negative or the sum of counts overflows; LT_ENOMEM. This section requires a context from
- * lt_open(). */
+/* Batch norm computes the mean and the biased variance of its shard. Running values are updated
+ * once per step from the statistics of all shards, weighted by count. This adds one shard's
+ * statistics of `count` values per channel for the given running buffers, which are kept; mean and
+ * var are copied. Shards of the same buffers are merged by Chan's formula in order of arrival.
+ * LT_EINVAL if count is negative or the sum of counts overflows; LT_ENOMEM. This section requires a
+ * context from lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
-/* Moves the running values and discards the pending statistics, as each optimizer step does. Calls
- * lt_synchronize() first and returns its errors. */
+/* Updates the running values and discards the pending statistics, as each optimizer step does.
+ * Calls lt_synchronize() first and returns its errors. */
 LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
 /* As lt_bn_stats_commit(), for code that reads the running values, such as module:eval() and
- * saving. Statistics that a backward has followed stay pending until an optimizer step or
+ * saving. Statistics that were pending during a backward stay pending until an optimizer step or
  * lt_zero_grad(), so that reading does not change the training. */
 LT_MUST lt_status lt_bn_stats_synchronize(lt_ctx *ctx);
 LT_API int lt_bn_stats_pending(const lt_ctx *ctx); /* number of pending entries */

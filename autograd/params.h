@@ -20,8 +20,8 @@ LT_API lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int6
                                lt_init init);
 LT_API lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                 lt_init init);
-/* Changes the dtype of a pending parameter or buffer. LT_EINVAL if it has memory and another dtype,
- * or if dtype is not a float. */
+/* Changes the dtype of a pending parameter or buffer. LT_EINVAL if it has memory and a different
+ * dtype, or if dtype is not a float. */
 LT_MUST lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype);
 LT_API bool lt_is_param(const lt_tensor *x);
 LT_API bool lt_is_buffer(const lt_tensor *x);
@@ -29,13 +29,13 @@ LT_API bool lt_is_buffer(const lt_tensor *x);
  * Gradients of results computed from it are added to the parameter's own gradient, in f32. This
  * call refreshes the values, for the whole arena at once, if an optimizer, an op or lt_copy() has
  * written the parameters since, but not after writes through lt_data(). Borrowed until the
- * parameter ends or its half copy in the other dtype is requested. NULL with LT_EINVAL if param is
- * not a placed f32 parameter or dtype is another one, with LT_ENOMEM, or with the device's
+ * parameter is freed or its half copy in the other dtype is requested. NULL with LT_EINVAL if param
+ * is not a placed f32 parameter or dtype is not f16 or bf16, with LT_ENOMEM, or with the device's
  * error. */
 LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 
-/* A tree of parameters. lt_params_place() allocates memory: per dtype one segment, which is a flat
- * arena of values and one of gradients; buffers have segments of their own, with values only.
+/* A tree of parameters. lt_params_place() allocates memory: one segment per dtype. A segment is two
+ * flat arenas, for values and for gradients. Buffers have segments of their own, with values only.
  * Parameters added later get further segments. Offsets are 64-byte aligned, padding is zero, memory
  * never moves. */
 typedef struct lt_params lt_params;
@@ -56,9 +56,9 @@ LT_API void lt_params_free(lt_params *params);
  * same tensor again makes an alias. LT_EINVAL for a duplicate name, for a tensor that is neither,
  * and for one of another context; LT_ENOMEM. */
 LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
-/* Gives all pending ones memory and initial values. The values depend only on the seed, the name,
- * and how many trees of this context were placed before. LT_ENOMEM; LT_EINVAL for an invalid
- * initialiser or too many elements. */
+/* Gives all pending parameters and buffers memory and initial values. The values depend only on the
+ * seed, the name, and how many trees of this context were placed before. LT_ENOMEM; LT_EINVAL for
+ * an invalid initialiser or too many elements. */
 LT_MUST lt_status lt_params_place(lt_params *params);
 LT_API int lt_params_count(const lt_params *params); /* number of spans, without aliases */
 /* Span i in the order of lt_params_add(), which within a segment is the layout order; NULL past the

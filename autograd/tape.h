@@ -41,7 +41,7 @@ typedef struct lt_leaf {
     int uses;              /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
-    lt_tensor *half;            /* last result of lt_half(); refers to this leaf; ends with x */
+    lt_tensor *half;            /* last result of lt_half(); refers to this leaf; freed with x */
     struct lt_segment *segment; /* arena of a placed parameter or buffer, */
     int64_t offset;             /* and its first element in it */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
@@ -123,7 +123,7 @@ typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
     uint64_t cleared;                   /* 1 + the period in which on_device was last cleared */
     bool sent;                          /* a copy to on_host is under way, and complete at `mark` */
     uint64_t mark;
-    lt_scaling pending_scaling;    /* whose resolve() waits for the copy, or all NULL */
+    lt_scaling pending_scaling;    /* resolve() is due when the copy is complete; or all NULL */
     int64_t step, norm_step;       /* of the last loss checked, and of the last norm, from 1 */
     double loss, norm;             /* not finite and not reported as an error yet; otherwise 0 */
     bool reported;                 /* an error was reported since on_device was cleared */
@@ -154,7 +154,7 @@ struct lt_autograd {
     lt_bn_entry *bn_stats; /* in order of first arrival */
     uint64_t trees;        /* parameter trees placed so far */
     bool in_backward;
-    bool grads_complete; /* decided since the last backward or step, with this result: */
+    bool grads_complete; /* the next step's gradients are complete; its status: */
     lt_step_status step_status;
     lt_deferred_check deferred;
     const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
