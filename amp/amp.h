@@ -46,7 +46,8 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  *           the difference of two averages over different spans as the variance, which is wrong
  *           while gradients grow or shrink. Here the variance is twice the mean square of the
  *           distances above the mean, so that shrinking gradients do not lower the scale. One step
- *           has a weight of at most 1 %, so that it does not lower the scale for long.
+ *           has a weight of at most 1 % in the variance, so that it does not lower the scale for
+ *           long.
  *
  * A scaler does not refer to tensors. Equal histories give bit-identical scalers. */
 typedef enum lt_scale_policy {
@@ -76,7 +77,7 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     int64_t in_a_row;       /* steps skipped in a row, up to the last one */
     int at_floor;           /* of in_a_row, those whose scale could not have been lower */
     double mean, variance;  /* adaptive: of the exponents of unscaled gradients in recent steps */
-    /* weight in mean and in variance of the time before the first step */
+    /* bias corrections of mean and variance: decay^n after n updates */
     double old_mean, old_variance;
 } lt_scaler;
 
@@ -110,8 +111,8 @@ LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
  * training with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
  * checked, and the message names the first op whose result was not finite, its place in the user's
  * code, and whether f16 is the cause. A backward whose loss is not finite reports the same at once,
- * as far as the saved tensors show it. With several ranks, a rank with such a number reports it;
- * the others run until that failure reaches them. */
+ * as far as the saved tensors show it. With several ranks, a rank whose own results are not finite
+ * reports it; the others run until that failure reaches them. */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* A loss scale that is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
@@ -146,7 +147,7 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 
 /* All ranks must make the same decision, so they vote. Each bucket of gradients carries the votes
  * in its allreduce: the number of ranks that have a gradient that is not finite, and how many ranks
- * have each exponent as their largest. The sums replace what the rank itself found.
+ * have each exponent as their largest. The sums replace the rank's own statistics.
  *
  * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
  * 2^exponent, which leaves 2 bits for gradients that grow from step to step. If they grow more or
@@ -206,7 +207,7 @@ LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is allow
  * discards the earlier results; the second runs without autocast. LT_EINVAL or LT_ENOMEM as from
  * lt_dry_run_begin(). */
 LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, bool second);
-/* Ends a pass. Must follow each successful begin, also after errors. LT_ENOMEM, or the error of a
+/* Ends a pass. Must follow each successful begin, even after errors. LT_ENOMEM, or the error of a
  * comparison. */
 LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 /* The half of the first pass; LT_F32 if no op used one. */
@@ -226,8 +227,8 @@ typedef struct lt_precision { /* of one tensor, over the elements that are not 0
     double norm, error; /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
 } lt_precision;
 /* Tensor i of those compared, in the order of the first pass; false past the last, and before the
- * second pass. Left out are tensors of only one pass, results of cast, of in-place ops and of ops
- * with gradients off, views, and gradients passed on unchanged. */
+ * second pass. Tensors of only one pass are left out, as are results of cast, of in-place ops and
+ * of ops with gradients off, views, and gradients passed on unchanged. */
 LT_API bool lt_precision_check_row(const lt_precision_check *check, int i, lt_precision *row);
 
 #ifdef __cplusplus

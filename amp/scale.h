@@ -60,7 +60,7 @@ void lt__vote_unpack(lt_loss_scale *scale, const float *numbers);
  * before. */
 int lt__wire_scales_pack(const lt_wire_scales *wires, int bucket, double largest, float *numbers);
 /* Reads the sums of the numbers of all ranks, and adjusts the exponent. True if the bucket must be
- * sent again, because it may have overflowed or has underflowed more than it has to. */
+ * sent again, because it may have overflowed or has underflowed more than necessary. */
 bool lt__wire_scales_unpack(lt_wire_scales *wires, int bucket, const float *numbers);
 
 #endif
