@@ -54,8 +54,8 @@ LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *l
  * that start with a dot are ignored. Symbolic links are followed. Dangling links are skipped, as
  * are FIFOs, sockets, devices and folders with the name of an image; one warning in the log gives
  * their number and the first name. An unreadable file is an error when a batch needs it. New. NULL
- * with LT_EINVAL (channels, sizes), LT_EDATA (no folder, no class, a class without images) or
- * LT_ENOMEM. */
+ * with LT_EINVAL (channels, sizes), LT_EDATA (no folder, no class, a class without images, or with
+ * 0 x 0 an unreadable first image) or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
 /* A source of generated u8 images, for trials without data: noise with a class-specific colour.
@@ -88,8 +88,8 @@ LT_API const char *lt_source_class(const lt_source *source, int64_t i);
 
 /* ==== Batches ================================================================================= */
 
-/* Divides the rows of a batch into `ranks` shards, which get the same number of grains, or nearly.
- * A grain is a group of `grain` consecutive rows that stay together; only the last may be smaller.
+/* Divides the rows of a batch into `ranks` shards, which get nearly the same number of grains. A
+ * grain is a group of `grain` consecutive rows that stay together; only the last may be smaller.
  * rank gets rows [*first, *first + *count). *count may be 0, but not for rank 0 of a non-empty
  * batch. */
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
@@ -106,8 +106,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* each batch is reduced to the shard of this rank; if that has no rows, to the first row of the
      * batch. ranks = 0: whole batches */
     int rank, ranks;
-    /* number of consecutive shards of each batch, from rank on; each is returned as a batch of its
-     * own. 0: 1 */
+    /* number of consecutive shards of each batch, starting with shard `rank`; each is returned as a
+     * batch of its own. 0: 1 */
     int shards;
     int64_t grain; /* rows that stay together in a shard; 0: 1 */
     /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and

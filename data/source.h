@@ -76,10 +76,10 @@ typedef struct lt_crop { /* a region of an image, in pixels; (0, 0) is the upper
 } lt_crop;
 
 /* Resizes the region crop of a u8 image to *result (h, w, c). The region must be inside the image.
- * Uses a triangle filter that widens when shrinking, so that every pixel counts, like Pillow's
- * resize(BILINEAR, box = crop). At the edges of the image the weights are normalised to a sum of 1;
- * pixels around the region contribute too. Results are rounded to the nearest byte. *result uses
- * buffers->resized, so *image must not. LT_ENOMEM. */
+ * Uses a triangle filter that widens when the image gets smaller, so that every pixel counts, like
+ * Pillow's resize(BILINEAR, box = crop). At the edges of the image the weights are normalised to a
+ * sum of 1. Pixels around the region contribute too. Results are rounded to the nearest byte.
+ * *result uses buffers->resized, so *image must not. LT_ENOMEM. */
 lt_status lt__resample(const lt_image *image, lt_crop crop, int64_t h, int64_t w,
                        lt_sample_buffers *buffers, lt_image *result);
 
