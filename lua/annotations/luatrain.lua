@@ -98,7 +98,7 @@ local Module = {}
 ---@return integer
 function Module:count() end
 
----Sets eval mode. First synchronizes batch norm's running statistics with pending steps.
+---Sets eval mode. First brings batch norm's running statistics up to date.
 ---@return luatrain.Module
 function Module:eval() end
 
@@ -107,7 +107,7 @@ function Module:eval() end
 ---@return luatrain.Module
 function Module:freeze(on) end
 
----Loads a file of lt.save(path, net). EFILE unless all names and shapes match.
+---Loads a file written by lt.save(path, net). EFILE unless all names and shapes match.
 ---@param path string
 ---@return luatrain.Module
 function Module:load(path) end
@@ -328,8 +328,8 @@ function Scaler:begin() end
 
 function Scaler:close() end
 
----Compares the scaler's state over all ranks. All ranks update it with the same votes at each step,
----so states that are equal once stay equal.
+---EDESYNC unless all ranks have the same scaler state. All ranks update it with the same votes at
+---each step, so states that are equal once stay equal.
 function Scaler:compare() end
 
 ---Calls fn(...) with this scale in use and returns its results. Restores the previous scale
@@ -874,15 +874,15 @@ function lt.memory() end
 ---@class luatrain.metrics
 lt.metrics = {}
 
----Checks a list of metrics, for `who`, and returns it. nil means {metrics.top1}.
+---Checks a list of metrics and returns it; nil means {metrics.top1}. who is the caller, for errors.
 ---@param list? luatrain.metric.Options[]
 ---@param who string
 ---@return luatrain.metric.Options[]
 function lt.metrics.read(list, who) end
 
----lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label.
----logits: (n, classes); y: (n) of i64. NaN is above all numbers; a label with a NaN logit is wrong.
----top(1) is exact for ties: as in argmax, the first of the largest logits is the prediction.
+---lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label. NaN
+---is above all numbers, and a label with a NaN logit is wrong. top(1) compares with argmax instead,
+---which is the first of the largest logits or the first NaN. logits: (n, classes); y: (n) of i64.
 ---@param k integer
 ---@return luatrain.metric.Options
 function lt.metrics.top(k) end
@@ -1170,7 +1170,7 @@ function lt.nn.linear(given) end
 function lt.nn.max_pool2d(given) end
 
 ---nn.module(fields, forward[, text]): a custom module. forward(self, ...) computes its result from
----the fields; tostring shows text. Takes the table of fields.
+---the fields; tostring shows text. The table of fields itself becomes the module.
 ---@param fields table
 ---@param forward fun(self: luatrain.Module, ...: any): any ...
 ---@param text? string

@@ -1,7 +1,7 @@
 /* check.c - measures how half precision changes the tensors of a pass, for amp_check.lua.
  *
- * A dry run calls the function of a training step. After its first backward it raises an error
- * value that no script can create, which ends the function. The rest of the function, such as the
+ * A dry run calls the function of a training step. The first backward in it raises an error value
+ * that no script can create, which ends the function. The rest of the function, such as the
  * optimizer's step, runs only in the real call.
  */
 #include <math.h>

@@ -4,7 +4,7 @@
  * stack frame of user code; frames of C and of the embedded luatrain/NAME.lua are skipped. The
  * module ("net.4") is the innermost one that is being called: the first local of its __call frame
  * is the module. Both are read from the Lua stack only when needed, so calling a module costs
- * nothing, and no state must be reset after an error.
+ * nothing, and no state has to be reset after an error.
  *
  * The last LT_KEPT_ERRORS statuses raised here are kept with their messages. When an error reaches
  * lt_lua_call(), it gets the status of the kept message that its text contains. Several are kept
@@ -20,7 +20,7 @@
 
 enum { DEEPEST = 100 }; /* stack levels that are searched */
 
-/* Keys by address: of the registry, and of the tables that are modules. */
+/* Their addresses are keys: in the registry, and in each module's table. */
 static const char key_messages, key_module;
 
 /* ==== The place of an error =================================================================== */
@@ -278,7 +278,7 @@ static void push_table(lua_State *L)
     lua_settop(L, top + 1);
 }
 
-/* Whether the error at 1 is a text, or has a __tostring that converts it to one. */
+/* Whether the error at 1 is text, or has a __tostring that converts it to text. */
 static bool has_text(lua_State *L)
 {
     if (!luaL_getmetafield(L, 1, "__tostring"))
@@ -287,7 +287,7 @@ static bool has_text(lua_State *L)
     return true;
 }
 
-/* Pushes a text that describes the error at 1, which is not a text. */
+/* Pushes a description of the error at 1, which is not text. */
 static void push_odd(lua_State *L)
 {
     if (lua_isnil(L, 1)) {

@@ -1,7 +1,7 @@
 -- metrics.lua - lt.metrics: what an evaluation counts besides the loss.
 --
--- A metric is a table {name = , count = }. count(logits, y) returns the number of samples of a
--- batch that are right, or another sum over the samples, as a number or a tensor of one element.
+-- A metric is a table {name = , count = }. count(logits, y) returns the number of correct
+-- predictions in a batch, or another sum over its samples, as a number or a tensor of one element.
 -- The evaluation divides the sum over all samples by their number. To add a metric to lt.metrics,
 -- add it to the table `metrics` below.
 
@@ -13,9 +13,9 @@ local metrics = {}
 
 local top = check "lt.metrics.top{k}"
 
--- lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label.
--- logits: (n, classes); y: (n) of i64. NaN is above all numbers; a label with a NaN logit is wrong.
--- top(1) is exact for ties: as in argmax, the first of the largest logits is the prediction.
+-- lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label. NaN
+-- is above all numbers, and a label with a NaN logit is wrong. top(1) compares with argmax instead,
+-- which is the first of the largest logits or the first NaN. logits: (n, classes); y: (n) of i64.
 function metrics.top(k)
   k = top:value("k", k)
   local function count(logits, y)
@@ -34,7 +34,7 @@ metrics.top5 = metrics.top(5)
 local spec = check "metric{name:string, count:call}"
 local taken = {loss = true, test_loss = true, train_loss = true}
 
--- Checks a list of metrics, for `who`, and returns it. nil means {metrics.top1}.
+-- Checks a list of metrics and returns it; nil means {metrics.top1}. who is the caller, for errors.
 function metrics.read(list, who)
   local read = {}
   for i, metric in ipairs(list or {metrics.top1}) do

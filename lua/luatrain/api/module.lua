@@ -24,7 +24,7 @@ local KEY = core.module_key
 local exports = {}
 local Module = arity.methods "net:"               -- the methods of all modules
 local meta = {__index = Module, __name = "luatrain.Module"}
-local births = setmetatable({}, {__mode = "k"})   -- modules, parameters -> counter at creation
+local births = setmetatable({}, {__mode = "k"})   -- modules, tensors -> counter at creation
 local n_births = 0
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -111,7 +111,7 @@ local function tensors_of(list)
   return names, tensors
 end
 
--- The module in a tree, or its root, that directly contains `module`; nil if none does.
+-- The module that directly contains `module`: root or a module below it. nil if none does.
 local function owner_in(root, module)
   for _, entry in ipairs(tree(root)) do
     if entry.value == module then return entry.owner end
@@ -234,12 +234,12 @@ function exports.new(text, fields, forward, kind, takes)
   return born(setmetatable(fields, meta))
 end
 
--- A new parameter, or a buffer, with its initialiser: see new_parameter in bind/run.c.
+-- A new parameter, or a buffer, with its initialiser: see new_parameter in bind/optim.c.
 function exports.tensor(shape, kind, a, b, buffer)
   return born(core.new_parameter(shape, kind, a, b, buffer))
 end
 
--- Fixes the set of a module's parts: adding one later is an error. Returns their keys in order.
+-- Fixes the set of a module's parts: later changes to it are errors. Returns their keys in order.
 function exports.fix_parts(self)
   local order = {}
   for i, part in ipairs(parts(self)) do order[i] = part.key end
@@ -286,7 +286,7 @@ end
 
 function Module:train() return set_training(self, true) end
 
--- Sets eval mode. First synchronizes batch norm's running statistics with pending steps.
+-- Sets eval mode. First brings batch norm's running statistics up to date.
 function Module:eval()
   core.bn_stats_synchronize()
   return set_training(self, false)
@@ -342,9 +342,9 @@ local function set_of(list)
   return set
 end
 
--- Compares the tensors of a file whose names begin with prefix with those given. Returns a list of
--- messages, one for each difference. owner names the object that has the given tensors. A shared
--- tensor may be in the file under any of its names.
+-- Compares the given tensors with those tensors of a file that have names with this prefix. Returns
+-- a list of messages, one for each difference. owner names the object that has the given tensors. A
+-- shared tensor may be in the file under any of its names.
 local function differences(file, in_file, prefix, names, tensors, owner)
   local found, wanted, list = {}, {}, {}
   for i, name in ipairs(names) do
@@ -388,7 +388,7 @@ function exports.read_file(file, path, prefix, names, tensors, owner)
   end
 end
 
--- Loads a file of lt.save(path, net). EFILE unless all names and shapes match.
+-- Loads a file written by lt.save(path, net). EFILE unless all names and shapes match.
 function Module:load(path)
   core.bn_stats_synchronize()
   local file <close> = core.open_file(path)

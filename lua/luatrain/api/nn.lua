@@ -14,7 +14,7 @@ local nn = {}
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- nn.module(fields, forward[, text]): a custom module. forward(self, ...) computes its result from
--- the fields; tostring shows text. Takes the table of fields.
+-- the fields; tostring shows text. The table of fields itself becomes the module.
 function nn.module(fields, forward, text)
   if not is_list(fields) or type(forward) ~= "function" then
     fail("nn.module requires a table of fields and a function: "
@@ -98,8 +98,8 @@ function nn.linear(given)
   return new(text, f, function(self, x) return ops.linear(x, self.w, self.b) end)
 end
 
--- Batch norm. norm(x) computes act(normalised x), norm(x, residual) computes act(normalised x +
--- residual); act is "none", "relu" or "relu6". x: (..., channels).
+-- Batch norm: norm(x) is act(normalised x), and norm(x, residual) is act(normalised x + residual).
+-- act is "none", "relu" or "relu6". x: (..., channels).
 -- scale is the initial value of the scale parameter. With 0 in the last norm of a residual branch,
 -- the block starts as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 local function dims_of(x) return core.is_tensor(x) and table.concat(x.shape, "x") end

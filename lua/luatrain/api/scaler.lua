@@ -10,7 +10,7 @@ local unused_options = require "luatrain.train.unused_options"
 
 local scaler = {}
 local Scaler = require "luatrain.arity".methods "scaler:"
-local HANDLE = {}              -- key of the handle of core.new_loss_scale
+local HANDLE = {}              -- key of the handle from core.new_loss_scale
 local MADE = {}                -- key of the settings that it was made with
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -63,8 +63,8 @@ local function handle_of(self, who)
   return rawget(self, HANDLE)
 end
 
--- Compares the scaler's state over all ranks. All ranks update it with the same votes at each step,
--- so states that are equal once stay equal.
+-- EDESYNC unless all ranks have the same scaler state. All ranks update it with the same votes at
+-- each step, so states that are equal once stay equal.
 function Scaler:compare()
   if select(2, core.rank()) == 1 then return end
   local state = self:state()

@@ -5,7 +5,7 @@ local core = ...
 
 local LONG, ENDS = 12, 5
 
--- The indices that are shown of an axis of n elements; 0 marks the gap.
+-- The indices to show for an axis of n elements; 0 marks the gap.
 local function shown(n)
   local list = {}
   for i = 1, n do

@@ -1,10 +1,10 @@
 -- bench_dist.lua - measures the cost of data parallelism: `luatrain bench dist`.
 --
--- First it times the allreduce by size, and MPI_Allreduce if MPI is available. Then, with a script,
--- it times steps of its training: a few apart, as if each rank were alone, a few together, and so
--- on in turn, so that other load on the machine affects both. The first step after each change is
--- not timed. Some steps run apart but end together, with nothing sent. Their loss shows how much
--- the ranks differ in speed from step to step, which no communication method could recover.
+-- First it times allreduces of several sizes, and MPI_Allreduce if MPI is available. Then, with a
+-- script, it times steps of its training: a few apart, as if each rank were alone, a few together,
+-- and so on in turn, so that other load on the machine affects both. The first step after each
+-- change is not timed. Some steps run apart but end together, with nothing sent. They show the time
+-- lost because ranks' speeds differ from step to step. No communication method could recover it.
 --
 -- Finally it predicts the speed for other networks and numbers of ranks by a simulation. Forward,
 -- backward and optimizer take the time measured apart. Each bucket is sent when its gradients are
@@ -22,8 +22,8 @@ local bench_dist = {}
 
 local WARM_UP, FEW = 3, 3         -- untimed steps at the start; timed steps per turn of a way
 local SMALLEST = 1 << 10          -- bytes of the smallest allreduce
-local SECONDS = 0.3               -- time for all allreduces of one size, which are
-local LEAST, MOST = 5, 200        -- at least LEAST and at most MOST
+local SECONDS = 0.3               -- time for all allreduces of one size, in four measurements
+local LEAST, MOST = 5, 200        -- limits for the number of allreduces in a measurement
 local FIT = {1 << 16, 1 << 24}    -- range of sizes in bytes from which alpha and beta are fitted
 local LATENCY = 30                -- default latency of a network, in microseconds
 local RANKS = {24, 32}            -- numbers of ranks to predict, besides the actual number
@@ -47,7 +47,7 @@ local function mean(list) return sum(list) / #list end
 
 -- ==== Allreduce ==================================================================================
 
--- The median time of n allreduces of `bytes` bytes, in seconds. With by_mpi, of MPI_Allreduce, or
+-- The median time of n allreduces of `bytes` bytes, in seconds. With by_mpi, times MPI_Allreduce;
 -- nil if MPI is not available.
 local function time_sums(bytes, n, by_mpi)
   local seconds = core.time_sums(bytes // 4, n, by_mpi)
@@ -192,8 +192,8 @@ function Turns:is_done()
 end
 
 -- The result of a way. Each part of the step is a mean over the ranks. The total is the time of the
--- slowest rank in each round of FEW steps, since the others wait for it. ratio compares it with
--- `apart`, the result of that way, round by round.
+-- slowest rank in each round of FEW steps, since the others wait for it. ratio compares the total
+-- with `apart`, the result of the way "apart", round by round.
 local function way_result(way, apart)
   local r, parts, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
   r.sent = mean(way.sent)
@@ -236,7 +236,7 @@ end
 -- ==== Prediction =================================================================================
 
 -- Estimates alpha (seconds) and beta (seconds per byte) from measured allreduces over n_ranks
--- ranks, by a linear fit with least squares of the relative errors.
+-- ranks, by a linear least-squares fit of the relative errors.
 function bench_dist.fit(list, n_ranks)
   local n, sx, sy, sxx, sxy = 0.0, 0.0, 0.0, 0.0, 0.0
   for _, s in ipairs(list) do

@@ -2,9 +2,9 @@
 --
 -- FOLDER/step-00000120.safetensors has the tensors of the net (net.*) and of its optimizer
 -- (optim.*), and as metadata all other state that the next step depends on. Numbers are written
--- without loss of a bit. A digest over the whole file detects damage; the run then resumes from the
--- checkpoint before, which is why two are kept. A run never starts over silently: if there are
--- checkpoints and none is usable, that is an error.
+-- exactly. A digest over the whole file detects damage; the run then resumes from the previous
+-- checkpoint, which is why two are kept. A run never starts over silently: if there are checkpoints
+-- and none is usable, that is an error.
 
 local core = ...
 local read_file = require "luatrain.api.module".read_file
@@ -112,7 +112,7 @@ local value_of = core.in_c_locale(function(text)
   return tonumber(text)
 end)
 
--- The state in the header of an open file, which is not verified. EFILE if it is not a checkpoint.
+-- Reads the state from the header of an open file, unverified. EFILE if it is not a checkpoint.
 local function read_state(file, path)
   if not file:has_digest() then
     fail("%s has no digest: it is not a checkpoint of luatrain, or is damaged", path)
@@ -194,7 +194,7 @@ local function verify(path)
 end
 
 -- Finds the newest readable checkpoint in a folder. Returns its file, state and path, all nil if
--- the folder has no checkpoint; then a list of problems with other checkpoints and with names.
+-- the folder has no checkpoint, and a list of problems with other checkpoints and with names.
 local function newest(folder)
   local entries, wrong = list(folder), {}
   for _, entry in ipairs(entries) do

@@ -97,8 +97,8 @@ function log.lines(path)
   end
 end
 
--- Iterates over the events of a file up to a step, or all if nil. Each event is a table with its
--- name, `event`, and its numbers.
+-- Iterates over the events of a file up to a step; over all events if up_to_step is nil. Each event
+-- is a table with its name, `event`, and its numbers.
 function log.read(path, up_to_step)
   local lines = log.lines(path)
   return function()
@@ -236,8 +236,8 @@ local function print_to_stderr(...) io.stderr:write(log.line(...)) end
 local spec = check "log.new{folder:string; mode=text, quiet=false, seconds=0.0}"
 
 -- Opens a log that appends to folder/metrics.jsonl. In mode "json", every line of the file also
--- goes to stdout, no text does, and print writes to stderr. seconds: the run's time before it was
--- resumed.
+-- goes to stdout, no other text does, and print writes to stderr. seconds: the run's time before it
+-- was resumed.
 function log.new(given)
   local self = spec(given)
   local path = self.folder .. "/metrics.jsonl"

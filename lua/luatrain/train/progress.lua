@@ -56,7 +56,7 @@ function progress.record(run, step)
   run.log:step(f)
 end
 
--- The fields of an epoch's event that luatrain sets itself, and of the report.
+-- The fields that luatrain itself sets in the event of an epoch and in the run's report.
 local OWN = {event = true, t = true, epoch = true, epochs = true, step = true, samples = true,
              size = true, samples_per_s = true, wall_s = true, train_loss = true}
 

@@ -10,7 +10,7 @@ local meta = {__name = "luatrain.Trial", __index = Trial}
 
 local PRECISIONS = {"off", "bf16"}
 -- The precision of each step. The first two steps of each precision are not timed, because they
--- allocate memory and make plans. The order is balanced, so that drift affects both the same.
+-- allocate memory and make plans. The order is balanced, so that drift affects both equally.
 local ORDER, WARM_UP = {1, 2, 1, 2, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2}, 4
 local LEAST = 0.05      -- fraction of the time that bf16 must save to be worth its rounding
 

@@ -1,5 +1,5 @@
--- unused_options.lua - warns about options for mixed precision that had no effect, because the
--- script calls neither lt.run nor lt.fit.
+-- unused_options.lua - warns about options for mixed precision that only lt.run and lt.fit fully
+-- apply, if the script calls neither.
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
