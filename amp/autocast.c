@@ -2,7 +2,8 @@
  *
  * An f32 parameter is read through its half copy, which is made once per step for the whole arena.
  * Other tensors go through the op `cast`, which is recorded, so that their gradients come back in
- * their own dtype. A call with an f64 tensor is left alone: it is a gradient check, or intended.
+ * their own dtype. A call with an f64 tensor is left alone: f64 is deliberate, as in a gradient
+ * check.
  */
 #include "amp/amp.h"
 
@@ -16,7 +17,7 @@ static lt_dtype wanted(lt_cast_policy policy, lt_dtype half, lt_tensor *const *i
         lt_dtype dtype = in[i] ? lt_tensor_dtype(in[i]) : LT_DTYPE_COUNT;
         if (dtype == LT_F64)
             return LT_DTYPE_COUNT;
-        if (dtype == LT_F32 || is_half(dtype)) /* only f32 holds both halves */
+        if (dtype == LT_F32 || is_half(dtype)) /* only f32 can represent both */
             widest = widest == LT_DTYPE_COUNT || widest == dtype ? dtype : LT_F32;
     }
     return policy == LT_CAST_HALF ? half : policy == LT_CAST_F32 ? LT_F32 : widest;

@@ -1,4 +1,4 @@
-/* scaler.c - how the loss scale moves. */
+/* scaler.c - how the loss scale changes. */
 #include <math.h>
 
 #include "amp/amp.h"
@@ -13,7 +13,7 @@ enum {
     LAST = 2000 /* the shortest and longest interval */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-    MAX_WEIGHT = 0.01,  /* of one step in the variance, even of the first ones */
+    MAX_WEIGHT = 0.01,  /* of a step in the variance, from the first step on */
     MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -63,7 +63,7 @@ static double weight(double *old, double decay)
     return (1 - decay) / (1 - *old);
 }
 
-/* Adds to the averages that the unscaled gradients of a step were below 2^x. */
+/* Updates the averages for a step whose unscaled gradients were below 2^x. */
 static void take_note(lt_scaler *s, double x)
 {
     double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
@@ -97,8 +97,10 @@ static int excess(const lt_scaler *s, int exponent)
 static void shrink(lt_scaler *s, int exponent)
 {
     if (s->policy == LT_SCALE_ADAPTIVE) {
-        /* A gradient reached 2^16 or more; LogMax would take 2^16 as the exponent. Further
-         * overflows in a row show the same gradients again, not that they grow. */
+        /* A gradient reached 2^16 or more. It counts as below 2^17, or as below the power of two
+         * above the largest finite gradient if that is higher. (LogMax takes the number 2^16 as
+         * the exponent.) Further overflows in a row come from the same gradients and are not a
+         * sign of growth. */
         if (s->in_a_row == 1)
             take_note(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
         s->interval = s->since >= s->interval ? FIRST : least(2 * s->interval, LAST);
@@ -121,8 +123,8 @@ static void advance_dynamic(lt_scaler *s)
         grow(s, 1);
 }
 
-/* A growth into the last bits of headroom may be a mistake, so the next one needs a longer
- * interval. */
+/* Growing into the last bits of headroom may be a mistake, so the scale must then wait longer
+ * before it grows again. */
 static void advance_adaptive(lt_scaler *s, int exponent)
 {
     int e = exponent == LT_NO_EXPONENT ? TOP - MAX_HEADROOM : exponent, headroom = TOP - e;

@@ -76,13 +76,14 @@ void lt__unmark(lt_node *from)
                 leaf->uses = 0;
                 leaf->touched = false;
             }
-        lt__node_release(node); /* frees no other node: those in its edges are marked and held */
+        lt__node_release(node); /* frees no other node: those in its edges are retained */
     }
 }
 
 /* ==== Where a gradient goes =================================================================== */
 
-/* dst += src. A gradient that came through a half copy is a half, the parameter's is f32. */
+/* dst += src. A gradient that came through a half copy is f16 or bf16, but the
+ * parameter's gradient is f32. */
 static lt_status add_to(lt_tensor *dst, lt_tensor *src)
 {
     lt_tensor *same = src->dtype == dst->dtype ? lt_retain(src)
@@ -103,7 +104,7 @@ static bool shared(const lt_tensor *x)
            atomic_load_explicit(&x->storage->refs, memory_order_relaxed) > 1;
 }
 
-/* The tensor that holds a leaf's gradient. *add: it has contributions already. */
+/* *target = the tensor of a leaf's gradient. *add: it has contributions already. */
 static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
 {
     const lt_scaling *scaling = &leaf->ctx->slots.autograd->scaling;
@@ -311,7 +312,7 @@ static lt_status step_back(lt_node *node)
 
 /* ==== Hooks =================================================================================== */
 
-/* For tests: sets the first element to inf, see lt_grad_fault(). */
+/* For tests: sets the first element to inf; see lt_grad_fault(). */
 static lt_status put_inf(lt_leaf *leaf)
 {
     lt_tensor *one = lt__tensor_view(leaf->grad, 0, NULL, 0, true);
@@ -346,7 +347,7 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
         }
         leaf->scaled_by = ag->scaling.ud;
     }
-    int n = leaf->n_hooks; /* excludes those that a hook registers */
+    int n = leaf->n_hooks; /* excludes hooks that a hook registers */
     for (lt_hook *h = leaf->hooks; n > 0; h = h->next, n--)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
     if (leaf->hooks && ag->scaling.changed)

@@ -1,7 +1,7 @@
 /* cpu.c - the CPU as a device: aligned allocation and the memory kernels.
  *
- * Large blocks request huge pages, which make memory-bound kernels about a fifth faster. Their
- * resident size then grows in steps of 2 MB.
+ * For large blocks the allocator requests huge pages, which make memory-bound kernels about a fifth
+ * faster. The resident size of these blocks then grows in steps of 2 MB.
  *
  * Results that are larger than the caches and not read again soon are written with non-temporal
  * stores, so that a cache line need not be read before it is overwritten.
@@ -22,9 +22,9 @@
 
 #include "core/pool.h"
 
-/* Memory-bound loops run in pieces. Waking the threads pays off only for arrays beyond the
+/* Memory-bound loops run in pieces. Waking the threads pays off only for arrays that exceed the
  * caches. */
-enum { PIECE = 16384, PARALLEL_FROM = 262144 }; /* elements */
+enum { PIECE = 16384, PARALLEL_FROM = 262144 }; /* elements; in cpu_copy(), bytes */
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 * HUGE_PAGE };
 enum { HEADROOM = 16 << 20 }; /* bytes that tensors leave free for libraries */
 
