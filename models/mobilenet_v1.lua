@@ -20,7 +20,7 @@ local layers = {
 }
 
 -- A depthwise separable convolution: a 3x3 filter per channel, then a 1x1 convolution that mixes
--- the channels. norm makes the batch norms.
+-- the channels. norm is the constructor of the batch norms.
 local function separable(c_in, c, stride, norm)
   return nn.sequential{
     depthwise = nn.conv2d{c_in, c_in, 3, stride = stride, pad = 1, groups = c_in, bias = false,

@@ -139,7 +139,7 @@ static lt_status forward(lt_call *c)
     return LT_OK;
 }
 
-/* With h = (x - mean) r, r = 1 / sqrt(var + eps), and g = dy where act let y pass, else 0:
+/* With h = (x - mean) r, r = 1 / sqrt(var + eps), and g = dy where the slope of act is 1, else 0:
  *     dresidual = g,  dshift = sum g,  dscale = sum g h
  *     train:  dx = scale r (g - sum g / rows - h sum(g h) / rows)
  *     eval:   dx = scale r g
@@ -204,7 +204,7 @@ static lt_status backward(lt_call *c)
     return LT_OK;
 }
 
-/* The number of sums for other ranks, or 0. In backward only dx depends on other ranks. */
+/* The number of sums to exchange with other ranks. In backward only dx depends on other ranks. */
 static int64_t sums(const lt_call *c, bool backward)
 {
     const lt_tensor *x = c->in[X];
@@ -249,7 +249,8 @@ const lt_op lt__op_batch_norm = {
 
 /* ==== Running statistics ====================================================================== */
 
-/* LT_EINVAL unless the inputs are four tensors (channels), and the first n options counts >= 0. */
+/* LT_EINVAL unless the inputs are four tensors (channels), and the first n options are counts
+ * >= 0. */
 static lt_status check_statistics(const lt_call *c, int n)
 {
     LT_TRY(check_floats(c, 4));

@@ -150,7 +150,7 @@ static lt_status clamp_shape(lt_call *c)
 }
 
 /* min and max in the type of x. For integers they are rounded inwards, and bounds that the type
- * cannot hold, such as infinities, become its smallest and largest value. */
+ * cannot represent, such as infinities, become its smallest and largest value. */
 #define BOUNDS(T)                                                                                  \
     T min, max;                                                                                    \
     double low = lt__number(b->c, MIN), high = lt__number(b->c, MAX);                              \

@@ -267,8 +267,8 @@ local function shaken(x)
 end
 
 -- How far each element of the results moves when an input is perturbed by shaken(): the larger of
--- two tries, summed over all inputs. This is how the condition of the case amplifies errors that no
--- f32 kernel can avoid.
+-- two tries, summed over all inputs. This measures the conditioning of the case: how much it
+-- amplifies errors that no f32 kernel can avoid.
 function cases.wobble(c, given, truth)
   local total = {}
   for _, list in pairs{inputs = given.inputs, dy = given.dy} do
@@ -291,9 +291,9 @@ function cases.wobble(c, given, truth)
 end
 
 -- Returns the largest error of got, relative to the margin: at most 1 if got is right; NaN if only
--- one of got and want is NaN somewhere. dtype: the dtype in which got was stored. margin: the
--- allowed error of an element, the sum of relative, times the element; typical, times the root mean
--- square of want; absolute; and spread, a tensor or nil.
+-- one of got and want is NaN somewhere. dtype: the dtype in which got was stored. The allowed error
+-- of an element w of want is margin.relative * |w| + margin.typical * (root mean square of want)
+-- + margin.absolute + margin.spread, where spread is a tensor or nil.
 function cases.worst(got, want, dtype, margin)
   if #got.shape ~= #want.shape or got:count() ~= want:count() then return 1 / 0 end
   if got:count() == 0 then return 0.0 end

@@ -31,7 +31,7 @@ static int64_t depth_of(const lt_conv *v)
     return v->window.kernel[0] * v->window.kernel[1] * v->in;
 }
 
-/* The scratch of a part, in floats: sums (depth / COLUMNS, out, COLUMNS), rounded up; panels of dy
+/* The scratch of a part, in floats: sums (depth / COLUMNS rounded up, out, COLUMNS); panels of dy
  * and of x; a pixel of zeros for either. */
 typedef struct {
     int64_t dy, x, zeros, all;
@@ -97,7 +97,8 @@ LT_INLINE const char *tap_of(const lt_window *w, const patch *at, int64_t kh, in
     return inside ? at->data + (kh * w->in[1] + kw) * pixel : zeros;
 }
 
-/* Packs a word for each number in the window of pixel a, and in bf16 of pixels a and b. */
+/* Packs the window of pixel a, one number per word. In bf16, packs the windows of pixels a and b,
+ * with one number of each in a word. */
 LT_INLINE void pack_windows(bool half, const lt_conv *v, const patch *a, const patch *b,
                             const char *zeros, float *panel)
 {
@@ -127,7 +128,8 @@ typedef struct {
     const char *zeros;
 } part;
 
-/* Packs the next pixels, as many as fit the panels. Returns the number of words per channel. */
+/* Packs as many of the next pixels as fit in the panels. Returns the number of words per
+ * channel. */
 LT_INLINE int64_t pack_pixels(bool half, part *p)
 {
     const lt_conv *v = p->task->conv;
@@ -166,7 +168,7 @@ LT_INLINE void fetch(range *r)
         __builtin_prefetch((const void *)r->at, 0, 2);
 }
 
-/* Adds to ROWS rows of `vectors` vectors of sums, or writes them. */
+/* Adds products to ROWS rows of `vectors` vectors of sums, or overwrites the sums with them. */
 LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, const float *x,
                         float *sums, bool add)
 {
@@ -250,9 +252,9 @@ static bool is_strided(const lt_window *w) { return w->stride[0] > 1 || w->strid
 
 static bool is_pointwise(const lt_window *w) { return w->kernel[0] == 1 && w->kernel[1] == 1; }
 
-/* Sums of more than 4 MB, or fewer than 1024 pixels per thread, cost too much to write. Windows
- * with stride 1 share most of their pixels, which packing cannot exploit; there oneDNN is slower
- * only in bf16, from 32 input channels up to in * out = 64 * 128. */
+/* Writing the sums of each thread costs too much if they exceed 4 MB, or if the thread has fewer
+ * than 1024 pixels. Windows with stride 1 share most of their pixels, which packing cannot exploit;
+ * there oneDNN is slower only in bf16, from 32 input channels up to in * out = 64 * 128. */
 static bool pays(const lt_call *c, const lt_conv *v, bool half)
 {
     if (pixels_of(v) < 1024 * c->threads || depth_of(v) * v->out > 1 << 20)

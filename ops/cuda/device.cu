@@ -40,7 +40,7 @@ static void cuda_free(lt_device *device, void *p, size_t bytes)
 {
     lt_cuda *cuda = enter(device);
     (void)bytes;
-    (void)lt__cuda_wait_for_all(cuda); /* a later call reports an error too */
+    (void)lt__cuda_wait_for_all(cuda); /* a later call reports the error */
     (void)cudaFree(p);
 }
 
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
     }
 }
 
-/* The conversions that training uses all the time, 16 bytes at a time. */
+/* The conversions that training uses most, 16 bytes at a time. */
 template <class Z, class A> struct converted : lt_types<1, Z, A> {
     __device__ lt_wide<Z> operator()(lt_wide<A> x, lt_wide<Z>, lt_wide<Z>) const { return x; }
 };

@@ -87,7 +87,7 @@ static int dtype_of(lt_dtype dtype)
                              : LT_NCCL_BF16;
 }
 
-/* A started group must be ended even after an error, as it belongs to this thread. */
+/* A started group must be ended even after an error, because NCCL's group state is per thread. */
 lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
                        int n_tail, void *stream)
 {

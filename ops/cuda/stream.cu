@@ -20,7 +20,7 @@ struct guard {
     ~guard() { pthread_mutex_unlock(&cuda->lock); }
 };
 
-/* Records a mark. A later call reports an error too. */
+/* Records a mark. If that fails, a later call reports the error. */
 static uint64_t mark_in(lt_cuda *cuda, cudaStream_t stream)
 {
     uint64_t mark = ++cuda->marks;
@@ -86,7 +86,7 @@ static void *cuda_alloc_host(lt_device *device, size_t bytes)
 static void cuda_free_host(lt_device *device, void *p)
 {
     lt_cuda *cuda = enter(device);
-    (void)lt__cuda_wait_for_all(cuda); /* a later call reports an error too */
+    (void)lt__cuda_wait_for_all(cuda); /* a later call reports the error */
     (void)cudaFreeHost(p);
 }
 
