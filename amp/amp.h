@@ -59,10 +59,10 @@ typedef enum lt_scale_policy {
 enum {
     /* of k. Backward starts with the gradient 1; times 2^-14 it is still a normal f16 number, so it
      * keeps full precision */
-    LT_SCALE_LOW = -14,
+    LT_SCALE_MIN = -14,
     /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would lose range at the top
      * in order to keep gradients that are negligible */
-    LT_SCALE_HIGH = 24,
+    LT_SCALE_MAX = 24,
     LT_NO_EXPONENT = -10000 /* the exponent of a step whose gradients are all zero */
 };
 
@@ -81,7 +81,7 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     double old_mean, old_variance;
 } lt_scaler;
 
-/* A scaler that starts with 2^k; k is clamped to LT_SCALE_LOW..LT_SCALE_HIGH. interval is for the
+/* A scaler that starts with 2^k; k is clamped to LT_SCALE_MIN..LT_SCALE_MAX. interval is for the
  * dynamic policy; 0 means 2000. */
 LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
 /* LT_EINVAL, with the name of the field, if a field is out of range. No history leads to such a
@@ -138,7 +138,7 @@ typedef struct lt_scaled_step { /* a step after its decision */
 /* The last step; number 0 before the first. */
 LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
 /* The number of the last step, even if its decision is pending. Does not block. */
-LT_API int64_t lt_loss_scale_latest(const lt_loss_scale *scale);
+LT_API int64_t lt_loss_scale_latest_number(const lt_loss_scale *scale);
 /* The step with this number if it is one of the last eight, otherwise the last step. Blocks while
  * the decision on it is pending. */
 LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number);
@@ -154,10 +154,10 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * shrink by more than 12 bits, the numbers sent with the bucket show it and the bucket is sent
  * again. So overflow on the wire costs no step and changes no loss scale. */
 enum {
-    LT_WIRE_SCALE_LOW = -120,
+    LT_WIRE_SCALE_MIN = -120,
     /* fits f32, with bits left for the ranks' shares. Unscaled gradients below about 2^-112 become
      * 0 on the wire */
-    LT_WIRE_SCALE_HIGH = 100,
+    LT_WIRE_SCALE_MAX = 100,
     LT_WIRE_SCALES = 256
 };
 typedef struct lt_wire_scales {   /* checkpoints must save all of it */

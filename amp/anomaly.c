@@ -116,7 +116,7 @@ static void describe_overflow(const view *v, const char *what, const char *numbe
             v, "the gradient of ", what,
             "including the loss scale of 2^%d, %s does not fit in f16, whose maximum is 65504; %s",
             k, number,
-            k > LT_SCALE_LOW ? "lower the scale, or use an adaptive one"
+            k > LT_SCALE_MIN ? "lower the scale, or use an adaptive one"
                              : IN_F32 ", or try a smaller learning rate");
 }
 

@@ -6,11 +6,12 @@
 enum {
     TOP = 15,         /* exponent of the largest f16 number */
     MIN_HEADROOM = 2, /* bits of headroom that an adaptive scale needs to grow */
-    PLENTY = 10,
-    SOON = 10,               /* with PLENTY bits of headroom it grows after SOON steps */
+    AMPLE_HEADROOM = 10,
+    EARLY_INTERVAL =
+        10, /* with AMPLE_HEADROOM bits of headroom it grows after EARLY_INTERVAL steps */
     MAX_HEADROOM = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
-    FIRST = 20,
-    LAST = 2000 /* the shortest and longest interval */
+    MIN_INTERVAL = 20,
+    MAX_INTERVAL = 2000 /* the shortest and longest interval */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
     MAX_WEIGHT = 0.01,  /* of a step in the variance, from the first step on */
@@ -18,16 +19,16 @@ static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, 
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-static int within(int k) { return k < LT_SCALE_LOW ? LT_SCALE_LOW : least(k, LT_SCALE_HIGH); }
+static int within(int k) { return k < LT_SCALE_MIN ? LT_SCALE_MIN : least(k, LT_SCALE_MAX); }
 
 lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval)
 {
     return (lt_scaler){.policy = policy,
                        .k = within(k),
-                       .interval = policy == LT_SCALE_ADAPTIVE ? FIRST
+                       .interval = policy == LT_SCALE_ADAPTIVE ? MIN_INTERVAL
                                    : interval > 0              ? interval
-                                                               : LAST,
-                       .since = LAST,
+                                                               : MAX_INTERVAL,
+                       .since = MAX_INTERVAL,
                        .old_mean = 1,
                        .old_variance = 1};
 }
@@ -36,11 +37,12 @@ lt_status lt_scaler_check(const lt_scaler *s)
 {
     const char *what = s->policy > LT_SCALE_STATIC ? "policy"
                        : s->k != within(s->k)      ? "k"
-                       : s->interval < 1 || (s->policy == LT_SCALE_ADAPTIVE && s->interval > LAST)
+                       : s->interval < 1 ||
+                               (s->policy == LT_SCALE_ADAPTIVE && s->interval > MAX_INTERVAL)
                            ? "interval"
                        : s->good < 0 || s->good > s->interval                          ? "good"
                        : s->headroom < LT_NO_EXPONENT || s->headroom > -LT_NO_EXPONENT ? "headroom"
-                       : s->since < 0 || s->since > LAST                               ? "since"
+                       : s->since < 0 || s->since > MAX_INTERVAL                       ? "since"
                        : s->at_floor < 0 || s->at_floor > s->in_a_row                  ? "at_floor"
                        : s->in_a_row < 0 || s->in_a_row > s->skipped                   ? "in_a_row"
                        : s->skipped > s->steps                                         ? "skipped"
@@ -64,7 +66,7 @@ static double weight(double *old, double decay)
 }
 
 /* Updates the averages for a step whose unscaled gradients were below 2^x. */
-static void take_note(lt_scaler *s, double x)
+static void update_averages(lt_scaler *s, double x)
 {
     double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
     double share = fmin(weight(&s->old_variance, VARIANCE_DECAY), MAX_WEIGHT);
@@ -73,13 +75,13 @@ static void take_note(lt_scaler *s, double x)
 }
 
 /* The largest k that will probably keep the next gradients below 2^16. */
-static int highest(const lt_scaler *s)
+static int highest_safe_k(const lt_scaler *s)
 {
     if (s->old_mean == 1)
-        return LT_SCALE_HIGH;
+        return LT_SCALE_MAX;
     double x = s->mean + QUANTILE * sqrt(s->variance);
-    return x > TOP + 1 - LT_SCALE_LOW ? LT_SCALE_LOW
-           : x < -LT_SCALE_HIGH       ? LT_SCALE_HIGH
+    return x > TOP + 1 - LT_SCALE_MIN ? LT_SCALE_MIN
+           : x < -LT_SCALE_MAX        ? LT_SCALE_MAX
                                       : within((int)floor(TOP + 1 - x));
 }
 
@@ -102,8 +104,8 @@ static void shrink(lt_scaler *s, int exponent)
          * the exponent.) Further overflows in a row come from the same gradients and are not a
          * sign of growth. */
         if (s->in_a_row == 1)
-            take_note(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
-        s->interval = s->since >= s->interval ? FIRST : least(2 * s->interval, LAST);
+            update_averages(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
+        s->interval = s->since >= s->interval ? MIN_INTERVAL : least(2 * s->interval, MAX_INTERVAL);
     }
     s->k = within(s->k - excess(s, exponent));
     s->good = 0;
@@ -128,28 +130,29 @@ static void advance_dynamic(lt_scaler *s)
 static void advance_adaptive(lt_scaler *s, int exponent)
 {
     int e = exponent == LT_NO_EXPONENT ? TOP - MAX_HEADROOM : exponent, headroom = TOP - e;
-    take_note(s, e + 1 - s->k);
+    update_averages(s, e + 1 - s->k);
     s->headroom = s->good == 0 ? headroom : least(s->headroom, headroom);
     s->good = headroom < MIN_HEADROOM ? 0 : least(s->good + 1, s->interval);
-    bool is_soon = s->good % SOON == 0 && s->headroom >= PLENTY;
-    int half = (s->headroom - MIN_HEADROOM) / 2, by = least(half > 0 ? half : 1, highest(s) - s->k);
+    bool is_soon = s->good % EARLY_INTERVAL == 0 && s->headroom >= AMPLE_HEADROOM;
+    int half = (s->headroom - MIN_HEADROOM) / 2,
+        by = least(half > 0 ? half : 1, highest_safe_k(s) - s->k);
     if (s->good == 0 || by <= 0 || (s->good < s->interval && !is_soon))
         return;
     if (half == 0)
-        s->interval = least(2 * s->interval, LAST);
+        s->interval = least(2 * s->interval, MAX_INTERVAL);
     grow(s, by);
 }
 
 bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
 {
-    bool lowest = s->policy == LT_SCALE_STATIC || s->k == LT_SCALE_LOW;
+    bool lowest = s->policy == LT_SCALE_STATIC || s->k == LT_SCALE_MIN;
     s->steps++;
     s->skipped += !finite;
     s->in_a_row = finite ? 0 : s->in_a_row + 1;
     s->at_floor = finite ? 0 : s->at_floor + lowest;
     if (s->policy == LT_SCALE_STATIC)
         return finite;
-    s->since = least(s->since + 1, LAST);
+    s->since = least(s->since + 1, MAX_INTERVAL);
     if (!finite)
         shrink(s, exponent);
     else if (s->policy == LT_SCALE_ADAPTIVE)
@@ -157,6 +160,6 @@ bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
     else
         advance_dynamic(s);
     if (s->policy == LT_SCALE_ADAPTIVE)
-        s->k = least(s->k, highest(s));
+        s->k = least(s->k, highest_safe_k(s));
     return finite;
 }

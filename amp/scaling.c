@@ -96,7 +96,7 @@ lt_scaled_step lt_loss_scale_step(lt_loss_scale *s)
     return s->step;
 }
 
-int64_t lt_loss_scale_latest(const lt_loss_scale *s)
+int64_t lt_loss_scale_latest_number(const lt_loss_scale *s)
 {
     return s->scaler.steps + (s->step_status == LT_PENDING);
 }
@@ -327,12 +327,12 @@ static const char *explain(void *ud, lt_tensor *loss) { return lt__anomaly_first
 /* Called when s is used again. If its last step was skipped, optimizers that have not stepped since
  * must still skip it. If none of that step's gradients is left, its status is reset, so that it
  * does not affect gradients computed without s. */
-static void come_back(lt_loss_scale *s)
+static void reset_stale_status(lt_loss_scale *s)
 {
-    bool goes_on = s->has_backward || s->step_status != LT_SKIPPED;
+    bool is_needed = s->has_backward || s->step_status != LT_SKIPPED;
     for (int i = 0; i < s->n_measured; i++)
-        goes_on |= lt_grad_scaled_by(s->measured[i], s);
-    if (goes_on)
+        is_needed |= lt_grad_scaled_by(s->measured[i], s);
+    if (is_needed)
         return;
     release_measured(s);
     s->step_status = LT_APPLIED;
@@ -343,7 +343,7 @@ lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
     const lt_scaling mine = {s, seed, join, complete, changed, given, decide, resolve, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
-        come_back(s);
+        reset_stale_status(s);
     lt__anomaly_install(ctx, s);
     return LT_OK;
 }

@@ -81,9 +81,9 @@ int lt__wire_scales_pack(const lt_wire_scales *w, int bucket, double largest, fl
 static int exponent_for(int true_exponent)
 {
     int exponent = TOP - MIN_HEADROOM - true_exponent;
-    return exponent < LT_WIRE_SCALE_LOW    ? LT_WIRE_SCALE_LOW
-           : exponent > LT_WIRE_SCALE_HIGH ? LT_WIRE_SCALE_HIGH
-                                           : exponent;
+    return exponent < LT_WIRE_SCALE_MIN   ? LT_WIRE_SCALE_MIN
+           : exponent > LT_WIRE_SCALE_MAX ? LT_WIRE_SCALE_MAX
+                                          : exponent;
 }
 
 /* An exponent out of the range of a vote comes closer to it each time the bucket is sent again. */

@@ -417,7 +417,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
         return status;
     for (int i = 0; i < n_in && op->in_place; i++)
         if (op->in_place >> i & 1)
-            lt__wrote(in[i]);
+            lt__bump_version(in[i]);
     if (call.draws)
         ++*draws;
     for (int i = 0; i < n_out; i++)

@@ -37,10 +37,10 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
-/* Memory from lt_grad_slots.alloc_arena, or NULL if that has none. */
+/* Memory from lt_grad_callbacks.alloc_arena, or NULL if that has none. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
-    const lt_grad_slots *slots = &ctx->slots.autograd->slots;
+    const lt_grad_callbacks *slots = &ctx->slots.autograd->slots;
     lt_external_memory memory;
     if (!slots->alloc_arena || !slots->alloc_arena(slots->ud, bytes, &memory))
         return NULL;

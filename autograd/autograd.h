@@ -375,7 +375,7 @@ typedef struct lt_external_memory { /* memory from elsewhere; deleter(ud, data) 
 } lt_external_memory;
 
 /* Callbacks of dist's reducer around backward and steps, called with ud. Each may be NULL. */
-typedef struct lt_grad_slots {
+typedef struct lt_grad_callbacks {
     void *ud;
     /* Backward starts: the uses of all leaves are counted; no gradient has been computed. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
@@ -390,9 +390,9 @@ typedef struct lt_grad_slots {
     /* Zeroed memory for an arena of gradients, which may outlive the reducer. If it returns false,
      * the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
-} lt_grad_slots;
-LT_API void lt_set_grad_slots(lt_ctx *ctx,
-                              const lt_grad_slots *slots); /* copied; NULL removes them */
+} lt_grad_callbacks;
+LT_API void lt_set_grad_callbacks(lt_ctx *ctx,
+                                  const lt_grad_callbacks *slots); /* copied; NULL removes them */
 
 /* For the reducer: where the gradient of a placed parameter is stored. The arena is created if
  * needed. Its padding is zero, and LT_GRAD_ROOM spare bytes follow its end, so that other numbers
@@ -428,8 +428,8 @@ typedef struct lt_scaling {
     /* lt_grad_set(x, true) was called: this step added to grad, which is unscaled, so the next
      * decide() must cover it. complete() may have been called for it before. */
     lt_grad_hook given;
-    /* Called before an optimizer step reads gradients, after lt_grad_slots.update, unless that has
-     * set LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
+    /* Called before an optimizer step reads gradients, after lt_grad_callbacks.update, unless that
+     * has set LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
      * accelerator writes the statistics of the gradients to lt_step_check_of(). */
     lt_status (*decide)(void *ud, lt_step_status *step_status);
     /* Receives the statistics of a pending step; NULL if its loss or norm was not finite, so that
@@ -459,9 +459,9 @@ LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud); /* NULL removes i
 LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 
 /* Replaces numbers[0..n) with their sums over all ranks, for training ops whose result depends on
- * the whole batch. lt_reducer_sum() of dist is such a function. numbers[0] counts rows. In backward
- * the others are gradients of this rank's loss and have its weight. NULL: there is only one
- * rank. */
+ * the whole batch. lt_reducer_allreduce() of dist is such a function. numbers[0] counts rows. In
+ * backward the others are gradients of this rank's loss and have its weight. NULL: there is only
+ * one rank. */
 typedef lt_status (*lt_allreduce_fn)(void *ud, double *numbers, int64_t n, bool backward);
 LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 
@@ -488,12 +488,12 @@ LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, in
 
 /* A dry run is a forward and backward pass without side effects, to inspect the computation before
  * the training pass. It draws the same random numbers as the next pass. Until it ends, backward
- * calls neither hooks nor lt_grad_slots, discards each gradient of a leaf once it is complete, and
- * accepts a loss that is not finite; existing gradients stay; lt_bn_stats_add() and lt_zero_grad()
- * do nothing; this rank computes alone. An optimizer step or norm is LT_EINVAL, as is backward
- * through nodes recorded before. Meanwhile `scaling` (NULL: none) replaces the current scaling;
- * only its seed and complete are called, if set. op_hook replaces the current op hook. LT_EINVAL in
- * backward and in another dry run; LT_ENOMEM. */
+ * calls neither hooks nor lt_grad_callbacks, discards each gradient of a leaf once it is complete,
+ * and accepts a loss that is not finite; existing gradients stay; lt_bn_stats_add() and
+ * lt_zero_grad() do nothing; this rank computes alone. An optimizer step or norm is LT_EINVAL, as
+ * is backward through nodes recorded before. Meanwhile `scaling` (NULL: none) replaces the current
+ * scaling; only its seed and complete are called, if set. op_hook replaces the current op hook.
+ * LT_EINVAL in backward and in another dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
                                    void *ud);
 /* Frees what was recorded, and restores the tape, the scaling and the op hook. Does nothing without

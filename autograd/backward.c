@@ -90,7 +90,7 @@ static lt_status add_to(lt_tensor *dst, lt_tensor *src)
                                                : lt__tensor_copy(src, (lt_dtype)dst->dtype);
     if (!same)
         return lt_errcode();
-    lt__wrote(dst);
+    lt__bump_version(dst);
     lt_device *device = dst->storage->device;
     lt_status status =
         device->add(device, dst->data, same->data, (lt_dtype)dst->dtype, (size_t)dst->count);
@@ -158,7 +158,7 @@ static void arrived(lt_edge *e)
 }
 
 /* Passes grad itself on to the edge, as a view with the edge's dims, or adds it there. */
-static lt_status hand_on(lt_edge *e, lt_tensor *grad)
+static lt_status propagate(lt_edge *e, lt_tensor *grad)
 {
     lt_tensor *target = NULL;
     bool add;
@@ -258,7 +258,7 @@ static lt_status run_backward(lt_node *node, uint64_t left)
             continue;
         }
         if (takes_over(node, i)) {
-            status = hand_on(e, node->d_out[0]);
+            status = propagate(e, node->d_out[0]);
             d_in[i] = e->node->d_out[e->out_index];
             continue;
         }
@@ -272,11 +272,11 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         ag->op_hook(ag->op_hook_ud, &call, true, node->where);
     for (int i = 0; i < node->n_in; i++) {
         if (status == LT_OK && d_in[i] && !extra[i]) {
-            lt__wrote(d_in[i]);
+            lt__bump_version(d_in[i]);
             arrived(&node->edge[i]);
         }
         if (status == LT_OK && extra[i])
-            status = hand_on(&node->edge[i], extra[i]);
+            status = propagate(&node->edge[i], extra[i]);
         lt_release(extra[i]);
     }
     return status;
@@ -300,7 +300,7 @@ static lt_status step_back(lt_node *node)
         bool same = i < 32 && (node->same_grad >> i & 1) && grad && grad->count == count &&
                     (lt_dtype)grad->dtype == e->spec.dtype;
         if (same)
-            LT_TRY(hand_on(e, grad));
+            LT_TRY(propagate(e, grad));
         else
             left |= 1ull << i;
     }
@@ -360,7 +360,7 @@ static lt_status failed(const lt_node *node)
     return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
 }
 
-static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
+static lt_status notify_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
     if (!ag->slots.ready || ag->dry_run.on)
         return LT_OK;
@@ -375,7 +375,7 @@ static lt_status complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *
     lt_tensor *x = lt_retain(leaf->x);
     lt_status status = call_hooks(ag, leaf);
     if (status == LT_OK)
-        status = tell_ready(ag, leaf, node);
+        status = notify_ready(ag, leaf, node);
     lt_release(x);
     return status;
 }
@@ -466,7 +466,7 @@ static lt_status check_finite(lt_tensor *loss)
         return LT_OK;
     lt__deferred_check_set_reported(loss->ctx);
     const char *why = scaling->explain ? scaling->explain(scaling->ud, loss) : "";
-    return lt__refuse_loss(loss->ctx->step + 1, value, why);
+    return lt__fail_loss(loss->ctx->step + 1, value, why);
 }
 
 /* Whether each kernel is synchronous anyway, or all results are inspected. Then the loss is checked
@@ -496,7 +496,7 @@ static lt_status check_loss(lt_tensor *loss)
     return loss->count == 1 && (is_here || waits_for_loss(loss->ctx)) ? check_finite(loss) : LT_OK;
 }
 
-/* The begin and end callbacks of lt_grad_slots, which a dry run skips. */
+/* The begin and end callbacks of lt_grad_callbacks, which a dry run skips. */
 static lt_status begin(struct lt_autograd *ag, lt_tensor *loss)
 {
     bool is_there = ag->slots.begin && !ag->dry_run.on;
@@ -510,7 +510,7 @@ static lt_status end(struct lt_autograd *ag, lt_ctx *ctx, lt_status status)
 }
 
 /* Backward of a loss that is itself a leaf. */
-static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor *seed)
+static lt_status backward_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor *seed)
 {
     lt_edge e = {.leaf = loss->leaf, .spec = {.ndim = loss->ndim}};
     memcpy(e.spec.dims, loss->dims, sizeof e.spec.dims);
@@ -521,7 +521,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     lt_status status = begin(ag, loss);
     loss->leaf->uses = 0;
     if (status == LT_OK)
-        status = hand_on(&e, seed);
+        status = propagate(&e, seed);
     if (status == LT_OK)
         status = complete(ag, loss->leaf, NULL);
     status = end(ag, loss->ctx, status);
@@ -556,7 +556,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         return lt_errcode();
     }
     if (!loss->node) { /* the loss is a leaf */
-        lt_status status = lead_to_leaf(ag, loss, seed);
+        lt_status status = backward_to_leaf(ag, loss, seed);
         lt_release(seed);
         return status;
     }

@@ -39,7 +39,7 @@ lt_status lt__deferred_check_send(lt_ctx *ctx)
     return LT_OK;
 }
 
-lt_status lt__refuse_loss(int64_t step, double value, const char *why)
+lt_status lt__fail_loss(int64_t step, double value, const char *why)
 {
     const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
     return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
@@ -50,7 +50,7 @@ lt_status lt__refuse_loss(int64_t step, double value, const char *why)
                           word, (long long)step);
 }
 
-lt_status lt__refuse_norm(int64_t step, double norm)
+lt_status lt__fail_norm(int64_t step, double norm)
 {
     return lt_fail(LT_ENUMERIC,
                    "the norm of the gradients is %s at step %lld; check the "
@@ -103,8 +103,7 @@ lt_status lt_synchronize(lt_ctx *ctx)
     double loss = check->loss, norm = check->norm;
     check->loss = check->norm = 0;
     check->reported = true;
-    return loss != 0 ? lt__refuse_loss(check->step, loss, "")
-                     : lt__refuse_norm(check->norm_step, norm);
+    return loss != 0 ? lt__fail_loss(check->step, loss, "") : lt__fail_norm(check->norm_step, norm);
 }
 
 bool lt__deferred_check_is_unreported(const lt_deferred_check *check)

@@ -315,7 +315,7 @@ static lt_status know_outcome(lt_ctx *ctx)
     return ctx->slots.autograd->step_status == LT_PENDING ? lt_synchronize(ctx) : LT_OK;
 }
 
-lt_status lt_optim_complete(lt_optim *o, lt_step_status *step_status)
+lt_status lt_optim_complete_grads(lt_optim *o, lt_step_status *step_status)
 {
     LT_TRY(complete_grads(o, "a gradient comparison"));
     LT_TRY(know_outcome(o->ctx));
@@ -387,7 +387,7 @@ static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
     if (isfinite(*norm))
         return LT_OK;
     lt_bn_stats_clear(ctx);
-    return lt__refuse_norm(ctx->step + 1, *norm);
+    return lt__fail_norm(ctx->step + 1, *norm);
 }
 
 lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
@@ -558,7 +558,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     LT_TRY(run_step(o, options, n_groups, most, squares));
     note(ag, o, true);
     if (ag->step_status != LT_ACCUMULATING)
-        LT_TRY(lt__note_settings(ag, o->number, o->def, options, n_groups, most));
+        LT_TRY(lt__record_settings(ag, o->number, o->def, options, n_groups, most));
     ag->grads_complete = false;
     ag->period++;
     o->backwards = ag->backwards;

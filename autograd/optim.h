@@ -23,7 +23,7 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
 /* One step. options[g] are the complete options of group g; every group in use must be below
  * n_groups, else LT_EINVAL. Parameters without a gradient do not change. LT_EINVAL if no parameter
  * has one and no backward has run since this optimizer's last step, unless all are frozen; and in
- * backward or a dry run. Also the errors of lt_grad_slots.update and lt_scaling.decide, such as
+ * backward or a dry run. Also the errors of lt_grad_callbacks.update and lt_scaling.decide, such as
  * LT_EPEER and LT_ENUMERIC. Commits pending batch-norm statistics, or drops them if the step is
  * skipped. Discards the gradients and counts the step in the context, except with LT_ACCUMULATING.
  * step_status may be NULL. */
@@ -46,7 +46,7 @@ LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A digest of the sequence of all steps and norms in ctx so far, and of the optimizers they use. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
 /* A digest of the settings of all these steps: options and clip limits, with numbers rounded to
- * f32. Only steps while lt_grad_slots.update is set are included. */
+ * f32. Only steps while lt_grad_callbacks.update is set are included. */
 LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
 /* The settings of the steps between the last two calls of lt_settings_digest(), one per line:
  * "optimizer 1: lr = 0.1". Call it before the next step, which discards them. New; release it with
@@ -54,7 +54,7 @@ LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
 LT_API char *lt_settings_text(const lt_ctx *ctx);
 /* Completes the gradients that the next step will use, as the step itself would. *step_status is
  * the status that the step will have. It waits for a pending one, so it is never LT_PENDING. */
-LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_step_status *step_status);
+LT_MUST lt_status lt_optim_complete_grads(lt_optim *optim, lt_step_status *step_status);
 /* Slot k of a parameter, as a view with the parameter's dims. New. NULL past the last slot, for a
  * parameter that the optimizer does not have, or with LT_ENOMEM. */
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);

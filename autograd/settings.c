@@ -28,7 +28,7 @@ static void add(struct lt_autograd *ag, uint32_t word)
     ag->settings = lt__fnv32(ag->settings, &word, sizeof word);
 }
 
-static void add_to_digest(struct lt_autograd *ag, const lt_noted *noted)
+static void add_to_digest(struct lt_autograd *ag, const lt_step_settings *noted)
 {
     add(ag, noted->optim);
     add(ag, (uint32_t)noted->group);
@@ -47,7 +47,7 @@ static lt_status make_room(struct lt_autograd *ag, int n)
 {
     if (n <= ag->noted_room)
         return LT_OK;
-    lt_noted *more = realloc(ag->noted, (size_t)n * sizeof *more);
+    lt_step_settings *more = realloc(ag->noted, (size_t)n * sizeof *more);
     if (!more)
         return lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
     ag->noted = more;
@@ -55,8 +55,8 @@ static lt_status make_room(struct lt_autograd *ag, int n)
     return LT_OK;
 }
 
-lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
-                            const lt_opt *const *options, int n_groups, double clip)
+lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
+                              const lt_opt *const *options, int n_groups, double clip)
 {
     if (!ag->slots.update) /* no ranks to compare with */
         return LT_OK;
@@ -65,8 +65,8 @@ lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def
     ag->noted_read = false;
     LT_TRY(make_room(ag, ag->n_noted + n_groups));
     for (int group = 0; group < n_groups; group++) {
-        lt_noted *noted = &ag->noted[ag->n_noted++];
-        *noted = (lt_noted){.optim = optim, .def = def, .group = group, .clip = clip};
+        lt_step_settings *noted = &ag->noted[ag->n_noted++];
+        *noted = (lt_step_settings){.optim = optim, .def = def, .group = group, .clip = clip};
         memcpy(noted->opt, options[group], (size_t)def->schema.n_opt * sizeof *noted->opt);
         add_to_digest(ag, noted);
     }
@@ -98,7 +98,7 @@ static int print_value(char *to, size_t room, const lt_opt *opt)
 }
 
 /* "optimizer 1, group 2: ". */
-static int print_owner(char *to, size_t room, const lt_noted *noted)
+static int print_owner(char *to, size_t room, const lt_step_settings *noted)
 {
     if (noted->group == 0)
         return snprintf(to, room, "optimizer %u: ", (unsigned)noted->optim);
@@ -117,7 +117,7 @@ char *lt_settings_text(const lt_ctx *ctx)
     }
     *at = '\0';
     for (int i = 0; i < n; i++) {
-        const lt_noted *noted = &ag->noted[i];
+        const lt_step_settings *noted = &ag->noted[i];
         const lt_schema *schema = &noted->def->schema;
         for (int k = 0; k < schema->n_opt; k++) {
             at += print_owner(at, LINE, noted);

@@ -110,9 +110,9 @@ void lt_grad_on(lt_ctx *ctx)
 
 bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->no_grad_depth == 0; }
 
-void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
+void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *slots)
 {
-    ctx->slots.autograd->slots = slots ? *slots : (lt_grad_slots){0};
+    ctx->slots.autograd->slots = slots ? *slots : (lt_grad_callbacks){0};
 }
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)

@@ -138,7 +138,7 @@ struct lt_autograd {
     int n_kernels;
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
-    lt_grad_slots slots;
+    lt_grad_callbacks slots;
     lt_scaling scaling; /* all NULL if none is set */
     lt_cast_fn cast;
     void *cast_ud;
@@ -163,7 +163,7 @@ struct lt_autograd {
     uint32_t optims;     /* created so far */
     uint32_t digest;     /* see lt_steps_digest() */
     uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */
-    struct lt_noted *noted;
+    struct lt_step_settings *noted;
     int n_noted, noted_room;
     bool noted_read; /* the next step starts a new list */
 };
@@ -193,20 +193,21 @@ void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *entry);
 /* lt_bn_stats_commit() for an optimizer step: does not synchronize. */
 lt_status lt__bn_stats_commit(lt_ctx *ctx);
 /* Sets the error for a loss that is not finite. why: a sentence, or "". LT_ENUMERIC. */
-lt_status lt__refuse_loss(int64_t step, double value, const char *why);
+lt_status lt__fail_loss(int64_t step, double value, const char *why);
 /* Sets the error for a gradient norm that is not finite. LT_ENUMERIC. */
-lt_status lt__refuse_norm(int64_t step, double norm);
-typedef struct lt_noted { /* the settings of one parameter group in a step of an optimizer */
-    uint32_t optim;       /* the optimizer's number */
+lt_status lt__fail_norm(int64_t step, double norm);
+typedef struct
+    lt_step_settings { /* the settings of one parameter group in a step of an optimizer */
+    uint32_t optim;    /* the optimizer's number */
     int group;
     const lt_def *def;
     double clip; /* the largest norm; 0: no clipping */
     lt_opt opt[LT_MAX_OPT];
-} lt_noted;
+} lt_step_settings;
 
 /* Adds the settings of a step to the digest and to the list. LT_ENOMEM. */
-LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
-                                    const lt_opt *const *options, int n_groups, double clip);
+LT_MUST lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
+                                      const lt_opt *const *options, int n_groups, double clip);
 
 /* Appends a node for the call to the tape, and sets it as the history of the outputs. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,

@@ -15,7 +15,7 @@ lt_status lt_read(lt_tensor *x, void *data)
 lt_status lt_write(lt_tensor *x, const void *data)
 {
     LT_TRY(lt__check_alive(x));
-    lt__wrote(x);
+    lt__bump_version(x);
     return lt__move(x->storage->device, x->data, x->ctx->devices[0], data, bytes_of(x));
 }
 
@@ -71,7 +71,7 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
         return lt_fail(LT_EINVAL, "copy requires the same number of elements: %s and %s differ",
                        lt_describe(src, a, sizeof a), lt_describe(dst, b, sizeof b));
     lt_device *device = dst->storage->device;
-    lt__wrote(dst);
+    lt__bump_version(dst);
     if (device != src->storage->device && !(device->is_host && src->storage->device->is_host))
         return copy_across(dst, src);
     if (dst->dtype == src->dtype)
@@ -133,9 +133,9 @@ lt_status lt_fill(lt_tensor *dst, double value)
 {
     lt_dtype dtype = (lt_dtype)dst->dtype;
     LT_TRY(lt__check_alive(dst));
-    if (!lt__dtype_holds(dtype, value))
+    if (!lt__dtype_can_represent(dtype, value))
         return lt_fail(LT_EINVAL, "%g does not fit into %s", value, lt_dtype_name(dtype));
-    lt__wrote(dst);
+    lt__bump_version(dst);
     lt_device *device = dst->storage->device;
     return device->fill(device, dst->data, dtype, (size_t)dst->count, value);
 }
@@ -151,7 +151,7 @@ lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
     if (lt__is_exact_double(value))
         return lt_fill(dst, (double)value);
     LT_TRY(lt__check_alive(dst));
-    lt__wrote(dst);
+    lt__bump_version(dst);
     lt_device *device = dst->storage->device;
     char one[8], *to = dst->data;
     size_t size = lt_dtype_bytes(dtype), n = (size_t)dst->count;

@@ -192,7 +192,7 @@ LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
 /* Adds or removes a listener for stop requests. A request that arrives as the last listener leaves
  * stays set for the next listener, so no request is lost between two training runs. */
-LT_API void lt_listen(lt_ctx *ctx, bool on);
+LT_API void lt_stop_listen(lt_ctx *ctx, bool on);
 /* The reason of the pending stop request, or 0. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
 
@@ -204,7 +204,7 @@ typedef struct lt_memory { /* memory of one context, in bytes */
 } lt_memory;
 LT_API lt_memory lt_memory_stats(const lt_ctx *ctx); /* sum over all devices */
 /* The same for the device of new tensors only. */
-LT_API lt_memory lt_memory_of_device(const lt_ctx *ctx);
+LT_API lt_memory lt_device_memory_stats(const lt_ctx *ctx);
 /* Returns cached memory to the system. */
 LT_API void lt_memory_trim(lt_ctx *ctx);
 
@@ -213,7 +213,7 @@ typedef void (*lt_log_fn)(void *ud, lt_log_level level, const char *line);
 /* Sets the log callback; NULL removes it. Without one the library logs nothing. line has no newline
  * and is borrowed during the call. If lt_open() could not use an accelerator, the first callback
  * gets the reason at once. */
-LT_API void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud);
+LT_API void lt_set_log(lt_ctx *ctx, lt_log_fn fn, void *ud);
 /* Logs one line, cut off after 1023 bytes. */
 LT_API void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...) LT_PRINTF(3, 4);
 
@@ -223,11 +223,11 @@ LT_MUST lt_status lt_trace_create(const char *path);
 /* Appends the spans of ctx to path from now on, labelled with rank. path is a file that
  * lt_trace_create() made. An earlier trace file of ctx is closed. Call it before other threads use
  * ctx. LT_EENV or LT_ENOMEM. */
-LT_MUST lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank);
+LT_MUST lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank);
 typedef enum lt_track { LT_TRACK_STEP, LT_TRACK_COMPUTE, LT_TRACK_COMM } lt_track;
 /* Records a span. Any thread may call it. start is a reading of the monotonic clock and seconds the
  * duration, both in seconds. name must not contain quotes or control characters. Does nothing
- * without lt_trace_to(). */
+ * without lt_trace_open(). */
 LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds);
 
 /* ==== Tensors ================================================================================= */

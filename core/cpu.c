@@ -55,7 +55,7 @@ int lt_thread_limit(void)
 #endif
 }
 
-bool lt__has_room(size_t bytes)
+bool lt__can_map(size_t bytes)
 {
     void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -68,7 +68,7 @@ static void *cpu_alloc(lt_device *device, size_t bytes)
     (void)device;
     void *p = huge ? aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1))
                    : aligned_alloc(64, bytes);
-    if (p && !lt__has_room(HEADROOM)) {
+    if (p && !lt__can_map(HEADROOM)) {
         free(p);
         return NULL;
     }

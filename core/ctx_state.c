@@ -60,11 +60,11 @@ bool lt_stop(lt_ctx *ctx, int reason)
     return reason != 0;
 }
 
-void lt_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
+void lt_stop_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
 
 int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
 
-void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
+void lt_set_log(lt_ctx *ctx, lt_log_fn fn, void *ud)
 {
     ctx->log = fn;
     ctx->log_ud = ud;

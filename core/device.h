@@ -61,8 +61,8 @@ typedef struct lt_device {
     void (*close)(struct lt_device *device);     /* frees the device */
 
     /* For accelerators only; the CPU is synchronous. mark() records a mark after all work submitted
-     * to the stream so far; marks count from 1. Only the last LT_MARKS are remembered. Waiting for
-     * an older mark waits for all work submitted so far. */
+     * to the stream so far; marks count from 1. Only the last LT_MAX_MARKS are remembered. Waiting
+     * for an older mark waits for all work submitted so far. */
     uint64_t (*mark)(struct lt_device *device);
     /* Blocks; returns pending errors too. Either thread may call it. */
     lt_status (*wait)(struct lt_device *device, uint64_t mark);
@@ -90,7 +90,7 @@ typedef struct lt_device {
     lt_pool pool;                           /* guarded by ctx->lock */
 } lt_device;
 
-enum { LT_MARKS = 256 };
+enum { LT_MAX_MARKS = 256 };
 
 #define LT_MAX_DEVICES 2 /* per context: the CPU and one accelerator */
 
@@ -134,7 +134,7 @@ void lt__nontemporal_fence(void);
 
 /* Whether the process can map this many more bytes. Some libraries crash or exit when a small
  * allocation fails, so luatrain checks first. */
-bool lt__has_room(size_t bytes);
+bool lt__can_map(size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -137,7 +137,7 @@ uint16_t lt__f32_to_bf16(float f) { return f32_to_bf16(f); }
 uint16_t lt__f64_to_f16(double d) { return lt__f32_to_f16(f64_to_odd(d)); }
 uint16_t lt__f64_to_bf16(double d) { return f32_to_bf16(f64_to_odd(d)); }
 
-bool lt__dtype_holds(lt_dtype dtype, double value)
+bool lt__dtype_can_represent(lt_dtype dtype, double value)
 {
     switch (dtype) {
     case LT_I64: return value == floor(value) && value >= -0x1p63 && value < 0x1p63;

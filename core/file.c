@@ -86,7 +86,7 @@ lt_status lt__bad(const char *path, const char *fmt, ...)
     return lt_fail(LT_EFILE, "%s: %s", path, reason);
 }
 
-const char *lt__shown(const char *text, char buffer[72])
+const char *lt__printable(const char *text, char buffer[72])
 {
     size_t n = strnlen(text, 64);
     while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* does not split a UTF-8 character */
@@ -556,7 +556,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
                        LT_SHOWN(e->key.name), lt_describe(&like, (char[96]){0}, 96),
                        lt_describe(dst, (char[96]){0}, 96));
     lt_dtype dtype = (lt_dtype)dst->dtype;
-    lt__wrote(dst);
+    lt__bump_version(dst);
     if (dst->storage->device->is_host)
         return read_elements(f, e, dst->data, dtype);
     lt_ctx *ctx = dst->ctx;

@@ -81,7 +81,7 @@ static lt_range *best_fit(const lt_ranges *r, size_t bytes)
  * of regions small, so it must not use up an accelerator's memory: other users of that memory
  * (libraries, kernels loaded at first use) fail without a clear error. Returns NULL if less than
  * HEADROOM would be left for them. */
-static char *generous(lt_device *device, size_t size)
+static char *allocate_more(lt_device *device, size_t size)
 {
     char *p = device->alloc(device, size);
     if (!p || device->is_host || size <= MIN_REGION)
@@ -100,7 +100,7 @@ static bool grow(lt_device *device, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;
     size_t size = large->bytes / 2 > MIN_REGION ? large->bytes / 2 : MIN_REGION;
-    char *p = size > bytes ? generous(device, size) : NULL;
+    char *p = size > bytes ? allocate_more(device, size) : NULL;
     if (!p)
         p = device->alloc(device, size = bytes);
     if (!p)

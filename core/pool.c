@@ -217,7 +217,7 @@ static lt_memory read_stats(const lt_ctx *ctx, const lt_memory *at)
 
 lt_memory lt_memory_stats(const lt_ctx *ctx) { return read_stats(ctx, &ctx->memory); }
 
-lt_memory lt_memory_of_device(const lt_ctx *ctx)
+lt_memory lt_device_memory_stats(const lt_ctx *ctx)
 {
     return read_stats(ctx, &ctx->device->pool.memory);
 }

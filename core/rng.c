@@ -93,7 +93,7 @@ static lt_status run_fill(const fill *f)
 {
     lt_tensor *x = f->x;
     lt_ctx *ctx = x->ctx;
-    lt__wrote(x);
+    lt__bump_version(x);
     if (x->storage->device->is_host) {
         fill_on_host(f);
         return LT_OK;

@@ -83,7 +83,7 @@ lt_status lt__check_alive(const lt_tensor *x);
 
 #ifndef __cplusplus
 /* Call it for each in-place write to x. See lt_storage.version. */
-static inline void lt__wrote(lt_tensor *x)
+static inline void lt__bump_version(lt_tensor *x)
 {
     atomic_fetch_add_explicit(&x->storage->version, 1, memory_order_relaxed);
 }

@@ -101,7 +101,7 @@ static void name_rank(struct lt_trace *t)
                  t->rank, i, tracks[i]);
 }
 
-lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank)
+lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank)
 {
     struct timespec now;
     struct lt_trace *t = malloc(sizeof *t);

@@ -14,7 +14,7 @@ enum { PIXELS = 32 * 32, RECORD = 1 + 3 * PIXELS, CLASSES = 10 };
 static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
 {
     size_t n;
-    LT_TRY(lt__read_whole(path, INT_MAX, file, &n));
+    LT_TRY(lt__read_file(path, INT_MAX, file, &n));
     if (n == 0 || n % RECORD != 0)
         return lt_fail(LT_EDATA,
                        "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a "

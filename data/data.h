@@ -68,7 +68,7 @@ LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count,
 /* A source with the images of another source, resized to height x width, 1 to 16384 each, as in
  * lt_source_folder(), when a batch needs them. source must have u8 images; it is kept. New. NULL
  * with LT_EINVAL or LT_ENOMEM. */
-LT_API lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width);
+LT_API lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width);
 
 LT_API lt_source *lt_source_retain(lt_source *source); /* adds a reference; returns source */
 LT_API void lt_source_release(lt_source *source);      /* drops a reference; NULL is allowed */
@@ -84,7 +84,7 @@ LT_API int64_t lt_source_classes(const lt_source *source);
 LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
 /* The name of class i of a folder, resized or not; NULL past the end, and for other sources.
  * Borrowed. */
-LT_API const char *lt_source_class(const lt_source *source, int64_t i);
+LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 
 /* ==== Batches ================================================================================= */
 

@@ -33,7 +33,7 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
     return room;
 }
 
-int lt__open_plain(const char *path, int64_t *bytes)
+int lt__open_regular(const char *path, int64_t *bytes)
 {
     struct stat s;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO must not block */
@@ -64,11 +64,11 @@ static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes,
     return LT_OK;
 }
 
-lt_status lt__read_whole(const char *path, size_t most, lt_bytes *buffer, size_t *n)
+lt_status lt__read_file(const char *path, size_t most, lt_bytes *buffer, size_t *n)
 {
     int64_t bytes;
     lt_status status;
-    int fd = lt__open_plain(path, &bytes);
+    int fd = lt__open_regular(path, &bytes);
     if (fd < 0)
         return lt_errcode();
     if ((uint64_t)bytes > most)

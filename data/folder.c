@@ -224,7 +224,7 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
     char path[PATH_MAX];
     size_t n;
     LT_TRY(image_path(f, file, path));
-    LT_TRY(lt__read_whole(path, INT_MAX, &buffers->file, &n));
+    LT_TRY(lt__read_file(path, INT_MAX, &buffers->file, &n));
     LT_TRY(lt__image_decode(path, buffers->file.data, n, (int)source->c, buffers, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
         return lt_fail(LT_EDATA,

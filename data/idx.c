@@ -142,7 +142,7 @@ lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
     header h;
     lt_tensor *x = NULL;
     int64_t bytes;
-    int fd = lt__open_plain(path, &bytes);
+    int fd = lt__open_regular(path, &bytes);
     if (fd < 0)
         return NULL;
     gzFile file = gzdopen(fd, "rb"); /* takes fd */

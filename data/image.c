@@ -100,7 +100,7 @@ static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
 
 /* Checks the IHDR chunk. The decoder allocates the rows, each with a filter byte, and the pixels.
  * deflate expands one byte to at most 1032. */
-static lt_status see_header(const uint8_t *p, size_t n)
+static lt_status check_header(const uint8_t *p, size_t n)
 {
     static const struct {
         uint8_t colours, depths; /* depths: sum of the allowed bit depths */
@@ -145,7 +145,7 @@ static lt_status check_png(const uint8_t *p, size_t n)
             return lt_fail(LT_EDATA,
                            "a PNG must have one header, at its beginning; this one does not");
         if (is_header)
-            LT_TRY(see_header(chunk + 4, n));
+            LT_TRY(check_header(chunk + 4, n));
         else if (memcmp(chunk, "IEND", 4) == 0)
             return LT_OK;
         else if (memcmp(chunk, "IDAT", 4) == 0 && length == 0 && !has_data)
@@ -397,7 +397,7 @@ lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
     size_t n;
     if (channels != 1 && channels != 3)
         lt_fail(LT_EINVAL, "image: channels must be 1 or 3, but is %d", channels);
-    else if (lt__read_whole(path, INT_MAX, &buffers.file, &n) == LT_OK &&
+    else if (lt__read_file(path, INT_MAX, &buffers.file, &n) == LT_OK &&
              lt__image_decode(path, buffers.file.data, n, channels, &buffers, &image) == LT_OK)
         x = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){image.h, image.w, image.c}, image.pixels);
     free(buffers.file.data);

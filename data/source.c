@@ -31,7 +31,7 @@ void lt_source_shape(const lt_source *source, int64_t shape[3])
     shape[2] = source->c;
 }
 
-const char *lt_source_class(const lt_source *source, int64_t i)
+const char *lt_source_class_name(const lt_source *source, int64_t i)
 {
     return source->class_name ? source->class_name(source, i) : NULL;
 }
@@ -53,7 +53,7 @@ static lt_status read_sized(const lt_source *source, int64_t i, lt_sample_buffer
 
 static const char *sized_class(const lt_source *source, int64_t i)
 {
-    return lt_source_class(((const sized *)source)->of, i);
+    return lt_source_class_name(((const sized *)source)->of, i);
 }
 
 static uint32_t sized_labels(const lt_source *source, uint32_t digest)
@@ -70,7 +70,7 @@ static void free_sized(lt_source *source)
     free(s);
 }
 
-lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
+lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width)
 {
     if (source->dtype != LT_U8 || height < 1 || width < 1 || height > LT_MAX_SIDE ||
         width > LT_MAX_SIDE) {

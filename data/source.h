@@ -66,10 +66,10 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH]);
 
 /* Opens a regular file and stores its length in *bytes. Returns the descriptor, or -1 with
  * LT_EDATA. */
-int lt__open_plain(const char *path, int64_t *bytes);
+int lt__open_regular(const char *path, int64_t *bytes);
 /* Reads a regular file of at most `most` bytes into buffer, and stores its length in *n. LT_EDATA,
  * LT_ENOMEM. */
-lt_status lt__read_whole(const char *path, size_t most, lt_bytes *buffer, size_t *n);
+lt_status lt__read_file(const char *path, size_t most, lt_bytes *buffer, size_t *n);
 
 typedef struct lt_crop { /* a region of an image, in pixels; (0, 0) is the upper left corner */
     double y, x, h, w;

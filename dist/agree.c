@@ -15,7 +15,7 @@
 
 enum { LINE = 256 };
 
-void lt__agree_look(lt_reducer *r)
+void lt__agree_record_frozen(lt_reducer *r)
 {
     for (int i = 0; i < r->plan.n_items; i++)
         r->plan.items[i].frozen = !lt_requires_grad(r->plan.items[i].x);
@@ -54,7 +54,7 @@ static uint32_t count_writes(lt_reducer *r)
 void lt__agree_write(lt_reducer *r, lt_rank_record *own)
 {
     if (!r->looked)
-        lt__agree_look(r);
+        lt__agree_record_frozen(r);
     own->agree = digest_of(r);
     own->writes = count_writes(r);
 }
@@ -105,7 +105,7 @@ lt_status lt_reducer_compare(lt_reducer *r)
     return status;
 }
 
-lt_status lt__agree_name(lt_reducer *r)
+lt_status lt__agree_find_difference(lt_reducer *r)
 {
     LT_TRY(lt_reducer_compare(r));
     LT_TRY(compare_step(r));

@@ -46,7 +46,7 @@ static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r)
 /* Whether the gradient decides if the step is applied. If not, it is a leftover gradient or has no
  * optimizer. */
 static bool decides(const lt_bucket_item *item) { return item->has_optim && item->accumulated; }
-static bool only_travels(const lt_reducer *r, const lt_bucket_item *item)
+static bool is_unowned(const lt_reducer *r, const lt_bucket_item *item)
 {
     return has(r, item) && !decides(item);
 }
@@ -124,7 +124,7 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
                   .dtype = dtype,
                   .wire = wire_of(r, dtype),
                   .scale = scale_of(r)};
-    bool owns = !is_here || lt__bucket_plan_owns_behind(&r->plan, b->end, r->filter.is.tail);
+    bool owns = !is_here || lt__bucket_plan_owns_after(&r->plan, b->end, r->filter.is.tail);
     LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
     return is_here ? LT_OK : lt__staging_send(&r->staging, b->place, bytes, b->plan->mark);
 }
@@ -173,7 +173,7 @@ static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *s
 {
     int n = b->end - b->first;
     for (int end, i = 0; i < n; i = end + 1) {
-        for (end = i; end < n && !only_travels(r, item_of(r, b, end)); end++)
+        for (end = i; end < n && !is_unowned(r, item_of(r, b, end)); end++)
             ;
         if (end > i)
             LT_TRY(measure_on_device(r, b, lt__bucket_item_data(item_of(r, b, i)),
@@ -197,7 +197,7 @@ static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
         else
             r->device_exchange.zeros[n++] =
                 (lt_bucket_range){it->place.offset - first, it->x->count};
-        all_decide &= !only_travels(r, it);
+        all_decide &= !is_unowned(r, it);
     }
     LT_TRY(measure_on_device(r, b, b->place, packet->count, n, &all));
     packet->largest = all.largest;

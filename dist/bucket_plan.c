@@ -35,7 +35,7 @@ static bool is_padding(const lt_bucket_item *it, int64_t elements)
     return (size_t)elements * lt_dtype_bytes(it->place.dtype) < 64;
 }
 
-bool lt__bucket_plan_owns_behind(const lt_bucket_plan *p, int end, int64_t count)
+bool lt__bucket_plan_owns_after(const lt_bucket_plan *p, int end, int64_t count)
 {
     const lt_bucket_item *it = &p->items[end - 1];
     int64_t at = it->place.offset + it->x->count, limit = at + count;

@@ -61,7 +61,7 @@ int64_t lt__bucket_plan_span(const lt_bucket_plan *plan, int first, int end);
 /* Whether an exchange may overwrite and restore the `count` elements after a bucket that ends
  * before item `end`. It may if they belong to later items of this plan, to padding, or to the spare
  * memory after the arena. */
-bool lt__bucket_plan_owns_behind(const lt_bucket_plan *plan, int end, int64_t count);
+bool lt__bucket_plan_owns_after(const lt_bucket_plan *plan, int end, int64_t count);
 /* The end of the last item of an arena, in elements from the beginning of the arena. */
 int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *plan, int arena);
 /* Before the first of several shards: copies the leftover gradients. All ranks have the same

@@ -119,8 +119,8 @@ LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t
  * gradients on the CPU. seconds (n): the time of each on this rank, in seconds. by_mpi uses
  * MPI_Allreduce instead, always in f32. A collective. LT_EENV for by_mpi if the ranks are threads
  * or the plugin has no allreduce; LT_ENOMEM. */
-LT_MUST lt_status lt_group_time(lt_group *group, int64_t count, lt_dtype wire, bool by_mpi,
-                                double *seconds, int n);
+LT_MUST lt_status lt_group_time_allreduce(lt_group *group, int64_t count, lt_dtype wire,
+                                          bool by_mpi, double *seconds, int n);
 
 /* Total bytes that this rank has sent to other ranks or exchanged with them in shared memory, not
  * counting sums on accelerators. Call it when no task runs. */
@@ -239,14 +239,14 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
     int vranks;
 } lt_reducer_config;
 
-/* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). All ranks must make
- * one, but do not wait for each other. ctx is kept; group is borrowed and must outlive the reducer.
- * config is copied and may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE in these cases:
- * vranks is not a valid number of shards; vranks is used with a wire other than f32, on an
- * accelerator, or on nodes that do not have the same number of consecutive ranks; the injected
- * fault of ctx names a rank that does not exist. */
+/* Makes a reducer, which sets the gradient callbacks of ctx (lt_set_grad_callbacks()). All ranks
+ * must make one, but do not wait for each other. ctx is kept; group is borrowed and must outlive
+ * the reducer. config is copied and may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE in
+ * these cases: vranks is not a valid number of shards; vranks is used with a wire other than f32,
+ * on an accelerator, or on nodes that do not have the same number of consecutive ranks; the
+ * injected fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
-/* Waits for a running exchange, resets the gradient slots of ctx and frees the reducer. If
+/* Waits for a running exchange, resets the gradient callbacks of ctx and frees the reducer. If
  * gradients are summed on accelerators, all ranks must call it: it waits at most 10 s until they
  * have all disconnected. NULL is allowed. */
 LT_API void lt_reducer_free(lt_reducer *reducer);
@@ -284,7 +284,7 @@ LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
  * must make the same calls in the same order. With no_sync, returns LT_OK and changes nothing.
  * LT_EUSAGE if vranks gives a rank more than one shard, because the later shards have not been
  * computed yet. */
-LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
+LT_MUST lt_status lt_reducer_allreduce(void *reducer, double *numbers, int64_t n, bool backward);
 
 /* Sets the number of backwards of this rank in each step from now on; it may differ between ranks.
  * 0, the default, means the largest number that any rank has had in a step so far. If a rank then

@@ -43,7 +43,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
     for (int i = 0; i < tail; i++)
         numbers[i] = rintf(numbers[i]);
     if (status == LT_OK && exponent != 0)
-        lt__sum_shares(&(lt_share){bucket->data, ldexp(1, -exponent)}, 1, bucket->dtype,
+        lt__sum_arrays(&(lt_summand){bucket->data, ldexp(1, -exponent)}, 1, bucket->dtype,
                        bucket->dtype, 0, bucket->count);
     return status;
 }

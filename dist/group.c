@@ -197,7 +197,7 @@ static lt_status check_other(const lt_group *g, const char *who, int rank)
 
 static lt_status check_sum(const lt_sum *s)
 {
-    if (!lt__sum_knows(s->dtype) || s->count < 0)
+    if (!lt__sum_supports(s->dtype) || s->count < 0)
         return lt_fail(LT_EINVAL, "allreduce: cannot sum %lld %s", (long long)s->count,
                        lt_dtype_name(s->dtype));
     bool half = s->wire == LT_F16 || s->wire == LT_BF16;
@@ -352,8 +352,8 @@ static lt_status time_sums(lt_group *g, const lt_sum *sum, float *mpi, double *s
 }
 
 /* MPI gets a second array, because MPI_Allreduce is slower in place. */
-lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, double *seconds,
-                        int n)
+lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi,
+                                  double *seconds, int n)
 {
     if (by_mpi && !g->transport->mpi_allreduce)
         return lt_fail(LT_EENV, "ranks in one process do not use MPI");

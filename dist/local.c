@@ -149,8 +149,8 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
 lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
 {
     static const lt_group_config defaults;
-    if (n < 1 || n > LT_MAX_SHARES)
-        return lt_fail(LT_EUSAGE, "a process must have 1 to %d ranks, not %d", LT_MAX_SHARES, n);
+    if (n < 1 || n > LT_MAX_SUMMANDS)
+        return lt_fail(LT_EUSAGE, "a process must have 1 to %d ranks, not %d", LT_MAX_SUMMANDS, n);
     shared *s = shared_new(n);
     lt_status status = s ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
     int made = 0;

@@ -74,7 +74,7 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
 }
 
 /* Records the loss of the first rank of a node as the failure of the job. */
-static void report_gone(mpi_transport *c, int node)
+static void report_lost_node(mpi_transport *c, int node)
 {
     char text[32 + LT_SEEN_BYTES];
     int rank = c->nodes.first[node];
@@ -94,7 +94,7 @@ static void check_nodes(mpi_transport *c)
     for (int node = 0; c->liveness && node < c->nodes.n; node++) {
         cut |= lt__liveness_is_lost(c->liveness, node, 0);
         if (lt__liveness_is_lost(c->liveness, node, LIVENESS_SECONDS))
-            report_gone(c, node);
+            report_lost_node(c, node);
     }
     if (cut)
         return;
@@ -495,8 +495,8 @@ static lt_status open_side(mpi_transport *c)
 static lt_status begin(mpi_transport *c)
 {
     size_t size = (size_t)c->net.size;
-    if (c->net.n_node > LT_MAX_SHARES)
-        return lt_fail(LT_EUSAGE, "a node must have 1 to %d ranks, not %d", LT_MAX_SHARES,
+    if (c->net.n_node > LT_MAX_SUMMANDS)
+        return lt_fail(LT_EUSAGE, "a node must have 1 to %d ranks, not %d", LT_MAX_SUMMANDS,
                        c->net.n_node);
     c->ring = (lt_ring){.net = &c->net,
                         .channel = LT_NET_DATA,
@@ -518,7 +518,7 @@ static lt_status begin(mpi_transport *c)
 }
 
 /* Opening has failed. Reports the first failure, which may come from another rank. */
-static lt_status say_why(mpi_transport *c, lt_status status)
+static lt_status report_open_failure(mpi_transport *c, lt_status status)
 {
     char text[1024];
     int rank;
@@ -540,7 +540,7 @@ lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt
     pthread_mutex_init(&c->lock, NULL);
     lt_status status = begin(c);
     if (status != LT_OK)
-        return say_why(c, status);
+        return report_open_failure(c, status);
     *group = lt__group_new(&transport, c, net->rank, net->size, c->shm.timeout);
     return *group ? LT_OK : LT_ENOMEM;
 }

@@ -41,7 +41,7 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
     return LT_OK;
 }
 
-void lt__record_forget_losses(lt_record *r)
+void lt__record_discard_losses(lt_record *r)
 {
     while (r->n_losses > 0)
         lt_deferred_free(r->losses[--r->n_losses]);
@@ -178,7 +178,7 @@ lt_status lt__record_read_bn_stats(const lt_record *r, lt_ctx *ctx)
 
 void lt__record_free(lt_record *r)
 {
-    lt__record_forget_losses(r);
+    lt__record_discard_losses(r);
     free(r->losses);
     lt__bn_layers_free(&r->bn_layers);
     free(r->data);

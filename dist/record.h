@@ -37,7 +37,7 @@ typedef struct lt_rank_record { /* the separate numbers of one rank */
  * LT_ENOMEM, or a failure of the accelerator. */
 LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
 /* Discards the losses, before the next shard or step. */
-void lt__record_forget_losses(lt_record *record);
+void lt__record_discard_losses(lt_record *record);
 /* Writes the record of this rank, with no parameter in use yet. LT_ENOMEM, or a failure of the
  * accelerator. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,

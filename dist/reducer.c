@@ -34,16 +34,16 @@ static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
 
 static void take_slots(lt_reducer *r)
 {
-    lt_grad_slots slots = {.ud = r, .alloc_arena = alloc_arena};
+    lt_grad_callbacks slots = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
-        slots = (lt_grad_slots){.ud = r,
-                                .begin = begin,
-                                .ready = ready,
-                                .end = end,
-                                .update = update,
-                                .synchronize = synchronize,
-                                .alloc_arena = alloc_arena};
-    lt_set_grad_slots(r->ctx, &slots);
+        slots = (lt_grad_callbacks){.ud = r,
+                                    .begin = begin,
+                                    .ready = ready,
+                                    .end = end,
+                                    .update = update,
+                                    .synchronize = synchronize,
+                                    .alloc_arena = alloc_arena};
+    lt_set_grad_callbacks(r->ctx, &slots);
 }
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
@@ -85,7 +85,7 @@ void lt_reducer_free(lt_reducer *r)
     if (!r)
         return;
     lt_ctx *ctx = r->ctx;
-    lt_set_grad_slots(ctx, NULL);
+    lt_set_grad_callbacks(ctx, NULL);
     lt_status status = lt_group_wait(r->group);
     (void)status; /* the optimizer step that needs the result reports a failure */
     lt__record_free(&r->record);
@@ -180,7 +180,7 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
                                           (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0);
     if (status == LT_OK && here != x)
         status = lt_write(x, here->data);
-    lt__wrote(x);
+    lt__bump_version(x);
     lt_release(here);
     return status;
 }
@@ -212,7 +212,7 @@ static lt_status compare_sums(const lt_reducer *r)
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
-    int before = r->plan.n_items, gone_through = r->shard + r->summed;
+    int before = r->plan.n_items, shards_done = r->shard + r->summed;
     if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
     LT_TRY(
@@ -220,7 +220,7 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
     for (int i = 0; i < n; i++) {
         if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
-        if (gone_through > 0 && gone_through < r->shards) /* earlier records have no place for it */
+        if (shards_done > 0 && shards_done < r->shards) /* earlier records have no place for it */
             return lt_fail(
                 LT_EUSAGE,
                 "with vranks, a parameter must be added before the first shard of a batch, not "
@@ -379,7 +379,7 @@ static lt_status add_to_tree_sums(lt_reducer *r)
     }
     r->summed = true;
     r->has_share = false;
-    lt__record_forget_losses(&r->record);
+    lt__record_discard_losses(&r->record);
     r->backwards = 0;
     return LT_OK;
 }
@@ -392,7 +392,7 @@ static lt_status finish_exchange(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
     if (r->disagrees)
-        return lt__agree_name(r);
+        return lt__agree_find_difference(r);
     LT_TRY(lt__staging_stream_wait(&r->staging));
     for (int i = r->plan.n_items - 1; i >= 0 && !r->synchronized; i--) {
         lt_bucket_item *it = &r->plan.items[i];
@@ -429,7 +429,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
     if (r->backwards++ == 0)
-        lt__agree_look(r);
+        lt__agree_record_frozen(r);
     r->more = true;
     r->began = lt__seconds();
     note_grad_states(r);
@@ -525,7 +525,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     LT_TRY(read_record(r));
     r->last.waited = lt__seconds() - before;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
-    lt__record_forget_losses(&r->record);
+    lt__record_discard_losses(&r->record);
     r->backwards = 0;
     r->exchanged = r->more = r->looked = false;
     for (int i = 0; i < r->plan.n_items; i++) {
@@ -541,7 +541,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
  * global loss is that times the rank's share, so the numbers are multiplied by the share before the
  * sum. They are divided by it afterwards, because the exchange will multiply the resulting
  * gradients by the share. A rank without rows contributes zeros. */
-lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
+lt_status lt_reducer_allreduce(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_reducer *r = ud;
     lt_sum sum = {.what = backward ? "the gradients of batch norm" : "the statistics of batch norm",

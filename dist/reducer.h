@@ -36,7 +36,7 @@ struct lt_reducer {
     int64_t rows;           /* of the global batch; 0 if not set */
     uint32_t data;          /* see lt_reducer_set_data() */
     uint32_t *written;      /* (plan.n_arenas) the version of its parameters at the last record */
-    bool looked;            /* lt__agree_look() was called in this step */
+    bool looked;            /* lt__agree_record_frozen() was called in this step */
     bool disagrees;         /* the last record shows that the ranks disagree */
     int shards, shard;      /* shards of this rank, and the current one; 0 without vranks */
     bool has_share;         /* the share of the current shard is set */
@@ -52,13 +52,13 @@ struct lt_reducer {
 /* agree.c: checks of what must be the same on all ranks. */
 /* Records which parameters are frozen. Called at the first backward of a step, or before its record
  * if the step has no backward. */
-void lt__agree_look(lt_reducer *r);
+void lt__agree_record_frozen(lt_reducer *r);
 /* Fills own->agree and own->writes. */
 void lt__agree_write(lt_reducer *r, lt_rank_record *own);
 /* Called after a record in which `agree` differs, to find the difference. Always fails: LT_EDESYNC
  * with the first difference, or LT_ENOMEM. A collective on the rank's thread, like
  * lt__agree_compare_weights(). */
-LT_MUST lt_status lt__agree_name(lt_reducer *r);
+LT_MUST lt_status lt__agree_find_difference(lt_reducer *r);
 /* Called after a record in which `writes` differs. LT_EDESYNC if parameter values differ as well,
  * or LT_ENOMEM. */
 LT_MUST lt_status lt__agree_compare_weights(lt_reducer *r);

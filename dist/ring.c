@@ -172,7 +172,7 @@ static bool has_room(const window *w, int64_t all)
     return w->begun < all && w->begun < w->done + DEPTH;
 }
 
-static int begin_in(const lt_ring *r, const flow *f, window *w)
+static int start_receive_chunk(const lt_ring *r, const flow *f, window *w)
 {
     int64_t i = w->begun++;
     size_t bytes = (size_t)(piece_at(f, i, true).count * wire_bytes(f));
@@ -180,7 +180,7 @@ static int begin_in(const lt_ring *r, const flow *f, window *w)
                            &w->request[i % DEPTH]);
 }
 
-static int begin_out(lt_ring *r, const flow *f, window *w)
+static int start_send_chunk(lt_ring *r, const flow *f, window *w)
 {
     int64_t i = w->begun++;
     piece p = piece_at(f, i, false);
@@ -193,7 +193,7 @@ static int begin_out(lt_ring *r, const flow *f, window *w)
 }
 
 /* Tests the first chunk in transit. 1 if it is done, 0 if not, -1 if the other rank is lost. */
-static int look_at_first(const lt_ring *r, window *w)
+static int test_first(const lt_ring *r, window *w)
 {
     if (w->done == w->begun)
         return 0;
@@ -202,7 +202,7 @@ static int look_at_first(const lt_ring *r, window *w)
 
 /* Whether received chunk i may be written to its place. It must wait until an earlier chunk has
  * been sent from the same memory. */
-static bool is_free(const flow *f, const window *out, int64_t i)
+static bool is_writable(const flow *f, const window *out, int64_t i)
 {
     return !f->in_place || f->adds == 0 || i - f->adds < out->done;
 }
@@ -213,24 +213,24 @@ static lt_status run_flow(lt_ring *r, const flow *f)
     backoff p = new_backoff(r);
     while (in.done < f->in || out.done < f->out) {
         bool moved = false;
-        int came = 0, went = 0;
+        int received = 0, sent = 0;
         if (has_room(&in, f->in)) {
-            came = begin_in(r, f, &in);
+            received = start_receive_chunk(r, f, &in);
             moved = true;
         }
         if (has_room(&out, f->out) && out.begun < in.done + f->lead) {
-            went = begin_out(r, f, &out);
+            sent = start_send_chunk(r, f, &out);
             moved = true;
         }
-        if (came == 0 && is_free(f, &out, in.done) && (came = look_at_first(r, &in)) > 0) {
+        if (received == 0 && is_writable(f, &out, in.done) && (received = test_first(r, &in)) > 0) {
             use(f, in.done, slot_of(&in, in.done));
             in.done++;
         }
-        if (went == 0 && (went = look_at_first(r, &out)) > 0)
+        if (sent == 0 && (sent = test_first(r, &out)) > 0)
             out.done++;
-        if (came < 0 || went < 0)
-            return lost(r, came < 0 ? f->from : f->to, f->what);
-        if (moved || came || went)
+        if (received < 0 || sent < 0)
+            return lost(r, received < 0 ? f->from : f->to, f->what);
+        if (moved || received || sent)
             reset_backoff(r, &p);
         else
             LT_TRY(back_off(r, &p, in.done < f->in ? f->from : f->to, f->what));
@@ -298,7 +298,7 @@ static lt_status exchange(lt_ring *r, flow f, int with, bool to, bool from)
 
 /* Recursive doubling. Members beyond the largest power of two first send their values to another
  * member, and receive the result at the end. */
-static lt_status sum_by_pairs(lt_ring *r, flow f)
+static lt_status recursive_doubling(lt_ring *r, flow f)
 {
     int whole = 1, i = r->index;
     while (2 * whole <= r->size)
@@ -317,7 +317,7 @@ static lt_status sum_by_pairs(lt_ring *r, flow f)
     return i < rest ? exchange(r, f, i + whole, true, false) : LT_OK;
 }
 
-static lt_status sum_around(lt_ring *r, flow f)
+static lt_status ring_allreduce(lt_ring *r, flow f)
 {
     f.parts = r->size;
     f.part = r->index;
@@ -348,11 +348,11 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
     if (r->size == 1 || sum->count == 0)
         return LT_OK;
     if (!r->tree && sum->count * wire_bytes(&f) > SMALL)
-        return sum_around(r, f);
+        return ring_allreduce(r, f);
     int64_t most = CHUNK / wire_bytes(&f);
     for (int64_t left = sum->count; left > 0; left -= f.count) {
         f.count = left < most ? left : most;
-        LT_TRY(sum_by_pairs(r, f));
+        LT_TRY(recursive_doubling(r, f));
         f.data += (size_t)f.count * lt_dtype_bytes(f.dtype);
     }
     return LT_OK;

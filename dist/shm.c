@@ -267,7 +267,7 @@ typedef struct wait {
     bool until_done;            /* wait for `done`, not `posted` */
 } wait;
 
-static bool has_come(const lt_shm *shm, const wait *w, int rank)
+static bool has_arrived(const lt_shm *shm, const wait *w, int rank)
 {
     const post *p = post_of(shm, rank);
     const atomic_uint *counter = w->counter ? w->counter : w->until_done ? &p->done : &p->posted;
@@ -278,9 +278,9 @@ static bool has_come(const lt_shm *shm, const wait *w, int rank)
 static int missing(const lt_shm *shm, const wait *w)
 {
     if (w->counter)
-        return has_come(shm, w, w->rank) ? -1 : w->rank;
+        return has_arrived(shm, w, w->rank) ? -1 : w->rank;
     for (int rank = 0; rank < shm->size; rank++)
-        if (!has_come(shm, w, rank))
+        if (!has_arrived(shm, w, rank))
             return rank;
     return -1;
 }
@@ -293,8 +293,8 @@ static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *de
     if (w->until_done && !shm->is_alive)
         return LT_OK;
     LT_TRY(lt__shm_check(shm));
-    bool left = has_left(shm, who) && !has_come(shm, w, who);
-    bool lost = is_lost(shm, who) && !has_come(shm, w, who);
+    bool left = has_left(shm, who) && !has_arrived(shm, w, who);
+    bool lost = is_lost(shm, who) && !has_arrived(shm, w, who);
     int rank = rank_of(shm, who), own = rank_of(shm, shm->rank);
     if (!left && !lost && !lt__deadline_is_over(deadline))
         return LT_OK;
@@ -439,14 +439,14 @@ static int64_t part_begin(const lt_shm *shm, int rank, int64_t count, lt_dtype d
 
 /* Finds the data of all ranks for the next *bytes. Reduces *bytes to the number that is visible on
  * every rank. */
-static lt_status find_shares(const lt_shm *shm, void *own, lt_share *share, size_t *bytes)
+static lt_status find_shares(const lt_shm *shm, void *own, lt_summand *share, size_t *bytes)
 {
     for (int who = 0; who < shm->size; who++) {
         const post *p = post_of(shm, who);
         void *data = who == shm->rank ? own : map_view(shm, who, &p->view);
         if (!data && *bytes > 0)
             return lt_errcode();
-        share[who] = (lt_share){data, p->scale};
+        share[who] = (lt_summand){data, p->scale};
         *bytes = visible_bytes(shm, &p->view, *bytes);
     }
     return LT_OK;
@@ -456,7 +456,7 @@ static lt_status find_shares(const lt_shm *shm, void *own, lt_share *share, size
 static lt_status sum_chunk(lt_shm *shm, const lt_sum *sum, const lt_coll_sig *sig, char *data,
                            size_t *bytes)
 {
-    lt_share share[LT_MAX_SHARES];
+    lt_summand share[LT_MAX_SUMMANDS];
     view shown = expose(shm, data, *bytes);
     LT_TRY(post_and_wait(shm, sig, sum->scale, shown));
     if (find_shares(shm, shown.staged ? shm->staging : data, share, bytes) != LT_OK)
@@ -464,7 +464,7 @@ static lt_status sum_chunk(lt_shm *shm, const lt_sum *sum, const lt_coll_sig *si
     int64_t count = (int64_t)(*bytes / lt_dtype_bytes(sum->dtype));
     int64_t first = part_begin(shm, shm->rank, count, sum->dtype);
     int64_t end = part_begin(shm, shm->rank + 1, count, sum->dtype);
-    lt__sum_shares(share, shm->size, sum->dtype, sum->wire, first, end - first);
+    lt__sum_arrays(share, shm->size, sum->dtype, sum->wire, first, end - first);
     shm->bytes += 2 * (uint64_t)count * lt_dtype_bytes(sum->wire) * (uint64_t)(shm->size - 1) /
                   (uint64_t)shm->size;
     LT_TRY(finish(shm));

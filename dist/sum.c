@@ -7,7 +7,7 @@
 #include "core/simd.h"
 #include "dist/sum.h"
 
-/* BLOCK: elements. LEVELS: of a tree over LT_MAX_SHARES ranks, and one to spare. */
+/* BLOCK: elements. LEVELS: of a tree over LT_MAX_SUMMANDS ranks, and one to spare. */
 enum { BLOCK = 512, LEVELS = 10 };
 
 /* The elements of a block, in the type in which they are added. */
@@ -18,13 +18,13 @@ typedef union block {
 } block;
 
 typedef struct work {
-    const lt_share *share;
+    const lt_summand *share;
     lt_dtype dtype, wire;
     int64_t at; /* first element of the block */
     int n;      /* number of its elements */
 } work;
 
-bool lt__sum_knows(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }
+bool lt__sum_supports(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }
 
 LT_SIMD static void scale_f32(float *x, int n, float scale)
 {
@@ -108,7 +108,7 @@ static void add_up(const work *j, int first, int n, block *to)
         return;
     }
     if (n == 2 && j->dtype == LT_F32 && j->wire == LT_F32) {
-        const lt_share *s = &j->share[first];
+        const lt_summand *s = &j->share[first];
         add_two_f32(to->f32, place(j, first), (float)s[0].scale, place(j, first + 1),
                     (float)s[1].scale, j->n);
         return;
@@ -131,12 +131,12 @@ static void give(const work *j, int n, block *x)
             lt_convert(place(j, rank), j->dtype, x->f32, LT_F32, (size_t)j->n);
 }
 
-static work work_at(const lt_share *share, lt_dtype dtype, lt_dtype wire, int64_t at, int64_t end)
+static work work_at(const lt_summand *share, lt_dtype dtype, lt_dtype wire, int64_t at, int64_t end)
 {
     return (work){share, dtype, wire, at, end - at < BLOCK ? (int)(end - at) : BLOCK};
 }
 
-void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
+void lt__sum_arrays(const lt_summand *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count)
 {
     block level[LEVELS];
@@ -155,7 +155,7 @@ void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire,
 void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count)
 {
     block own, other;
-    lt_share share = {to, 1};
+    lt_summand share = {to, 1};
     for (int64_t at = 0; at < count; at += BLOCK) {
         work j = work_at(&share, dtype, wire, at, count);
         const char *come = (const char *)from + (size_t)at * lt_dtype_bytes(wire);

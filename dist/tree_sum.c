@@ -53,10 +53,10 @@ lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data, 
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
     int level = 0;
     LT_TRY(make_room(sum, levels_of(shards), bytes));
-    lt__sum_shares(&(lt_share){data, scale}, 1, dtype, dtype, 0, count);
+    lt__sum_arrays(&(lt_summand){data, scale}, 1, dtype, dtype, 0, count);
     for (; shard >> level & 1; level++) {
-        lt_share both[2] = {{sum->level[level], 1}, {data, 1}};
-        lt__sum_shares(both, 2, dtype, dtype, 0, count);
+        lt_summand both[2] = {{sum->level[level], 1}, {data, 1}};
+        lt__sum_arrays(both, 2, dtype, dtype, 0, count);
     }
     if (shard < shards - 1)
         memcpy(sum->level[level], data, bytes);

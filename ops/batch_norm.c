@@ -47,9 +47,9 @@ static lt_status shape(lt_call *c)
                        x->ndim, LT_TEXT(x));
     int64_t channels = x->dims[x->ndim - 1];
     for (int i = SCALE; i <= VAR; i++)
-        LT_TRY(lt__want_dims(c, i, 1, &channels, "one value per channel"));
+        LT_TRY(lt__require_dims(c, i, 1, &channels, "one value per channel"));
     if (residual)
-        LT_TRY(lt__want_dims(c, RESIDUAL, x->ndim, x->dims, "the shape of x"));
+        LT_TRY(lt__require_dims(c, RESIDUAL, x->ndim, x->dims, "the shape of x"));
     LT_TRY(lt__number_in(c, MOMENTUM, 0, 1));
     LT_TRY(lt__number_in(c, EPS, 0, INFINITY));
     if (!lt__flag(c, SYNC))
@@ -94,7 +94,7 @@ static void channel_statistics(lt_call *c, int64_t k)
             return;
         }
         if (c->summed) {
-            m = lt__take_moments(c, k, running);
+            m = lt__read_moments(c, k, running);
         } else {
             for (int64_t i = k; i < n; i += channels)
                 m.mean += x[i];
@@ -103,7 +103,7 @@ static void channel_statistics(lt_call *c, int64_t k)
                 m.squares += (x[i] - m.mean) * (x[i] - m.mean);
         }
         if (lt__is_first_run(c))
-            lt__give_moments(c, k, running, m);
+            lt__write_moments(c, k, running, m);
         double all = lt__all_rows(c), variance = all > 0 ? m.squares / all : 0;
         mean[k] = (T)m.mean;
         var[k] = (T)(variance < 0 ? 0 : variance);
@@ -254,9 +254,9 @@ const lt_op lt__op_batch_norm = {
 static lt_status check_statistics(const lt_call *c, int n)
 {
     LT_TRY(check_floats(c, 4));
-    LT_TRY(lt__want_ndim(c, 0, 1, "(channels)"));
+    LT_TRY(lt__require_ndim(c, 0, 1, "(channels)"));
     for (int i = 1; i < 4; i++)
-        LT_TRY(lt__want_dims(c, i, 1, c->in[0]->dims, "one value per channel"));
+        LT_TRY(lt__require_dims(c, i, 1, c->in[0]->dims, "one value per channel"));
     for (int k = 0; k < n; k++)
         LT_TRY(lt__number_in(c, k, 0, INFINITY));
     return LT_OK;
@@ -311,8 +311,8 @@ static lt_status update_forward(lt_call *c)
         const T *mean = c->in[2]->data;
         const T *var = c->in[3]->data;
         for (int64_t k = 0; k < c->in[0]->count; k++) {
-            running_mean[k] = (T)lt__moved(running_mean[k], mean[k], momentum);
-            running_var[k] = (T)lt__moved(running_var[k], unbias * var[k], momentum);
+            running_mean[k] = (T)lt__running_update(running_mean[k], mean[k], momentum);
+            running_var[k] = (T)lt__running_update(running_var[k], unbias * var[k], momentum);
         }
     );
     return LT_OK;

@@ -39,7 +39,7 @@ static plan plan_for(const lt_tensor *x)
         p.width *= 2;
     p.packs = p.width / V;
     p.whole = p.n / p.width;
-    p.columns = lt__columns_over(lt__cuts(p.n, p.width), p.packs);
+    p.columns = lt__columns_over(lt__ceil_div(p.n, p.width), p.packs);
     return p;
 }
 
@@ -152,9 +152,9 @@ __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
         float d = lt__value(x.at[k]) - s.center[k];
         float g = GATE == MOMENTS ? d : lt__value(dy.at[k]);
         if (GATE == BY_Y)
-            g = lt__passed(q.act, lt__value(y.at[k]), g);
+            g = lt__act_grad(q.act, lt__value(y.at[k]), g);
         if (GATE == BY_X)
-            g = lt__passed(q.act, d * s.factor[k] + s.shift[k], g);
+            g = lt__act_grad(q.act, d * s.factor[k] + s.shift[k], g);
         s.sum[k] += g;
         s.product[k] += g * d;
         if (WRITES)
@@ -350,7 +350,7 @@ static channels channels_of(const lt_call *c, const plan *p)
 static lt_status join_parts(const lt_call *c, const plan *p,
                             void (*kernel)(const channels, const lt_two *, float *, float *))
 {
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_JOINED_COLUMNS), kernel,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_JOINED_COLUMNS), kernel,
                       channels_of(c, p), (const lt_two *)part_sums(c, p),
                       (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
 }
@@ -360,7 +360,7 @@ static lt_status join_parts(const lt_call *c, const plan *p,
 static lt_status use_statistics(const lt_call *c, const plan *p, const lt_tensor *mean,
                                 const lt_tensor *var, bool give)
 {
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_THREADS), coefficient_kernel,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_THREADS), coefficient_kernel,
                       channels_of(c, p), lt__numbers_of(mean), lt__numbers_of(var),
                       give ? (float *)c->out[BATCH_MEAN]->data : (float *)NULL,
                       give ? (float *)c->out[BATCH_VAR]->data : (float *)NULL);
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(LT_THREADS)
         float v = LT_NORMALISED(lt__value(x.at[k]), mean[k], factor[k], shift[k]);
         if (q.residual)
             v += lt__value(more.at[k]);
-        x.at[k] = lt_element<E>::of(lt__bounded(q.act, v));
+        x.at[k] = lt_element<E>::of(lt__act(q.act, v));
     }
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
@@ -432,9 +432,9 @@ __global__ void __launch_bounds__(LT_THREADS)
         d[k] = lt__value(x.at[k]) - d[k];
         g[k] = lt__value(dy.at[k]);
         if (GATE == BY_Y)
-            g[k] = lt__passed(q.act, lt__value(y.at[k]), g[k]);
+            g[k] = lt__act_grad(q.act, lt__value(y.at[k]), g[k]);
         if (GATE == BY_X)
-            g[k] = lt__passed(q.act, d[k] * factor[k] + more[k], g[k]);
+            g[k] = lt__act_grad(q.act, d[k] * factor[k] + more[k], g[k]);
     }
     if (q.add)
         x = lt__load<V>((const E *)q.out, i, q.p.n, q.wide);
@@ -453,7 +453,7 @@ static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
                                 void (*kernel)(const result_pass<E>))
 {
     enum { V = 16 / sizeof(E) };
-    return lt__launch(cuda, lt__cuts(lt__cuts(q.p.n, V), LT_THREADS), kernel, q);
+    return lt__launch(cuda, lt__ceil_div(lt__ceil_div(q.p.n, V), LT_THREADS), kernel, q);
 }
 
 /* ==== Forward ================================================================================= */
@@ -492,7 +492,7 @@ template <class E> static lt_status forward(const lt_call *c)
 static lt_status check(const lt_cuda *cuda, const lt_call *c)
 {
     const lt_tensor *x = c->in[X], *residual = lt__optional(c, c->in, RESIDUAL);
-    LT_TRY(lt__want_kernels(cuda, c->in, c->n_in));
+    LT_TRY(lt__require_kernels(cuda, c->in, c->n_in));
     if (residual && residual->dtype != x->dtype)
         return cuda->host->fail(LT_EUNSUPPORTED, "%s requires a residual of x's dtype; cast it",
                                 cuda->name);
@@ -528,8 +528,8 @@ static lt_status join_products(const lt_call *c, const plan *p)
     d.var = gradient_of(c, VAR, &d.add_var);
     int64_t rows = lt__rows_of(c->in[X]);
     double share = lt__flag(c, TRAIN) && rows > 0 ? 1 / (double)rows : 0;
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_JOINED_COLUMNS), products_kernel,
-                      channels_of(c, p), (const lt_two *)part_sums(c, p),
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_JOINED_COLUMNS),
+                      products_kernel, channels_of(c, p), (const lt_two *)part_sums(c, p),
                       (const float *)c->out[BATCH_VAR]->data, d, share);
 }
 

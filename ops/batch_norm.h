@@ -69,7 +69,7 @@ typedef struct lt_moments {
 
 /* First run: writes the moments m of this rank's rows to the sums of the channel. c->sums[0] must
  * already be set. */
-static inline void lt__give_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
+static inline void lt__write_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
 {
     double *sums = lt__sums_of(c, channel), d = m.mean - center;
     sums[0] = c->sums[0] * d;
@@ -77,7 +77,7 @@ static inline void lt__give_moments(const lt_call *c, int64_t channel, double ce
 }
 
 /* Second run: the moments of the rows of all ranks. */
-static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, double center)
+static inline lt_moments lt__read_moments(const lt_call *c, int64_t channel, double center)
 {
     const double *sums = lt__sums_of(c, channel);
     double d = c->sums[0] > 0 ? sums[0] / c->sums[0] : 0;
@@ -107,14 +107,14 @@ static inline lt_status lt__check_rows(const lt_call *c)
     ((factor) * (g) + ((slope) * (d) + (offset)))
 
 /* v clamped by act. */
-LT_BOTH LT_INLINE float lt__bounded(lt_bounds act, float v)
+LT_BOTH LT_INLINE float lt__act(lt_bounds act, float v)
 {
     v = v < act.low ? act.low : v;
     return v > act.high ? act.high : v;
 }
 
 /* The gradient through act: dy if y is strictly between the bounds, else 0. */
-LT_BOTH LT_INLINE float lt__passed(lt_bounds act, float y, float dy)
+LT_BOTH LT_INLINE float lt__act_grad(lt_bounds act, float y, float dy)
 {
     dy = y <= act.low ? 0 : dy;
     return y >= act.high ? 0 : dy;
@@ -164,7 +164,7 @@ LT_BOTH LT_INLINE double lt__merged_mean(double mean, double mean2, double part)
 }
 
 /* The running statistic after one step. now: the statistic of the batch. */
-LT_BOTH LT_INLINE double lt__moved(double running, double now, double momentum)
+LT_BOTH LT_INLINE double lt__running_update(double running, double now, double momentum)
 {
     return (1 - momentum) * running + momentum * now;
 }
@@ -186,7 +186,7 @@ enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
 /* How a pass computes g. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
- * lt__passed() of y and dy. BY_X: the same, with y recomputed from x. */
+ * lt__act_grad() of y and dy. BY_X: the same, with y recomputed from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */

@@ -27,7 +27,7 @@ __device__ static bool find_channel(const statistics &s, int64_t *k)
 template <class... A>
 static lt_status launch(const lt_call *c, void (*kernel)(statistics, A...), A... args)
 {
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(c->in[0]->count, LT_THREADS), kernel,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(c->in[0]->count, LT_THREADS), kernel,
                       statistics_of(c), args...);
 }
 
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
 static lt_status batch_norm_merge_fwd(lt_call *c)
 {
     double count = lt__number(c, 0), count2 = lt__number(c, 1);
-    LT_TRY(lt__want_kernels(lt__cuda(c->ctx), c->in, 4));
+    LT_TRY(lt__require_kernels(lt__cuda(c->ctx), c->in, 4));
     if (count2 == 0)
         return LT_OK;
     return launch(c, merge_kernel, count2 / (count + count2));
@@ -60,8 +60,9 @@ static __global__ void __launch_bounds__(LT_THREADS)
     int64_t k;
     if (!find_channel(s, &k))
         return;
-    double mean = lt__moved(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
-    double var = lt__moved(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
+    double mean = lt__running_update(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
+    double var =
+        lt__running_update(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
     lt__put_number(s.mean, k, false, (float)mean);
     lt__put_number(s.var, k, false, (float)var);
 }
@@ -69,7 +70,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
 static lt_status batch_norm_update_fwd(lt_call *c)
 {
     double count = lt__number(c, 0);
-    LT_TRY(lt__want_kernels(lt__cuda(c->ctx), c->in, 4));
+    LT_TRY(lt__require_kernels(lt__cuda(c->ctx), c->in, 4));
     if (count == 0)
         return LT_OK;
     return launch(c, update_kernel, lt__unbias(count), lt__number(c, 1));

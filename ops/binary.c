@@ -44,7 +44,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define FORWARD_BLOCK(name, types, z_of)                                                           \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        LT_AND_BF16(                                                                               \
+        LT_WITH_BF16(                                                                              \
             types, b->dtype, T, E, const E *restrict xs = b->in[0], *restrict ys = b->in[1];       \
             E *restrict out = b->z; for (int64_t i = 0; i < b->n; i++) {                           \
                 const T x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);                                  \
@@ -56,7 +56,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define BACKWARD_BLOCK(name, saved, d_of)                                                          \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        LT_AND_BF16(                                                                               \
+        LT_WITH_BF16(                                                                              \
             LT_FLOATS, b->dtype, T, E, const E *dzs = b->in[0];                                    \
             const E *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
             E *out = b->z; /* may be equal to dzs */                                               \

@@ -26,8 +26,8 @@ extern const lt_op lt__op_linear; /* in matmul.c */
 static lt_status describe(const lt_call *c, lt_conv *v)
 {
     const lt_tensor *x = c->in[X], *w = c->in[W];
-    LT_TRY(lt__want_ndim(c, X, 4, "(n, h, w, c)"));
-    LT_TRY(lt__want_ndim(c, W, 4, "(out, kh, kw, in/groups)"));
+    LT_TRY(lt__require_ndim(c, X, 4, "(n, h, w, c)"));
+    LT_TRY(lt__require_ndim(c, W, 4, "(out, kh, kw, in/groups)"));
     LT_TRY(lt__pair(c, STRIDE, 1, v->window.stride));
     LT_TRY(lt__pair(c, PAD, 0, v->window.pad));
     LT_TRY(lt__pair(c, DILATION, 1, v->window.dilation));
@@ -64,7 +64,7 @@ static lt_status shape(lt_call *c)
     LT_TRY(lt__same_float(c, 3));
     LT_TRY(describe(c, &v));
     if (c->n_in > B && c->in[B])
-        LT_TRY(lt__want_dims(c, B, 1, &v.out, "one value per output channel"));
+        LT_TRY(lt__require_dims(c, B, 1, &v.out, "one value per output channel"));
     int64_t dims[4] = {v.n, v.window.out[0], v.window.out[1], v.out};
     lt__spec(c, 0, (lt_dtype)c->in[X]->dtype, 4, dims);
     return LT_OK;

@@ -56,7 +56,7 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
         LT_IVDEP
         for (int64_t k = 0; k < b->n; k++) {
             T scaled = in[k] * scale;
-            LT_PUT(add, out[k], LT_DROPPED(scaled, word[k], lowest));
+            LT_PUT(add, out[k], LT_DROPOUT(scaled, word[k], lowest));
         }
     );
 }

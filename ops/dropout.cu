@@ -22,7 +22,7 @@ template <class E> __device__ void drop_four(const drawing &q, uint64_t block, c
                                     (uint32_t)(q.stream >> 32)};
     lt__philox(counter, q.key, word);
     for (int k = 0; k < 4; k++) {
-        float scaled = lt__value(x[k]) * q.scale, v = LT_DROPPED(scaled, word[k], q.lowest);
+        float scaled = lt__value(x[k]) * q.scale, v = LT_DROPOUT(scaled, word[k], q.lowest);
         y[k] = lt_element<E>::of(q.add ? lt__value(y[k]) + v : v);
     }
 }
@@ -58,9 +58,9 @@ static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in,
     q.scale = (float)lt__kept_scale(lt__number(c, P));
     q.add = add;
     q.wide = lt__are_wide((E *)out->data, (E *)in->data) && q.before % V == 0;
-    int64_t packs = lt__cuts(q.before % V + q.n, V);
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(q.n > 0 ? packs : 0, LT_THREADS), drop_kernel<E>,
-                      (E *)out->data, (const E *)in->data, q);
+    int64_t packs = lt__ceil_div(q.before % V + q.n, V);
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(q.n > 0 ? packs : 0, LT_THREADS),
+                      drop_kernel<E>, (E *)out->data, (const E *)in->data, q);
 }
 
 static lt_status drop(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)

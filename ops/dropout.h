@@ -16,7 +16,7 @@ static inline uint32_t lt__lowest_kept(double p)
 static inline double lt__kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 /* y of an element: `scaled`, which is x times lt__kept_scale(), or 0 if the element is dropped. */
-#define LT_DROPPED(scaled, word, lowest) ((word) >= (lowest) ? (scaled) : 0)
+#define LT_DROPOUT(scaled, word, lowest) ((word) >= (lowest) ? (scaled) : 0)
 
 /* Index of the first element of x in the global batch. The shape rule has checked that it does not
  * overflow. */

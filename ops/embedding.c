@@ -14,7 +14,7 @@ static lt_status shape(lt_call *c)
     int64_t dims[LT_MAX_DIMS];
     if (w->ndim < 1)
         return lt_fail(LT_EINVAL, "w must have at least 1 axis (rows, ...), but has none");
-    LT_TRY(lt__want_integers(c, IDS));
+    LT_TRY(lt__require_integers(c, IDS));
     int ndim = ids->ndim + w->ndim - 1;
     if (ndim > LT_MAX_DIMS)
         return lt_fail(LT_EINVAL,

@@ -82,7 +82,7 @@ lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t 
     }
 }
 
-lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
+lt_status lt__cuda_report_bad_id(const lt_cuda *cuda)
 {
     lt_bad_id bad = *cuda->bad_id;
     if (bad.kind == LT_NO_BAD_ID)
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 template <class U>
 static lt_status gather(const lt_cuda *cuda, const table &t, void *to, const void *from)
 {
-    return lt__launch(cuda, lt__cuts(t.n * t.width, LT_THREADS), gather_kernel<U>, (U *)to,
+    return lt__launch(cuda, lt__ceil_div(t.n * t.width, LT_THREADS), gather_kernel<U>, (U *)to,
                       (const U *)from, t);
 }
 
@@ -206,9 +206,9 @@ template <class E> static lt_status scatter(lt_call *c)
 {
     lt_tensor *dw = c->d_in[W];
     table t = table_of(c, dw);
-    int64_t rows = lt__cuts(t.rows, MAX_BLOCKS);
+    int64_t rows = lt__ceil_div(t.rows, MAX_BLOCKS);
     float *sums = (float *)(dw->dtype == LT_F32 ? dw->data : c->scratch);
-    return lt__launch(lt__cuda(c->ctx), t.width > 0 && rows > 0 ? lt__cuts(t.rows, rows) : 0,
+    return lt__launch(lt__cuda(c->ctx), t.width > 0 && rows > 0 ? lt__ceil_div(t.rows, rows) : 0,
                       scatter_kernel<E>, t, rows, sums, (E *)dw->data, (const E *)c->d_out[0]->data,
                       lt__adds(c, W));
 }

@@ -117,7 +117,7 @@ lt_status lt__same_float(const lt_call *c, int n)
     return lt__same_dtype(c, n);
 }
 
-lt_status lt__want_integers(const lt_call *c, int i)
+lt_status lt__require_integers(const lt_call *c, int i)
 {
     lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
     if (dtype == LT_I64 || dtype == LT_I32 || dtype == LT_U8)
@@ -128,7 +128,7 @@ lt_status lt__want_integers(const lt_call *c, int i)
                    lt__in_name(c, i), lt_dtype_name(dtype), lt__in_name(c, i));
 }
 
-lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout)
+lt_status lt__require_ndim(const lt_call *c, int i, int ndim, const char *layout)
 {
     if (c->in[i]->ndim == ndim)
         return LT_OK;
@@ -136,7 +136,7 @@ lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout)
                    layout, c->in[i]->ndim, LT_TEXT(c->in[i]));
 }
 
-lt_status lt__want_dims(const lt_call *c, int i, int ndim, const int64_t *dims, const char *what)
+lt_status lt__require_dims(const lt_call *c, int i, int ndim, const int64_t *dims, const char *what)
 {
     const lt_tensor *x = c->in[i];
     bool ok = x->ndim == ndim;

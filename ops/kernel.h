@@ -63,13 +63,14 @@ lt_status lt__same_float(const lt_call *c, int n);
 /* The inputs 0..n-1 that are present must have the same dtype. Any dtype is allowed. */
 lt_status lt__same_dtype(const lt_call *c, int n);
 /* Input i must have an integer dtype: i64, i32 or u8. */
-lt_status lt__want_integers(const lt_call *c, int i);
+lt_status lt__require_integers(const lt_call *c, int i);
 /* Input i must have ndim axes: "x must have 4 axes (n, h, w, c), but has 2 (32x10 f32)". layout
  * names the axes, "(n, h, w, c)". */
-lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout);
+lt_status lt__require_ndim(const lt_call *c, int i, int ndim, const char *layout);
 /* Input i must have exactly these dims. `what` describes them in the message: "one value per
  * channel". */
-lt_status lt__want_dims(const lt_call *c, int i, int ndim, const int64_t *dims, const char *what);
+lt_status lt__require_dims(const lt_call *c, int i, int ndim, const int64_t *dims,
+                           const char *what);
 /* The name of input i in the signature. The last name also covers the inputs after it. */
 static inline const char *lt__in_name(const lt_call *c, int i)
 {

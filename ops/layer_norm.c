@@ -34,8 +34,8 @@ static lt_status shape(lt_call *c)
     if (x->ndim < 1)
         return lt_fail(LT_EINVAL, "x must have at least 1 axis, but has none");
     int64_t n = x->dims[x->ndim - 1];
-    LT_TRY(lt__want_dims(c, SCALE, 1, &n, "one value per element of x's last axis"));
-    LT_TRY(lt__want_dims(c, SHIFT, 1, &n, "one value per element of x's last axis"));
+    LT_TRY(lt__require_dims(c, SCALE, 1, &n, "one value per element of x's last axis"));
+    LT_TRY(lt__require_dims(c, SHIFT, 1, &n, "one value per element of x's last axis"));
     LT_TRY(lt__number_in(c, 0, 0, INFINITY));
     int64_t stats[2] = {plan_for(x).rows, 2};
     lt__spec_like(c, 0, x);

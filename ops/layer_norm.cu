@@ -142,7 +142,7 @@ template <class E> static lt_status sum_rows(const lt_call *c)
     lt_two *parts = (lt_two *)c->scratch;
     LT_TRY(lt__launch(cuda, lt__column_blocks(&p), sum_kernel<E>, p, (const E *)c->d_out[0]->data,
                       (const E *)c->in[X]->data, (const float *)c->out[1]->data, parts));
-    return lt__launch(cuda, lt__cuts(p.width, LT_JOINED_COLUMNS), join_kernel<E>,
+    return lt__launch(cuda, lt__ceil_div(p.width, LT_JOINED_COLUMNS), join_kernel<E>,
                       (const lt_two *)parts, (int64_t)p.parts, p.width,
                       (E *)(dscale ? dscale->data : NULL), lt__adds(c, SCALE),
                       (E *)(dshift ? dshift->data : NULL), lt__adds(c, SHIFT));

@@ -8,7 +8,7 @@ static lt_status shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X];
     LT_TRY(lt__same_float(c, 2));
-    LT_TRY(lt__want_dims(c, Y, x->ndim, x->dims, "the shape of x"));
+    LT_TRY(lt__require_dims(c, Y, x->ndim, x->dims, "the shape of x"));
     lt__spec(c, 0, (lt_dtype)x->dtype, 0, NULL);
     return LT_OK;
 }

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 static int64_t blocks_for(const lt_tensor *x)
 {
-    return lt__cuts(x->count, TURNS * LT_THREADS * (x->dtype == LT_F32 ? 4 : 8));
+    return lt__ceil_div(x->count, TURNS * LT_THREADS * (x->dtype == LT_F32 ? 4 : 8));
 }
 
 static size_t scratch(const lt_call *c, bool backward)

@@ -191,14 +191,14 @@ static lt_status linear_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X], *w = c->in[W];
     LT_TRY(lt__same_float(c, 3));
-    LT_TRY(lt__want_ndim(c, W, 2, "(out, in)"));
+    LT_TRY(lt__require_ndim(c, W, 2, "(out, in)"));
     if (x->ndim < 1)
         return lt_fail(LT_EINVAL, "x must have 1 or more axes (..., in), but has none");
     if (x->dims[x->ndim - 1] != w->dims[1])
         return lt_fail(LT_EINVAL, "w has %lld input features, but x has %lld (x %s, w %s)",
                        (lt_ll)w->dims[1], (lt_ll)x->dims[x->ndim - 1], LT_TEXT(x), LT_TEXT(w));
     if (c->n_in > B && c->in[B])
-        LT_TRY(lt__want_dims(c, B, 1, w->dims, "one value per output feature"));
+        LT_TRY(lt__require_dims(c, B, 1, w->dims, "one value per output feature"));
     int64_t dims[LT_MAX_DIMS];
     memcpy(dims, x->dims, sizeof dims);
     dims[x->ndim - 1] = w->dims[0];

@@ -37,7 +37,7 @@ static inline size_t lt__plan_bucket(const lt_plan_cache *cache, const void *key
     return hash % LT_PLAN_BUCKETS;
 }
 
-/* The plan of the key, or NULL. Borrowed until lt__plan_take(). */
+/* The plan of the key, or NULL. Borrowed until lt__plan_pop(). */
 static inline lt_plan *lt__plan_find(const lt_plan_cache *cache, const void *key)
 {
     lt_plan *plan = cache->bucket[lt__plan_bucket(cache, key)];
@@ -48,12 +48,12 @@ static inline lt_plan *lt__plan_find(const lt_plan_cache *cache, const void *key
 
 /* Whether the cache is full. The caller must then remove all plans before it adds one. A full cache
  * means that sizes keep changing, so starting over is better than growing. */
-static inline bool lt__plans_are_full(const lt_plan_cache *cache)
+static inline bool lt__plan_cache_is_full(const lt_plan_cache *cache)
 {
     return cache->n == LT_MAX_PLANS;
 }
 
-/* Adds a plan (taken until lt__plan_take()) for a key that is not in the cache. key must point into
+/* Adds a plan (taken until lt__plan_pop()) for a key that is not in the cache. key must point into
  * the plan. */
 static inline void lt__plan_add(lt_plan_cache *cache, lt_plan *plan, const void *key)
 {
@@ -65,7 +65,7 @@ static inline void lt__plan_add(lt_plan_cache *cache, lt_plan *plan, const void 
 }
 
 /* Removes a plan and returns it, for the caller to free; NULL if the cache is empty. */
-static inline lt_plan *lt__plan_take(lt_plan_cache *cache)
+static inline lt_plan *lt__plan_pop(lt_plan_cache *cache)
 {
     int i = 0;
     while (i < LT_PLAN_BUCKETS - 1 && !cache->bucket[i])

@@ -21,7 +21,7 @@ static lt_status want_pixels(const lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     LT_TRY(lt__same_float(c, 1));
-    LT_TRY(lt__want_ndim(c, 0, 4, "(n, h, w, c)"));
+    LT_TRY(lt__require_ndim(c, 0, 4, "(n, h, w, c)"));
     if (x->dims[1] == 0 || x->dims[2] == 0)
         return lt_fail(LT_EINVAL, "x must have at least one pixel, but is %s", LT_TEXT(x));
     return LT_OK;
@@ -169,7 +169,7 @@ static void plain_output_row(const pool *p, int64_t image, int64_t oh)
                 for (int64_t kw = right.first; kw < right.end; kw++) {
                     T v = ((const T *)p->big)[at + (kh * p->w.in[1] + kw) * p->channels];
                     sum += (double)v;
-                    if (tap < 0 || LT_IS_MORE(v, most)) {
+                    if (tap < 0 || LT_IS_GREATER(v, most)) {
                         most = v;
                         tap = kh * p->w.kernel[1] + kw;
                     }

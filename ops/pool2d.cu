@@ -92,7 +92,7 @@ __global__ void LT_FOUR_BLOCKS max_kernel(const __grid_constant__ pool p, const 
         for (int64_t kw = right.first; kw < right.end; kw++) {
             lt_pack<E, V> v = lt__take<V>(x + pixel_at(p, at, p.w.in, V, top + kh, left + kw), 1);
             for (int k = 0; k < V; k++)
-                if (first || LT_IS_MORE(lt__value(v.at[k]), lt__value(most.at[k]))) {
+                if (first || LT_IS_GREATER(lt__value(v.at[k]), lt__value(most.at[k]))) {
                     most.at[k] = v.at[k];
                     tap.at[k] = (I)(kh * p.w.kernel[1] + kw);
                 }
@@ -132,7 +132,7 @@ template <class E, class I, int V> static lt_status launch_max(lt_call *c)
 {
     lt_tensor *x = c->in[0], *y = c->out[0];
     pool p = pool_of(c, x, y, y, V);
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), max_kernel<E, I, V>, p,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), max_kernel<E, I, V>, p,
                       (const E *)x->data, (E *)y->data, (I *)c->out[FROM]->data);
 }
 
@@ -156,7 +156,7 @@ template <class E, int V> static lt_status launch_mean(lt_call *c)
 {
     lt_tensor *x = c->in[0], *y = c->out[0];
     pool p = pool_of(c, x, y, y, V);
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), mean_kernel<E, V>, p,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), mean_kernel<E, V>, p,
                       (const E *)x->data, (E *)y->data);
 }
 
@@ -215,8 +215,8 @@ template <class E, class I, int V> static lt_status launch_back(lt_call *c, cons
     lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
     pool p = pool_of(c, dx, dy, dx, V);
     p.add = c->add & 1;
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), back_kernel<E, I, V>, p,
-                      (const E *)dy->data, (const I *)(from ? from->data : NULL), (E *)dx->data);
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), back_kernel<E, I, V>,
+                      p, (const E *)dy->data, (const I *)(from ? from->data : NULL), (E *)dx->data);
 }
 
 template <class E> static lt_status back_of(lt_call *c)

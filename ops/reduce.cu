@@ -22,18 +22,18 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     p->rows = rows;
     p->width = width;
     p->run = width == 1 && bytes < 16 ? (int)(16 / bytes) : 1;
-    p->columns = lt__power_from(width, 32);
-    p->lanes = lt__power_from(lt__cuts(rows, p->run), LT_THREADS / p->columns);
+    p->columns = lt__next_power_of_two(width, 32);
+    p->lanes = lt__next_power_of_two(lt__ceil_div(rows, p->run), LT_THREADS / p->columns);
     p->group = LT_THREADS / p->columns / p->lanes;
     p->part = rows;
     p->parts = 1;
-    p->blocks = (unsigned)lt__cuts(width, p->columns);
+    p->blocks = (unsigned)lt__ceil_div(width, p->columns);
     int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__reduction_blocks(p);
     if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * MIN_TURNS * turn)
         return;
-    int64_t parts = lt__least(rows / (MIN_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
-    p->part = lt__cuts(lt__cuts(rows, parts), turn) * turn;
-    p->parts = (unsigned)lt__cuts(rows, p->part);
+    int64_t parts = lt__least(rows / (MIN_TURNS * turn), lt__ceil_div(ENOUGH_BLOCKS, blocks));
+    p->part = lt__ceil_div(lt__ceil_div(rows, parts), turn) * turn;
+    p->parts = (unsigned)lt__ceil_div(rows, p->part);
 }
 
 /* Plans a pass over the rows, and one over its parts if there are several. */

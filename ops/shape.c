@@ -374,7 +374,7 @@ static lt_status pad_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     lt__spec_like(c, 0, x);
-    if (!lt__dtype_holds((lt_dtype)x->dtype, lt__number(c, VALUE)))
+    if (!lt__dtype_can_represent((lt_dtype)x->dtype, lt__number(c, VALUE)))
         return lt_fail(LT_EINVAL, "value must fit into %s, but is %g",
                        lt_dtype_name((lt_dtype)x->dtype), lt__number(c, VALUE));
     for (int k = BEFORE; k <= AFTER; k++) {

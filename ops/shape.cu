@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     int64_t across = (t.columns + SIDE - 1) / SIDE, down = (t.rows + SIDE - 1) / SIDE;
     int64_t column = blockIdx.x % across * SIDE, row = blockIdx.x / across % down * SIDE, at[2];
     int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    lt__locate(t.others, blockIdx.x / across / down, at);
+    lt__offsets_of(t.others, blockIdx.x / across / down, at);
     for (int k = y; k < SIDE; k += SLICES)
         if (row + k < t.rows && column + x < t.columns)
             tile[k][x] = src[at[1] + (row + k) * t.from_row + column + x];
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 template <class E, bool ADD>
 static lt_status launch_tiles(const lt_cuda *cuda, const tile_plan *t, void *dst, const void *src)
 {
-    int64_t tiles = lt__cuts(t->columns, SIDE) * lt__cuts(t->rows, SIDE) * t->others.count;
+    int64_t tiles = lt__ceil_div(t->columns, SIDE) * lt__ceil_div(t->rows, SIDE) * t->others.count;
     return lt__launch(cuda, tiles, move_tiles<E, ADD>, *t, (E *)dst, (const E *)src);
 }
 
@@ -286,7 +286,7 @@ template <class E, bool ADD> static lt_status part_back(lt_call *c, int number)
     int64_t inner = 1;
     for (int i = axis + 1; i < dy->ndim; i++)
         inner *= dy->dims[i];
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(d->count, LT_THREADS), take_part<E, ADD>,
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(d->count, LT_THREADS), take_part<E, ADD>,
                       (E *)d->data, (const E *)dy->data, (const int64_t *)c->out[SIZES]->data,
                       number, d->count, d->dims[axis] * inner, dy->dims[axis] * inner, inner);
 }

@@ -278,8 +278,9 @@ static lt_status cross_entropy_shape(lt_call *c)
     LT_TRY(lt__same_float(c, 1));
     if (x->ndim < 1)
         return lt_fail(LT_EINVAL, "x must have at least 1 axis (..., classes), but has none");
-    LT_TRY(lt__want_integers(c, LABELS));
-    LT_TRY(lt__want_dims(c, LABELS, x->ndim - 1, x->dims, "the shape of x without its last axis"));
+    LT_TRY(lt__require_integers(c, LABELS));
+    LT_TRY(
+        lt__require_dims(c, LABELS, x->ndim - 1, x->dims, "the shape of x without its last axis"));
     LT_TRY(lt__number_in(c, 0, 0, 1));
     int64_t kept[2] = {labels->count, 2};
     lt__spec(c, 0, (lt_dtype)x->dtype, 0, NULL);

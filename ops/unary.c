@@ -52,11 +52,11 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 #define KERNELS(name, types, cost, y_of, dx_of)                                                    \
     LT_SIMD static void name##_forward_block(const lt_block *b)                                    \
     {                                                                                              \
-        LT_AND_BF16(types, b->dtype, T, E, FORWARD_LOOP(T, E, y_of));                              \
+        LT_WITH_BF16(types, b->dtype, T, E, FORWARD_LOOP(T, E, y_of));                             \
     }                                                                                              \
     LT_SIMD static void name##_backward_block(const lt_block *b)                                   \
     {                                                                                              \
-        LT_AND_BF16(LT_FLOATS, b->dtype, T, E, BACKWARD_LOOP(T, E, dx_of));                        \
+        LT_WITH_BF16(LT_FLOATS, b->dtype, T, E, BACKWARD_LOOP(T, E, dx_of));                       \
     }                                                                                              \
     static lt_status name##_fwd(lt_call *c)                                                        \
     {                                                                                              \

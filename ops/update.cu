@@ -69,7 +69,7 @@ template <class F, class E> static lt_status launch_update(lt_call *c, const F &
         a.at[k] = (E *)c->in[k]->data;
         a.wide &= (uintptr_t)a.at[k] % 16 == 0;
     }
-    return lt__launch(lt__cuda(c->ctx), lt__cuts(a.count, LT_THREADS * (16 / sizeof(E))),
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(a.count, LT_THREADS * (16 / sizeof(E))),
                       update_kernel<F, E>, f, a);
 }
 

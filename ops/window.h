@@ -124,6 +124,6 @@ LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int
 
 /* Whether v replaces `most`, the maximum so far. A NaN replaces any number and is never replaced.
  * Among equal values, the first one stays. */
-#define LT_IS_MORE(v, most) (!((v) <= (most)) && (most) == (most))
+#define LT_IS_GREATER(v, most) (!((v) <= (most)) && (most) == (most))
 
 #endif

@@ -218,7 +218,7 @@ end
 
 -- Writes the peer's results for all cases to files, for gpu_check_ops.lua. Returns the prefix of
 -- their paths, or nil without a peer.
-local function ask_peer()
+local function query_peer()
   if opt.peer == "" then return nil end
   local prefix = opt.out .. "/peer-"
   local code, _, said = run({opt.peer, folder .. "/../tests/oracle/make.py", "check", prefix,
@@ -228,7 +228,7 @@ local function ask_peer()
 end
 
 function parts.ops()
-  local prefix = ask_peer()
+  local prefix = query_peer()
   print("\nworst errors relative to the tolerance; the expected values are from %s",
         prefix and "PyTorch in f64" or "the CPU in f64")
   walk_all("op", {peer = prefix}, 200)

@@ -30,7 +30,7 @@
 
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
 enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank here has ended */
-enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
+enum { POLL_NS = 100 * 1000 * 1000 }; /* polling interval */
 enum { MOST_SECONDS = 1 }; /* the most that a poll counts; this process may have been stopped */
 
 /* ==== The command ============================================================================= */
@@ -91,7 +91,7 @@ static const char **make_command(const settings *s, const char *program, char *c
 
 /* Stores the flags of launch in the environment, so that a stopped run can print the command that
  * resumes it. */
-static lt_status leave_word(const settings *s)
+static lt_status export_settings(const settings *s)
 {
     char text[4096];
     int n = snprintf(text, sizeof text, "-n %d%s%s", s->processes, s->hosts ? " -H " : "",
@@ -170,7 +170,7 @@ static bool is_rank(int pid)
 }
 
 /* Whether a process has a handler for SIGUSR1. Until it has one, the signal kills it. */
-static bool hears(int pid)
+static bool handles_sigusr1(int pid)
 {
     char path[32], line[256];
     uint64_t caught = 0;
@@ -184,22 +184,22 @@ static bool hears(int pid)
     return caught >> (SIGUSR1 - 1) & 1;
 }
 
-typedef struct sight { /* mpirun's ranks on this machine */
-    bool any, deaf;    /* at least one exists; at least one has no handler for SIGUSR1 */
-} sight;
+typedef struct found_ranks { /* mpirun's ranks on this machine */
+    bool any, unprepared;    /* at least one exists; at least one has no handler for SIGUSR1 */
+} found_ranks;
 
 /* Adds the ranks among the process ids in a file to *s. If kills is set, kills those that have no
  * handler for SIGUSR1. */
-static void look_at(const char *path, bool kills, sight *s)
+static void check_process(const char *path, bool kills, found_ranks *s)
 {
     FILE *list = fopen(path, "r");
     int pid;
     while (list && fscanf(list, "%d", &pid) == 1)
         if (is_rank(pid)) {
-            bool deaf = !hears(pid);
+            bool unprepared = !handles_sigusr1(pid);
             s->any = true;
-            s->deaf |= deaf;
-            if (deaf && kills)
+            s->unprepared |= unprepared;
+            if (unprepared && kills)
                 kill(pid, SIGKILL);
         }
     if (list)
@@ -207,16 +207,16 @@ static void look_at(const char *path, bool kills, sight *s)
 }
 
 /* Finds the ranks on this machine. Any thread of mpirun may be the parent of some. */
-static sight see_ranks(pid_t mpirun, bool kills)
+static found_ranks find_ranks(pid_t mpirun, bool kills)
 {
     char pattern[64];
     glob_t lists;
-    sight s = {0};
+    found_ranks s = {0};
     snprintf(pattern, sizeof pattern, "/proc/%d/task/*/children", (int)mpirun);
     if (glob(pattern, GLOB_NOSORT, NULL, &lists) != 0)
         return s;
     for (size_t i = 0; i < lists.gl_pathc; i++)
-        look_at(lists.gl_pathv[i], kills, &s);
+        check_process(lists.gl_pathv[i], kills, &s);
     globfree(&lists);
     return s;
 }
@@ -269,7 +269,7 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
     if (!ready && !w->kills && now - w->since <= EARLY_SECONDS)
         return;
     if (!ready)
-        see_ranks(mpirun, true);
+        find_ranks(mpirun, true);
     w->kills |= !ready;
     kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
     w->sent = true;
@@ -285,8 +285,8 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     lt_status status = LT_OK;
     int ended;
     while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
-        int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
-        sight ranks = see_ranks(mpirun, false);
+        int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = POLL_NS});
+        found_ranks ranks = find_ranks(mpirun, false);
         double passed = clock_seconds() - clock;
         clock += passed;
         now += passed < MOST_SECONDS ? passed : MOST_SECONDS;
@@ -296,7 +296,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
             status = kill_if_it_hangs(mpirun, &seen, now);
         if (got > 0 && got != SIGCHLD)
             take_signal(w, got, now);
-        forward(mpirun, w, ranks.any ? !ranks.deaf : now - seen.began >= EARLY_SECONDS, now);
+        forward(mpirun, w, ranks.any ? !ranks.unprepared : now - seen.began >= EARLY_SECONDS, now);
     }
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     return status;
@@ -373,7 +373,7 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
             LT_EUSAGE,
             "launch cannot run under mpirun or srun, which have already started processes");
     LT_TRY(lt_mpi_check());
-    LT_TRY(leave_word(s));
+    LT_TRY(export_settings(s));
     const char **command = make_command(s, program, words, number);
     if (!command)
         return LT_ENOMEM;

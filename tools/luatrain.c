@@ -263,9 +263,9 @@ static lt_status run_rank(void *ud, lt_group *group)
     lt_ctx *ctx = lt_open(&config);
     if (!ctx)
         return lt_errcode();
-    lt_log_to(ctx, show_log, &who);
+    lt_set_log(ctx, show_log, &who);
     lt_set_autocast(ctx, s->amp);
-    if (s->trace && lt_trace_to(ctx, s->trace, who.rank) != LT_OK) {
+    if (s->trace && lt_trace_open(ctx, s->trace, who.rank) != LT_OK) {
         lt_ctx_free(ctx);
         return lt_errcode();
     }
@@ -353,7 +353,7 @@ static lt_status run_under_mpi(settings *s)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
                                   "started several; let it start all ranks");
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
-    s->group.in_mpi = watchdog_see;
+    s->group.in_mpi = watchdog_on_mpi_call;
     s->group.ud = &dog;
     s->under_mpi = true;
     lt_status status = lt_mpi_open(&s->group, &group);

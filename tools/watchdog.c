@@ -88,7 +88,7 @@ static void change(watchdog *w, const char *call, bool stopped)
     pthread_mutex_unlock(&w->lock);
 }
 
-void watchdog_see(void *w, const char *call) { change(w, call, false); }
+void watchdog_on_mpi_call(void *w, const char *call) { change(w, call, false); }
 
 void watchdog_stop(watchdog *w)
 {

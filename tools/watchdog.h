@@ -21,7 +21,7 @@ typedef struct watchdog {
 /* Starts the thread. *w must not be moved or freed until watchdog_stop(). LT_ENOMEM. */
 LT_MUST lt_status watchdog_start(watchdog *w, double seconds);
 /* The in_mpi callback of lt_group_config; w is the watchdog. call is NULL after an MPI call. */
-void watchdog_see(void *w, const char *call);
+void watchdog_on_mpi_call(void *w, const char *call);
 /* Ends the thread and waits for it. */
 void watchdog_stop(watchdog *w);
 

@@ -351,7 +351,7 @@ function Scaler:load(state) end
 ---scaler's initial scale, with its counts of consecutive good and skipped steps at 0.
 ---@param state table<string, number>
 ---@param changed table<string, boolean>
-function Scaler:load_but(state, changed) end
+function Scaler:load_with_changes(state, changed) end
 
 ---The settings that it was made with. growth_interval is nil unless the policy is dynamic.
 ---@return table

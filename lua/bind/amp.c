@@ -119,7 +119,7 @@ static int load(lua_State *L)
 /* scale:latest(): returns the number of the last step, without waiting for the device. */
 static int latest(lua_State *L)
 {
-    lua_pushinteger(L, lt_loss_scale_latest(lt__check_handle(L, class)));
+    lua_pushinteger(L, lt_loss_scale_latest_number(lt__check_handle(L, class)));
     return 1;
 }
 
@@ -227,7 +227,7 @@ static int restore_wire_scales(lua_State *L)
     for (int i = 0; i < LT_WIRE_SCALES; i++) {
         char name[20];
         snprintf(name, sizeof name, "bucket%d", i + 1);
-        if (!get_within(L, name, LT_WIRE_SCALE_LOW, LT_WIRE_SCALE_HIGH, &value))
+        if (!get_within(L, name, LT_WIRE_SCALE_MIN, LT_WIRE_SCALE_MAX, &value))
             continue;
         next.exponent[i] = (int)value;
         next.used = i + 1;

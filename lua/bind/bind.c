@@ -3,11 +3,11 @@
  *
  * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pacing does not suit
  * tensors. The bytes of tensors drive the collector instead. Before a new tensor is created, a full
- * collection runs if the tensors given to Lua since the last collection exceed both LT_MIN_FRESH
- * and a quarter of the bytes that were live after it. This bounds the memory of garbage tensors.
- * Backward releases each node that it has processed, but that frees no memory while garbage still
- * refers to the tensors. So backward also runs a collection first if there may be enough garbage.
- * Inside lt.step() the end of the scope frees the rest.
+ * collection runs if the tensors given to Lua since the last collection exceed both
+ * LT_MIN_GC_THRESHOLD and a quarter of the bytes that were live after it. This bounds the memory of
+ * garbage tensors. Backward releases each node that it has processed, but that frees no memory
+ * while garbage still refers to the tensors. So backward also runs a collection first if there may
+ * be enough garbage. Inside lt.step() the end of the scope frees the rest.
  */
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void collect(lua_State *L, lt_lua *s)
     lua_gc(L, LUA_GCCOLLECT);
     size_t part = lt_memory_stats(s->ctx).live / 4;
     s->fresh = 0;
-    s->limit = part > LT_MIN_FRESH ? part : LT_MIN_FRESH;
+    s->limit = part > LT_MIN_GC_THRESHOLD ? part : LT_MIN_GC_THRESHOLD;
 }
 
 void lt__collect_for_backward(lua_State *L, lt_lua *s)
@@ -58,7 +58,7 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
     s->fresh += (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
 }
 
-void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x)
+void lt__box_retain(lua_State *L, lt_tensor **box, lt_tensor *x)
 {
     if (x) {
         *box = lt_retain(x);

@@ -17,8 +17,8 @@
 
 #include "lua/luatrain.h"
 
-enum { LT_MAX_OPEN = 64, LT_KEPT_ERRORS = 8, LT_MIN_FRESH = 128 << 20 };
-typedef enum lt_opened { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_opened;
+enum { LT_MAX_OPEN = 64, LT_KEPT_ERRORS = 8, LT_MIN_GC_THRESHOLD = 128 << 20 };
+typedef enum lt_open_kind { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_open_kind;
 
 /* The binding's data for one Lua state. It is a userdata that lives as long as the state, and
  * upvalue 1 of every bound function. */
@@ -32,7 +32,7 @@ typedef struct lt_lua {
     unsigned n_raised;                /* errors raised so far */
     struct {
         uint64_t serial;
-        lt_opened what;
+        lt_open_kind what;
         lt_dtype before;            /* autocast dtype to restore */
     } open[LT_MAX_OPEN];            /* stack of active lt.step, lt.no_grad and lt.autocast calls */
     int n_open;                     /* its depth */
@@ -108,10 +108,10 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* Runs the collector if enough bytes of tensors may be garbage. */
 void lt__collect_for_backward(lua_State *L, lt_lua *s);
 /* Puts x, kept, into the empty box on top. If x is NULL, replaces the box with nil. */
-void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x);
-/* As lt__share_box(), but stores a CPU copy of x if x is on another device. x must not be NULL.
+void lt__box_retain(lua_State *L, lt_tensor **box, lt_tensor *x);
+/* As lt__box_retain(), but stores a CPU copy of x if x is on another device. x must not be NULL.
  * Raises if the copy fails. */
-void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
+void lt__box_retain_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* Returns the tensor at index, borrowed, or NULL if the value is not a tensor. Raises if the tensor
  * was closed. */
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);

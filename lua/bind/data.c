@@ -122,7 +122,7 @@ static int source_sized(lua_State *L)
     int64_t size = luaL_checkinteger(L, 2);
     void **h = lt__push_handle(L, source_class);
     lt_source *source = lt__check_handle(L, source_class);
-    lt__fill_handle(L, h, lt_source_sized(source, size, size));
+    lt__fill_handle(L, h, lt_source_resized(source, size, size));
     return 1;
 }
 
@@ -158,7 +158,7 @@ static int source_names(lua_State *L)
 {
     const char *name;
     lua_newtable(L);
-    for (int64_t i = 0; (name = lt_source_class(lt__check_handle(L, source_class), i)); i++) {
+    for (int64_t i = 0; (name = lt_source_class_name(lt__check_handle(L, source_class), i)); i++) {
         lua_pushstring(L, name);
         lua_rawseti(L, -2, i + 1);
     }
@@ -178,7 +178,7 @@ static int scan_labels(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_tensor **box = lt__push_box(L, s);
-    lt__share_on_host(L, s, box, lt__check_tensor(L, s, 1, "data", "labels"));
+    lt__box_retain_on_host(L, s, box, lt__check_tensor(L, s, 1, "data", "labels"));
     lt_tensor *labels = *box;
     int64_t classes = luaL_checkinteger(L, 2), highest = -1, label;
     for (int64_t i = 0; i < lt_count(labels); i++) {

@@ -254,7 +254,7 @@ static int complete(lua_State *L)
     lt_step_status step_status;
     lt_optim *o = lt__check_handle(L, "luatrain.Optim");
     lt__group_set_location(L);
-    lt__check(L, lt__lua(L), lt_optim_complete(o, &step_status));
+    lt__check(L, lt__lua(L), lt_optim_complete_grads(o, &step_status));
     lua_pushboolean(L, step_status == LT_APPLIED);
     return 1;
 }
@@ -343,8 +343,8 @@ static int time_sums(lua_State *L)
     lt_lua *s = lt__lua(L);
     lua_Integer count = luaL_checkinteger(L, 1), n = luaL_checkinteger(L, 2);
     double *seconds = lua_newuserdatauv(L, (size_t)n * sizeof *seconds, 0);
-    lt_status status = lt_group_time(s->group, count, s->reducer_config.wire, lua_toboolean(L, 3),
-                                     seconds, (int)n);
+    lt_status status = lt_group_time_allreduce(s->group, count, s->reducer_config.wire,
+                                               lua_toboolean(L, 3), seconds, (int)n);
     if (status == LT_EENV)
         return 0;
     lt__check(L, s, status);
@@ -397,7 +397,7 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
     lt_lua *s = ud;
     if (s->on_root)
         return lt_fail(LT_EINVAL, "sync requires all ranks, but lt.on_root runs on rank 0 only");
-    return lt_reducer_sum(s->reducer, numbers, n, backward);
+    return lt_reducer_allreduce(s->reducer, numbers, n, backward);
 }
 
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)

@@ -398,7 +398,7 @@ static int saved(lua_State *L)
 {
     int i = (int)luaL_checkinteger(L, 2) - 1;
     lt_tensor **box = lt__push_box(L, lt__lua(L));
-    lt__share_box(L, box, lt_saved(lt__self(L, "saved"), i));
+    lt__box_retain(L, box, lt_saved(lt__self(L, "saved"), i));
     return 1;
 }
 

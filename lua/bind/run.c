@@ -89,7 +89,7 @@ static int call_function(lua_State *L)
     const lt_lua_hook *h = lua_touserdata(L, 1);
     lua_rawgeti(L, LUA_REGISTRYINDEX, h->function);
     lt_tensor **box = lt__push_box(L, h->owner);
-    lt__share_box(L, box, lua_touserdata(L, 2));
+    lt__box_retain(L, box, lua_touserdata(L, 2));
     lua_call(L, 1, 0);
     return 0;
 }
@@ -240,7 +240,7 @@ static bool is_callable(lua_State *L, int index)
 
 /* Calls the function or module in argument 1 with the arguments that follow, inside a scope,
  * no_grad or autocast. dtype: for autocast. */
-static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
+static int call_within(lua_State *L, const char *who, lt_open_kind what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);
     bool scope = what == LT_OPEN_SCOPE;

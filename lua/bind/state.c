@@ -84,7 +84,7 @@ static void find_context(lua_State *L, lt_lua *s)
 static lt_lua *new_state(lua_State *L)
 {
     lt_lua *s = lua_newuserdatauv(L, sizeof *s, 0);
-    *s = (lt_lua){.limit = LT_MIN_FRESH};
+    *s = (lt_lua){.limit = LT_MIN_GC_THRESHOLD};
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, close_state);
     lua_setfield(L, -2, "__gc");
@@ -207,7 +207,7 @@ lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv)
 static int push_given(lua_State *L)
 {
     lt_tensor **box = lt__push_box(L, lt__lua_of(L));
-    lt__share_box(L, box, lua_touserdata(L, 1));
+    lt__box_retain(L, box, lua_touserdata(L, 1));
     return 1;
 }
 

@@ -326,7 +326,7 @@ static int memory(lua_State *L)
 {
     const lt_ctx *ctx = lt__lua(L)->ctx;
     push_memory(L, lt_memory_stats(ctx));
-    push_memory(L, lt_memory_of_device(ctx));
+    push_memory(L, lt_device_memory_stats(ctx));
     lua_setfield(L, -2, "device");
     return 1;
 }
@@ -368,7 +368,7 @@ static int listener_gc(lua_State *L)
 {
     lt_ctx **listening = lua_touserdata(L, 1);
     if (*listening)
-        lt_listen(*listening, false);
+        lt_stop_listen(*listening, false);
     *listening = NULL;
     return 0;
 }
@@ -380,7 +380,7 @@ static int listen_to_signals(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
     void **listening = lt__push_handle(L, listener_class);
-    lt_listen(ctx, true);
+    lt_stop_listen(ctx, true);
     *listening = ctx;
     return 1;
 }

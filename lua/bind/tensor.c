@@ -35,7 +35,7 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
 bool lt__number_fits(lua_State *L, int index, lt_dtype dtype)
 {
     return lua_isinteger(L, index) ? lt__dtype_holds_integer(dtype, lua_tointeger(L, index))
-                                   : lt__dtype_holds(dtype, lua_tonumber(L, index));
+                                   : lt__dtype_can_represent(dtype, lua_tonumber(L, index));
 }
 
 lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x)
@@ -274,12 +274,12 @@ static int tensor(lua_State *L)
 
 /* ==== Elements ================================================================================ */
 
-void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
+void lt__box_retain_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
 {
     if (x->storage && !x->storage->device->is_host)
         lt__fill_box(L, s, box, lt__on_host(x));
     else
-        lt__share_box(L, box, x);
+        lt__box_retain(L, box, x);
 }
 
 static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
@@ -369,7 +369,7 @@ static int totable(lua_State *L)
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
     lt_tensor **box = lt__push_box(L, s); /* a second reference: a finalizer may close the first */
-    lt__share_on_host(L, s, box, lt__self(L, "totable"));
+    lt__box_retain_on_host(L, s, box, lt__self(L, "totable"));
     push_nested(L, s, *box, 0, &next);
     return 1;
 }
@@ -479,7 +479,7 @@ static int push_grad(lua_State *L, lt_lua *s)
     if (!lt_grad(lt__self(L, "grad")))
         return 0;
     lt_tensor **box = lt__push_box(L, s);
-    lt__share_box(L, box, lt_grad(lt__self(L, "grad")));
+    lt__box_retain(L, box, lt_grad(lt__self(L, "grad")));
     return 1;
 }
 

@@ -88,7 +88,7 @@ LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
 LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
 {
     LT_EACH_LANE(k)
-        dy[k] = lt__passed(act, y[k], dy[k]);
+        dy[k] = lt__act_grad(act, y[k], dy[k]);
     return dy;
 }
 
@@ -129,7 +129,7 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
                 LT_NORMALISED(get(x, i + j, form, side), mean[lane], factor[lane], shift[lane]);
             if (residual)
                 v[side] += get(more, i + j, form, side);
-            v[side] = lt__bounded(act, v[side]);
+            v[side] = lt__act(act, v[side]);
         }
         put(to, j, form, false, v);
     }
@@ -138,7 +138,7 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
 LT_INLINE lt_vec clamp_vec(lt_bounds act, lt_vec v)
 {
     LT_EACH_LANE(k)
-        v[k] = lt__bounded(act, v[k]);
+        v[k] = lt__act(act, v[k]);
     return v;
 }
 
@@ -217,7 +217,7 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     for (int64_t i = 0; i < n; i++) {
         float v[2];
         SIDES(side, form)
-        v[side] = lt__passed(act, get(y, i, form, side), get(dy, i, form, side));
+        v[side] = lt__act_grad(act, get(y, i, form, side), get(dy, i, form, side));
         put(out, i, form, add, v);
     }
 }
@@ -246,9 +246,9 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
                 float d = get(x, at, form, side) - center[lane];
                 float g = gate == MOMENTS ? d : get(dy, at, form, side);
                 if (gate == BY_Y)
-                    g = lt__passed(act, get(y, at, form, side), g);
+                    g = lt__act_grad(act, get(y, at, form, side), g);
                 if (gate == BY_X)
-                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
+                    g = lt__act_grad(act, d * factor[lane] + shift[lane], g);
                 s += g;
                 q += g * d;
             }
@@ -332,9 +332,9 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
                 int64_t lane = k + side * units;
                 float d = get(x, i + k, form, side) - mean[lane], g = get(dy, i + k, form, side);
                 if (gate == BY_Y)
-                    g = lt__passed(act, get(y, i + k, form, side), g);
+                    g = lt__act_grad(act, get(y, i + k, form, side), g);
                 if (gate == BY_X)
-                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
+                    g = lt__act_grad(act, d * factor[lane] + shift[lane], g);
                 v[side] = LT_NORMALISED_BACK(g, d, factor[lane], slope[lane], offset[lane]);
             }
             put(out, i + k, form, add, v);

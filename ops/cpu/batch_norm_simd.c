@@ -247,9 +247,9 @@ static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
         lt_moments m = {means[place_of(p, k)], squares[place_of(p, k)]};
         double center = parameter(c->in[MEAN], k);
         if (lt__is_first_run(c))
-            lt__give_moments(c, k, center, m);
+            lt__write_moments(c, k, center, m);
         if (c->summed)
-            m = lt__take_moments(c, k, center);
+            m = lt__read_moments(c, k, center);
         double variance = m.squares / lt__all_rows(c);
         mean[k] = (float)m.mean;
         /* rounding may give a value below zero; a NaN stays a NaN */

@@ -53,7 +53,7 @@ typedef struct {
     int64_t n, oh, ow;
 } cursor;
 
-static void go_on(const lt_window *w, cursor *at)
+static void advance(const lt_window *w, cursor *at)
 {
     if (++at->ow < w->out[1])
         return;
@@ -138,12 +138,12 @@ LT_INLINE int64_t pack_pixels(bool half, part *p)
         const char *dy = (char *)p->task->y.data + p->pixel * bytes, *next = p->zeros;
         patch a = patch_of(half, p->task, &p->at), b = a;
         p->pixel++;
-        go_on(&v->window, &p->at);
+        advance(&v->window, &p->at);
         if (half && p->pixel < p->end) {
             next = dy + bytes;
             b = patch_of(half, p->task, &p->at);
             p->pixel++;
-            go_on(&v->window, &p->at);
+            advance(&v->window, &p->at);
         } /* an odd last pixel is paired with zeros in dy */
         pack_words(half, v->out / LT_LANES, dy, next, p->dy + words * LT_LANES, PANEL);
         pack_windows(half, v, &a, &b, p->zeros, p->x + words * LT_LANES);
@@ -255,7 +255,7 @@ static bool is_pointwise(const lt_window *w) { return w->kernel[0] == 1 && w->ke
 /* Writing the sums of each thread costs too much if they exceed 4 MB, or if the thread has fewer
  * than 1024 pixels. Windows with stride 1 share most of their pixels, which packing cannot exploit;
  * there oneDNN is slower only in bf16, from 32 input channels up to in * out = 64 * 128. */
-static bool pays(const lt_call *c, const lt_conv *v, bool half)
+static bool is_worthwhile(const lt_call *c, const lt_conv *v, bool half)
 {
     if (pixels_of(v) < 1024 * c->threads || depth_of(v) * v->out > 1 << 20)
         return false;
@@ -267,16 +267,16 @@ static lt_status weights_accepts(const lt_call *c, const lt_conv_task *task)
 {
     lt_dtype dtype = task->x.dtype;
     bool half = dtype == LT_BF16;
-    bool yes = task->kind == LT_CONV_WEIGHTS && fits(task->conv) && pays(c, task->conv, half) &&
-               task->w.dtype == LT_F32 && task->y.dtype == dtype && (dtype == LT_F32 || half) &&
-               has_fast_products(half);
+    bool yes = task->kind == LT_CONV_WEIGHTS && fits(task->conv) &&
+               is_worthwhile(c, task->conv, half) && task->w.dtype == LT_F32 &&
+               task->y.dtype == dtype && (dtype == LT_F32 || half) && has_fast_products(half);
     return yes ? LT_OK : LT_EUNSUPPORTED;
 }
 
 static size_t weights_scratch(const lt_call *c, const lt_conv *v, lt_dtype dtype, bool backward)
 {
     (void)dtype;
-    if (!backward || !fits(v) || !pays(c, v, true))
+    if (!backward || !fits(v) || !is_worthwhile(c, v, true))
         return 0;
     return (size_t)(c->threads * layout_of(v).all) * sizeof(float);
 }

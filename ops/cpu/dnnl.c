@@ -113,11 +113,11 @@ static lt_status failed(dnnl_status_t status)
 static lt_status check_room(void)
 {
     enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
-    return lt__has_room(ROOM) ? LT_OK
-                              : lt_fail(LT_ENOMEM,
-                                        "out of memory: oneDNN may need %d MiB for its code, but "
-                                        "less is left",
-                                        ROOM >> 20);
+    return lt__can_map(ROOM) ? LT_OK
+                             : lt_fail(LT_ENOMEM,
+                                       "out of memory: oneDNN may need %d MiB for its code, but "
+                                       "less is left",
+                                       ROOM >> 20);
 }
 
 /* Descriptors that are needed only while a plan is made. */
@@ -297,7 +297,7 @@ static void plan_free(struct lt_dnnl *d, plan *p)
 
 static void plans_free(struct lt_dnnl *d)
 {
-    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+    for (lt_plan *p; (p = lt__plan_pop(&d->plans));)
         plan_free(d, (plan *)p);
 }
 
@@ -308,7 +308,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
     plan *p = (plan *)lt__plan_find(&d->plans, k);
     if (p)
         return p;
-    if (lt__plans_are_full(&d->plans))
+    if (lt__plan_cache_is_full(&d->plans))
         plans_free(d);
     if (check_room() != LT_OK || !(p = lt__alloc_zero(d->ctx, sizeof *p)))
         return NULL;

@@ -82,7 +82,7 @@ lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, dou
     table->on_host[row] = (lt_grad_stats){0};
     if (!table->is_on_device[row])
         return lt_rescale(x, by, &table->on_host[row]);
-    lt__wrote(x);
+    lt__bump_version(x);
     return lt__accelerator(table->ctx)->rescale(x, by, &table->on_device[row]);
 }
 
@@ -157,7 +157,7 @@ lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int le
 {
     lt_grad_stats of_x, all;
     if (table->is_on_device[left] && (n == 0 || lt_grad_table_is_on_device(table, first, n))) {
-        lt__wrote(x);
+        lt__bump_version(x);
         return lt__accelerator(table->ctx)
             ->zero_leftover(x, &table->on_device[left], table->on_device + first, n);
     }

@@ -83,7 +83,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 
 /* Runs the body with T as the type to compute in and E as the type of elements: float and uint16_t
  * for bf16, otherwise the type from `types` for both. */
-#define LT_AND_BF16(types, dtype, T, E, ...)                                                       \
+#define LT_WITH_BF16(types, dtype, T, E, ...)                                                      \
     do {                                                                                           \
         if ((dtype) == LT_BF16) {                                                                  \
             typedef float T;                                                                       \

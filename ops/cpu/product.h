@@ -22,20 +22,20 @@ typedef struct lt_product {
     int64_t out_batch, out_row, out_col;
 } lt_product;
 
-/* A product of dense matrices. turn_a: a is stored as (k, m); turn_b: b is stored as (n, k). */
-static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
-                                        bool turn_b)
+/* A product of dense matrices. trans_a: a is stored as (k, m); trans_b: b is stored as (n, k). */
+static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int64_t k,
+                                        bool trans_a, bool trans_b)
 {
     return (lt_product){.batch = batch,
                         .m = m,
                         .n = n,
                         .k = k,
                         .a_batch = m * k,
-                        .a_row = turn_a ? 1 : k,
-                        .a_col = turn_a ? m : 1,
+                        .a_row = trans_a ? 1 : k,
+                        .a_col = trans_a ? m : 1,
                         .b_batch = k * n,
-                        .b_row = turn_b ? 1 : n,
-                        .b_col = turn_b ? k : 1,
+                        .b_row = trans_b ? 1 : n,
+                        .b_col = trans_b ? k : 1,
                         .out_batch = m * n,
                         .out_row = n,
                         .out_col = 1};

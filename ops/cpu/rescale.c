@@ -156,7 +156,7 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
     if (!(by > 0 && isfinite(by) && frexp(by, &exponent) == 0.5))
         return lt_fail(LT_EINVAL, "rescale requires a power of two, but got %g", by);
     if (!x->storage->device->is_host) {
-        lt__wrote(x);
+        lt__bump_version(x);
         return rescale_on_device(x, by, stats);
     }
     stats = stats ? stats : &ignored;
@@ -165,6 +165,6 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
         rescale(x, by, stats);
     else
         rescale_f32(x, (float)by, stats);
-    lt__wrote(x);
+    lt__bump_version(x);
     return LT_OK;
 }

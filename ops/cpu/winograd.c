@@ -88,7 +88,7 @@ LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t f
 {
     cursor at = tile_at(g, first);
     int64_t channels = of_x ? g->x.c : g->y.c;
-    for (int64_t t = 0, some; t < n; t += some, go_on(g, &at, some)) {
+    for (int64_t t = 0, some; t < n; t += some, advance(g, &at, some)) {
         square s = of_x ? input_of(half, g, &at) : output_of(half, g, &at);
         some = lt__least(n - t, g->across - at.column / 2);
         if (s.top <= 0 && s.bottom >= (of_x ? TILE : 2))
@@ -215,7 +215,7 @@ LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const
                        int64_t channel, int vectors, lt_operand bias, bool add)
 {
     cursor at = tile_at(g, first);
-    for (int64_t t = 0; t < n; t++, go_on(g, &at, 1)) {
+    for (int64_t t = 0; t < n; t++, advance(g, &at, 1)) {
         square s = output_of(half, g, &at);
         for (int k = 0; k < vectors; k++) {
             int64_t c = channel + k * LT_LANES;

@@ -144,7 +144,7 @@ static inline cursor tile_at(const grid *g, int64_t t)
 }
 
 /* Advances by n tiles, which must not extend beyond the end of the row. */
-LT_INLINE void go_on(const grid *g, cursor *at, int64_t n)
+LT_INLINE void advance(const grid *g, cursor *at, int64_t n)
 {
     if ((at->column += 2 * n) < g->y.w)
         return;

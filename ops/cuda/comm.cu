@@ -229,9 +229,9 @@ static lt_status allreduce(lt_device_comm *given, const lt_device_sum *s)
     LT_TRY(lt__cuda_status(p->cuda, copy(p, tail_on_device(p), p->on_host->tail, bytes)));
     p->n_tail = s->n_tail;
     p->summing = true;
-    return lt__nccl_sum(&p->nccl, s->on_wire ? s->on_wire : s->data, s->count,
-                        s->on_wire ? s->wire : s->dtype, tail_on_device(p), s->n_tail,
-                        p->side.stream);
+    return lt__nccl_allreduce(&p->nccl, s->on_wire ? s->on_wire : s->data, s->count,
+                              s->on_wire ? s->wire : s->dtype, tail_on_device(p), s->n_tail,
+                              p->side.stream);
 }
 
 static lt_status unpack(lt_device_comm *given, const lt_device_sum *s, double factor)

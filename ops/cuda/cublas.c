@@ -85,11 +85,11 @@ static cublasStatus_t make_desc(lt_cublas *d, plan *p)
     BLAS_TRY(d->t.cublasLtMatmulDescCreate(
         &p->desc, fast ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     BLAS_TRY(
-        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSA, o->turn_b ? &turn : &as_it_is, sizeof turn));
+        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSA, o->trans_b ? &turn : &as_it_is, sizeof turn));
     BLAS_TRY(
-        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSB, o->turn_a ? &turn : &as_it_is, sizeof turn));
+        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSB, o->trans_a ? &turn : &as_it_is, sizeof turn));
     BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (o->side == LT_CUBLAS_NO_SIDE)
+    if (o->side == LT_CUBLAS_NO_EPILOGUE)
         return CUBLAS_STATUS_SUCCESS;
     return set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &side_type, sizeof side_type);
 }
@@ -113,9 +113,9 @@ static cublasStatus_t make_layout(lt_cublas *d, plan *p, int which, int64_t dtyp
 static cublasStatus_t make_layouts(lt_cublas *d, plan *p)
 {
     const lt_cublas_product *o = &p->product;
-    BLAS_TRY(make_layout(d, p, A, o->dtype, o->turn_a ? o->k : o->m, o->turn_a ? o->m : o->k,
+    BLAS_TRY(make_layout(d, p, A, o->dtype, o->trans_a ? o->k : o->m, o->trans_a ? o->m : o->k,
                          o->a_step));
-    BLAS_TRY(make_layout(d, p, B, o->dtype, o->turn_b ? o->n : o->k, o->turn_b ? o->k : o->n,
+    BLAS_TRY(make_layout(d, p, B, o->dtype, o->trans_b ? o->n : o->k, o->trans_b ? o->k : o->n,
                          o->b_step));
     return make_layout(d, p, OUT, o->out_dtype, o->m, o->n, o->out_step);
 }
@@ -187,7 +187,7 @@ static void plan_free(lt_cublas *d, plan *p)
 
 static void plans_free(lt_cublas *d)
 {
-    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+    for (lt_plan *p; (p = lt__plan_pop(&d->plans));)
         plan_free(d, (plan *)p);
 }
 
@@ -197,7 +197,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
     plan *p = (plan *)lt__plan_find(&d->plans, o);
     if ((*found = p))
         return LT_OK;
-    if (lt__plans_are_full(&d->plans))
+    if (lt__plan_cache_is_full(&d->plans))
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
         return d->env->host->fail(LT_ENOMEM, "out of memory for cuBLASLt plans");
@@ -228,7 +228,8 @@ static bool is_asked(const lt_cublas_product *o)
 /* Whether the result has no elements or is all zeros. */
 static bool is_empty(const lt_cublas_product *o)
 {
-    return o->batch == 0 || o->m == 0 || o->n == 0 || (o->k == 0 && o->side == LT_CUBLAS_NO_SIDE);
+    return o->batch == 0 || o->m == 0 || o->n == 0 ||
+           (o->k == 0 && o->side == LT_CUBLAS_NO_EPILOGUE);
 }
 
 lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace)
@@ -277,7 +278,7 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
         return fill_zeros(d, o, operand[OUT]);
     LT_TRY(plan_for(d, o, &p));
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (o->side != LT_CUBLAS_NO_SIDE)
+    if (o->side != LT_CUBLAS_NO_EPILOGUE)
         status =
             set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE], sizeof operand[SIDE]);
     if (status == CUBLAS_STATUS_SUCCESS)

@@ -6,7 +6,7 @@
  * it means that cuBLASLt cannot compute the product and that our own kernel must. This applies to
  *   - f64, integers, and factors of different dtypes
  *   - batches of more than 65535 matrices
- *   - products with k = 0 and a side vector (see lt_cublas_side)
+ *   - products with k = 0 and a side vector (see lt_cublas_epilogue)
  *   - products for which cuBLASLt's heuristic finds no algorithm within the workspace limit
  */
 #ifndef LT_OPS_CUDA_CUBLAS_H
@@ -39,12 +39,12 @@ const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 /* ==== Products ================================================================================ */
 
 /* The epilogue of a product: how its side vector is used. */
-typedef enum lt_cublas_side {
-    LT_CUBLAS_NO_SIDE,
+typedef enum lt_cublas_epilogue {
+    LT_CUBLAS_NO_EPILOGUE,
     LT_CUBLAS_BIAS, /* side (n) is added to each row of the result */
     /* side (m) receives the sums of a's rows (of the factor, not of the result) */
     LT_CUBLAS_ROW_SUMS
-} lt_cublas_side;
+} lt_cublas_epilogue;
 
 enum { LT_CUBLAS_A, LT_CUBLAS_B, LT_CUBLAS_OUT, LT_CUBLAS_SIDE, LT_CUBLAS_OPERANDS };
 
@@ -53,10 +53,10 @@ enum { LT_CUBLAS_A, LT_CUBLAS_B, LT_CUBLAS_OUT, LT_CUBLAS_SIDE, LT_CUBLAS_OPERAN
 typedef struct lt_cublas_product {
     int64_t dtype, out_dtype; /* lt_dtype of a and b; of out and side */
     int64_t batch, m, n, k;
-    int64_t turn_a, turn_b; /* 1 if a is stored as (k, m); 1 if b is stored as (n, k) */
+    int64_t trans_a, trans_b; /* 1 if a is stored as (k, m); 1 if b is stored as (n, k) */
     /* elements between matrices of the batch; a_step or b_step 0 means one shared matrix */
     int64_t a_step, b_step, out_step;
-    int64_t side, add;                /* lt_cublas_side; 1 to add to the values in out */
+    int64_t side, add;                /* lt_cublas_epilogue; 1 to add to the values in out */
     int64_t align[LT_CUBLAS_OUT + 1]; /* alignment of the addresses of a, b and out, in bytes */
 } lt_cublas_product;
 

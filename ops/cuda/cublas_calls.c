@@ -13,15 +13,15 @@ enum { A = LT_CUBLAS_A, OF_B, OUT, SIDE, OPERANDS };
 /* ==== Products ================================================================================ */
 
 /* A dense product, as lt__product_of() in product.h. */
-static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
-                                    bool turn_b)
+static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool trans_a,
+                                    bool trans_b)
 {
     return (lt_cublas_product){.batch = batch,
                                .m = m,
                                .n = n,
                                .k = k,
-                               .turn_a = turn_a,
-                               .turn_b = turn_b,
+                               .trans_a = trans_a,
+                               .trans_b = trans_b,
                                .a_step = m * k,
                                .b_step = k * n,
                                .out_step = m * n};
@@ -121,7 +121,7 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
         lt_status status = lt__cublas_plan(d, &t->p, bytes);
         if (status != LT_EUNSUPPORTED)
             return status;
-        t->p.side = LT_CUBLAS_NO_SIDE;
+        t->p.side = LT_CUBLAS_NO_EPILOGUE;
     }
     return lt__cublas_plan(d, &t->p, bytes);
 }

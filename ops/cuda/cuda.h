@@ -44,7 +44,7 @@ typedef struct lt_cuda {
     struct lt_bad_id *bad_id;        /* pinned host memory; see lt__cuda_check_ids() */
     cudaStream_t uploads, downloads; /* separate streams for copies */
     pthread_mutex_t lock;            /* guards the marks, and bad_id on the host */
-    cudaEvent_t event[LT_MARKS];     /* events of the last LT_MARKS marks */
+    cudaEvent_t event[LT_MAX_MARKS]; /* events of the last LT_MAX_MARKS marks */
     uint64_t marks;                  /* number of marks recorded so far */
     char name[16];                   /* "cuda:0" */
 } lt_cuda;
@@ -79,7 +79,7 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
 
 static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Returns the smallest power of two >= n, but at most `most`. */
-static inline int lt__power_from(int64_t n, int most)
+static inline int lt__next_power_of_two(int64_t n, int most)
 {
     int p = 1;
     while (p < n && p < most)
@@ -88,7 +88,7 @@ static inline int lt__power_from(int64_t n, int most)
 }
 
 /* n / piece, rounded up. */
-static inline int64_t lt__cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
+static inline int64_t lt__ceil_div(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 /* a / b for nonnegative numbers. Uses a 32-bit division where both fit, which takes a fraction of
  * the time. */
 static inline __device__ int64_t lt__quotient(int64_t a, int64_t b)
@@ -212,7 +212,7 @@ static __device__ inline void lt__put_number(const lt_numbers &n, int64_t i, boo
 }
 
 /* Returns LT_OK, or lt__no_kernel() if a tensor is not f32, f16 or bf16. NULLs pass. */
-static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *const *x, int n)
+static inline lt_status lt__require_kernels(const lt_cuda *cuda, const lt_tensor *const *x, int n)
 {
     for (int i = 0; i < n; i++)
         if (x[i] && x[i]->dtype != LT_F32 && x[i]->dtype != LT_F16 && x[i]->dtype != LT_BF16)
@@ -248,7 +248,7 @@ size_t lt__cuda_ids_scratch(const lt_tensor *ids);
 /* Fails with LT_EDATA and a message if a bad index was found. Call it after a wait, with cuda->lock
  * held. Waits for marks leave the record in place, because not every caller checks their result;
  * sync() clears it. */
-lt_status lt__cuda_say_bad_id(const lt_cuda *cuda);
+lt_status lt__cuda_report_bad_id(const lt_cuda *cuda);
 
 /* Converts d to the integer type T, saturating. NaN gives 0. */
 template <class T> __host__ __device__ inline T lt__saturated(double d)

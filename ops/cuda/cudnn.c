@@ -75,13 +75,13 @@ static void drop_pack(lt_cudnn *d, lt_cudnn_plan *p)
 static void plan_free(lt_cudnn *d, lt_cudnn_plan *p)
 {
     drop_pack(d, p);
-    lt__desc_cut(d, &p->made, 0);
+    lt__desc_truncate(d, &p->made, 0);
     free(p);
 }
 
 static void plans_free(lt_cudnn *d)
 {
-    for (lt_plan *p; (p = lt__plan_take(&d->plans));)
+    for (lt_plan *p; (p = lt__plan_pop(&d->plans));)
         plan_free(d, (lt_cudnn_plan *)p);
 }
 
@@ -124,7 +124,7 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
     lt_cudnn_plan *p = (lt_cudnn_plan *)lt__plan_find(&d->plans, task);
     if ((*found = p))
         return LT_OK;
-    if (lt__plans_are_full(&d->plans)) {
+    if (lt__plan_cache_is_full(&d->plans)) {
         LT_TRY(d->env->device->sync(d->env->device)); /* running plans must not be freed */
         plans_free(d);
     }
@@ -182,7 +182,7 @@ static void pack(lt_cudnn *d, lt_cudnn_plan *p, void *const operand[OPERANDS], v
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
                  operand);
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    lt__desc_end(d, p->pack);
+    lt__desc_finalize(d, p->pack);
     if (d->status != CUDNN_STATUS_SUCCESS) {
         drop_pack(d, p);
         return;
@@ -219,7 +219,7 @@ static lt_desc properties(lt_cudnn *d, lt_desc_list *pile, const char *json)
                      (int64_t)strlen(json), json);
     else
         lt__desc_set(d, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &index);
-    lt__desc_end(d, device);
+    lt__desc_finalize(d, device);
     return device;
 }
 
@@ -237,7 +237,7 @@ char *lt__cudnn_properties(lt_cudnn *d)
         free(text);
         text = NULL;
     }
-    lt__desc_cut(d, &made, 0);
+    lt__desc_truncate(d, &made, 0);
     return text;
 }
 
@@ -289,7 +289,7 @@ void lt__cudnn_free(lt_cudnn *d)
                                   sizeof note); /* there is no context left to log to */
     lt__plan_file_free(d->file);
     plans_free(d);
-    lt__desc_cut(d, &d->made, 0);
+    lt__desc_truncate(d, &d->made, 0);
     if (d->handle)
         d->t.cudnnDestroy(d->handle);
     free(d);

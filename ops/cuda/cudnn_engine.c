@@ -46,7 +46,7 @@ static bool config_allowed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config, bool i
     for (int64_t i = 0; i < n && i < MAX_NOTES; i++)
         yes = yes && allowed(d, &p->task, notes[i], in_order);
     yes = yes && d->status == CUDNN_STATUS_SUCCESS;
-    lt__desc_cut(d, &p->made, before);
+    lt__desc_truncate(d, &p->made, before);
     return yes;
 }
 
@@ -68,7 +68,7 @@ static bool build(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
         lt__desc_set(d, built, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->handle);
     else
         lt__desc_link(d, built, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, d->device);
-    lt__desc_end(d, built);
+    lt__desc_finalize(d, built);
     lt__desc_get(d, built, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &bytes);
     if (d->status != CUDNN_STATUS_SUCCESS || bytes > (int64_t)d->config.workspace)
         return false;
@@ -100,7 +100,7 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
     }
     if (d->status != CUDNN_STATUS_SUCCESS || at >= LT_CHOICE_BYTES)
         p->choice[0] = 0; /* do not store it in the plan file */
-    lt__desc_cut(d, &p->made, before);
+    lt__desc_truncate(d, &p->made, before);
     forgive(d);
 }
 
@@ -118,7 +118,7 @@ static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, 
         note_choice(d, p, config);
         return true;
     }
-    lt__desc_cut(d, &p->made, before);
+    lt__desc_truncate(d, &p->made, before);
     forgive(d);
     return false;
 }
@@ -132,7 +132,7 @@ static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, b
     lt__desc_set(d, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
     if (!d->handle)
         lt__desc_link(d, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, d->device);
-    lt__desc_end(d, heuristics);
+    lt__desc_finalize(d, heuristics);
     for (int i = 0; i < MAX_CONFIGS; i++)
         (void)lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t n = lt__desc_get(d, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
@@ -141,7 +141,7 @@ static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, b
     for (int i = 1; i <= n && i < proposed.n && !lt__cudnn_is_memory(d->status); i++)
         if (try_proposed(d, p, &proposed, i, in_order))
             break;
-    lt__desc_cut(d, &proposed, 0);
+    lt__desc_truncate(d, &proposed, 0);
 }
 
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p)
@@ -167,21 +167,21 @@ static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
     lt__desc_ints(d, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 1, &number);
     if (!d->handle)
         lt__desc_link(d, engine, CUDNN_ATTR_ENGINE_DEVICEPROP, d->device);
-    lt__desc_end(d, engine);
+    lt__desc_finalize(d, engine);
     for (; *at == ' ' && n < MAX_KNOBS; n++) {
         cudnnBackendKnobType_t type = (cudnnBackendKnobType_t)strtoll(at, &at, 10);
         int64_t value = *at == '=' ? strtoll(at + 1, &at, 10) : 0;
         knobs[n] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
         lt__desc_set(d, knobs[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
         lt__desc_ints(d, knobs[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, 1, &value);
-        lt__desc_end(d, knobs[n]);
+        lt__desc_finalize(d, knobs[n]);
     }
     lt_desc config = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     lt__desc_link(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
     if (n > 0)
         lt__desc_set(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, n,
                      knobs);
-    lt__desc_end(d, config);
+    lt__desc_finalize(d, config);
     return config;
 }
 
@@ -192,7 +192,7 @@ bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice)
         snprintf(p->choice, sizeof p->choice, "%s", choice);
         return true;
     }
-    lt__desc_cut(d, &p->made, before);
+    lt__desc_truncate(d, &p->made, before);
     forgive(d);
     return false;
 }

@@ -18,7 +18,7 @@ lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType
     return made;
 }
 
-void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left)
+void lt__desc_truncate(lt_cudnn *d, lt_desc_list *pile, int left)
 {
     while (pile->n > left)
         if (pile->at[--pile->n])
@@ -52,7 +52,7 @@ static void set_float(lt_cudnn *d, lt_desc to, lt_attribute name, float value)
     lt__desc_set(d, to, name, CUDNN_TYPE_FLOAT, 1, &value);
 }
 
-void lt__desc_end(lt_cudnn *d, lt_desc made)
+void lt__desc_finalize(lt_cudnn *d, lt_desc made)
 {
     if (d->status == CUDNN_STATUS_SUCCESS)
         d->status = d->t.cudnnBackendFinalize(made);
@@ -92,7 +92,7 @@ static lt_desc tensor(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataTy
     lt__desc_ints(d, t, CUDNN_ATTR_TENSOR_UNIQUE_ID, 1, &number);
     lt__desc_ints(d, t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 1, &alignment);
     lt__desc_set(d, t, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &inside);
-    lt__desc_end(d, t);
+    lt__desc_finalize(d, t);
     return t;
 }
 
@@ -115,7 +115,7 @@ static lt_desc convolution(lt_cudnn *d, lt_cudnn_plan *p)
     lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, 2, task->pad);
     lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, 2, task->dilation);
     lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, 2, task->stride);
-    lt__desc_end(d, c);
+    lt__desc_finalize(d, c);
     return c;
 }
 
@@ -155,7 +155,7 @@ static lt_desc bias_operation(lt_cudnn *d, lt_cudnn_plan *p, lt_desc from)
     lt_desc add = lt__desc_new(d, &p->made, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     lt__desc_set(d, add, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     set_type(d, add, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_DATA_FLOAT);
-    lt__desc_end(d, add);
+    lt__desc_finalize(d, add);
     lt_desc bias = tensor(d, p, B, type_of(task), 1, task->out, 1, 1);
     lt_desc y = tensor_y(d, p, Y, type_of(task));
     lt_desc op = lt__desc_new(d, &p->made, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -163,7 +163,7 @@ static lt_desc bias_operation(lt_cudnn *d, lt_cudnn_plan *p, lt_desc from)
     lt__desc_link(d, op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, from);
     lt__desc_link(d, op, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, bias);
     lt__desc_link(d, op, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-    lt__desc_end(d, op);
+    lt__desc_finalize(d, op);
     return op;
 }
 
@@ -183,7 +183,7 @@ static int operations(lt_cudnn *d, lt_cudnn_plan *p, lt_desc *ops)
     lt__desc_link(d, op, conv_names[task->kind].y, y);
     set_float(d, op, conv_names[task->kind].alpha, 1);
     set_float(d, op, conv_names[task->kind].beta, task->add ? 1 : 0);
-    lt__desc_end(d, op);
+    lt__desc_finalize(d, op);
     if (task->bias)
         ops[1] = bias_operation(d, p, y);
     return task->bias ? 2 : 1;
@@ -198,5 +198,5 @@ void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p)
         lt__desc_set(d, p->graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1,
                      &d->handle);
     lt__desc_set(d, p->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, n, ops);
-    lt__desc_end(d, p->graph);
+    lt__desc_finalize(d, p->graph);
 }

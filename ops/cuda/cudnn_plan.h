@@ -43,17 +43,17 @@ struct lt_cudnn {
 
 /* ==== Descriptors (cudnn_graph.c) ============================================================= */
 
-/* Once d->status is a failure, all but lt__desc_cut() do nothing. */
+/* Once d->status is a failure, all but lt__desc_truncate() do nothing. */
 
 /* Creates a descriptor that the list owns. Borrowed. NULL on failure. */
 lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type);
 /* Destroys all but the first `left` descriptors of the list. */
-void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left);
+void lt__desc_truncate(lt_cudnn *d, lt_desc_list *pile, int left);
 void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttributeType_t type,
                   int64_t n, const void *values);
 void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);
 void lt__desc_ints(lt_cudnn *d, lt_desc to, lt_attribute name, int64_t n, const int64_t *values);
-void lt__desc_end(lt_cudnn *d, lt_desc made); /* finalizes it, once all attributes are set */
+void lt__desc_finalize(lt_cudnn *d, lt_desc made); /* finalizes it, once all attributes are set */
 /* Returns how many values the attribute has, and copies up to n of them to values. 0 on failure. */
 int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name, cudnnBackendAttributeType_t type,
                      int64_t n, void *values);

@@ -42,8 +42,8 @@ static void put_channels(pass *p, int64_t channels, int V)
 {
     p->channels = (int)channels;
     p->groups = (int)(channels / V);
-    p->columns = lt__power_from(p->groups, MAX_COLUMNS);
-    p->blocks = (int)lt__cuts(p->groups, p->columns);
+    p->columns = lt__next_power_of_two(p->groups, MAX_COLUMNS);
+    p->blocks = (int)lt__ceil_div(p->groups, p->columns);
 }
 
 /* ==== y and dx ================================================================================ */
@@ -170,7 +170,7 @@ static lt_status run_pass(const lt_cuda *cuda, pass p, int64_t images, const voi
         p.patches[i] = (p.to[i] + (WAY == BACK ? p.pad : 0) + PATCH - 1) / PATCH;
     p.all = (int)images * p.patches[0] * p.patches[1];
     p.part = LT_THREADS / p.columns * TURNS;
-    return lt__launch(cuda, lt__cuts(p.all, p.part) * p.blocks, pass_kernel<E, V, WAY>, p,
+    return lt__launch(cuda, lt__ceil_div(p.all, p.part) * p.blocks, pass_kernel<E, V, WAY>, p,
                       (const E *)from, (const E *)w, (const E *)bias, (E *)to);
 }
 
@@ -297,11 +297,11 @@ template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
     enum { ENOUGH_BLOCKS = 1024, MIN_TURNS = 8 };
     put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
     p->all = (int)pixels_of(v);
-    int64_t down = LT_THREADS / p->columns, most = lt__cuts(ENOUGH_BLOCKS, p->blocks);
-    int64_t parts = lt__cuts(p->all, down * MIN_TURNS);
+    int64_t down = LT_THREADS / p->columns, most = lt__ceil_div(ENOUGH_BLOCKS, p->blocks);
+    int64_t parts = lt__ceil_div(p->all, down * MIN_TURNS);
     parts = parts < most ? parts : most;
-    p->part = parts > 0 ? (int)lt__cuts(p->all, parts) : 0;
-    return p->part > 0 ? lt__cuts(p->all, p->part) : 0;
+    p->part = parts > 0 ? (int)lt__ceil_div(p->all, parts) : 0;
+    return p->part > 0 ? lt__ceil_div(p->all, p->part) : 0;
 }
 
 template <class E, int V>
@@ -310,7 +310,7 @@ static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call
     pass p = pass_of(v, false);
     int64_t parts = cut<E>(v, &p);
     p.groups = p.channels / V;
-    p.blocks = (int)lt__cuts(p.groups, p.columns);
+    p.blocks = (int)lt__ceil_div(p.groups, p.columns);
     const E *x = (const E *)c->in[X]->data, *dy = (const E *)c->d_out[0]->data;
     float *sums = (float *)c->scratch;
     lt_tensor *dw = c->d_in[W];

@@ -57,7 +57,7 @@ static lt_status cuda_sync(lt_device *device)
     lt_cuda *cuda = enter(device);
     LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
     pthread_mutex_lock(&cuda->lock);
-    lt_status status = lt__cuda_say_bad_id(cuda);
+    lt_status status = lt__cuda_report_bad_id(cuda);
     cuda->bad_id->kind = LT_NO_BAD_ID;
     pthread_mutex_unlock(&cuda->lock);
     return status;
@@ -166,8 +166,8 @@ static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, 
         PAIR(LT_BF16, __nv_bfloat16, LT_F32, float)
         PAIR(LT_U8, uint8_t, LT_F32, float)
     }
-    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), convert_any, dst, (int)dst_dtype, src,
-                      (int)src_dtype, (int64_t)n);
+    return lt__launch(cuda, lt__ceil_div((int64_t)n, LT_THREADS), convert_any, dst, (int)dst_dtype,
+                      src, (int)src_dtype, (int64_t)n);
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
@@ -186,8 +186,8 @@ static lt_status cuda_fill(lt_device *device, void *dst, lt_dtype dtype, size_t 
             cuda,
             cudaMemsetAsync(dst, 0, (size_t)(lt__cuda_at(NULL, dtype, (int64_t)n) - (char *)NULL),
                             cuda->stream));
-    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype, (int64_t)n,
-                      value);
+    return lt__launch(cuda, lt__ceil_div((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype,
+                      (int64_t)n, value);
 }
 
 static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
@@ -222,7 +222,7 @@ template <class T>
 static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src, const void *table, int64_t n,
                          int64_t channels)
 {
-    return lt__launch(cuda, lt__cuts(n, LT_THREADS * LOOKS), look_up_kernel<T>, (T *)dst, src,
+    return lt__launch(cuda, lt__ceil_div(n, LT_THREADS * LOOKS), look_up_kernel<T>, (T *)dst, src,
                       (const T *)table, n, channels);
 }
 

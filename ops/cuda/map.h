@@ -33,7 +33,8 @@ void lt__walk_merge(lt_walk *w, int n);
 void lt__walk_inputs(lt_walk *w, const lt_tensor *z, int n, const lt_tensor *const *in);
 
 /* Sets at[k] to the offset of element i in operand k. The axes of w must be innermost first. */
-template <int N> __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
+template <int N>
+__device__ inline void lt__offsets_of(const lt_walk &w, int64_t i, int64_t (&at)[N])
 {
     int last = w.ndim - 1;
     for (int k = 0; k < N; k++)
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     bool pack = w.wide && i + V <= w.count;
 #pragma unroll 1
     for (int k = 0; k < V && i < w.count; k++, i += w.wide ? 1 : LT_THREADS) {
-        lt__locate(w, i, at);
+        lt__offsets_of(w, i, at);
         if (pack) {
             lt__map_pack(f, w, o, at);
             break;
@@ -171,7 +172,7 @@ lt_status lt__map(const lt_cuda *cuda, lt_walk w, const F &f, bool add, void *z,
     w.wide &= lt__is_wide(&w, 0, z, sizeof *o.z, V) && lt__is_wide(&w, 1, a, sizeof *o.a, V);
     w.wide &= F::N < 2 || lt__is_wide(&w, 2, b, sizeof *o.b, V);
     w.wide &= F::N < 3 || lt__is_wide(&w, 3, c, sizeof *o.c, V);
-    return lt__launch(cuda, lt__cuts(w.count, LT_THREADS * V), lt__map_kernel<F>, f, w, o);
+    return lt__launch(cuda, lt__ceil_div(w.count, LT_THREADS * V), lt__map_kernel<F>, f, w, o);
 }
 
 /* ==== Gradients of broadcasting ops =========================================================== */

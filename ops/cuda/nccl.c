@@ -88,8 +88,8 @@ static int dtype_of(lt_dtype dtype)
 }
 
 /* A started group must be ended even after an error, because NCCL's group state is per thread. */
-lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
-                       int n_tail, void *stream)
+lt_status lt__nccl_allreduce(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
+                             int n_tail, void *stream)
 {
     const lt_nccl_table *c = n->calls;
     LT_TRY(status_of(n, "ncclGroupStart", c->ncclGroupStart()));

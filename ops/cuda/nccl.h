@@ -82,8 +82,8 @@ lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
 /* Allreduces data (count elements) and tail (n_tail floats) in place, both in device memory. The
  * sums are enqueued in `stream`, a cudaStream_t, once the communicator is ready again. [Group
  * Calls: Group Operation Ordering Semantics, Nonblocking Group Operation] */
-lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
-                       int n_tail, void *stream);
+lt_status lt__nccl_allreduce(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
+                             int n_tail, void *stream);
 /* Starts finalizing the communicator. [Finalizing a communicator] */
 lt_status lt__nccl_finalize(lt_nccl *n);
 /* Frees the communicator, and aborts it first if it is not finalized. [Destroying a communicator,

@@ -131,7 +131,7 @@ lt__reduction_kernel(const __grid_constant__ lt_reduction_pass p, const typename
 
 static inline int64_t lt__reduction_blocks(const lt_reduction_pass *p)
 {
-    return lt__cuts(p->outer, p->group) * p->parts * p->blocks;
+    return lt__ceil_div(p->outer, p->group) * p->parts * p->blocks;
 }
 
 /* Whether the elements of a pass can be loaded 16 bytes at a time. */

@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
 /* The number of blocks for count elements, and of the statistics that they write. */
 static int64_t blocks_of(int64_t count)
 {
-    return lt__least(lt__cuts(count, LT_THREADS * 8), BLOCKS);
+    return lt__least(lt__ceil_div(count, LT_THREADS * 8), BLOCKS);
 }
 
 template <bool RESCALE, class E>
@@ -149,8 +149,8 @@ static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x,
                                       const lt_grad_stats *leftover, const lt_grad_stats *rows,
                                       int n)
 {
-    return lt__launch(cuda, lt__cuts(x->count, LT_THREADS), zero_leftover_kernel<E>, (E *)x->data,
-                      x->count, leftover, rows, n);
+    return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS), zero_leftover_kernel<E>,
+                      (E *)x->data, x->count, leftover, rows, n);
 }
 
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,

@@ -26,16 +26,16 @@ static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride
     p.outer = outer;
     p.n = n;
     p.stride = stride;
-    p.columns = lt__power_from(stride, 32);
-    p.lanes = lt__power_from(lt__cuts(n, RUN), LT_THREADS / p.columns);
+    p.columns = lt__next_power_of_two(stride, 32);
+    p.lanes = lt__next_power_of_two(lt__ceil_div(n, RUN), LT_THREADS / p.columns);
     p.group = LT_THREADS / p.columns / p.lanes;
-    p.blocks = (unsigned)lt__cuts(stride, p.columns);
+    p.blocks = (unsigned)lt__ceil_div(stride, p.columns);
     return p;
 }
 
 static inline int64_t lt__row_blocks(const lt_row_plan *p)
 {
-    return lt__cuts(p->outer, p->group) * p->blocks;
+    return lt__ceil_div(p->outer, p->group) * p->blocks;
 }
 
 /* The row of a thread. */
@@ -86,16 +86,16 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     lt_column_plan p = {};
     p.rows = rows;
     p.width = width;
-    p.columns = lt__power_from(width, 32);
+    p.columns = lt__next_power_of_two(width, 32);
     p.lanes = LT_THREADS / p.columns;
-    p.blocks = (unsigned)lt__cuts(width, p.columns);
+    p.blocks = (unsigned)lt__ceil_div(width, p.columns);
     if (width == 0)
         return p;
-    int64_t parts = lt__least(lt__cuts(ENOUGH_BLOCKS, p.blocks), rows / (MIN_TURNS * p.lanes));
-    int64_t least = lt__cuts(rows, (int64_t)MAX_TURNS * p.lanes);
+    int64_t parts = lt__least(lt__ceil_div(ENOUGH_BLOCKS, p.blocks), rows / (MIN_TURNS * p.lanes));
+    int64_t least = lt__ceil_div(rows, (int64_t)MAX_TURNS * p.lanes);
     parts = parts > least ? parts : least;
-    p.part = parts > 0 ? lt__cuts(lt__cuts(rows, parts), p.lanes) * p.lanes : 1;
-    p.parts = (unsigned)lt__cuts(rows, p.part);
+    p.part = parts > 0 ? lt__ceil_div(lt__ceil_div(rows, parts), p.lanes) * p.lanes : 1;
+    p.parts = (unsigned)lt__ceil_div(rows, p.part);
     return p;
 }
 

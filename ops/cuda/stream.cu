@@ -1,7 +1,7 @@
 /* stream.cu - marks in the stream of a CUDA device, pinned host memory, and copies in streams of
  * their own.
  *
- * A mark is an event. There are LT_MARKS events, used in turn. A mark whose event was reused is
+ * A mark is an event. There are LT_MAX_MARKS events, used in turn. A mark whose event was reused is
  * old; waiting for it means waiting for everything enqueued so far.
  */
 #include "ops/cuda/cuda.h"
@@ -24,11 +24,14 @@ struct guard {
 static uint64_t mark_in(lt_cuda *cuda, cudaStream_t stream)
 {
     uint64_t mark = ++cuda->marks;
-    (void)cudaEventRecord(cuda->event[mark % LT_MARKS], stream);
+    (void)cudaEventRecord(cuda->event[mark % LT_MAX_MARKS], stream);
     return mark;
 }
 
-static bool is_old(const lt_cuda *cuda, uint64_t mark) { return mark + LT_MARKS <= cuda->marks; }
+static bool is_old(const lt_cuda *cuda, uint64_t mark)
+{
+    return mark + LT_MAX_MARKS <= cuda->marks;
+}
 
 static uint64_t cuda_mark(lt_device *device)
 {
@@ -57,7 +60,7 @@ cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
 static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
 {
     if (!has_become_old(cuda, mark)) {
-        cudaError_t error = cudaEventSynchronize(cuda->event[mark % LT_MARKS]);
+        cudaError_t error = cudaEventSynchronize(cuda->event[mark % LT_MAX_MARKS]);
         if (error != cudaSuccess || !has_become_old(cuda, mark))
             return error;
     }
@@ -69,7 +72,7 @@ static lt_status cuda_wait(lt_device *device, uint64_t mark)
     lt_cuda *cuda = enter(device);
     LT_TRY(lt__cuda_status(cuda, wait_for(cuda, mark)));
     guard g(cuda);
-    return lt__cuda_say_bad_id(cuda);
+    return lt__cuda_report_bad_id(cuda);
 }
 
 static void *cuda_alloc_host(lt_device *device, size_t bytes)
@@ -94,7 +97,7 @@ static void cuda_free_host(lt_device *device, void *p)
 static cudaError_t stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
 {
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->stream) : mark;
-    return cudaStreamWaitEvent(stream, cuda->event[mark % LT_MARKS], 0);
+    return cudaStreamWaitEvent(stream, cuda->event[mark % LT_MAX_MARKS], 0);
 }
 
 cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
@@ -135,7 +138,7 @@ static lt_status cuda_stream_wait(lt_device *device, uint64_t mark)
     guard g(cuda);
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->uploads) : mark;
     return lt__cuda_status(cuda,
-                           cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MARKS], 0));
+                           cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MAX_MARKS], 0));
 }
 
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
@@ -144,7 +147,7 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
     cudaError_t error = cudaStreamCreateWithFlags(&cuda->uploads, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->downloads, cudaStreamNonBlocking);
-    for (int i = 0; i < LT_MARKS && error == cudaSuccess; i++)
+    for (int i = 0; i < LT_MAX_MARKS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->event[i], cudaEventDisableTiming);
     device->mark = cuda_mark;
     device->wait = cuda_wait;
@@ -158,7 +161,7 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
 
 void lt__cuda_stream_close(lt_cuda *cuda)
 {
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         if (cuda->event[i])
             (void)cudaEventDestroy(cuda->event[i]);
     if (cuda->uploads)

@@ -48,11 +48,11 @@ struct lt_slice {
 
 /* The rows that a thread loads, in the tile that begins at row `first`. Rows beyond the edge repeat
  * the last row; their results are not stored. */
-template <class F> struct lt_bringer {
+template <class F> struct lt_tile_loader {
     enum { TURNS = LT_TILE * LT_SLICE / LT_THREADS };
     typename F::Row row[TURNS];
 
-    __device__ lt_bringer(const F &f, int batch, int first, int rows)
+    __device__ lt_tile_loader(const F &f, int batch, int first, int rows)
     {
 #pragma unroll
         for (int q = 0; q < TURNS; q++) {
@@ -138,8 +138,8 @@ __global__ void LT_FOUR_BLOCKS lt__tile_kernel(const __grid_constant__ lt_tiles 
     int down = threadIdx.x / (LT_TILE / LT_PATCH) * LT_PATCH;
     int across = threadIdx.x % (LT_TILE / LT_PATCH) * LT_PATCH;
     float sum[LT_PATCH][LT_PATCH] = {};
-    lt_bringer<A> rows(a, batch, top, t.m);
-    lt_bringer<B> columns(b, batch, left, t.n);
+    lt_tile_loader<A> rows(a, batch, top, t.m);
+    lt_tile_loader<B> columns(b, batch, left, t.n);
 #pragma unroll 1
     for (int k = first; k < last; k += LT_SLICE) {
         rows.bring(a, of_a, k, last);
@@ -159,7 +159,7 @@ __global__ void LT_FOUR_BLOCKS lt__tile_kernel(const __grid_constant__ lt_tiles 
 
 static inline int64_t lt__tile_count(const lt_tiles *t)
 {
-    return lt__cuts(t->m, LT_TILE) * lt__cuts(t->n, LT_TILE) * t->batch;
+    return lt__ceil_div(t->m, LT_TILE) * lt__ceil_div(t->n, LT_TILE) * t->batch;
 }
 
 /* cut: whether the terms may be split into parts, which requires dense results and no bias. If a
@@ -174,10 +174,10 @@ static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t
     int64_t tiles = lt__tile_count(&t);
     if (!cut || tiles <= 0 || tiles >= ENOUGH_BLOCKS || k < 2 * MIN_TERMS)
         return t;
-    int64_t parts = lt__cuts(ENOUGH_BLOCKS, tiles);
+    int64_t parts = lt__ceil_div(ENOUGH_BLOCKS, tiles);
     parts = parts < k / MIN_TERMS ? parts : k / MIN_TERMS;
-    t.part = (int)(lt__cuts(lt__cuts(k, parts), LT_SLICE) * LT_SLICE);
-    t.parts = (int)lt__cuts(k, t.part);
+    t.part = (int)(lt__ceil_div(lt__ceil_div(k, parts), LT_SLICE) * LT_SLICE);
+    t.parts = (int)lt__ceil_div(k, t.part);
     return t;
 }
 

@@ -224,7 +224,7 @@ TEST(backward_with_too_large_a_scale)
 TEST(backward_with_the_lowest_scale)
 {
     check_tenth_step_fails(
-        begin(LT_SCALE_LOW, 0x1p-10, 1, 0x1p-10), times_32768,
+        begin(LT_SCALE_MIN, 0x1p-10, 1, 0x1p-10), times_32768,
         "backward of mul: the gradient of its x is the first non-finite tensor: including the loss "
         "scale of 2^-14, 65536 does not fit in f16, whose maximum is 65504; compute it in f32 with "
         "lt.autocast(\"off\", ...), or try a smaller learning rate (");

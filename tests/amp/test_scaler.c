@@ -72,15 +72,15 @@ TEST(a_dynamic_scale_changes_as_in_pytorch)
 TEST(a_scale_stays_within_its_limits)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 100, 1);
-    CHECK_EQ(s.k, LT_SCALE_HIGH);
+    CHECK_EQ(s.k, LT_SCALE_MAX);
     expect(&s, (part[]){{5, -60}, {0}}, (move[]){{0}});
     s = lt_scaler_init(LT_SCALE_STATIC, -100, 0);
-    CHECK_EQ(s.k, LT_SCALE_LOW);
+    CHECK_EQ(s.k, LT_SCALE_MIN);
     for (lt_scale_policy policy = LT_SCALE_ADAPTIVE; policy <= LT_SCALE_DYNAMIC; policy++) {
         s = lt_scaler_init(policy, 0, 0);
         for (int i = 0; i < 100; i++)
             CHECK(!lt_scaler_update(&s, LT_NO_EXPONENT, false));
-        CHECK_EQ(s.k, LT_SCALE_LOW);
+        CHECK_EQ(s.k, LT_SCALE_MIN);
         CHECK_EQ(s.in_a_row, 100);
         CHECK(lt_scaler_update(&s, -20, true));
         CHECK_EQ(s.in_a_row, 0);
@@ -213,7 +213,7 @@ TEST(the_limit_assumes_a_normal_distribution)
     CHECK_NEAR(s.variance, 4, 0.1);
     CHECK_EQ(s.k, 11);
     CHECK(lt_scaler_update(&s, 500, true)); /* f32 gradients may be that large */
-    CHECK_EQ(s.k, LT_SCALE_LOW);
+    CHECK_EQ(s.k, LT_SCALE_MIN);
 }
 
 /* The limit is 16 + 8 - 3.09 * 6 = 5.5: there is no growth and no longer interval, whatever the

@@ -128,7 +128,7 @@ static void check_same_grads(net *a, net *b)
 /* The digest of weights and buffers. */
 static void digest(net *n, char hex[65]) { CHECK_OK(lt_params_sha256(n->params, hex)); }
 
-static const int exponents[] = {0, 8, 16, LT_SCALE_LOW, LT_SCALE_HIGH};
+static const int exponents[] = {0, 8, 16, LT_SCALE_MIN, LT_SCALE_MAX};
 
 /* Also when several backwards are summed, and after steps. */
 TEST(a_power_of_two_changes_no_bit)
@@ -215,7 +215,7 @@ TEST(hooks_and_slots_see_unscaled_gradients)
 {
     net a = make(NO_SCALE, NULL), b = make(16, NULL);
     seen of_a = {0}, of_b = {.scale = b.loss_scale}, ready = {0};
-    lt_set_grad_slots(b.ctx, &(lt_grad_slots){.ud = &ready, .ready = look});
+    lt_set_grad_callbacks(b.ctx, &(lt_grad_callbacks){.ud = &ready, .ready = look});
     CHECK_OK(lt_on_grad(a.shift, look, &of_a, NULL));
     CHECK_OK(lt_on_grad(b.shift, look, &of_b, NULL));
     for (int i = 1; i <= 2; i++) {
@@ -228,7 +228,7 @@ TEST(hooks_and_slots_see_unscaled_gradients)
     }
     CHECK(of_b.stats.largest >= fabs(of_b.sum) / 6 && of_b.stats.largest < 65536);
     CHECK_EQ(of_b.stats.not_finite, 0);
-    lt_set_grad_slots(b.ctx, NULL);
+    lt_set_grad_callbacks(b.ctx, NULL);
     end(&a);
     end(&b);
 }
@@ -500,13 +500,13 @@ TEST(a_micro_batch_is_not_checked)
 {
     net n = make(4, NULL);
     int left = 2;
-    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &left, .update = more_to_come});
+    lt_set_grad_callbacks(n.ctx, &(lt_grad_callbacks){.ud = &left, .update = more_to_come});
     for (int i = 0; i < 3; i++) {
         CHECK_OK(backward(&n, 1));
         CHECK_EQ(step(&n, n.optim), i < 2 ? LT_ACCUMULATING : LT_APPLIED);
         CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
     }
-    lt_set_grad_slots(n.ctx, NULL);
+    lt_set_grad_callbacks(n.ctx, NULL);
     end(&n);
 }
 

@@ -43,7 +43,7 @@ static net make(const char *fault)
 
 static void end(net *n)
 {
-    lt_set_grad_slots(n->ctx, NULL);
+    lt_set_grad_callbacks(n->ctx, NULL);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
     lt_tensor *all[] = {n->w, n->scale, n->shift, n->mean, n->var, n->x};
@@ -168,13 +168,14 @@ TEST(a_training_is_the_same_with_dry_runs)
     }
 }
 
-/* Hooks, slots, faults, running statistics and other ranks are not affected. */
+/* Hooks, callbacks, faults, running statistics and other ranks are not affected. */
 TEST(a_dry_run_has_no_side_effects)
 {
     net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
-    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin, .ready = count_hook});
+    lt_set_grad_callbacks(
+        n.ctx, &(lt_grad_callbacks){.ud = &n, .begin = count_begin, .ready = count_hook});
     lt_set_allreduce(n.ctx, count_sum, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, look, &n));
     lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,

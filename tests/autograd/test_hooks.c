@@ -183,12 +183,12 @@ TEST(later_hooks_still_see_a_leaf_that_a_hook_released)
     probe p = {.x = x}, behind = {.x = NULL};
     CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
     CHECK_OK(lt_on_grad(x, look_at_leaf, &behind, NULL));
-    lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &behind, .ready = look_at_leaf});
+    lt_set_grad_callbacks(ctx, &(lt_grad_callbacks){.ud = &behind, .ready = look_at_leaf});
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(p.calls, 1);
     CHECK_EQ(behind.calls, 2);
     lt_release(loss);
-    lt_set_grad_slots(ctx, NULL);
+    lt_set_grad_callbacks(ctx, NULL);
     finish(ctx);
 }
 

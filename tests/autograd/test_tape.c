@@ -360,8 +360,9 @@ TEST(hooks_run_once_in_order_when_the_gradient_is_complete)
     CHECK_OK(lt_on_grad(c, note, &nc, NULL));
     CHECK_OK(lt_on_grad(c, note, &na, NULL));
     CHECK_OK(lt_on_grad(unused, note, &na, NULL));
-    lt_set_grad_slots(
-        ctx, &(lt_grad_slots){.ud = &slot, .begin = note_begin, .ready = note, .end = note_end});
+    lt_set_grad_callbacks(
+        ctx,
+        &(lt_grad_callbacks){.ud = &slot, .begin = note_begin, .ready = note, .end = note_end});
     /* a is used first and last, so its hook runs after the use that backward reaches last. loss =
      * (ab + c) a */
     lt_tensor *loss = lt_run(ctx, "mul", NULL, a, b, NULL);
@@ -383,7 +384,7 @@ TEST(hooks_run_once_in_order_when_the_gradient_is_complete)
     CHECK_FAILS(lt_backward(loss, NULL), LT_EPEER, "hook says no");
     CHECK_STR(log.text, "begin a=20 broken end "); /* 17 + 3, then no more */
     lt_release(loss);
-    lt_set_grad_slots(ctx, NULL);
+    lt_set_grad_callbacks(ctx, NULL);
     lt_release(a);
     lt_release(b);
     lt_release(c);

@@ -336,23 +336,23 @@ TEST(a_stop_request_is_accepted_only_while_listening)
     CHECK_EQ(raise(SIGUSR1), 0);
     CHECK(!heard);
     CHECK_EQ(lt_stop_reason(listening), 0);
-    lt_listen(listening, true);
-    lt_listen(listening, true);
+    lt_stop_listen(listening, true);
+    lt_stop_listen(listening, true);
     CHECK_EQ(raise(SIGUSR1), 0);
     CHECK(heard);
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
-    lt_listen(listening, false);
+    lt_stop_listen(listening, false);
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
-    lt_listen(listening, false);
+    lt_stop_listen(listening, false);
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1); /* kept for the next listener */
     CHECK(!lt_stop(listening, SIGTERM));
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
-    lt_listen(listening, true);
+    lt_stop_listen(listening, true);
     CHECK(lt_stop(listening, SIGTERM));
     CHECK_EQ(lt_stop_reason(listening), SIGTERM);
     CHECK(!lt_stop(listening, 0));
     CHECK_EQ(lt_stop_reason(listening), 0);
-    lt_listen(listening, false);
+    lt_stop_listen(listening, false);
     signal(SIGUSR1, SIG_DFL);
     lt_ctx_free(listening);
 }

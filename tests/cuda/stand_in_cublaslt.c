@@ -175,11 +175,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t m
 /* Computes m, n and k of D = op(A) op(B). False if the shapes do not fit. */
 static bool sizes(const product *p, const matrix *of[MATRICES], int64_t *m, int64_t *n, int64_t *k)
 {
-    const bool turn_a = p->turn[A] == CUBLAS_OP_T, turn_b = p->turn[B] == CUBLAS_OP_T;
-    *m = turn_a ? of[A]->cols : of[A]->rows;
-    *k = turn_a ? of[A]->rows : of[A]->cols;
-    *n = turn_b ? of[B]->rows : of[B]->cols;
-    return *k == (turn_b ? of[B]->cols : of[B]->rows) && of[D]->rows == *m && of[D]->cols == *n;
+    const bool trans_a = p->turn[A] == CUBLAS_OP_T, trans_b = p->turn[B] == CUBLAS_OP_T;
+    *m = trans_a ? of[A]->cols : of[A]->rows;
+    *k = trans_a ? of[A]->rows : of[A]->cols;
+    *n = trans_b ? of[B]->rows : of[B]->cols;
+    return *k == (trans_b ? of[B]->cols : of[B]->rows) && of[D]->rows == *m && of[D]->cols == *n;
 }
 
 static bool types_fit(const product *p, const matrix *of[MATRICES])

@@ -29,7 +29,7 @@ static void begin(void)
     if (lt__cudnn_open_library(&table, text, sizeof text) != 0)
         FAIL("%s", text);
     ctx = lt_open(&(lt_config){.reference = true});
-    lt_log_to(ctx, note, NULL);
+    lt_set_log(ctx, note, NULL);
     notes[0] = 0;
     env = (lt_cuda_env){
         .host = &test_host, .device = ctx->devices[0], .stream = test_stream, .model = "model A"};

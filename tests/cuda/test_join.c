@@ -129,7 +129,7 @@ TEST(numerical_notes_that_a_config_allows)
 TEST(without_libraries_it_warns_once)
 {
     machine m = machine_with(false);
-    lt_log_to(m.ctx, count_warnings, NULL);
+    lt_set_log(m.ctx, count_warnings, NULL);
     warnings = 0;
     run(&m, "max_pool2d", "kernel=2", "2x4x4x3");
     run(&m, "conv2d", "pad=1 groups=4", "2x5x4x4, 4x3x3x1, 4");

@@ -29,7 +29,7 @@ TEST(copies_run_asynchronously)
     must(d->wait(d, mark));
     CHECK_EQ(here[N - 1], 7);
     CHECK_EQ(here[N], 1); /* the copy after the mark has not run */
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->wait(d, second)); /* an old mark, whose event has been reused */
     CHECK_EQ(here[2 * N - 1], 8);
@@ -60,7 +60,7 @@ TEST(uploads)
     CHECK_EQ(got[0], 5);
     CHECK_EQ(got[N - 1], 5);
     must(d->upload(d, there, here, N, d->mark(d), &second));
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->wait(d, second)); /* an old mark */
     memset(here, 7, N);
@@ -68,7 +68,7 @@ TEST(uploads)
     get(&m, got, there, N);
     CHECK_EQ(got[N - 1], 6);
     must(d->upload(d, there, here, N, d->mark(d), &mark));
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->stream_wait(d, mark));
     must(d->copy(d, to, there, N));
@@ -105,10 +105,10 @@ TEST(downloads)
     must(d->sync(d));
     must(d->fill(d, there, LT_U8, N, 9));
     after = d->mark(d);
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->download(d, here, there, N, after, &old));
-    for (int i = 0; i < LT_MARKS; i++)
+    for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->wait(d, old)); /* both marks are old */
     CHECK_EQ(here[N - 1], 9);

@@ -455,7 +455,7 @@ TEST(a_limit_on_threads_reduces_the_workers)
     int64_t want[MANY];
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = 5});
     char line[128];
-    lt_log_to(ctx, keep_line, line);
+    lt_set_log(ctx, keep_line, line);
     lt_shuffle(5, 3, want, MANY);
     for (int limit = 0; limit <= 4; limit++) {
         char wanted[128] = "";

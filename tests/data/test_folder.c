@@ -106,8 +106,8 @@ TEST(names_are_sorted_byte_by_byte)
     CHECK_EQ(lt_source_count(s), 7);
     CHECK_EQ(lt_source_classes(s), 3);
     for (int i = 0; i < 3; i++)
-        CHECK_STR(lt_source_class(s, i), classes[i]);
-    CHECK(lt_source_class(s, 3) == NULL && lt_source_class(s, -1) == NULL);
+        CHECK_STR(lt_source_class_name(s, i), classes[i]);
+    CHECK(lt_source_class_name(s, 3) == NULL && lt_source_class_name(s, -1) == NULL);
     lt_source_shape(s, shape);
     CHECK(shape[0] == 8 && shape[1] == 8 && shape[2] == 3);
     for (int i = 0; i < 7; i++) {
@@ -151,7 +151,7 @@ TEST(links_are_followed)
     CHECK_EQ(symlink("a.jpg", in_root("cat/b.jpg")), 0);
     lt_source *s = open_root();
     CHECK_EQ(lt_source_count(s), 4);
-    CHECK_STR(lt_source_class(s, 1), "dog");
+    CHECK_STR(lt_source_class_name(s, 1), "dog");
     lt_source_release(s);
 }
 
@@ -192,7 +192,7 @@ TEST(entries_that_are_not_files_are_skipped_and_counted)
     CHECK_EQ(mkfifo(in_root("cat/e.jpg"), 0600), 0);
     make_socket("cat/h.jpg");
     make_folder("cat/i.jpg");
-    lt_log_to(ctx, keep_warning, NULL);
+    lt_set_log(ctx, keep_warning, NULL);
     lt_source *s = open_root();
     CHECK_EQ(lt_source_count(s), 1);
     CHECK_EQ(lt_source_classes(s), 1);
@@ -212,14 +212,14 @@ TEST(entries_that_are_not_files_are_skipped_and_counted)
              root);
     CHECK_STR(warning, text);
     CHECK_EQ(warnings, 2);
-    lt_log_to(ctx, NULL, NULL);
+    lt_set_log(ctx, NULL, NULL);
 }
 
 TEST(the_warning_names_the_file_type)
 {
     static const char *const kinds[] = {"a folder", "a FIFO", "a socket", "a device"};
     char text[256];
-    lt_log_to(ctx, keep_warning, NULL);
+    lt_set_log(ctx, keep_warning, NULL);
     for (int i = 0; i < 4; i++) {
         empty_root();
         make_folder("cat");
@@ -244,7 +244,7 @@ TEST(the_warning_names_the_file_type)
                  kinds[i]);
         check_refused(8, text);
     }
-    lt_log_to(ctx, NULL, NULL);
+    lt_set_log(ctx, NULL, NULL);
 }
 
 /* Such files exist, so the user may expect them in the data set: they are not skipped. */

@@ -472,12 +472,12 @@ TEST(the_file_size_has_a_limit)
     lt_bytes buffer = {0};
     size_t n, size = load("rgb.png").n;
     char text[128];
-    CHECK_OK(lt__read_whole("tests/data/rgb.png", size, &buffer, &n));
+    CHECK_OK(lt__read_file("tests/data/rgb.png", size, &buffer, &n));
     CHECK_EQ(n, size);
     CHECK_EQ(memcmp(buffer.data, load("rgb.png").bytes, n), 0);
     snprintf(text, sizeof text, "tests/data/rgb.png has %zu bytes; luatrain accepts at most %zu",
              size, size - 1);
-    CHECK_FAILS(lt__read_whole("tests/data/rgb.png", size - 1, &buffer, &n), LT_EDATA, text);
+    CHECK_FAILS(lt__read_file("tests/data/rgb.png", size - 1, &buffer, &n), LT_EDATA, text);
     free(buffer.data);
 }
 

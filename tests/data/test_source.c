@@ -15,7 +15,7 @@ TEST(images_in_memory)
     lt_source_shape(source, shape);
     CHECK(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
     CHECK_EQ(lt_source_classes(source), 0);
-    CHECK(lt_source_class(source, 0) == NULL);
+    CHECK(lt_source_class_name(source, 0) == NULL);
     CHECK(lt_source_retain(source) == source);
     lt_source_release(source);
     CHECK(lt_memory_stats(ctx).live > 0);

@@ -38,11 +38,11 @@ typedef struct emu {
     char *start;
     size_t used;
     char name[24];
-    pthread_mutex_t lock;  /* guards the fields below, and the memory while it is open */
-    uint64_t queued, done; /* positions in the stream: of its end, and waited for by the host */
-    uint64_t copies;       /* number of uploads and downloads so far */
-    uint64_t marks;        /* number of marks so far */
-    point mark[LT_MARKS];  /* the latest ones */
+    pthread_mutex_t lock;     /* guards the fields below, and the memory while it is open */
+    uint64_t queued, done;    /* positions in the stream: of its end, and waited for by the host */
+    uint64_t copies;          /* number of uploads and downloads so far */
+    uint64_t marks;           /* number of marks so far */
+    point mark[LT_MAX_MARKS]; /* the latest ones */
     pending pending[MAX_PENDING];
     int n_pending;
     lt_range block[BLOCKS]; /* host memory of alloc_host() */
@@ -168,7 +168,7 @@ static void wait_for_all(emu *e)
 
 static uint64_t add_mark(emu *e, point m)
 {
-    e->mark[++e->marks % LT_MARKS] = m;
+    e->mark[++e->marks % LT_MAX_MARKS] = m;
     return e->marks;
 }
 
@@ -176,7 +176,7 @@ static bool is_old(const emu *e, uint64_t mark)
 {
     if (mark == 0 || mark > e->marks)
         abort();
-    return mark + LT_MARKS <= e->marks;
+    return mark + LT_MAX_MARKS <= e->marks;
 }
 
 static uint64_t emu_mark(lt_device *device)
@@ -195,7 +195,7 @@ static lt_status emu_wait(lt_device *device, uint64_t mark)
     if (is_old(e, mark))
         wait_for_all(e);
     else
-        wait_until(e, e->mark[mark % LT_MARKS]);
+        wait_until(e, e->mark[mark % LT_MAX_MARKS]);
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
@@ -252,7 +252,7 @@ static lt_status queue_copy(emu *e, queue q, void *dst, const void *src, size_t 
         if (l->queue != STREAM && other < here + bytes && here < other + l->bytes)
             abort();
     }
-    uint64_t at = is_old(e, after) ? e->queued : e->mark[after % LT_MARKS].at;
+    uint64_t at = is_old(e, after) ? e->queued : e->mark[after % LT_MAX_MARKS].at;
     add_pending(e, q, ++e->copies, dst, src, bytes);
     if (q == DOWNLOADS)
         memset(dst, 0xff, bytes);
@@ -278,7 +278,7 @@ static lt_status emu_stream_wait(lt_device *device, uint64_t mark)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    uint64_t copies = is_old(e, mark) ? e->copies : e->mark[mark % LT_MARKS].copies;
+    uint64_t copies = is_old(e, mark) ? e->copies : e->mark[mark % LT_MAX_MARKS].copies;
     for (int i = 0; i < e->n_pending; i++)
         if (e->pending[i].queue == UPLOADS && e->pending[i].at <= copies)
             run_copy(e, &e->pending[i]);

@@ -62,7 +62,7 @@ static void check_falls_back(lt_log_level level, const char *why)
     CHECK(ctx);
     CHECK_STR(lt_device_name(ctx), "cpu");
     CHECK_STR(lt_backend(ctx, backend, 96), lt_backend(NULL, cpu, 96));
-    lt_log_to(ctx, keep_line, &t);
+    lt_set_log(ctx, keep_line, &t);
     CHECK(strncmp(t.line, why, strlen(why)) == 0);
     CHECK_EQ(t.level, level);
     lt_ctx_free(ctx);
@@ -246,20 +246,20 @@ TEST(memory_is_counted)
     enum { BYTES = 4 << 20 };
     lt_ctx *ctx = open_emu();
     size_t before = lt_memory_stats(ctx).live;
-    CHECK_EQ(lt_memory_of_device(ctx).live, 0);
+    CHECK_EQ(lt_device_memory_stats(ctx).live, 0);
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){BYTES});
-    size_t taken = lt_memory_of_device(ctx).live;
+    size_t taken = lt_device_memory_stats(ctx).live;
     CHECK(taken >= BYTES && taken <= BYTES + 4096); /* a sanitizer adds a guard */
     CHECK(lt_memory_stats(ctx).live >= before + BYTES);
     CHECK(lt_memory_stats(ctx).live < before + taken + 4096); /* its header is on the CPU */
     lt_scope_pop(ctx);
     CHECK(lt_is_dead(x) && !lt_device_of(x));
-    CHECK_EQ(lt_memory_of_device(ctx).live, 0);
-    CHECK_EQ(lt_memory_of_device(ctx).peak, taken);
-    CHECK(lt_memory_of_device(ctx).cached >= BYTES);
+    CHECK_EQ(lt_device_memory_stats(ctx).live, 0);
+    CHECK_EQ(lt_device_memory_stats(ctx).peak, taken);
+    CHECK(lt_device_memory_stats(ctx).cached >= BYTES);
     lt_memory_trim(ctx);
-    CHECK_EQ(lt_memory_of_device(ctx).cached, 0);
+    CHECK_EQ(lt_device_memory_stats(ctx).cached, 0);
     CHECK(!lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){(int64_t)1 << 40}));
     CHECK_MSG("out of memory on cuda:0: 1048576.0 MiB requested, 0.0 MiB in use");
     lt_release(x);

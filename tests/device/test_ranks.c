@@ -88,7 +88,7 @@ static void *run(void *ud)
         .device = device, .threads = 1, .poison = true, .reference = true, .fault = r->job->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
     if (ctx)
-        lt_log_to(ctx, note, r);
+        lt_set_log(ctx, note, r);
     r->status = L ? call(r, L) : lt_errcode();
     if (r->status != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());

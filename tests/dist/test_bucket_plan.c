@@ -40,7 +40,7 @@ static void check_all(lt_tensor **x)
     CHECK(all.items[0].x == x[0] && all.items[4].x == x[4]);
     CHECK_EQ(all.buckets[0].first, 4);
     for (int end = 1; end <= PARAMS; end++)
-        CHECK(lt__bucket_plan_owns_behind(&all, end, LT_MAX_TAIL));
+        CHECK(lt__bucket_plan_owns_after(&all, end, LT_MAX_TAIL));
     CHECK_EQ(lt__bucket_plan_span(&all, 1, 3), 26);
     CHECK_EQ(lt__bucket_plan_arena_end(&all, 0), 74);
     CHECK(lt__bucket_plan_find(&all, x[3]) == &all.items[3]);
@@ -51,11 +51,11 @@ static void check_some(lt_tensor **x)
 {
     lt_bucket_plan some = plan_of(x, "acd");
     CHECK(lt__bucket_plan_find(&some, x[1]) == NULL);
-    CHECK(!lt__bucket_plan_owns_behind(&some, 1, 7)); /* b follows */
-    CHECK(lt__bucket_plan_owns_behind(&some, 1, 0));
-    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16));  /* the padding of d */
-    CHECK(!lt__bucket_plan_owns_behind(&some, 2, 17)); /* then e follows */
-    CHECK(!lt__bucket_plan_owns_behind(&some, 3, 7));
+    CHECK(!lt__bucket_plan_owns_after(&some, 1, 7)); /* b follows */
+    CHECK(lt__bucket_plan_owns_after(&some, 1, 0));
+    CHECK(lt__bucket_plan_owns_after(&some, 2, 16));  /* the padding of d */
+    CHECK(!lt__bucket_plan_owns_after(&some, 2, 17)); /* then e follows */
+    CHECK(!lt__bucket_plan_owns_after(&some, 3, 7));
     lt__bucket_plan_free(&some);
 }
 

@@ -16,13 +16,13 @@ TEST(a_tree_sum_equals_the_sum_over_ranks)
 {
     static float all[MOST][N], one[N];
     for (int shards = 1; shards <= MOST; shards *= 2) {
-        lt_share share[MOST];
+        lt_summand share[MOST];
         lt_tree_sum sum = {0};
         for (int k = 0; k < shards; k++) {
             fill(all[k], k);
-            share[k] = (lt_share){all[k], 0.1 * (k + 1)};
+            share[k] = (lt_summand){all[k], 0.1 * (k + 1)};
         }
-        lt__sum_shares(share, shards, LT_F32, LT_F32, 0, N);
+        lt__sum_arrays(share, shards, LT_F32, LT_F32, 0, N);
         for (int step = 0; step < 2; step++) { /* levels are reused */
             for (int k = 0; k < shards; k++) {
                 fill(one, k);
@@ -39,17 +39,17 @@ TEST(tree_sums_of_ranks_give_the_same_bits)
 {
     static float part[8][N], want[N];
     for (int ranks = 8; ranks >= 1; ranks /= 2) {
-        lt_share share[8];
+        lt_summand share[8];
         for (int r = 0; r < ranks; r++) {
             lt_tree_sum sum = {0};
             for (int k = 0; k < 8 / ranks; k++) {
                 fill(part[r], r * (8 / ranks) + k);
                 CHECK_OK(lt__tree_sum_add(&sum, k, 8 / ranks, part[r], N, LT_F32, 1.0 / 3));
             }
-            share[r] = (lt_share){part[r], 1};
+            share[r] = (lt_summand){part[r], 1};
             lt__tree_sum_free(&sum);
         }
-        lt__sum_shares(share, ranks, LT_F32, LT_F32, 0, N);
+        lt__sum_arrays(share, ranks, LT_F32, LT_F32, 0, N);
         if (ranks == 8)
             memcpy(want, part[0], sizeof want);
         CHECK_EQ(memcmp(part[0], want, sizeof want), 0);

@@ -305,7 +305,7 @@ static lt_status train(rank *r)
             return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* already added */
-        lt_set_allreduce(r->ctx, lt_reducer_sum, r->reducer);
+        lt_set_allreduce(r->ctx, lt_reducer_allreduce, r->reducer);
         if (r->plan->filter) {
             lt_bucket_filter filter = *r->plan->filter;
             filter.ud = r;
@@ -313,7 +313,7 @@ static lt_status train(rank *r)
         }
     }
     copy_params(r, to->first);
-    lt_listen(r->ctx, true);
+    lt_stop_listen(r->ctx, true);
     for (int step = 0; step < STEPS; step++) {
         if (r->reducer && r->plan->changes)
             LT_TRY(lt_reducer_configure(

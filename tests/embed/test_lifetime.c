@@ -363,7 +363,7 @@ TEST_BOTH(a_reducer)
 TEST_BOTH(sources_and_batches)
 {
     lt_source *source = lt_source_synthetic(ctx, 0, 64, 8, 8, 3, 4);
-    lt_source *sized = lt_source_sized(source, 6, 6);
+    lt_source *sized = lt_source_resized(source, 6, 6);
     lt_tensor *x, *y, *x2, *y2;
     lt_batches *b = lt_batches_new(ctx, sized, &(lt_batch_options){.batch = 8, .workers = 2});
     CHECK(b != NULL);
@@ -434,8 +434,8 @@ TEST_BOTH(timers_traces_and_autocast)
     make_folder(folder);
     snprintf(path, sizeof path, "%s/trace.json", folder);
     CHECK_OK(lt_trace_create(path));
-    CHECK_OK(lt_trace_to(ctx, path, 0));
-    CHECK_OK(lt_trace_to(ctx, path, 1)); /* closes the first one */
+    CHECK_OK(lt_trace_open(ctx, path, 0));
+    CHECK_OK(lt_trace_open(ctx, path, 1)); /* closes the first one */
     lt_set_timer(ctx, note_nothing, NULL);
     lt_set_autocast(ctx, LT_BF16);
     lt_grad_off(ctx);

@@ -54,7 +54,7 @@ TEST(settings_of_an_optimizer_have_points)
     use_commas();
     lt_ctx *ctx = lt_open(NULL);
     CHECK(ctx);
-    lt_set_grad_slots(ctx, &(lt_grad_slots){.update = take_any});
+    lt_set_grad_callbacks(ctx, &(lt_grad_callbacks){.update = take_any});
     lt_params *params = lt_params_new(ctx);
     lt_tensor *w = lt_param_new(ctx, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0});
     CHECK_OK(lt_params_add(params, "w", w));
@@ -97,7 +97,7 @@ TEST(messages_have_points)
     CHECK_STR(lt_errmsg(), "0.5 and 1.25");
     lt_fail_prefix("at %g", 2.5);
     CHECK_STR(lt_errmsg(), "at 2.5: 0.5 and 1.25");
-    lt_log_to(ctx, keep_line, line);
+    lt_set_log(ctx, keep_line, line);
     lt_log(ctx, LT_LOG_INFO, "%.1f s", 3.5);
     CHECK_STR(line, "3.5 s");
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 1);
@@ -118,7 +118,7 @@ TEST(a_trace_is_json)
     lt_ctx *ctx = lt_open(NULL);
     CHECK(ctx);
     CHECK_OK(lt_trace_create(path));
-    CHECK_OK(lt_trace_to(ctx, path, 0));
+    CHECK_OK(lt_trace_open(ctx, path, 0));
     lt_trace(ctx, LT_TRACK_STEP, "span", 0, 2.5e-6);
     lt_ctx_free(ctx);
     ssize_t n = read(fd, text, sizeof text - 1);

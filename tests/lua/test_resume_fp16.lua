@@ -79,9 +79,9 @@ T.test("consecutive skips under another scale do not count", function()
   local scaler <close> = lt.amp.scaler{policy = "static", scale = 8}
   local state = scaler:state()
   state.k, state.steps, state.skipped, state.in_a_row, state.at_floor = 10, 20, 9, 9, 9
-  scaler:load_but(state, {})
+  scaler:load_with_changes(state, {})
   T.equal(scaler:state(), state)
-  scaler:load_but(state, {scale = true})
+  scaler:load_with_changes(state, {scale = true})
   T.equal(scaler.scale, 1024.0)                     -- as before the load
   state.in_a_row, state.at_floor = 0, 0
   T.equal(scaler:state(), state)

@@ -21,24 +21,24 @@ TEST(plans_are_found_by_their_keys)
 {
     static plan plans[LT_MAX_PLANS]; /* as many as fit, more than there are buckets */
     lt_plan_cache cache = {.key_bytes = sizeof plans->key};
-    CHECK(!lt__plan_take(&cache));
+    CHECK(!lt__plan_pop(&cache));
     for (int i = 0; i < LT_MAX_PLANS; i++) {
-        CHECK(!lt__plans_are_full(&cache));
+        CHECK(!lt__plan_cache_is_full(&cache));
         make_key(i, plans[i].key);
         CHECK(!lt__plan_find(&cache, plans[i].key));
         lt__plan_add(&cache, &plans[i].cached, plans[i].key);
     }
-    CHECK(lt__plans_are_full(&cache));
+    CHECK(lt__plan_cache_is_full(&cache));
     for (int i = 0; i < LT_MAX_PLANS; i++) {
         int64_t key[WORDS];
         make_key(i, key);
         CHECK(lt__plan_find(&cache, key) == &plans[i].cached);
     }
-    for (lt_plan *p; (p = lt__plan_take(&cache));) {
+    for (lt_plan *p; (p = lt__plan_pop(&cache));) {
         CHECK_EQ(((plan *)p)->taken++, 0);
         CHECK(!lt__plan_find(&cache, ((plan *)p)->key));
     }
     for (int i = 0; i < LT_MAX_PLANS; i++)
         CHECK_EQ(plans[i].taken, 1);
-    CHECK(!lt__plans_are_full(&cache));
+    CHECK(!lt__plan_cache_is_full(&cache));
 }

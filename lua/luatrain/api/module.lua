@@ -24,28 +24,28 @@ local KEY = core.module_key
 local exports = {}
 local Module = arity.methods "net:"               -- the methods of all modules
 local meta = {__index = Module, __name = "luatrain.Module"}
-local births = setmetatable({}, {__mode = "k"})   -- modules, tensors -> counter at creation
-local n_births = 0
+local creations = setmetatable({}, {__mode = "k"})   -- modules, tensors -> counter at creation
+local n_created = 0
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 function exports.is_module(value) return type(value) == "table" and rawget(value, KEY) ~= nil end
 function exports.is_list(value) return type(value) == "table" and getmetatable(value) == nil end
 local is_module, is_list = exports.is_module, exports.is_list
 
-local function born(value)
-  n_births = n_births + 1
-  births[value] = n_births
+local function record_creation(value)
+  n_created = n_created + 1
+  creations[value] = n_created
   return value
 end
 
 -- ==== The tree ===================================================================================
 
--- The birth of a part, or the earliest birth in a list of parts; nil for other values.
-local function birth_of(value)
-  if births[value] or not is_list(value) then return births[value] end
+-- The creation counter of a part, or the smallest one in a list of parts; nil for other values.
+local function creation_of(value)
+  if creations[value] or not is_list(value) then return creations[value] end
   local first
   for _, item in pairs(value) do
-    local birth = births[item]
+    local birth = creations[item]
     if birth and (not first or birth < first) then first = birth end
   end
   return first
@@ -64,7 +64,7 @@ end
 local function parts(node, functions)
   local list = {}
   for key, value in pairs(node) do
-    local birth = key ~= KEY and birth_of(value)
+    local birth = key ~= KEY and creation_of(value)
     if functions and type(value) == "function" then birth = math.huge end
     if birth then
       list[#list + 1] = {key = key, name = tostring(key), value = value, birth = birth}
@@ -231,12 +231,12 @@ function exports.new(text, fields, forward, kind, takes)
   fields.training = true
   fields[KEY] = {"", meta.__call, forward = forward, text = text, kind = kind, takes = takes,
                  parameters = arity.parameters_of(forward, 1)}
-  return born(setmetatable(fields, meta))
+  return record_creation(setmetatable(fields, meta))
 end
 
 -- A new parameter, or a buffer, with its initialiser: see new_parameter in bind/optim.c.
 function exports.tensor(shape, kind, a, b, buffer)
-  return born(core.new_parameter(shape, kind, a, b, buffer))
+  return record_creation(core.new_parameter(shape, kind, a, b, buffer))
 end
 
 -- Fixes the set of a module's parts: later changes to it are errors. Returns their keys in order.
@@ -293,7 +293,7 @@ function Module:eval()
 end
 
 -- Returns a function that restores the current mode of every module in the tree.
-function exports.keep_modes(self)
+function exports.save_modes(self)
   local before = {[self] = self.training}
   for _, entry in ipairs(tree(self)) do
     if is_module(entry.value) then before[entry.value] = entry.value.training end

@@ -153,7 +153,7 @@ end
 -- Loads the state of a scaler that was made with other settings; the settings of this scaler apply.
 -- changed[name] is true for each setting that differs. If the scale differs, it restarts from this
 -- scaler's initial scale, with its counts of consecutive good and skipped steps at 0.
-function Scaler:load_but(state, changed)
+function Scaler:load_with_changes(state, changed)
   local first = self:state()
   self:load(state)
   local now = self:state()

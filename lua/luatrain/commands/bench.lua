@@ -434,15 +434,15 @@ function bench.read_options(list, kinds, o, help)
   return list[i] and i
 end
 
--- passing_folder() makes a temporary folder for the files of a run. The owner removes it; otherwise
--- the garbage collector does.
 function bench.remove_folder(folder)
   checkpoint.remove(folder.path)
   os.remove(folder.path .. "/.lock")
   os.remove(folder.path)
 end
 
-function bench.passing_folder()
+-- Makes a temporary folder for the files of a run. The owner removes it; otherwise the garbage
+-- collector does.
+function bench.temporary_folder()
   local path = os.tmpname()
   os.remove(path)
   return setmetatable({path = path}, {__gc = bench.remove_folder})
@@ -484,7 +484,7 @@ function bench.attach(...)
   local name = select(script, ...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end
-  local meter, folder, parameters = bench.meter(WARM_UP), bench.passing_folder(), nil
+  local meter, folder, parameters = bench.meter(WARM_UP), bench.temporary_folder(), nil
   local observer = {begin_step = function() meter:begin_step() end}
 
   function observer.end_step(_, ...)

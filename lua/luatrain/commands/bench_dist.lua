@@ -365,7 +365,7 @@ function bench_dist.attach(...)
   if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end
   if not script then return nil, function() finish(o) end end
-  local turns, folder = new_turns(o), bench.passing_folder()
+  local turns, folder = new_turns(o), bench.temporary_folder()
   local observer = {begin_step = function() end}
 
   function observer.end_step(_, rows, _, _, spent)

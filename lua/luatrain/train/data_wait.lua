@@ -8,7 +8,7 @@ local data_wait = {}
 local DataWait = {}
 local LAST = 50                -- number of recent steps that are considered
 local SECONDS = 5              -- no warning in the first seconds of a run
-local SHARE = 0.2              -- warns above this fraction of their time
+local FRACTION = 0.2              -- warns above this fraction of their time
 
 function data_wait.new()
   return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = DataWait})
@@ -40,7 +40,7 @@ function DataWait:step(waited, total, images, loader)
   self.n, self.seconds = self.n + 1, self.seconds + total
   if self.said or self.n < LAST or self.seconds < SECONDS then return nil end
   local waiting, all = sum(self.waited), sum(self.total)
-  if waiting <= SHARE * all then return nil end
+  if waiting <= FRACTION * all then return nil end
   self.said = true
   return cause(waiting / all, images * LAST / (all - waiting), loader:stats())
 end

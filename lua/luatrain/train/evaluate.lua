@@ -60,7 +60,7 @@ return function(net, set, given, like, stop)
   o.loss, o.metrics = o.loss or ops.cross_entropy, metrics.read(o.metrics, "run:evaluate")
   agree.set("an evaluation", set)
   set = set:sized(like.size)
-  local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
+  local _ <close> = setmetatable({}, {__close = module.save_modes(net)})
   net:eval()
   local batch = o.batch or like.batch
   local pass <close> = set:open_batches{batch = batch, shard = true}

@@ -50,13 +50,13 @@ local function value_text(value, format)
   return measured and format:format(value) or json_text(value)
 end
 
--- The line for an event. t: seconds since the run began. Leaves out the fields in `unsaid`.
-local line_of = core.in_c_locale(function(name, t, fields, unsaid)
+-- The line for an event. t: seconds since the run began. Leaves out the fields in `omitted`.
+local line_of = core.in_c_locale(function(name, t, fields, omitted)
   local items, n = {('{"event":%s,"t":%.3f'):format(json_text(name), t)}, 1
   for i = 1, #FIELDS do
     local field = FIELDS[i]
     local value = fields[field[1]]
-    if value ~= nil and not unsaid[field[1]] then
+    if value ~= nil and not omitted[field[1]] then
       local format = (field[3] or name) == name and field[2]
       items[n + 1], items[n + 2] = field.key, value_text(value, format)
       n = n + 2
@@ -270,7 +270,7 @@ local function say(self, text)
   io.stdout:write(text, "\n"):flush()
 end
 
-local function complain(self, text)
+local function print_warning(self, text)
   self:clear()
   io.stderr:write("luatrain: warning: ", text, "\n")
 end
@@ -279,13 +279,13 @@ local NOTHING, NOT_IN_EPOCH = {}, {epochs = true}        -- fields that lines le
 local NOT_IN_STEP = {epochs = true, steps = true, images = true, batch = true}
 
 -- Writes an event to the file. Returns its line.
-local function record(self, name, fields, unsaid)
-  local line = line_of(name, core.clock() - self.began, fields, unsaid)
+local function record(self, name, fields, omitted)
+  local line = line_of(name, core.clock() - self.began, fields, omitted)
   local done, why = self.file:write(self.torn and "\n" or "", line)
   self.torn = not done
   if not done and not self.warned then
     self.warned = true
-    complain(self, ("cannot write %s: %s; training continues"):format(self.path, why))
+    print_warning(self, ("cannot write %s: %s; training continues"):format(self.path, why))
   end
   return line
 end
@@ -302,7 +302,7 @@ end
 
 function Log:warn(text)
   self:event("warn", {text = text})
-  complain(self, text)
+  print_warning(self, text)
 end
 
 -- Writes the event "start", and prints its text.
@@ -369,7 +369,7 @@ function Log:close()
   self:clear()
   if print == self.own_print then print = self.print end
   local done, why = self.file:close()
-  if not done then complain(self, ("cannot write %s: %s"):format(self.path, why)) end
+  if not done then print_warning(self, ("cannot write %s: %s"):format(self.path, why)) end
   self.close = function() end
 end
 

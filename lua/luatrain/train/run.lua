@@ -93,7 +93,7 @@ local function make_scaler(o)
   return o.amp == "fp16" and made
 end
 
-local function say_start(self)
+local function print_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
     version = core.version, script = command_line.script(), folder = self.folder,
@@ -118,7 +118,7 @@ local function start(self)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
                                    seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
-  say_start(self)
+  print_start(self)
   if self.unfinished then
     self.log:note(("%s is not finished; resume it with --out %s"):format(self.unfinished,
                                                                         self.unfinished))
@@ -229,7 +229,7 @@ local function finish(self, exit)
 end
 
 -- Excludes the time since `since` from the next step.
-local function pass_over(self, since) self.mark = self.mark + (core.clock() - since) end
+local function exclude_time_since(self, since) self.mark = self.mark + (core.clock() - since) end
 
 -- Writes a checkpoint. Returns true, or false and the reason.
 local function save(self)
@@ -239,7 +239,7 @@ local function save(self)
   local ok, err = folder.write(self, path, checkpoint.save, path, o.net, o.optim, state.of(self))
   if ok then checkpoint.prune(self.checkpoints, path) end
   self.saved_at = core.clock()
-  pass_over(self, before)
+  exclude_time_since(self, before)
   if not ok then
     self.failed_saves = self.failed_saves + 1
     return false, checkpoint.reason(err)
@@ -424,7 +424,7 @@ local function set_rate(self, rows)
   return o.optim.lr * o.optim.lr_factor
 end
 
-local function go_on_with_trial(self, seconds)
+local function continue_trial(self, seconds)
   local result, text = self.settings.trial:end_step(seconds)
   if not result then return end
   self.settings.amp, self.settings.trial = result.amp, false
@@ -495,7 +495,7 @@ local function end_step(self, loss)
   if is_here then close_step(self) end
   local text = self.data_wait:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
-  if self.settings.trial then go_on_with_trial(self, self.spent.inside) end
+  if self.settings.trial then continue_trial(self, self.spent.inside) end
   if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
   local every = o.save_every
@@ -554,7 +554,7 @@ function Run:evaluate(set, given)
     self.stop = reason
     stop_if_wanted(self)
   end)
-  pass_over(self, before)
+  exclude_time_since(self, before)
   return result
 end
 

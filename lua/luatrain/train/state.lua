@@ -175,7 +175,7 @@ local function restore_scaler(run, s, path, warnings)
         warnings[#warnings + 1] = changed_text(path, name, initial[name], value)
       end
     end
-    local ok, why = pcall(is.load_but, is, state, changed)
+    local ok, why = pcall(is.load_with_changes, is, state, changed)
     if not ok then core.fail("EFILE", ("%s: %s"):format(path, checkpoint.reason(why))) end
   elseif was or s.fp16 then
     warnings[#warnings + 1] = ("%s was made %s, but now it is %s, which starts over"):format(
