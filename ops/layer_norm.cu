@@ -107,21 +107,6 @@ __global__ void __launch_bounds__(LT_THREADS)
         parts[at.part * p.width + at.index] = sums;
 }
 
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    join_kernel(const lt_two *parts, int64_t n_parts, int64_t n, E *dscale, bool add_scale,
-                E *dshift, bool add_shift)
-{
-    int64_t k = lt__joined_column();
-    lt_two sums = lt__join_parts(parts, n_parts, n, k);
-    if (k >= n || threadIdx.x >= LT_JOINED_COLUMNS)
-        return;
-    if (dscale)
-        lt__put_sum<E>(dscale, k, add_scale, sums.a);
-    if (dshift)
-        lt__put_sum<E>(dshift, k, add_shift, sums.b);
-}
-
 static lt_column_plan columns_of(const lt_tensor *x)
 {
     lt_row_plan p = rows_of(x);
@@ -136,16 +121,12 @@ static size_t scratch(const lt_call *c, bool backward)
 
 template <class E> static lt_status sum_rows(const lt_call *c)
 {
-    lt_cuda *cuda = lt__cuda(c->ctx);
     lt_column_plan p = columns_of(c->in[X]);
-    lt_tensor *dscale = c->d_in[SCALE], *dshift = c->d_in[SHIFT];
     lt_two *parts = (lt_two *)c->scratch;
-    LT_TRY(lt__launch(cuda, lt__column_blocks(&p), sum_kernel<E>, p, (const E *)c->d_out[0]->data,
-                      (const E *)c->in[X]->data, (const float *)c->out[1]->data, parts));
-    return lt__launch(cuda, lt__ceil_div(p.width, LT_JOINED_COLUMNS), join_kernel<E>,
-                      (const lt_two *)parts, (int64_t)p.parts, p.width,
-                      (E *)(dscale ? dscale->data : NULL), lt__adds(c, SCALE),
-                      (E *)(dshift ? dshift->data : NULL), lt__adds(c, SHIFT));
+    LT_TRY(lt__launch(lt__cuda(c->ctx), lt__column_blocks(&p), sum_kernel<E>, p,
+                      (const E *)c->d_out[0]->data, (const E *)c->in[X]->data,
+                      (const float *)c->out[1]->data, parts));
+    return lt__put_columns<E>(c, parts, p.parts, p.width, SCALE, SHIFT);
 }
 
 template <class E> static lt_status backward(lt_call *c)

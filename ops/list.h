@@ -9,7 +9,7 @@
     X(add) X(sub) X(mul) X(div) X(pow)                                        /* binary.c */       \
     X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(where)                              /* compare.c */      \
     X(neg) X(exp) X(log) X(sqrt) X(abs) X(clamp)                              /* unary.c */        \
-    X(relu) X(relu6) X(sigmoid) X(tanh) X(gelu)                                                    \
+    X(relu) X(relu6) X(sigmoid) X(tanh) X(gelu) X(silu)                                            \
     X(sum) X(mean) X(max) X(min) X(argmax) X(norm)                            /* reduce.c */       \
     X(reshape) X(transpose) X(permute) X(cat) X(slice) X(pad) X(cast)         /* shape.c */        \
     X(matmul) X(linear)                                                       /* matmul.c */       \
@@ -17,6 +17,7 @@
     X(max_pool2d) X(avg_pool2d) X(global_avg_pool2d)                          /* pool2d.c */       \
     X(batch_norm) X(batch_norm_merge) X(batch_norm_update)                    /* batch_norm.c */   \
     X(layer_norm)                                                             /* layer_norm.c */   \
+    X(group_norm)                                                             /* group_norm.c */   \
     X(dropout)                                                                /* dropout.c */      \
     X(embedding)                                                              /* embedding.c */    \
     X(softmax) X(log_softmax) X(cross_entropy)                                /* softmax.c */      \

@@ -34,13 +34,17 @@
       x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)                                        \
     X(gelu, LT_COSTLY, LT_CAST_ANY, IN,                                                            \
       "y = x (1 + erf(x / sqrt(2))) / 2 for each element of x (exact, not the tanh form).",        \
-      x * LT_NORMAL_P(x), dy * (LT_NORMAL_P(x) + x * LT_NORMAL_DENSITY(x)))
+      x * LT_NORMAL_P(x), dy * (LT_NORMAL_P(x) + x * LT_NORMAL_DENSITY(x)))                        \
+    X(silu, LT_COSTLY, LT_CAST_ANY, IN, "y = x / (1 + exp(-x)) for each element of x.",            \
+      x / (1 + exp(-x)), dy * LT_LOGISTIC(x) * (1 + x * (1 - LT_LOGISTIC(x))))
 /* clang-format on */
 
 /* The cumulative distribution function and the density of the standard normal distribution, for
  * gelu (Hendrycks and Gimpel, Gaussian Error Linear Units, 2016). */
 #define LT_NORMAL_P(x) ((T)0.5 * (1 + erf((x) * (T)0.70710678118654752440)))
 #define LT_NORMAL_DENSITY(x) ((T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
+/* The logistic function, for silu (Elfwing, Uchibe and Doya, 2018). */
+#define LT_LOGISTIC(x) (1 / (1 + exp(-(x))))
 
 /* Formulas of y and dx for the ops that take integers too: neg, abs and clamp. */
 #define LT_NEG (-x)

@@ -13,11 +13,6 @@ local LARGE = 4096
 
 cases.roundoff = ROUNDOFF
 
--- Ops whose backward reads their output, which is rounded to the dtype.
-local READS_OUTPUT = {}
-for name in ("exp sqrt sigmoid tanh relu relu6 norm max min softmax log_softmax cross_entropy "
-             .. "layer_norm batch_norm"):gmatch "%S+" do READS_OUTPUT[name] = true end
-
 -- ==== Values =====================================================================================
 
 -- The 64-bit FNV-1a hash.
@@ -147,17 +142,17 @@ function cases.read(path)
   return list
 end
 
--- The ops that write their inputs are not part of the API; only the embedded files see them.
-local function in_place_ops()
+-- What only the embedded files see, such as the ops that write their inputs.
+local function find_core()
   for i = 1, math.huge do
     local name, core = debug.getupvalue(lt.load, i)
-    if name == "core" then return core.in_place_ops end
+    if name == "core" then return core end
     assert(name, "lt.load does not refer to the core")
   end
 end
 
-local in_place = in_place_ops()
-local function op_of(name) return in_place[name] or lt[name] end
+local core = find_core()
+local function op_of(name) return core.in_place_ops[name] or lt[name] end
 
 -- The names of ops in ops/list.h, in its order. An op without a case, a case of an unknown op, and
 -- an op that luatrain lacks are errors.
@@ -185,14 +180,27 @@ end
 
 local synchronizer = lt.nn.linear{1, 1}   -- its eval() updates running statistics
 
+-- Whether the backward of the op that made y reads an output: a saved float that is not an input.
+local function reads_output(y, inputs)
+  local known, i = {}, 1
+  for _, x in ipairs(inputs) do known[core.memory_of(x)] = true end
+  local saved = core.saved(y, i)
+  while saved and (known[core.memory_of(saved)] or not is_float(saved)) do
+    i = i + 1
+    saved = core.saved(y, i)
+  end
+  return saved ~= nil
+end
+
 -- Runs forward with the leaves as inputs, then backward with the upstream gradients dy times
--- factor. Returns the outputs.
+-- factor. Returns the outputs. Sets c.reads_output.
 local function pass(c, leaves, dy, factor)
   local args = c.op == "cat" and {leaves} or table.move(leaves, 1, #leaves, 1, {})
   args[#args + 1] = c.options
   local outputs = {op_of(c.op)(table.unpack(args))}
   for k, y in ipairs(outputs) do
     if dy[k] and y.on_tape then
+      c.reads_output = reads_output(y, leaves)
       y:backward((dy[k] * factor):cast(y.dtype):to(y.device))
     end
   end
@@ -312,7 +320,7 @@ function cases.margin(c, name, dtype, given, wobble)
   local half = (dtype == "f16" or dtype == "bf16") and 2 * ROUNDOFF[dtype] or 0.0
   local absolute = 0.0
   if not ROUNDOFF[dtype] then return {relative = 0.0, typical = 0.0, absolute = 0.0} end
-  if READS_OUTPUT[c.op] and name:find "^grad" then
+  if c.reads_output and name:find "^grad" then     -- an output, which is rounded to dtype
     absolute = 8 * ROUNDOFF[dtype] * root_mean_square(given.dy[1])
   end
   return {relative = 8 * single + half, typical = (c.op == "conv2d" and 64 or 2) * single,

@@ -731,6 +731,22 @@ Tensor.global_avg_pool2d = lt.global_avg_pool2d
 ---@return boolean
 function lt.grad_check(f, inputs, options) end
 
+---@class luatrain.group_norm.Options
+---@field groups? integer|integer[] required
+---@field eps? number default: 1e-5
+
+---`group_norm(x, scale, shift; groups, eps=1e-5)`
+---
+---y = (x - mean) / sqrt(var + eps) * scale + shift for x (n, ..., channels), scale (channels) and shift (channels), with mean and biased var over each group of channels / groups adjacent channels of a sample.
+---@param x luatrain.Tensor|number
+---@param scale luatrain.Tensor|number
+---@param shift luatrain.Tensor|number
+---@param groups? integer|integer[]|luatrain.group_norm.Options
+---@param eps? number
+---@return luatrain.Tensor
+function lt.group_norm(x, scale, shift, groups, eps) end
+Tensor.group_norm = lt.group_norm
+
 ---`gt(x, y)`
 ---
 ---1 where x > y, else 0, as u8; x and y broadcast.
@@ -1090,6 +1106,12 @@ Tensor.neg = lt.neg
 ---@class luatrain.nn
 lt.nn = {}
 
+---`nn.abs{}`
+---
+---@param given? luatrain.nn.abs.Options
+---@return luatrain.Module
+function lt.nn.abs(given) end
+
 ---`nn.avg_pool2d{kernel; stride=kernel, pad=0}`
 ---
 ---@param given luatrain.nn.avg_pool2d.Options
@@ -1130,6 +1152,12 @@ function lt.nn.dropout(given) end
 ---@return luatrain.Module
 function lt.nn.embedding(given) end
 
+---`nn.exp{}`
+---
+---@param given? luatrain.nn.exp.Options
+---@return luatrain.Module
+function lt.nn.exp(given) end
+
 ---`nn.flatten{}`
 ---
 ---Reshapes (n, h, w, c) to (n, h w c).
@@ -1149,6 +1177,14 @@ function lt.nn.gelu(given) end
 ---@return luatrain.Module
 function lt.nn.global_avg_pool2d(given) end
 
+---`nn.group_norm{groups, channels; eps=1e-5}`
+---
+---Normalises each x[i] over groups of adjacent channels, for x (n, ..., channels). Does not depend
+---on the batch, nor on the mode. eps is added to the variance.
+---@param given luatrain.nn.group_norm.Options
+---@return luatrain.Module
+function lt.nn.group_norm(given) end
+
 ---`nn.layer_norm{n; eps=1e-5}`
 ---
 ---Normalises over the last axis of x (..., n). eps is added to the variance.
@@ -1163,6 +1199,12 @@ function lt.nn.layer_norm(given) end
 ---@return luatrain.Module
 function lt.nn.linear(given) end
 
+---`nn.log{}`
+---
+---@param given? luatrain.nn.log.Options
+---@return luatrain.Module
+function lt.nn.log(given) end
+
 ---`nn.max_pool2d{kernel; stride=kernel, pad=0}`
 ---
 ---@param given luatrain.nn.max_pool2d.Options
@@ -1176,6 +1218,12 @@ function lt.nn.max_pool2d(given) end
 ---@param text? string
 ---@return luatrain.Module
 function lt.nn.module(fields, forward, text) end
+
+---`nn.neg{}`
+---
+---@param given? luatrain.nn.neg.Options
+---@return luatrain.Module
+function lt.nn.neg(given) end
 
 ---`nn.parameter(shape, {value=0.0, low?, high?, mean?, deviation?})`
 ---
@@ -1217,6 +1265,18 @@ function lt.nn.sequential(layers) end
 ---@param given? luatrain.nn.sigmoid.Options
 ---@return luatrain.Module
 function lt.nn.sigmoid(given) end
+
+---`nn.silu{}`
+---
+---@param given? luatrain.nn.silu.Options
+---@return luatrain.Module
+function lt.nn.silu(given) end
+
+---`nn.sqrt{}`
+---
+---@param given? luatrain.nn.sqrt.Options
+---@return luatrain.Module
+function lt.nn.sqrt(given) end
 
 ---`nn.sync_batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0, act=none}`
 ---
@@ -1460,6 +1520,14 @@ function lt.seed(n) end
 function lt.sigmoid(x) end
 Tensor.sigmoid = lt.sigmoid
 
+---`silu(x)`
+---
+---y = x / (1 + exp(-x)) for each element of x.
+---@param x luatrain.Tensor|number
+---@return luatrain.Tensor
+function lt.silu(x) end
+Tensor.silu = lt.silu
+
 ---@class luatrain.slice.Options
 ---@field axis? integer|integer[] required
 ---@field first? integer|integer[] required
@@ -1692,6 +1760,8 @@ function lt.zeros(shape, options) end
 ---@field stride? integer a positive integer; default: 2
 ---@field sync_bn? boolean true or false; default: false
 
+---@class luatrain.nn.abs.Options
+
 ---@class luatrain.nn.avg_pool2d.Options
 ---@field [1]? integer|integer[] kernel
 ---@field kernel? integer|integer[] a non-negative integer, or two (height, width)
@@ -1730,11 +1800,20 @@ function lt.zeros(shape, options) end
 ---@field [2]? integer dim
 ---@field dim? integer a positive integer
 
+---@class luatrain.nn.exp.Options
+
 ---@class luatrain.nn.flatten.Options
 
 ---@class luatrain.nn.gelu.Options
 
 ---@class luatrain.nn.global_avg_pool2d.Options
+
+---@class luatrain.nn.group_norm.Options
+---@field [1]? integer groups
+---@field groups? integer a positive integer
+---@field [2]? integer channels
+---@field channels? integer a positive integer
+---@field eps? number a number; default: 1e-5
 
 ---@class luatrain.nn.layer_norm.Options
 ---@field [1]? integer n
@@ -1749,11 +1828,15 @@ function lt.zeros(shape, options) end
 ---@field bias? boolean true or false; default: true
 ---@field init? 'uniform'|'he'|number 'uniform', 'he' or a standard deviation; default: uniform
 
+---@class luatrain.nn.log.Options
+
 ---@class luatrain.nn.max_pool2d.Options
 ---@field [1]? integer|integer[] kernel
 ---@field kernel? integer|integer[] a non-negative integer, or two (height, width)
 ---@field stride? integer|integer[] a non-negative integer, or two (height, width); default: kernel
 ---@field pad? integer|integer[] a non-negative integer, or two (height, width); default: 0
+
+---@class luatrain.nn.neg.Options
 
 ---@class luatrain.nn.parameter.Options
 ---@field value? number a number; default: 0.0
@@ -1772,6 +1855,10 @@ function lt.zeros(shape, options) end
 ---@field skip? luatrain.Module|function a module or a function
 
 ---@class luatrain.nn.sigmoid.Options
+
+---@class luatrain.nn.silu.Options
+
+---@class luatrain.nn.sqrt.Options
 
 ---@class luatrain.nn.sync_batch_norm.Options
 ---@field [1]? integer channels

@@ -155,4 +155,33 @@ __device__ inline int64_t lt__joined_column(void)
     return (int64_t)blockIdx.x * LT_JOINED_COLUMNS + threadIdx.x % LT_JOINED_COLUMNS;
 }
 
+template <class E>
+__global__ void __launch_bounds__(LT_THREADS)
+    lt__put_columns_kernel(const lt_two *parts, int64_t n_parts, int64_t width, E *da, bool add_a,
+                           E *db, bool add_b)
+{
+    int64_t k = lt__joined_column();
+    lt_two sums = lt__join_parts(parts, n_parts, width, k);
+    if (k >= width || threadIdx.x >= LT_JOINED_COLUMNS)
+        return;
+    if (da)
+        lt__put_sum<E>(da, k, add_a, sums.a);
+    if (db)
+        lt__put_sum<E>(db, k, add_b, sums.b);
+}
+
+/* The gradients of the inputs a and b, each (width), (+)= the sums over parts (n_parts, width).
+ * Skips a gradient that is not needed. */
+template <class E>
+lt_status lt__put_columns(const lt_call *c, const lt_two *parts, int64_t n_parts, int64_t width,
+                          int a, int b)
+{
+    lt_tensor *da = c->d_in[a], *db = c->d_in[b];
+    if (!da && !db)
+        return LT_OK;
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(width, LT_JOINED_COLUMNS),
+                      lt__put_columns_kernel<E>, parts, n_parts, width, (E *)(da ? da->data : NULL),
+                      lt__adds(c, a), (E *)(db ? db->data : NULL), lt__adds(c, b));
+}
+
 #endif

@@ -1,5 +1,5 @@
-/* The autocast switch, and tensors that the cast policy does not change. tests/lua/test_amp.lua
- * tests the policy of each op. */
+/* The autocast switch, and tensors that the cast policy does not change. test_policies.c tests the
+ * policy of each op. */
 #include "amp/amp.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"

@@ -525,7 +525,7 @@ static inline void check(machine *m, spec s)
     for (int i = 0; i < RUNS; i++) {
         char where[600];
         s.shift = shifts[i];
-        snprintf(where, sizeof where, "%s [%s] %s %s order %d shift %d", s.op,
+        snprintf(where, sizeof where, "%.24s [%.100s] %s %s order %d shift %d", s.op,
                  s.options ? s.options : "", s.shapes, lt_dtype_name(s.dtype), orders[i],
                  shifts[i]);
         m->order(orders[i]);

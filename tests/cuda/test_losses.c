@@ -277,33 +277,3 @@ TEST(the_next_wait_reports_a_bad_id)
     lt_release(w);
     lt_ctx_free(ctx);
 }
-
-/* None of these kernels waits for the device, not even to check labels. */
-TEST(kernels_do_not_wait)
-{
-    static const char *const calls[][3] = {
-        {"batch_norm", "train=true act=relu", "40x9, 9, 9, 9, 9"},
-        {"batch_norm", "", "9x4, 4, 4, 4, 4"},
-        {"cross_entropy", "", "9x4, i64:9"},
-        {"embedding", "", "7x3, i64:9"},
-        {"layer_norm", "", "9x4, 4, 4"},
-        {"dropout", "", "99"},
-        {"mse_loss", "", "99, 99"},
-        {"softmax", "", "9x4"},
-        {"log_softmax", "axis=0", "9x4"}};
-    machine m = machine_open();
-    for (int i = 0; i < COUNT(calls); i++) {
-        spec s = {.op = calls[i][0],
-                  .options = calls[i][1],
-                  .dtype = LT_F32,
-                  .shapes = calls[i][2],
-                  .ids = 4,
-                  .spacings = 9,
-                  .slack = {9, 0},
-                  .positive = 1 << 4};
-        m.kernel_waits = 0;
-        check(&m, s);
-        CHECK_EQ(m.kernel_waits, 0);
-    }
-    lt_ctx_free(m.ctx);
-}

@@ -140,6 +140,22 @@ function nn.layer_norm(given)
   end)
 end
 
+local group_norm = check "nn.group_norm{groups, channels; eps=1e-5}"
+
+-- Normalises each x[i] over groups of adjacent channels, for x (n, ..., channels). Does not depend
+-- on the batch, nor on the mode. eps is added to the variance.
+function nn.group_norm(given)
+  local f, text = group_norm(given)
+  if f.channels % f.groups ~= 0 then
+    fail("nn.group_norm: 'groups' must divide 'channels', but they are %d and %d", f.groups,
+         f.channels)
+  end
+  f.scale, f.shift = nn.parameter({f.channels}, {value = 1}), nn.parameter({f.channels})
+  return new(text, f, function(self, x)
+    return ops.group_norm(x, self.scale, self.shift, self.groups, self.eps)
+  end)
+end
+
 local embedding = check "nn.embedding{rows, dim}"
 
 -- Maps ids, integers counted from 0, of any shape (...) to rows of w: (..., dim). w: (rows, dim).
@@ -263,12 +279,14 @@ end
 
 -- ==== Modules without parameters =================================================================
 
--- nn.relu() is a module that calls lt.relu; the others likewise.
-for _, name in ipairs{"relu", "relu6", "gelu", "sigmoid", "tanh", "global_avg_pool2d"} do
-  local spec = check("nn." .. name .. "{}")
-  nn[name] = function(given)
-    local f, text = spec(given)
-    return new(text, f, function(_, x) return ops[name](x) end, name)
+-- nn.relu() is a module that calls lt.relu. So it is for each op of one tensor without options.
+for name in pairs(ops) do
+  if core.help(name):find("^" .. name .. "%(x%)\n") then
+    local spec = check("nn." .. name .. "{}")
+    nn[name] = function(given)
+      local f, text = spec(given)
+      return new(text, f, function(_, x) return ops[name](x) end, name)
+    end
   end
 end
 
