@@ -119,7 +119,7 @@ lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag->in_backward || ag->dry_run.on)
-        return lt_fail(LT_EINVAL, "the gradient scale cannot change %s",
+        return lt_fail(LT_EINVAL, "the loss scale cannot change %s",
                        ag->in_backward ? "within backward" : "in a dry run");
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;

@@ -192,7 +192,8 @@ static lt_status cpu_add(lt_device *device, void *dst, const void *src, lt_dtype
     size_t size = lt_dtype_bytes(dtype);
     (void)device;
     if (!lt__is_float(dtype))
-        return lt_fail(LT_EINVAL, "gradients are floats, not %s", lt_dtype_name(dtype));
+        return lt_fail(LT_EINVAL, "gradients must have a float dtype, but got %s",
+                       lt_dtype_name(dtype));
     LT_PARALLEL
     for (size_t i = 0; i < n; i += PIECE)
         add_piece((char *)dst + i * size, (const char *)src + i * size, dtype, piece_at(i, n));

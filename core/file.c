@@ -383,7 +383,8 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
     }
     f->n_meta = metadata ? cJSON_GetArraySize(metadata) : 0;
     if (f->n > LT_MAX_NAMES || f->n_meta - hidden_meta(f) > LT_MAX_NAMES)
-        return lt__bad(f->path, "%d tensors and %d metadata are too many; the limit is %d of each",
+        return lt__bad(f->path,
+                       "%d tensors and %d metadata entries are too many; the limit is %d of each",
                        f->n, f->n_meta, LT_MAX_NAMES);
     if (!(f->entries = lt__alloc(f->ctx, (size_t)f->n * sizeof *f->entries)) ||
         !(f->meta = lt__alloc(f->ctx, (size_t)f->n_meta * sizeof *f->meta)))

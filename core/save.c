@@ -67,7 +67,7 @@ static int create_beside(const char *path, char temporary[PATH_MAX])
             fd = lt__open(temporary, O_WRONLY | O_CREAT | O_EXCL);
     }
     if (fd < 0)
-        (void)lt__bad(path, "cannot create a file beside it: %s", strerror(errno));
+        (void)lt__bad(path, "cannot create a temporary file next to it: %s", strerror(errno));
     return fd;
 }
 
@@ -241,9 +241,10 @@ static lt_status check_content(const content *c, uint64_t *header)
 {
     writer w = {.fd = -1};
     if (c->n > LT_MAX_NAMES || c->n_meta > LT_MAX_NAMES)
-        return lt_fail(LT_EINVAL,
-                       "%s: %d tensors and %d metadata are too many; the limit is %d of each",
-                       c->path, c->n, c->n_meta, LT_MAX_NAMES);
+        return lt_fail(
+            LT_EINVAL,
+            "%s: %d tensors and %d metadata entries are too many; the limit is %d of each", c->path,
+            c->n, c->n_meta, LT_MAX_NAMES);
     const char *twice = repeated(c->names, c->n, 1);
     if (!twice)
         twice = repeated(c->meta, c->n_meta, 2);

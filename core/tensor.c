@@ -181,8 +181,8 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
     int64_t n = 1, nonzero = 1; /* a dim of 0 must not hide an overflow */
     for (int i = 0; i < ndim; i++) {
         if (dims[i] < 0)
-            return lt_fail(LT_EINVAL, "axis %d has %lld elements; a count cannot be negative",
-                           i + 1, (long long)dims[i]);
+            return lt_fail(LT_EINVAL, "dim %d is %lld, but dims cannot be negative", i + 1,
+                           (long long)dims[i]);
         if (__builtin_mul_overflow(nonzero, dims[i] ? dims[i] : 1, &nonzero) ||
             nonzero > INT64_MAX / 16)
             return lt_fail(LT_EINVAL, "the product of %d dims is too large", ndim);

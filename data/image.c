@@ -66,7 +66,7 @@ static lt_status check_size(uint64_t height, uint64_t width)
 {
     unsigned long long h = height, w = width;
     if (h == 0 || w == 0)
-        return lt_fail(LT_EDATA, "its header says %llux%llu pixels (height x width)", h, w);
+        return lt_fail(LT_EDATA, "its header declares %llux%llu pixels (height x width)", h, w);
     if (h > MAX_PIXELS / w)
         return lt_fail(LT_EDATA,
                        "it has %llux%llu pixels (height x width); luatrain accepts at most 64 "

@@ -31,7 +31,7 @@ static const char *describe(const lt_coll_sig *w, char *text, size_t bytes)
     if (w->kind == LT_COLL_ALLREDUCE && w->wire != w->dtype)
         snprintf(wire, sizeof wire, " as %s", lt_dtype_name(w->wire));
     if (w->kind == LT_COLL_ALLREDUCE)
-        snprintf(text, bytes, "the sum of %s (%lld %s%s)", w->what, (long long)w->count,
+        snprintf(text, bytes, "the allreduce of %s (%lld %s%s)", w->what, (long long)w->count,
                  lt_dtype_name(w->dtype), wire);
     else if (w->kind == LT_COLL_BROADCAST)
         snprintf(text, bytes, "a broadcast of %s (%lld bytes from rank %d)", w->what,

@@ -11,7 +11,7 @@
 #include "core/tensor.h"
 #include "dist/bucket_plan.h"
 
-_Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
+_Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a tail fits in a device sum");
 
 typedef struct lt_device_exchange { /* all zeros: not chosen yet */
     bool chosen;

@@ -7,7 +7,7 @@
 #include "dist/filter.h"
 #include "dist/sum.h"
 
-_Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail has room behind an arena");
+_Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail fits after an arena");
 
 static lt_status make_room(void **memory, size_t *room, size_t bytes)
 {

@@ -223,7 +223,7 @@ void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place)
     const mapping *x = find_view(mappings, pid, number, fd);
     pthread_mutex_unlock(&mappings->lock);
     if (x && offset >= x->bytes)
-        lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,
-                (unsigned long long)offset);
+        lt_fail(LT_EENV, "offset %llu is outside the shared memory of process %d",
+                (unsigned long long)offset, pid);
     return x && offset < x->bytes ? x->data + offset : NULL;
 }

@@ -120,14 +120,14 @@ lt_status lt__record_check(const lt_record *r)
         if (other[BACKWARDS] != first[BACKWARDS])
             return lt_fail(
                 LT_EDESYNC,
-                "the ranks disagree: rank %d ran %g backwards for a step, but rank 0 ran %g for "
-                "another one; a step with more of them than any before must have them on all "
-                "ranks, and all ranks must take the same optimizer steps",
+                "the ranks disagree: rank %d ran %g backward passes before a step, but rank 0 ran "
+                "%g; all ranks must run the same number in a step that has more than any step "
+                "before, and take the same optimizer steps",
                 rank, other[BACKWARDS], first[BACKWARDS]);
         return lt_fail(
             LT_EDESYNC,
-            "the ranks disagree: rank %d did not take the same optimizer steps, with or without "
-            "clip, as rank 0; the conditions for a step must be the same on all ranks",
+            "the ranks disagree: rank %d took other optimizer steps than rank 0, or only one of "
+            "them clipped gradients; the conditions for a step must be the same on all ranks",
             rank);
     }
     return LT_OK;

@@ -112,7 +112,7 @@ static lt_status same_signed(lt_call *c)
 KERNELS(neg, LT_WRAPPING, LT_CHEAP, LT_NEG, LT_NEG_BACK)
 const lt_op lt__op_neg = {
     .sig = "neg(x)",
-    .doc = "y = -x for each element of x; the smallest integer is unchanged.",
+    .doc = "y = -x for each element of x; the most negative integer is unchanged.",
     .any_dtype = true,
     .grad_in_place = 1,
     .shape = same_signed,

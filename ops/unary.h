@@ -53,7 +53,7 @@
 #define LT_CLAMP (x > max ? max : x < min ? min : x)
 #define LT_CLAMP_BACK (x > min && x < max ? dy : 0)
 
-/* |x|. The smallest integer is unchanged, because its magnitude does not fit. */
+/* |x|. The most negative integer is unchanged, because its magnitude does not fit. */
 LT_BOTH static inline int64_t lt__magnitude(int64_t x)
 {
     return x < 0 ? (int64_t) - (uint64_t)x : x;

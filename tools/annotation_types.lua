@@ -11,7 +11,7 @@ types.aliases = {
   {"Schedule", "fun(epoch: number, epochs: number): number"},
   {"Report", "table<string, number>"},
   {"Parameters", "Module|Tensor[]|{params: Module|Tensor[], [string]: any}[]"},
-  {"Maker", "{dtype?: DType, device?: string}"},
+  {"TensorOptions", "{dtype?: DType, device?: string}"},
 }
 
 -- The types of options, by kind; kinds that name words, such as "'linear' or 'cosine'", need none.
@@ -60,16 +60,18 @@ types.signatures = {
   ["lt.optim"] = "what: Parameters; options: @ -> Optim",
   ["lt.schedule"] = "given: @ -> Schedule",
 
-  ["lt.tensor"] = "value: number|table; options?: Maker -> Tensor -- From nested lists of numbers.",
-  ["lt.zeros"] = "shape: integer[]; options?: Maker -> Tensor -- Every element is 0.",
-  ["lt.ones"] = "shape: integer[]; options?: Maker -> Tensor -- Every element is 1.",
-  ["lt.full"] = "shape: integer[]; value: number; options?: Maker -> Tensor "
+  ["lt.tensor"] = "value: number|table; options?: TensorOptions -> Tensor "
+                  .. "-- From nested lists of numbers.",
+  ["lt.zeros"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Every element is 0.",
+  ["lt.ones"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Every element is 1.",
+  ["lt.full"] = "shape: integer[]; value: number; options?: TensorOptions -> Tensor "
                 .. "-- Every element is value.",
-  ["lt.rand"] = "shape: integer[]; options?: Maker -> Tensor -- Uniform from 0 to 1.",
-  ["lt.randn"] = "shape: integer[]; options?: Maker -> Tensor "
+  ["lt.rand"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Uniform from 0 to 1.",
+  ["lt.randn"] = "shape: integer[]; options?: TensorOptions -> Tensor "
                  .. "-- Normal with mean 0 and deviation 1.",
-  ["lt.arange"] = "first: number; stop?: number|Maker; step?: number|Maker; options?: Maker "
-                  .. "-> Tensor -- arange(n) counts from 0 to n - 1; stop is excluded.",
+  ["lt.arange"] = "first: number; stop?: number|TensorOptions; step?: number|TensorOptions; "
+                  .. "options?: TensorOptions -> Tensor "
+                  .. "-- arange(n) counts from 0 to n - 1; stop is excluded.",
   ["lt.args"] = "defaults: table -> table<string, any>",
   ["lt.autocast"] = "precision: Precision; fn: function; ...: any -> any ...",
   ["lt.fit"] = "given: @ -> Report",

@@ -317,14 +317,14 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
     int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (s->config.threads > cpus)
         fprintf(stderr,
-                "luatrain: warning: rank %d has %d CPU%s for its %d threads (mpirun "
-                "--bind-to none lets it use all)\n",
+                "luatrain: warning: rank %d has %d CPU%s for its %d threads; mpirun "
+                "--bind-to none gives it all CPUs\n",
                 lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads);
     else if (lt_group_rank(group) == 0 && getenv("OMPI_MCA_orte_bound_at_launch") &&
              lt_group_size(group) * cpus < machine)
         fprintf(stderr,
-                "luatrain: warning: mpirun binds each rank to %d of %d CPUs (mpirun "
-                "--bind-to none does not)\n",
+                "luatrain: warning: mpirun binds each rank to %d of %d CPUs; use "
+                "mpirun --bind-to none to avoid this\n",
                 cpus, machine);
 }
 

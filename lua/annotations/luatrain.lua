@@ -6,7 +6,7 @@
 ---@alias luatrain.Schedule fun(epoch: number, epochs: number): number
 ---@alias luatrain.Report table<string, number>
 ---@alias luatrain.Parameters luatrain.Module|luatrain.Tensor[]|{params: luatrain.Module|luatrain.Tensor[], [string]: any}[]
----@alias luatrain.Maker {dtype?: luatrain.DType, device?: string}
+---@alias luatrain.TensorOptions {dtype?: luatrain.DType, device?: string}
 
 ---@class luatrain.Tensor
 ---@field shape integer[]
@@ -419,9 +419,9 @@ function lt.amp.scaler(options) end
 
 ---arange(n) counts from 0 to n - 1; stop is excluded.
 ---@param first number
----@param stop? number|luatrain.Maker
----@param step? number|luatrain.Maker
----@param options? luatrain.Maker
+---@param stop? number|luatrain.TensorOptions
+---@param step? number|luatrain.TensorOptions
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.arange(first, stop, step, options) end
 
@@ -692,7 +692,7 @@ function lt.fit(given) end
 ---Every element is value.
 ---@param shape integer[]
 ---@param value number
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.full(shape, value, options) end
 
@@ -1097,7 +1097,7 @@ Tensor.ne = lt.ne
 
 ---`neg(x)`
 ---
----y = -x for each element of x; the smallest integer is unchanged.
+---y = -x for each element of x; the most negative integer is unchanged.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.neg(x) end
@@ -1319,7 +1319,7 @@ function lt.on_root(fn, ...) end
 
 ---Every element is 1.
 ---@param shape integer[]
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.ones(shape, options) end
 
@@ -1401,13 +1401,13 @@ Tensor.pow = lt.pow
 
 ---Uniform from 0 to 1.
 ---@param shape integer[]
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.rand(shape, options) end
 
 ---Normal with mean 0 and deviation 1.
 ---@param shape integer[]
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.randn(shape, options) end
 
@@ -1616,7 +1616,7 @@ Tensor.tanh = lt.tanh
 
 ---From nested lists of numbers.
 ---@param value number|table
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.tensor(value, options) end
 
@@ -1647,7 +1647,7 @@ Tensor.where = lt.where
 
 ---Every element is 0.
 ---@param shape integer[]
----@param options? luatrain.Maker
+---@param options? luatrain.TensorOptions
 ---@return luatrain.Tensor
 function lt.zeros(shape, options) end
 

@@ -69,8 +69,8 @@ static int arange(lua_State *L)
                    lt__text(L, n_numbers + 2));
     double count = count_of(&r);
     if (!(count < 0x1p40))
-        lt__refuse(L, s, "lt.arange: %g steps of %g from %g to %g are too many", count, r.step,
-                   r.first, r.stop);
+        lt__refuse(L, s, "lt.arange: too many elements: %g, in steps of %g from %g to %g", count,
+                   r.step, r.first, r.stop);
     int64_t n = count > 0 ? (int64_t)count : 0;
     size_t bytes = lt_dtype_bytes(dtype);
     char *data = lua_newuserdatauv(L, (size_t)n * bytes, 0);

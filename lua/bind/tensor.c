@@ -150,7 +150,7 @@ void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element)
         lt_convert(element, dtype, &value, LT_F64, 1);
 }
 
-/* ==== Makers ================================================================================== */
+/* ==== Constructors ============================================================================ */
 
 /* Creates a tensor of the shape in argument 1, filled with the number at stack index value. */
 static int make_full(lua_State *L, const char *who, int value, int options)

@@ -152,8 +152,8 @@ void *lt__cuda_open(const char *soname, const char *packages, const char *what,
         snprintf(text, bytes, "%s cannot be loaded: %s", s.found, s.why);
     else if (!library)
         snprintf(text, bytes,
-                 "%s was not found in the loader's path, $LUATRAIN_CUDA_LIBS, /usr/local/cuda or "
-                 "Python's nvidia packages; install %s or later",
+                 "%s was not found in the loader's path, $LUATRAIN_CUDA_LIBS, $CUDA_HOME, "
+                 "/usr/local/cuda or Python's nvidia packages; install %s or later",
                  soname, what);
     for (int i = 0; library && i < n; i++) {
         void *symbol = dlsym(library, names[i]);

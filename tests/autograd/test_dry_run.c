@@ -281,7 +281,7 @@ TEST(a_dry_run_has_its_own_scaling)
     lt_set_op_hook(n.ctx, look, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, &own, NULL, NULL));
     CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
-                "the gradient scale cannot change in a dry run");
+                "the loss scale cannot change in a dry run");
     go(&n);
     lt_dry_run_end(n.ctx);
     CHECK_EQ(n.hooked, 0);

@@ -292,7 +292,7 @@ TEST(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
         const char *message;
     } wrong[] = {{go_back, "backward: called from a hook of a running backward"},
                  {begin_dry_run, "a dry run cannot begin within backward"},
-                 {rescale, "the gradient scale cannot change within backward"}};
+                 {rescale, "the loss scale cannot change within backward"}};
     lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         lt_tensor *x = leaf(ctx, 2, 3);

@@ -477,7 +477,7 @@ TEST(too_many_tensors_are_refused)
     memcpy(bytes, &length, 8);
     spit(in_folder("tensors.safetensors"), bytes, used);
     refuse(ctx, in_folder("tensors.safetensors"), LT_EFILE,
-           "16385 tensors and 0 metadata are too many; the limit is 16384 of each");
+           "16385 tensors and 0 metadata entries are too many; the limit is 16384 of each");
     done(ctx);
 }
 

@@ -310,15 +310,16 @@ TEST(unwritable_paths_are_refused)
     lt_ctx *ctx = calm_context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
     CHECK_FAILS(save_small(in_folder("none/x"), x), LT_EFILE,
-                "cannot create a file beside it: No such file or directory");
+                "cannot create a temporary file next to it: No such file or directory");
     spit(in_folder("plain"), "", 0);
     CHECK_FAILS(save_small(in_folder("plain/x"), x), LT_EFILE,
-                "cannot create a file beside it: Not a directory");
-    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE, "/proc/x: cannot create a file beside it: ");
+                "cannot create a temporary file next to it: Not a directory");
+    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE,
+                "/proc/x: cannot create a temporary file next to it: ");
     memset(deep, 'x', sizeof deep);
     deep[sizeof deep - 1] = 0;
     CHECK_FAILS(save_small(deep, x), LT_EFILE,
-                "cannot create a file beside it: File name too long");
+                "cannot create a temporary file next to it: File name too long");
     mkdir(in_folder("sub"), 0700);
     int files = count_files();
     CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE,

@@ -32,7 +32,7 @@ TEST(shapes)
     CHECK(!lt_tensor_new(ctx, LT_F32, 9, dims23));
     CHECK_MSG("at most 8 axes");
     CHECK(!lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){2, -1}));
-    CHECK_MSG("axis 2 has -1 elements");
+    CHECK_MSG("dim 2 is -1, but dims cannot be negative");
     CHECK(!lt_tensor_new(ctx, LT_U8, 3, (int64_t[]){(int64_t)1 << 40, 0, (int64_t)1 << 40}));
     CHECK_MSG("too large");
     CHECK(!lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){(int64_t)1 << 50}));

@@ -141,8 +141,10 @@ TEST(a_missing_library)
     char text[512];
     begin();
     CHECK(!find_library(names, text));
-    CHECK_STR(text, "libltnone.so.3 was not found in the loader's path, $LUATRAIN_CUDA_LIBS, "
-                    "/usr/local/cuda or Python's nvidia packages; install Nothing 3.1 or later");
+    CHECK_STR(
+        text,
+        "libltnone.so.3 was not found in the loader's path, $LUATRAIN_CUDA_LIBS, "
+        "$CUDA_HOME, /usr/local/cuda or Python's nvidia packages; install Nothing 3.1 or later");
     end();
 }
 

@@ -223,8 +223,8 @@ TEST(a_small_file_cannot_cause_a_large_allocation)
     } cases[] = {{8001, 8000, "it has 8001x8000 pixels (height x width); luatrain accepts"},
                  {8000, 8000, "its header declares 8000x8000 pixels (height x width), more than "},
                  {65535, 65535, "it has 65535x65535 pixels (height x width); luatrain accepts"},
-                 {13, 0, "its header says 13x0 pixels"},
-                 {0, 17, "its header says 0x17 pixels"}};
+                 {13, 0, "its header declares 13x0 pixels"},
+                 {0, 17, "its header declares 0x17 pixels"}};
     file jpeg = load("baseline.jpg"), png = load("rgb.png");
     uint8_t *frame = jpeg.bytes + find(&jpeg, "\xff\xc0", 2), *header = png.bytes + 16;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

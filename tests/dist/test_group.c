@@ -228,8 +228,8 @@ TEST(all_ranks_name_a_disagreement)
     for (int r = 0; r < 3; r++) {
         CHECK_EQ(results[r].status, LT_EDESYNC);
         CHECK_EQ(results[r].later, LT_EDESYNC);
-        CHECK_STR(results[r].text, "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), "
-                                   "rank 2 in the sum of bucket 3 (10 f64)");
+        CHECK_STR(results[r].text, "the ranks disagree: rank 0 is in the allreduce of bucket 3 (9 "
+                                   "f64), rank 2 in the allreduce of bucket 3 (10 f64)");
     }
 }
 

@@ -264,11 +264,11 @@ TEST(all_ranks_name_a_disagreement)
 {
     static const char *const nodes[] = {"000", "012", "011"};
     static const char *const texts[] = {
-        "the ranks disagree: rank 0 is in the sum of bucket 3 (9 f64), rank 2 in the sum of bucket "
-        "3 (10 f64)",
+        "the ranks disagree: rank 0 is in the allreduce of bucket 3 (9 f64), rank 2 in the "
+        "allreduce of bucket 3 (10 f64)",
         NULL,
-        "the ranks disagree: rank 1 is in the sum of bucket 3 (9 f64), rank 2 in the sum of bucket "
-        "3 (10 f64)"};
+        "the ranks disagree: rank 1 is in the allreduce of bucket 3 (9 f64), rank 2 in the "
+        "allreduce of bucket 3 (10 f64)"};
     result results[MOST];
     for (int i = 0; i < 3; i++) {
         on_ranks(&(job){.nodes = nodes[i], .body = disagree}, results);
@@ -277,7 +277,7 @@ TEST(all_ranks_name_a_disagreement)
             if (texts[i])
                 CHECK_STR(results[r].text, texts[i]);
             else /* neighbours compare: rank 2 differs from both of its neighbours */
-                CHECK(strstr(results[r].text, "rank 2 in the sum of bucket 3 (10 f64)"));
+                CHECK(strstr(results[r].text, "rank 2 in the allreduce of bucket 3 (10 f64)"));
         }
     }
 }

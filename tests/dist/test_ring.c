@@ -201,12 +201,12 @@ TEST(a_different_collective_is_detected)
         sums[k] = (lt_sum){"x", x[k], 1 + (k == 1), LT_F64, LT_F64, 1};
     on_members(3, members, add_up_briefly, sums, sizeof *sums);
     CHECK_EQ(members[1].status, LT_EDESYNC);
-    CHECK_STR(
-        members[1].text,
-        "the ranks disagree: rank 0 is in the sum of x (1 f64), rank 1 in the sum of x (2 f64)");
-    CHECK_STR(
-        members[2].text,
-        "the ranks disagree: rank 1 is in the sum of x (2 f64), rank 2 in the sum of x (1 f64)");
+    CHECK_STR(members[1].text,
+              "the ranks disagree: rank 0 is in the allreduce of x (1 f64), rank 1 in the "
+              "allreduce of x (2 f64)");
+    CHECK_STR(members[2].text,
+              "the ranks disagree: rank 1 is in the allreduce of x (2 f64), rank 2 in the "
+              "allreduce of x (1 f64)");
 }
 
 static lt_status member_is_missing(one *m)

@@ -310,7 +310,7 @@ T.test("invalid calls", function()
   T.fails(function() lt.autocast("fp16", lt.amp.check, function() lt.amp.check(go) end) end,
           "a dry run cannot begin within another one")
   T.fails(function() lt.amp.check(function() lt.amp.scaler{} end) end,
-          "the gradient scale cannot change in a dry run")
+          "the loss scale cannot change in a dry run")
   -- An error ends the first backward of a pass. The script may catch it and fail later.
   local found = lt.autocast("fp16", lt.amp.check, function() pcall(go) error "never mind" end)
   assert(#found.layers > 0)

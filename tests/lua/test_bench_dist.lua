@@ -72,7 +72,7 @@ T.test("all ways of exchanging gradients", function()
   local out, code = run("--ranks 2 --wire fp16 bench dist --most 1 --steps 6 --ablation --link 10 "
                         .. "--latency 5 --json all.json train.lua")
   T.equal(code, 0)
-  assert(out:find("6 steps of 4 images in each way, f16 wire", 1, true))
+  assert(out:find("6 steps of 4 images in each mode, f16 wire", 1, true))
   assert(out:find "\n2 ranks +[%d.]+ +[%d.]+ %% +[%d.]+ +[%d.]+ +measured [%d.]+ ms")
   assert(out:find "At 10 Gbit/s, 2 ranks need [%d.]+ ms")
   local r = read "all.json"

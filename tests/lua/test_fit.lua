@@ -409,7 +409,7 @@ T.test("calls in the wrong order are errors", function()
   T.fails(function() run:evaluate(o.train) end, "run:evaluate: this run is over")
   T.fails(function() run:report() end, "run:report: this run is over")
   T.fails(function() return run.batchs end, "a run has no 'batchs' (did you mean 'batches'?)")
-  T.fails(function() run.lr = 5 end, "a run has no 'lr' that can be set")
+  T.fails(function() run.lr = 5 end, "a run has no settable field 'lr'")
 end)
 
 T.test("settings are checked before a run writes anything", function()

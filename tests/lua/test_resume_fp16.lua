@@ -209,7 +209,7 @@ T.test("options for runs in a script without a run cause warnings", function()
   warns("--amp bf16", "", 3)
   warns("--amp off", "", 3)
   warns("--amp auto", "", 0, "--amp auto applies only to lt.run and lt.fit; the script called "
-                             .. "neither, and all was in f32")
+                             .. "neither, so it ran in f32")
   warns("--amp bf16 --amp-check 5", "", 3, "--amp-check 5 applies only to lt.run and lt.fit; the "
                                            .. "script called neither; use lt.amp.check in its own "
                                            .. "loop")

@@ -233,7 +233,7 @@ T.test("invalid arguments", function()
   local scaler <close> = lt.amp.scaler{}
   T.fails(function() lt.amp.scaler{} end,
           "amp.scaler: another scaler is in use; close it with scaler:close()")
-  T.fails(function() scaler.scale = 4 end, "a scaler has no 'scale' that can be set")
+  T.fails(function() scaler.scale = 4 end, "a scaler has no settable field 'scale'")
   T.fails(function() return scaler.scales end,
           "a scaler has no 'scales'")
   T.fails(function() lt.fit{scaler = scaler} end,

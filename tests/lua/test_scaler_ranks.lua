@@ -231,7 +231,7 @@ for i = 1, 5 do
   net(lt.ones{4, 4}):sum():backward()
   sgd:step()
 end]], "--ranks 2")
-  assert(text:find("rank 1 ran 2 backwards for a step, but rank 0 ran 1", 1, true), text)
+  assert(text:find("rank 1 ran 2 backward passes before a step, but rank 0 ran 1", 1, true), text)
   T.equal(code, 9)
 end)
 

@@ -58,7 +58,7 @@ T.test("invalid arguments of functions that create tensors", function()
   T.fails(function() lt.tensor({1, 300}, {dtype = "u8"}) end, "lt.tensor: 300 does not fit into u8")
   T.fails(function() lt.tensor("a") end, "lt.tensor: the value must be a number, but is 'a'")
   T.fails(function() lt.arange(0, 1e300) end,
-          "lt.arange: 1e+300 steps of 1 from 0 to 1e+300 are too many")
+          "lt.arange: too many elements: 1e+300, in steps of 1 from 0 to 1e+300")
   T.fails(function() return lt.conv3d end, "luatrain has no 'conv3d' (did you mean 'conv2d'?)")
 end)
 
@@ -90,11 +90,12 @@ T.test("lt.arange of integers is exact", function()
   T.equal(lt.arange(MOST, LEAST, LEAST, I64):totable(), {MOST, -1})
   T.equal(lt.arange(3, 3):count() + lt.arange(3, -3):count(), 0)
   T.fails(function() lt.arange(LEAST, MOST, 1, I64) end,
-          "lt.arange: 1.84467e+19 steps of 1 from -9.22337e+18 to 9.22337e+18 are too many")
+          "lt.arange: too many elements: 1.84467e+19, in steps of 1 from -9.22337e+18 to "
+          .. "9.22337e+18")
   T.fails(function() lt.arange(0, 10, 0) end,
-          "lt.arange: inf steps of 0 from 0 to 10 are too many")
+          "lt.arange: too many elements: inf, in steps of 0 from 0 to 10")
   T.fails(function() lt.arange(0, 10, 0 / 0) end,
-          ("lt.arange: %g steps of %g from 0 to 10 are too many"):format(0 / 0, 0 / 0))
+          ("lt.arange: too many elements: %g, in steps of %g from 0 to 10"):format(0 / 0, 0 / 0))
   T.fails(function() lt.arange(250, 260, {dtype = "u8"}) end,
           "lt.arange: 256 does not fit into u8")
 end)

@@ -32,7 +32,7 @@ meta = {
     if fields[key] then return fields[key](rawget(self, HANDLE)) end
     return check.strict(Scaler, "a scaler")[key]
   end,
-  __newindex = function(_, key) fail("a scaler has no '%s' that can be set", tostring(key)) end,
+  __newindex = function(_, key) fail("a scaler has no settable field '%s'", tostring(key)) end,
 }
 
 local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "

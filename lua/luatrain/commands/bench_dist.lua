@@ -308,15 +308,15 @@ local HELP = [[
 usage: mpirun -np N luatrain [options] bench dist [bench options] [script.lua ...]
        luatrain --ranks N [options] bench dist ...
 
-Times the allreduce by size. With a script, also times steps of its training in turn: with the ranks
-apart, each as if it were alone; together; and apart but ending each step together, which shows the
-cost of ranks that are not equally fast. Predicts the time of a step of 24 and 32 ranks.
+Times allreduces of several sizes. With a script, also times steps of its training in turn: with the
+ranks apart, each as if it were alone; together; and apart but ending each step together, which
+shows the cost of ranks that are not equally fast. Predicts the time of a step of 24 and 32 ranks.
 
-  --steps N          steps to time in each way (12)
+  --steps N          steps to time in each mode (12)
   --amp PRECISION    off, bf16 or fp16 (the script's setting)
   --most MIB         size of the largest allreduce (64)
   --ablation         also time steps that send after backward, or a bucket per parameter
-  --link GBIT        bandwidth of the predicted network, in Gbit/s (that between these ranks)
+  --link GBIT        bandwidth of the predicted network, in Gbit/s (the measured one)
   --latency US       latency of a message in that network, in microseconds (%d)
   --json FILE        write all results to FILE
   --help             print this help]]
@@ -330,15 +330,16 @@ local function show_steps(o, r, turns)
   for i, way in ipairs(turns.ways) do r.ways[i] = way_result(way, r.ways[1]) end
   r.buckets = buckets_of(turns.ways[2])
   r.predictions = predictions(o, r.sums, r.ways[1], r.ways[2], r.buckets)
-  print(("\n%d steps of %d images in each way, %s wire\n%s\n\n%s"):format(
+  print(("\n%d steps of %d images in each mode, %s wire\n%s\n\n%s"):format(
     r.steps, r.batch, wire, ways_text(r.ways, r.batch),
     predictions_text(r.predictions, r.ways[1])))
   if o.link then
     r.bound = bound(o, r.ways[1], r.buckets)
-    print(("\nAt %g Gbit/s, %d ranks need %.1f ms to exchange the gradients of a step. Forward "
-           .. "plus the\nlonger of that and backward takes %.1f ms; the step takes %.3f times "
-           .. "that"):format(o.link, size, 1e3 * r.bound.wire, 1e3 * r.bound.seconds,
-                             r.ways[2].total / r.bound.seconds))
+    print(("\nAt %g Gbit/s, %d ranks need %.1f ms to exchange the gradients of a step. A step "
+           .. "takes at least\nforward plus the longer of exchange and backward: %.1f ms. The "
+           .. "measured step takes %.3f times as long."):format(
+           o.link, size, 1e3 * r.bound.wire, 1e3 * r.bound.seconds,
+           r.ways[2].total / r.bound.seconds))
   end
 end
 

@@ -55,7 +55,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 local meta = {
   __name = "luatrain.Run",
   __index = check.strict(Run, "a run"),
-  __newindex = function(_, key) fail("a run has no '%s' that can be set", tostring(key)) end,
+  __newindex = function(_, key) fail("a run has no settable field '%s'", tostring(key)) end,
 }
 
 -- ==== Beginning ==================================================================================

@@ -26,7 +26,7 @@ function unused_options.warn()
   local amp, precision = given("--amp", "LUATRAIN_AMP")
   local steps = core.steps()
   if precision == "auto" then
-    say("%s applies only to lt.run and lt.fit; the script called neither, and all was in f32", amp)
+    say("%s applies only to lt.run and lt.fit; the script called neither, so it ran in f32", amp)
   elseif precision == "fp16" and steps > 0 and not unused_options.scaler then
     say("%s: without lt.run or lt.fit, the script trained %d step%s with no loss scale; add local "
         .. "scaler <close> = lt.amp.scaler{} to its loop", amp, steps, steps == 1 and "" or "s")
