@@ -61,8 +61,8 @@ static inline double lt__all_rows(const lt_call *c)
 
 /* The mean of some rows, and the sum of squared deviations from it. Ranks exchange them as sums of
  * deviations from a center that is the same on all ranks, the running mean. If the center is k
- * standard deviations from the mean, the relative error grows from about 1e-16 by a factor of
- * k^2. */
+ * standard deviations from the mean, the relative error of the variance is about
+ * 1e-16 * (1 + k^2). */
 typedef struct lt_moments {
     double mean, squares;
 } lt_moments;
@@ -127,7 +127,7 @@ LT_BOTH LT_INLINE double lt__norm_factor(float scale, float var, double eps)
 }
 
 /* The coefficient of x - mean in dx and, below, the constant term of dx. sum, product: the sums of
- * g and of g (x - mean) over the rows. share: 1 / rows in training, 0 in evaluation. */
+ * g and of g * (x - mean) over the rows. share: 1 / rows in training, 0 in evaluation. */
 LT_BOTH LT_INLINE float lt__norm_slope(float factor, float var, double eps, double product,
                                        double share)
 {
@@ -185,7 +185,7 @@ enum { LANES = 128 };
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
-/* How a pass computes g. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
+/* How a pass computes g. MOMENTS: g is x - center, for the moments. OPEN: g is dy. BY_Y: g is
  * lt__act_grad() of y and dy. BY_X: the same, with y recomputed from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
@@ -194,7 +194,7 @@ typedef struct lt_pass {
     /* units in total; units of a row; floats per row of coefs and of lanes */
     int64_t n, units, room;
     const float *coefs, *center; /* (COEFFICIENTS, room); (room): a value for each lane */
-    float *lanes;                /* (SUMS, room): the sums of each lane */
+    float *lanes;                /* (SUMS, room): the center and the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
     int form, gate;        /* values of the enums above */
@@ -202,13 +202,13 @@ typedef struct lt_pass {
     lt_bounds act;
 } lt_pass;
 
-/* out = act((x - mean) factor + shift + residual) */
+/* out = act((x - mean) * factor + shift + residual) */
 void lt__forward_pass(const lt_pass *p);
 /* out (+)= g, the gradient of the residual. Computes g from y and dy; ignores the gate. */
 void lt__residual_pass(const lt_pass *p);
-/* lanes += the sums of g and of g (x - center) */
+/* lanes += the sums of g and of g * (x - center) */
 void lt__sum_pass(const lt_pass *p);
-/* out (+)= factor g + slope (x - mean) + offset */
+/* out (+)= factor * g + slope * (x - mean) + offset */
 void lt__backward_pass(const lt_pass *p);
 
 /* ==== The fast CPU kernels ==================================================================== */

@@ -4,11 +4,11 @@
  * sample, over all of its rows. Its mean and 1 / sqrt(var + eps) are saved in an extra output
  * (samples, groups, 2) for backward.
  *
- * The rows of a sample are split into parts that fit the L2 cache. The loops over a part run along
- * the channels, with a sum in double for each channel, so they vectorise for any width. Each part
- * gives two numbers per group, which are then joined over the parts of a sample, in order. A task
- * processes some parts one after another, with memory of its own. Parts and tasks depend only on
- * the dims, so the bits do not depend on the threads.
+ * The rows of a sample are split into parts that fit in the L2 cache. The loops over a part run
+ * along the channels, with a sum in double for each channel, so they vectorise for any width. Each
+ * part yields two numbers per group, which are then combined over the parts of a sample, in order.
+ * A task processes some parts one after another, with scratch memory of its own. Parts and tasks
+ * depend only on the dims, so the bits do not depend on the number of threads.
  */
 #include "ops/layer_norm.h"
 
@@ -65,18 +65,19 @@ static lt_status shape(lt_call *c)
 
 /* ==== Scratch memory ========================================================================== */
 
-/* Two numbers of a group. Forward: the mean and the sum of squared deviations from it. Backward:
- * the sums of g and of g h (see part_sums()), and their means after join_sums(). */
+/* Two numbers of a group in a part. Forward: the mean and the sum of squared deviations from it.
+ * Backward: the sums of g and of g h (see part_sums()). join_sums() replaces the sums in a
+ * sample's first part by the means over the whole group. */
 typedef struct {
     double a, b;
 } pair;
 
-/* The lines of a task: a number for each channel. Sums are doubles. The others have the type of x,
- * except that part_moments() needs the mean in double. */
+/* The lines of a task. A line is an array with one number per channel. Sums are doubles. The others
+ * have the type of x, except that part_moments() needs the mean in double. */
 enum { SUM, PRODUCT, MEAN, ROOT, FORWARD_LINES };
 enum { MEAN_G = FORWARD_LINES, MEAN_GH, DSCALE, DSHIFT, BACKWARD_LINES };
 
-/* Scratch holds the pairs (samples, parts, groups), then the lines (tasks, lines, channels). */
+/* Scratch contains the pairs (samples, parts, groups), then the lines (tasks, lines, channels). */
 static pair *pairs_of(const lt_call *c, const plan *p, int64_t part)
 {
     return (pair *)c->scratch + part * p->groups;
@@ -100,8 +101,8 @@ typedef struct {
     lt_call *c;
     const plan *p;
     int64_t sample, first, rows; /* index of its sample; offset in x; number of rows */
-    pair *pairs;                 /* its groups */
-    double *lines;               /* its task's */
+    pair *pairs;                 /* of its groups */
+    double *lines;               /* of its task */
 } part;
 
 static void *line(const part *a, int which) { return a->lines + which * a->p->channels; }
@@ -119,7 +120,7 @@ static int64_t rows_of(const plan *p, int64_t i)
     return left < p->part ? left : p->part;
 }
 
-/* Runs fn for every part. lines: how many a task has. */
+/* Runs fn for every part. lines: the number of lines per task. */
 static void each_part(lt_call *c, const plan *p, int lines, void (*fn)(const part *a))
 {
     LT_PARALLEL_FOR(c, c->in[X]->count)
@@ -214,7 +215,7 @@ static void join_moments(lt_call *c, const plan *p, int64_t sample, int64_t g)
     );
 }
 
-/* y = (x - mean) / sqrt(var + eps) scale + shift */
+/* y = (x - mean) / sqrt(var + eps) * scale + shift */
 LT_SIMD static void part_forward(const part *a)
 {
     int64_t channels = a->p->channels;
@@ -247,8 +248,9 @@ static lt_status forward(lt_call *c)
 
 /* ==== Backward ================================================================================ */
 
-/* With h = (x - mean) r and g = dy scale: pairs = the sums of g and of g h over each group of the
- * part. Adds the sums of dy h to the line DSCALE and those of dy to DSHIFT. */
+/* With r = 1 / sqrt(var + eps), h = (x - mean) * r and g = dy * scale: pairs = the sums of g and of
+ * g h over each group of the part. Adds the sums of dy h to the line DSCALE and those of dy to
+ * DSHIFT. */
 LT_SIMD static void part_sums(const part *a)
 {
     int64_t channels = a->p->channels, width = a->p->width;
@@ -282,7 +284,8 @@ LT_SIMD static void part_sums(const part *a)
     );
 }
 
-/* The first pair of group g in a sample = the means of g and of g h over the group. */
+/* Replaces a group's pair in the first part of a sample by the means of g and of g h over the whole
+ * group (see part_sums()). */
 static void join_sums(lt_call *c, const plan *p, int64_t sample, int64_t g)
 {
     pair *all = pairs_of(c, p, sample * p->parts) + g;
@@ -325,7 +328,7 @@ LT_SIMD static void part_backward(const part *a)
     );
 }
 
-/* d (+)= the sum over the tasks of a line */
+/* The gradient of an input (+)= the sum of line `which` over all tasks. */
 static void put_sums(lt_call *c, const plan *p, int input, int which)
 {
     LT_FLOATS(c->in[X]->dtype, T,

@@ -1,10 +1,10 @@
 /* group_norm.cu - the CUDA side of group_norm.c.
  *
- * x is (samples, rows, channels). A block takes adjacent channels of a part of a sample's rows, so
- * that its loads are coalesced whatever the width of a group is. A sum over a group takes two
+ * x is (samples, rows, channels). A block processes adjacent channels of a part of a sample's rows,
+ * so that its loads are coalesced whatever the width of a group is. A sum over a group takes two
  * kernels: the first adds up each channel of a part, the second joins the channels and the parts.
  * The moments are sums of x - center and of its square in double, with the first element of the
- * group as center, so that no digits of a float are lost.
+ * group as center, so that cancellation costs no f32 precision.
  */
 #include "ops/cuda/rows.h"
 #include "ops/layer_norm.h"
@@ -43,7 +43,7 @@ static int64_t strip_blocks(const plan *p) { return p->samples * lt__column_bloc
 typedef struct {
     bool is;                   /* false if this thread has no elements */
     int64_t first, last, step; /* offsets in x */
-    int64_t channel, group;    /* the group's index counts those of all samples */
+    int64_t channel, group;    /* the group is counted over all samples */
     int64_t sum;               /* where the part's sum of this channel goes */
     int lane;
 } strip;
@@ -74,7 +74,8 @@ __device__ static void put_part(const plan &p, const strip &s, lt_two sum, lt_tw
         parts[s.sum] = sum;
 }
 
-/* Joins the sums of a group, each times scale if that is not NULL. All threads must call it. */
+/* Joins the sums of a group, each multiplied by its channel's scale unless scale is NULL. All
+ * threads must call it. */
 template <class E>
 __device__ static lt_two join_group(const plan &p, const lt_row &r, const lt_two *parts,
                                     const E *scale)
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     }
 }
 
-/* Scratch holds the parts, then the means. */
+/* Scratch contains the parts, then the means. */
 static size_t scratch(const lt_call *c, bool backward)
 {
     plan p = plan_for(c);

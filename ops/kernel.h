@@ -29,7 +29,7 @@ static inline double lt__number(const lt_call *c, int k)
 {
     return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
 }
-/* The value of a true-or-false option. */
+/* The value of a boolean option. */
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
 /* The index, from 0, of the chosen word among the words in the signature. */
 static inline int lt__word(const lt_call *c, int k) { return (int)c->opt[k].i[0]; }

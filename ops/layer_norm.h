@@ -10,7 +10,7 @@ enum { X, SCALE, SHIFT }; /* inputs */
 /* The first is h, the normalised x; the second is y. r: 1 / sqrt(var + eps). */
 #define LT_LAYER_H(x, mean, r) (((x) - (mean)) * (r))
 #define LT_LAYER_NORM(x, mean, r, scale, shift) (LT_LAYER_H(x, mean, r) * (scale) + (shift))
-/* dx. g: dy scale. mean_g and mean_gh: the means of g and of g h over the row or group. */
+/* dx. g: dy * scale. mean_g and mean_gh: the means of g and of g h over the row or group. */
 #define LT_LAYER_NORM_BACK(g, h, r, mean_g, mean_gh) ((r) * ((g) - (mean_g) - (h) * (mean_gh)))
 
 #endif

@@ -26,7 +26,7 @@ LT_BOTH LT_INLINE float lt__exp_f32(float x)
     return x < lowest ? 0.0f : series * power.f;
 }
 
-/* dx of softmax, y of log_softmax, and dx of log_softmax. sum: the sum over the row of dy y for
+/* dx of softmax, y of log_softmax, and dx of log_softmax. sum: the sum over the row of dy * y for
  * softmax, of dy for log_softmax. largest: the largest x of the row. log_total: the log of the sum
  * of exp(x - largest). */
 #define LT_SOFTMAX_BACK(dy, y, sum) ((y) * ((dy) - (sum)))
@@ -43,9 +43,10 @@ LT_BOTH static inline double lt__row_loss(double exps, double offsets, double of
     return log(exps) - offset;
 }
 
-/* The gradient of a row of cross_entropy is g (p - q), with p the probabilities and q the smoothed
- * labels. It is computed as exp(x - largest) factor + shift, minus `hit` at the label. g: the
- * gradient of the mean loss, divided by the number of rows. inverse: 1 / sum exp(x - largest). */
+/* The gradient of a row of cross_entropy is g * (p - q), with p the probabilities and q the
+ * smoothed labels. It is computed as exp(x - largest) * factor + shift, minus `hit` at the label.
+ * g: the gradient of the mean loss, divided by the number of rows. inverse: 1 divided by the sum of
+ * exp(x - largest). */
 typedef struct lt_row_gradient {
     double factor, shift, hit;
 } lt_row_gradient;

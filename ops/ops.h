@@ -52,7 +52,7 @@ LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_
 /* Whether n > 0 and all of rows first..first+n-1 are stored on an accelerator. */
 LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
 /* Combines rows first..first+n-1, all on the accelerator, and stores the result in the step check
- * of lt_step_check_of(). Asynchronous. If a value is not finite, the step is skipped. */
+ * that lt_step_check_of() returns. Asynchronous. If a value is not finite, the step is skipped. */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* Sets x, a leftover gradient, to zero if it has non-finite values but this step's gradients have
  * none. Row `left` contains the statistics of x, rows first..first+n-1 those of this step's

@@ -28,7 +28,7 @@ typedef struct lt_host { /* the functions of the library that a plugin may call 
 } lt_host;
 
 typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
-    lt_device *device;          /* new; freed by its close(), after the last tensor */
+    lt_device *device;          /* new; its close() frees it, once all tensors are freed */
     /* fwd and bwd are NULL if there is no kernel for an op. Views need none. add_squares must
      * accept an f64 total */
     lt_kernels op[LT_OPS];

@@ -49,14 +49,15 @@ typedef struct lt_conv_impl {
 } lt_conv_impl;
 
 /* Depthwise 3x3 convolutions, for which oneDNN reaches only a fraction of the memory bandwidth.
- * Each channel is its own group. Stride is 1 or 2, pad is 0 or 1, both the same along both axes. x,
- * w and y are all f32 or all bf16, but the gradient of w may be f32 with bf16 inputs. In bf16 with
- * stride 1 and fewer than 32 channels, only the gradient of w is accepted. */
+ * Each channel is its own group. Stride is 1 or 2, pad is 0 or 1, both the same along both axes,
+ * without dilation. x, w and y are all f32 or all bf16, but the gradient of w may be f32 with bf16
+ * inputs. In bf16 with stride 1 and fewer than 32 channels, only the gradient of w is accepted. */
 extern const lt_conv_impl lt__depthwise;
 
-/* 3x3 convolutions of stride 1 with less than half the multiplications: Winograd's minimal
- * filtering F(2x2, 3x3). x, w and y are all f32 or all bf16, but the gradient of w may be f32 with
- * bf16 inputs. Channel counts are multiples of 16, and pad is at most 2. */
+/* 3x3 convolutions of stride 1, without groups or dilation, with less than half the
+ * multiplications: Winograd's minimal filtering F(2x2, 3x3). x, w and y are all f32 or all bf16,
+ * but the gradient of w may be f32 with bf16 inputs. Channel counts are multiples of 16, and pad is
+ * at most 2. */
 extern const lt_conv_impl lt__winograd;
 /* Whether lt__winograd.run() supports the task, even if it is not the fastest. */
 bool lt__winograd_can(const lt_conv_task *task);

@@ -2,7 +2,7 @@
  * own header. A build without oneDNN has the same functions, which return LT_EUNSUPPORTED.
  *
  * All tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups). Operands are f32 or
- * bf16, and their dtypes may differ: bf16 factors can have an f32 result. Sums are always in f32.
+ * bf16, and their dtypes may differ: the result of bf16 factors can be f32. Sums are always in f32.
  * LT_EUNSUPPORTED is returned before anything is written, and the caller must use its portable
  * kernel. It means that oneDNN has no optimised code for the task or is known to compute it
  * wrongly, that an operand has another dtype, that a tensor is empty, or that a size exceeds

@@ -3,7 +3,7 @@
  * An op file writes one plain loop over dense blocks (an lt_block_fn). lt__map() splits the work
  * into blocks, distributes them over the threads, and first copies inputs that are stretched or of
  * half precision into small buffers. So the loops need not handle broadcasting or halves, and all
- * of them vectorise. Results for halves are those of f32 copies of the tensors, rounded.
+ * of them vectorise. Half-precision results are computed from f32 values and rounded once.
  */
 #ifndef LT_OPS_CPU_LOOPS_H
 #define LT_OPS_CPU_LOOPS_H

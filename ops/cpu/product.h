@@ -2,11 +2,11 @@
  *
  * A product is described by strides, so that transposed factors, rows of images and taps of kernels
  * need no copies. There are two implementations: oneDNN for dense products in f32 and bf16, and
- * portable C in f32 and f64 for the rest. The portable code sums in the element type, 256 terms at
- * a time in registers, then over these partial sums. It makes training without oneDNN possible. In
- * f64 it runs at half the speed and is the reference for f32. Each element is summed by one thread
- * in an order that depends only on the sizes, so that the bits depend neither on the number of
- * threads nor on the instruction set.
+ * portable C in f32 and f64 for the rest. The portable code sums in the element type: 256 terms at
+ * a time in registers, then these partial sums. It makes training without oneDNN possible. In f64
+ * it runs at half the speed and is the reference for f32. Each element is summed by one thread in
+ * an order that depends only on the sizes, so that the bits depend neither on the number of threads
+ * nor on the instruction set.
  */
 #ifndef LT_OPS_CPU_PRODUCT_H
 #define LT_OPS_CPU_PRODUCT_H
@@ -57,10 +57,10 @@ static inline lt_operand lt__operand(const lt_tensor *x, int64_t offset)
 }
 
 /* Computes the product p, which must be from lt__product_of(), on the threads of the call, and
- * writes it to out or adds it. bias (n), whose data may be NULL, is added to each row; only without
- * `add`. fast: try oneDNN first. A product in bf16 that oneDNN does not compute fails with
- * LT_EUNSUPPORTED before anything is written. lt__product_ready() reports this beforehand, for
- * fast = true. */
+ * writes it to out or adds it. bias (n) is added to each row; its data must be NULL if `add` is
+ * set, and may be NULL otherwise. fast: try oneDNN first. A product in bf16 that oneDNN does not
+ * compute fails with LT_EUNSUPPORTED before anything is written. lt__product_ready() reports this
+ * beforehand, for fast = true. */
 lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_operand a, lt_operand b,
                       lt_operand bias, lt_operand out, bool add);
 lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,

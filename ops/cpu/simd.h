@@ -1,5 +1,5 @@
-/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. They
- * use the vector types of GNU C, which map to one, two or four registers of the instruction set.
+/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. The
+ * types are vector types of GNU C, which map to one, two or four registers of the instruction set.
  *
  * The functions are inlined into functions marked LT_SIMD (core/simd.h), which are compiled for
  * each instruction set. Loads and stores need no alignment. bf16 is rounded to nearest, ties to

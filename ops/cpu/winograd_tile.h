@@ -1,5 +1,5 @@
-/* winograd_tile.h - tiles of F(2x2, 3x3), one vector of channels at a time: reads them from images,
- * transforms them, and writes them. winograd.c explains the algorithm. The matrices are
+/* winograd_tile.h - reads tiles of F(2x2, 3x3) from images, transforms them, and writes them, one
+ * vector of channels at a time. winograd.c explains the algorithm. The matrices are
  *
  *     B' = 1  0 -1  0      G = 1    0    0      A' = 1  1  1  0
  *          0  1  1  0          1/2  1/2  1/2         0  1 -1 -1

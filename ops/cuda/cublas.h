@@ -21,7 +21,7 @@ extern "C" {
 
 typedef struct lt_cublas_config {
     bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
-    size_t workspace; /* most bytes of workspace per product; 0 means LT_CUBLAS_WORKSPACE */
+    size_t workspace; /* maximum bytes of workspace per product; 0 means LT_CUBLAS_WORKSPACE */
 } lt_cublas_config;
 
 #define LT_CUBLAS_WORKSPACE ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */

@@ -28,7 +28,7 @@ typedef struct lt_cudnn_config {
      * fixed order. Otherwise, engines of the last kind are used only if there is no other */
     bool deterministic;
     bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
-    size_t workspace; /* most bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
+    size_t workspace; /* maximum bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
     /* path of the plan file, or NULL. Read when the first plan is requested, replaced by
      * lt__cudnn_free(). Borrowed until then */
     const char *plans;

@@ -1,7 +1,7 @@
 /* map.h - elementwise loops on CUDA: z (+)= f(a, b, c), where operands may be broadcast, permuted,
- * or boxes of larger tensors.
+ * or slices of larger tensors.
  *
- * A thread computes as many elements as fit into 16 bytes of the widest operand type. Where shapes
+ * A thread computes as many elements of the widest operand type as fit into 16 bytes. Where shapes
  * and addresses allow, the elements are contiguous and each operand takes one load. Otherwise the
  * thread computes them one by one, so that the threads of a warp access adjacent elements.
  */

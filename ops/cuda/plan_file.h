@@ -1,5 +1,5 @@
 /* plan_file.h - a file that stores choices made for a device, so that the next run can reuse them.
- * It contains keys and values, which are texts without tabs and newlines, under one stamp. */
+ * It contains a stamp, and keys and values, which are strings without tabs or newlines. */
 #ifndef LT_OPS_CUDA_PLAN_FILE_H
 #define LT_OPS_CUDA_PLAN_FILE_H
 
@@ -9,9 +9,9 @@
 typedef struct lt_plan_file lt_plan_file;
 
 /* Reads the file at path. The stamp names what the choices depend on: versions and device. A file
- * that is missing, damaged or has another stamp counts as empty. note (512 bytes are enough)
- * receives a warning if an existing file is not used or if the file cannot be replaced; otherwise
- * "". Returns a new object, or NULL if out of memory. */
+ * that is missing or damaged, or that has another stamp, counts as empty. note (512 bytes are
+ * enough) receives a warning if an existing file is not used or if the file cannot be replaced;
+ * otherwise "". Returns a new object, or NULL if out of memory. */
 lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note, size_t bytes);
 /* Returns the value, or NULL if there is none. Borrowed until the next put. */
 const char *lt__plan_file_find(const lt_plan_file *plans, const char *key);

@@ -1,8 +1,8 @@
 /* reduction.h - reductions of many elements to few on CUDA: sums, maxima, minima and argmax.
  *
  * A reduction treats its elements as (outer, rows, width) and reduces the rows. A thread block
- * takes some columns of one part of the rows, strided over its threads, then joins the threads'
- * accumulators in a tree. Where columns are few and rows many, the rows are split into parts to
+ * processes some columns of one part of the rows, strided over its threads, then joins the threads'
+ * accumulators in a tree. If there are few columns and many rows, the rows are split into parts to
  * occupy all multiprocessors, and another pass joins the parts. The split and the order depend only
  * on the shape, so that results are bit-identical in every run.
  */
@@ -17,7 +17,7 @@ typedef struct lt_reduction_pass {
     unsigned parts, blocks; /* parts of the rows; blocks that cover the columns */
     /* threads of a block along width, rows and outer. Their product is LT_THREADS */
     int columns, lanes, group;
-    int run;   /* adjacent rows that a thread reads per turn */
+    int run;   /* adjacent rows that a thread reads per iteration */
     bool wide; /* loads a run with one instruction */
 } lt_reduction_pass;
 
@@ -50,9 +50,10 @@ typedef struct lt_reduction_end { /* how to turn the final accumulators into res
  *     static void end(const lt_reduction_end &e, int64_t i, Acc a)
  */
 
-/* Joins the accumulators of every `lanes` threads that are `columns` apart, and returns the result
- * to all of them. All threads of the block must call it. A second call for the same F needs a
- * barrier before it, unless only lane 0 uses the result, which it reads from its own slot. */
+/* Joins the accumulators of each set of `lanes` threads that are `columns` apart, and returns the
+ * result to every thread of the set. All threads of the block must call it. A second call for the
+ * same F needs a barrier before it, unless only lane 0 uses the result, which it reads from its own
+ * slot. */
 template <class F>
 __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
 {

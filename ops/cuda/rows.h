@@ -1,7 +1,8 @@
 /* rows.h - matrices on CUDA: rows that are each processed by a few threads, and sums over rows for
  * each column.
  *
- * The assignment of elements to threads depends only on the shape, and so do the bits of sums.
+ * The assignment of elements to threads depends only on the shape, so that sums are bit-identical
+ * in every run.
  */
 #ifndef LT_OPS_CUDA_ROWS_H
 #define LT_OPS_CUDA_ROWS_H
@@ -124,7 +125,7 @@ static inline int64_t lt__column_blocks(const lt_column_plan *p)
     return (int64_t)p->parts * p->blocks;
 }
 
-/* Threads of a block that joins parts. A block takes few columns, so that there are many blocks
+/* Threads of a block that joins parts. A block processes few columns, so that there are many blocks
  * with few iterations each. Four columns of a row are 64 bytes of memory, two full sectors. */
 enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
 
