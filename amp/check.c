@@ -1,9 +1,9 @@
 /* check.c - runs a pass in half precision and in f32, and compares each tensor.
  *
- * The first pass keeps all results of ops: outputs, and gradients of inputs. The second compares
- * each result at once with the next one of the first pass that has the same op, place and dims, and
- * releases that one. Casts occur in only one of the passes and are skipped: their rounding shows in
- * the results computed from them.
+ * The first pass keeps all results of ops: outputs, and gradients of inputs. The second pass
+ * compares each result, as soon as it is computed, with the next kept result that has the same op,
+ * place in the user's code and dims. The kept result is then released. Casts occur in only one of
+ * the passes and are skipped: their rounding shows in the results computed from them.
  */
 #include <math.h>
 #include <string.h>
@@ -26,6 +26,7 @@ struct lt_precision_check {
     lt_ctx *ctx;
     made *list;
     int n, room, next; /* next: index of the next entry to compare */
+    /* backward starts with the gradient times 2^k */
     int k;
     bool second;     /* the second pass */
     lt_dtype half;   /* used by ops of the first pass; LT_F32 if none was */
@@ -112,7 +113,8 @@ static bool is_same(const made *a, const made *b, const lt_tensor *x)
            lt__same_dims(a->x, x) && strcmp(a->where, b->where) == 0;
 }
 
-/* Compares x with its counterpart in the first pass, if any. Entries before that have none. */
+/* Compares x with its counterpart in the first pass, if any. The entries that it skips have no
+ * counterpart. */
 static lt_status find_and_compare(lt_precision_check *c, const made *m, lt_tensor *x)
 {
     for (int i = c->next; i < c->n; i++)

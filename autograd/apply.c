@@ -1,10 +1,11 @@
 /* apply.c - runs an op: checks the arguments, applies the shape rule, makes the outputs, runs the
- * kernel, records a node. Optimizers call lt__run_kernel() themselves, on ranges of their arenas.
+ * kernel, records a node. Optimizers call lt__run_kernel() themselves, on ranges of arenas.
  *
  * CPU kernels compute in f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy, and
  * results are rounded once on the way back, as on Tensor Cores. Ops that only move bytes, or that
- * convert block by block, take halves directly (any_dtype). So do the kernels of an accelerator.
- * A call whose tensors are on an accelerator never runs CPU code.
+ * convert block by block, take halves directly (any_dtype). So do some fast kernels, for bf16 only
+ * (fast_bf16), and the kernels of an accelerator. A call whose tensors are on an accelerator never
+ * runs a CPU kernel.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,7 +40,7 @@ static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
                  : lt_fail(LT_EUNSUPPORTED, "no kernel supports this call");
 }
 
-/* Runs `kernel`, or if NULL the one that pick_kernel() chooses, with its scratch memory. */
+/* Allocates the op's scratch memory and runs `kernel`, or pick_kernel() if it is NULL. */
 static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt_kernel kernel)
 {
     size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
@@ -55,8 +56,8 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt
 typedef struct {
     lt_tensor **at; /* the array in the call */
     int n;
-    uint64_t read;  /* bit i: the kernel reads element i */
-    uint64_t write; /* bit i: the kernel writes element i, which is rounded afterwards */
+    uint64_t read;  /* bit i: the kernel reads tensor i */
+    uint64_t write; /* bit i: the kernel writes tensor i, which is rounded afterwards */
     lt_tensor *half[LT_MAX_LIST]; /* the replaced tensors, or NULL */
 } lt_wide;
 
@@ -245,7 +246,8 @@ static lt_status copy_wide(lt_tensor *const *from, int n, lt_tensor **to)
     return LT_OK;
 }
 
-/* to[0..n) = new tensors for a kernel to write, in f32 instead of halves. New. */
+/* to[0..n) = tensors like from[0..n) for a kernel to write, but f32 instead of f16 and bf16.
+ * New. */
 static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
 {
     for (int i = 0; i < n; i++) {
@@ -399,7 +401,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
         for (int i = 0; i < n_in && !off; i++)
             record |= wants_grad(in[i]);
-    uint64_t *draws = &ag->tape->draws[off]; /* evaluation must not shift the numbers of training */
+    /* evaluation must not shift the random numbers of training */
+    uint64_t *draws = &ag->tape->draws[off];
     if (call.draws)
         call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;

@@ -1,7 +1,7 @@
 /* params.c - parameters in flat arenas.
  *
- * A parameter starts as a shape and an initialiser. When its tree is placed, all its parameters get
- * memory at once: one arena of values per dtype, in which each parameter starts at a 64-byte
+ * A parameter starts as a shape and an initialiser. When a tree is placed, all of its parameters
+ * get memory at once: one arena of values per dtype, in which each parameter starts at a 64-byte
  * boundary and padding is zero. Buffers have arenas of their own. The arena of gradients has the
  * same layout and is created with the first gradient, the arena of half copies by the first
  * lt_half(). Optimizers, the reducer and the scaler work on long flat ranges instead of lists of
@@ -21,7 +21,7 @@ struct lt_params {
     } * names;
     lt_span *spans;
     lt_segment **segments;
-    int n_names, n_spans, n_segments, room; /* room: of each of the three arrays */
+    int n_names, n_spans, n_segments, room; /* room: capacity of each array */
 };
 
 lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
@@ -88,9 +88,9 @@ bool lt_is_buffer(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_BU
 
 /* ==== Half copies ============================================================================= */
 
-/* Brings s->half up to date. It gets the version of the values, so that a write which invalidates a
- * graph that saved the parameter also invalidates one that saved the half copy, and no other write
- * does. Optimizers count their updates in the leaf, which both tensors share. */
+/* Brings s->half up to date. It gets the version of the values, so that the same writes invalidate
+ * a graph that saved a parameter and a graph that saved its half copy. The updates of optimizers
+ * invalidate both too: they are counted in the leaf, which both tensors share. */
 static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
 {
     uint32_t written = atomic_load_explicit(&s->values->version, memory_order_relaxed);

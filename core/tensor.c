@@ -1,9 +1,9 @@
 /* tensor.c - tensors, their storages and scopes.
  *
- * A scope is a list of the tensors made while it was innermost. Popping it takes the memory of each
- * tensor away even if handles remain: the garbage collector of a script runs too late for large
- * memory, and it does not see a device's memory at all. A tensor survives only if it is kept
- * explicitly (lt_keep) or was never put into the list (parameters, slots, buffers).
+ * A scope is a list of the tensors made while it was innermost. Popping it releases the memory of
+ * each tensor even if references remain: the garbage collector of a script runs too late for large
+ * tensors, and it does not see a device's memory at all. A tensor survives only if it is kept
+ * explicitly (lt_keep) or was never put into the list (parameters, buffers, optimizer slots).
  */
 #include <stdio.h>
 #include <string.h>
@@ -100,7 +100,7 @@ lt_status lt_scope_push(lt_ctx *ctx)
     return LT_OK;
 }
 
-/* Ends x with its scope. The caller holds a reference to x. */
+/* Marks x dead and releases its memory, unless it is kept. The caller has a reference to x. */
 static void end_in_scope(lt_tensor *x)
 {
     lt_ctx *ctx = x->ctx;

@@ -1,6 +1,6 @@
 /* trace.c - the clock, and traces in the format of chrome://tracing (Google, Trace Event Format): a
- * JSON array with one event per line, whose closing bracket may be missing. Several contexts, also
- * in several processes, can therefore append to one file, in whole lines.
+ * JSON array with one event per line. The closing bracket of the array may be missing, so several
+ * contexts, even in different processes, can append whole lines to one file.
  */
 #include <errno.h>
 #include <fcntl.h>
