@@ -5,7 +5,7 @@
  * tensors of the next few batches, cuts each batch into chunks and puts them into a queue. Workers
  * fill the chunks and put them into a second queue, from which the owner takes chunks until the
  * next batch is complete. Nothing else is shared, and an image depends only on its index. The bytes
- * are therefore the same whichever thread prepares them, and when. Without workers the owner fills
+ * therefore do not depend on which thread prepares them, or when. Without workers the owner fills
  * the chunks itself.
  *
  * Both queues have room for all chunks, so only taking can block. Tensors of batches in preparation
@@ -48,7 +48,7 @@ typedef struct slot { /* a batch in preparation */
     lt_tensor *x, *y;
     lt_storage *stage[2];         /* pinned memory for x and y, reused by each batch of the slot */
     lt_tensor *there_x, *there_y; /* copies on the accelerator, once uploaded */
-    /* behind the upload; also of the slot's previous batch, until its memory is free */
+    /* after the upload of this batch, or of the slot's previous batch until it has finished */
     uint64_t mark;
     chunk *chunks;
     int n_chunks, n_open; /* all chunks, and those not completed yet */
@@ -63,12 +63,12 @@ typedef struct worker {
 struct lt_batches {
     lt_ctx *ctx;
     lt_sample_spec spec;
-    lt_tensor *table; /* holds spec.table */
+    lt_tensor *table; /* the memory of spec.table */
     lt_tensor *there; /* (c, 256) lookup table on the accelerator, if bytes are uploaded; or NULL */
     lt_tensor *order; /* (n) i64, or NULL for source order */
     int64_t n, batch; /* images in the source; images per batch */
     int64_t planned;  /* position of the first image not in a slot yet */
-    int shard;        /* number of shards of its batch that are in slots */
+    int shard;        /* number of shards of that image's batch that are in slots */
 
     slot slots[AHEAD]; /* a ring buffer of n_slots */
     int n_slots, head, busy;
@@ -179,7 +179,7 @@ static void give_back(slot *s)
 
 static void give_stage(void *device, void *data) { ((lt_device *)device)->free_host(device, data); }
 
-/* Allocates pinned memory for uploads. New. NULL if the device has no more. */
+/* Allocates pinned memory for uploads. New. NULL if out of memory. */
 static lt_storage *new_stage(const lt_batches *b, size_t bytes)
 {
     lt_device *device = b->ctx->device;
@@ -192,8 +192,8 @@ static lt_storage *new_stage(const lt_batches *b, size_t bytes)
     return stage;
 }
 
-/* Creates a tensor on the CPU. For an accelerator it is in *stage, pinned memory with room for the
- * largest batch, which is allocated when first needed. New. */
+/* Creates a tensor on the CPU. For an accelerator its memory is *stage: pinned, large enough for
+ * the largest batch, and allocated on first use. If that fails, the memory is not pinned. New. */
 static lt_tensor *new_staged(const lt_batches *b, lt_storage **stage, lt_dtype dtype, int ndim,
                              const int64_t *dims)
 {
@@ -316,7 +316,7 @@ static void complete(lt_batches *b, slot *s)
     b->stats.wait_s += lt__seconds() - start;
 }
 
-/* Returns the failure of the first image that failed, whichever worker met it. */
+/* Returns the failure of the first image that failed, in the order of the batch. */
 static lt_status outcome(const slot *s)
 {
     for (int i = 0; i < s->n_chunks; i++)

@@ -5,10 +5,10 @@
  * Meanwhile the rank's thread runs backward and reports each gradient that is complete. Which
  * gradients to wait for is known from the tape when backward begins.
  *
- * A sum multiplies each rank's gradient by the rank's share of the batch, so the result is the
- * gradient of the global batch. If another backward adds to a gradient that was already exchanged,
- * it is exchanged again. The part that was already summed is equal on all ranks and does not
- * change, because the shares add up to 1.
+ * The allreduce multiplies each rank's gradient by the rank's share of the batch, so the result is
+ * the gradient of the global batch. If another backward pass adds to a gradient that was already
+ * exchanged, it is exchanged again. The part that was already summed is equal on all ranks and does
+ * not change, because the shares add up to 1.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,7 +153,7 @@ static lt_status cut(lt_reducer *r)
     return lt__bucket_plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
 }
 
-/* Grows the arrays that parallel the plan by one item, x. */
+/* Grows the arrays with an entry per item or arena of the plan, before x is added to it. */
 static lt_status make_room(lt_reducer *r, const lt_tensor *x)
 {
     uint32_t *written = realloc(r->written, (size_t)(r->plan.n_arenas + 1) * sizeof *written);
@@ -170,7 +170,7 @@ static lt_status make_room(lt_reducer *r, const lt_tensor *x)
     return LT_OK;
 }
 
-/* Sets x to its values on rank 0. */
+/* Broadcasts x from rank 0. */
 static lt_status broadcast(lt_reducer *r, lt_tensor *x)
 {
     lt_tensor *here = lt__on_host(x);
@@ -289,7 +289,7 @@ static lt_status exchange(void *ud)
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
     r->disagrees = !lt__record_agrees(&r->record);
-    if (r->disagrees) /* the rank's thread finds out in what: see finish_exchange() */
+    if (r->disagrees) /* the rank's thread finds the difference: see finish_exchange() */
         return LT_OK;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].used = lt__record_uses(&r->record, i);
@@ -302,9 +302,9 @@ static lt_status exchange(void *ud)
     return LT_OK;
 }
 
-/* ==== The slots: on the rank's thread ========================================================= */
+/* ==== The callbacks: on the rank's thread ===================================================== */
 
-/* Sets the state of each gradient: absent, complete, or pending in the backward that begins. */
+/* Sets the state of each gradient: absent, complete, or pending in the new backward pass. */
 static void note_grad_states(lt_reducer *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -321,7 +321,7 @@ static void note_grad_states(lt_reducer *r)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* A mark after all work that the accelerator has been given so far; 0 on the CPU. */
+/* A mark after all work submitted to the accelerator so far; 0 on the CPU. */
 static uint64_t mark_now(const lt_reducer *r)
 {
     lt_device *device = r->ctx->device;
@@ -384,10 +384,10 @@ static lt_status add_to_tree_sums(lt_reducer *r)
     return LT_OK;
 }
 
-/* Waits for the exchange. Then marks the gradients that some rank had as present on this rank. This
- * is done once per exchange, because a caller may discard gradients afterwards. They are marked in
- * the order in which backward completes them, because lt_scaling.given() looks them up in that
- * order. */
+/* Waits for the exchange. Then marks each gradient that any rank had as present: this rank now has
+ * its average. This is done once per exchange, because a caller may discard gradients afterwards.
+ * They are marked in the order in which backward completes them, because lt_scaling.given() looks
+ * them up in that order. */
 static lt_status finish_exchange(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
@@ -425,7 +425,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
             LT_EUSAGE,
             "with vranks, all backwards of a shard must run before its optimizer steps; this one "
             "runs between those and the next shard");
-    if (r->exchanged) /* an earlier backward started it: let it end before gradients change */
+    if (r->exchanged) /* by an earlier backward pass: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
     if (r->backwards++ == 0)
@@ -537,10 +537,10 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     return LT_OK;
 }
 
-/* In backward, numbers[1..n) are sums of the gradient of this rank's own loss. The gradient of the
- * global loss is that times the rank's share, so the numbers are multiplied by the share before the
- * sum. They are divided by it afterwards, because the exchange will multiply the resulting
- * gradients by the share. A rank without rows contributes zeros. */
+/* In backward, numbers[1..n) are sums of the gradient of this rank's own loss. The global loss is
+ * the sum of the ranks' losses, each times the rank's share. So the numbers are multiplied by the
+ * share before the allreduce. The results are divided by the share, because the exchange will
+ * multiply the gradients computed from them by it. A rank without rows contributes zeros. */
 lt_status lt_reducer_allreduce(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_reducer *r = ud;
