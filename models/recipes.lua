@@ -4,8 +4,8 @@
 --   recipes.fit("resnet50_fast", {train = train, test = test, epochs = 10, batch = 256})
 --
 -- A recipe is written for its own `batch` and `epochs` and for images of 224 x 224. With another
--- batch, the learning rate changes in proportion. With another number of epochs, the schedule is
--- stretched. With other images, a recipe that changes the image size during training scales its
+-- batch, the learning rate changes in proportion. With a different number of epochs, the schedule
+-- is stretched. With other images, a recipe that changes the image size during training scales its
 -- sizes in proportion. Each size gets a whole number of epochs and its own part of the schedule; in
 -- a short run a size may get no epoch.
 local lt = require "luatrain"
@@ -43,10 +43,10 @@ local function lines(list)
   end
 end
 
--- fast.ai and DIUx, the settings for one machine with 8 V100 in train.py of
+-- fast.ai and DIUx, the settings for one machine with 8 V100 GPUs in train.py of
 -- github.com/cybertronai/imagenet18_old: 93.0 % top5 in 109 minutes. Lambda reproduced it with
--- 75.92 % top1. The original ends with rectangular test images; here they are square. Larger images
--- need more memory, so their batch is smaller, and the learning rate is in proportion to the batch.
+-- 75.92 % top1. In its last stage the original tests on rectangular images; here they are square.
+-- Larger images need more memory, so their batch is smaller, and the learning rate in proportion.
 local of_224, of_288 = 224 / 512, 128 / 512
 recipes.resnet50_fast = {
   arch = "resnet50", options = {zero_init = true}, epochs = 28, batch = 8 * 512, lr = 1.0,
@@ -80,8 +80,8 @@ local function parts_of(recipe, epochs)
   return list
 end
 
--- Returns the `sizes` of lt.fit for the list of parts_of, scaled to the batch and to images whose
--- side is `side`.
+-- Returns the `sizes` of lt.fit for parts, a result of parts_of(), scaled to the batch and to
+-- images whose side is `side`.
 local function sizes_of(recipe, parts, batch, side)
   local list = {}
   for i, part in ipairs(parts) do

@@ -626,7 +626,7 @@ function lt.data.open(what, given) end
 ---
 ---A set of your own. images: (n, h, w, c) or (n, h, w), u8 or a float dtype; labels: (n), of an
 ---integer dtype. Both are kept. u8 pixels are divided by 255, floats are used as they are; both are
----then normalised by mean and std, each one number or a list of a number per channel.
+---then normalised by mean and std, each a number or a list of one number per channel.
 ---@param given luatrain.data.set.Options
 ---@return luatrain.Set
 function lt.data.set(given) end

@@ -13,8 +13,8 @@ local check = require "luatrain.check"
 
 local data = {}
 
--- A path or a name as messages show it: without control characters, and abbreviated to its end if
--- it is long, as in "...DIR/NAME.jpg".
+-- A path or a name as messages show it: control characters become "?", and only the end of a long
+-- one is shown, as in ".../DIR/NAME.jpg".
 local function shown(value)
   if type(value) ~= "string" then return value end
   local text = value:gsub("\xc2[\x80-\x9f]", "?"):gsub("%c", "?")
@@ -35,13 +35,13 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 -- ==== Sets =======================================================================================
 --
 -- A set has the fields count (also #set), classes, names, height, width, channels, mean and std
--- (lists of a number per channel), augment (the usual augmentation of such images, as options of
+-- (lists of one number per channel), augment (the usual augmentation of such images, as options of
 -- batches) and, if they are in memory, images and labels.
 
 local Set = require "luatrain.arity".methods "set:"
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
--- Checks value, a number or a list of a number per channel. Returns it as a list. name is for
+-- Checks value, a number or a list of one number per channel. Returns it as a list. name is for
 -- errors.
 local function per_channel(name, value, channels)
   local list = type(value) == "table" and value or {}
@@ -145,7 +145,7 @@ local own = check("data.set{images:tensor, labels:tensor; classes?, names?:names
 
 -- A set of your own. images: (n, h, w, c) or (n, h, w), u8 or a float dtype; labels: (n), of an
 -- integer dtype. Both are kept. u8 pixels are divided by 255, floats are used as they are; both are
--- then normalised by mean and std, each one number or a list of a number per channel.
+-- then normalised by mean and std, each a number or a list of one number per channel.
 function data.set(given)
   local o = own(given)
   local classes = o.classes or o.names and #o.names

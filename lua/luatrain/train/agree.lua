@@ -30,7 +30,7 @@ local function compare_text(what, text)
 end
 
 -- Compares the files that rank 0 has loaded since the last call. A rank that has not loaded a file
--- accepts it: only rank 0 may load code for plotting, for example.
+-- accepts it: a script may, for example, load code for plotting on rank 0 only.
 local function compare_files()
   local labels = core.broadcast_text("the files of the script", table.concat(sorted(sources.texts),
       "\n"))
@@ -69,7 +69,7 @@ end
 
 local function trained(tensor) return tensor.on_tape and "" or ", frozen" end
 
--- Compares a new optimizer over all ranks. who: the name of its constructor; settings: a table by
+-- Compares a new optimizer across all ranks. who: the name of its constructor; settings: a table by
 -- name; parameters: a list of {name = , tensor = }.
 function agree.optimizer(who, settings, parameters)
   local lines = {}
@@ -81,7 +81,7 @@ function agree.optimizer(who, settings, parameters)
   core.compare("the parameters of the optimizer", table.concat(lines, "\n"))
 end
 
--- Compares the state that an optimizer of a class loads: tensors by name, and its number of steps.
+-- Compares the state that an optimizer of this class loads: tensors by name, and its step count.
 function agree.state(class, steps, state)
   if is_alone() then return end
   local lines = {"steps = " .. steps}
@@ -118,8 +118,8 @@ local function digests_of(set)
   return table.unpack(digests[set])
 end
 
--- Compares a data set over all ranks. Bytes must be equal. Floats may differ by a tolerance of
--- 1e-4, because they may have been computed on different CPUs.
+-- Compares a data set across all ranks. Labels and u8 pixels must be equal. Floats may differ by a
+-- tolerance of 1e-4, because they may have been computed on different CPUs.
 function agree.set(what, set)
   if is_alone() or compared[set] then return end
   local labels, images = digests_of(set)
@@ -171,7 +171,7 @@ function agree.settings(run)
   agree.set("the training set", o.train)
 end
 
--- tostring(net), without the folders of functions and the blanks that align columns.
+-- tostring(net), without the folders in the paths of functions and the blanks that align columns.
 local function tree_text(net)
   return (tostring(net):gsub("function [^\n]*/", "function "):gsub("(%S)  +", "%1 "))
 end

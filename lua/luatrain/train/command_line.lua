@@ -8,7 +8,7 @@ command_line.options = {}      -- luatrain's own options: "--seed" -> true
 local words, last = {}, nil    -- the command line; the index of its last word before the script
 
 -- The program luatrain calls this before a script runs. Another program, such as a Lua interpreter
--- that requires luatrain, does not; then the command line is that of the process.
+-- that requires luatrain, does not; then the process's own command line is used.
 function command_line.set(list, index, options)
   words, last, command_line.options = list, index, options
 end

@@ -1,6 +1,6 @@
--- plot.lua - draws the curves of a run as SVG. The upper panel shows the loss of each step, faint,
--- a smoothed line over it, and the test loss after each epoch. The lower panel shows top-1 after
--- each epoch. The SVG is self-contained, has a few KB, and adapts to light and dark mode.
+-- plot.lua - draws the curves of a run as SVG. The upper panel shows the training loss, as a faint
+-- and a smoothed line, and the test loss after each epoch. The lower panel shows top-1 after each
+-- epoch. The SVG is self-contained, a few KB in size, and adapts to light and dark mode.
 --
 --   local svg = require "luatrain.train.plot".curves(log.read(path), "train_resnet-1")
 
@@ -9,13 +9,13 @@ local log = require "luatrain.train.log"
 
 local plot = {}
 
--- Positions in pixels. The space right of the panels is for the labels of the lines.
+-- Positions in pixels. The space to the right of the panels is for the labels of the lines.
 local WIDTH, LEFT, RIGHT = 760, 60, 640
 local LOSS, TOP1 = {top = 78, bottom = 288}, {top = 332, bottom = 436}
 local BELOW = 48                       -- height of the x axis, in pixels
 local BINS = 160                       -- approximate number of points in a line
-local LINE = 15                        -- smallest distance of two labels, in pixels
-local FEW, MANY = 12, 40               -- up to FEW points: all labelled; from MANY on: one dot
+local LINE = 15                        -- smallest distance between two labels, in pixels
+local FEW, MANY = 12, 40               -- up to FEW points: label all; from MANY: only the last dot
 
 local STYLE = [[
 text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#59636e}

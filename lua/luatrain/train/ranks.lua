@@ -16,7 +16,7 @@ local kept                     -- temporary file with the output before the run 
 
 local function print_to_file(...) io.write(log.line(...)) end
 
--- Prepares this Lua state as a rank. lt_lua_join() calls this.
+-- Prepares this Lua state to run as a rank. lt_lua_join() calls this.
 function ranks.begin()
   exits.begin_rank()
   sources.track()
@@ -78,8 +78,8 @@ function ranks.missed_fault()
          :format(step, name)
 end
 
--- Makes the reducer that averages gradients over the ranks, for the parameters of a new optimizer,
--- a list of {name = , tensor = }. who (its constructor) and settings are compared first.
+-- Adds the parameters of a new optimizer, a list of {name = , tensor = }, to the gradient exchange,
+-- and gives them rank 0's values. who (its constructor) and settings are compared first.
 function ranks.reduce(parameters, who, settings)
   if core.is_alone() then return end
   local tensors = {}

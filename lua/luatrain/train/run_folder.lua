@@ -74,7 +74,7 @@ end
 -- Raises an error if a run has lost its folder.
 function folder.check(run) check_loss(run, loss_of(run)) end
 
--- Calls write(...), which writes the file at path, in a run's folder. Returns what pcall returns.
+-- Calls write(...), which writes the file `path` in run's folder. Returns the results of pcall.
 -- Raises an error if the folder is lost; if that happened during the call, removes the new file
 -- from the folder that is now in its place.
 function folder.write(run, path, write, ...)

@@ -1,8 +1,8 @@
--- state.lua - the state of a run in its checkpoints besides the tensors, and its restoration.
+-- state.lua - saves the state of a run, except tensors, in checkpoints, and restores it.
 --
 -- A checkpoint has the optimizer's settings twice: their values when lt.run was called
 -- ("initial.lr") and when it was saved ("current.lr"). If the resumed script starts with the same
--- initial value, it gets the current one back, so that its changes during the run persist. If the
+-- initial value, the current value is restored, so that changes during the run persist. If the
 -- initial values differ, the user has changed the script or its flags, and the new value applies.
 -- The scaler's settings are saved as initial values only ("initial_scaler.scale"); its own state
 -- has the current ones.
@@ -194,7 +194,7 @@ local function take_over(run, s)
   if next(result) then run.result = result end
 end
 
--- Appends a warning for each difference in batch, epochs and precision, which does not prevent
+-- Appends a warning for each difference in batch, epochs and precision. These do not prevent
 -- resuming.
 local function differences(o, s, path, warnings)
   for _, item in ipairs{
@@ -210,8 +210,8 @@ local function differences(o, s, path, warnings)
   end
 end
 
--- Resumes a run from a checkpoint as its setting `resume` says, if there is one. Returns a list of
--- warnings.
+-- Applies the setting `resume` of a run: resumes from a checkpoint if there is one, or with "never"
+-- removes the folder's checkpoints. Returns a list of warnings.
 function state.resume(run)
   local o, folder = run.settings, run.folder
   if not o.resume then return {} end
