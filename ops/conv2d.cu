@@ -3,7 +3,8 @@
  * product whose factors are matrices, and images seen through a window:
  *
  *     y (pixels, out)    = windows of x (pixels, taps) by w^T
- *     dx (pixels, in)    = the pixels of dy that use a pixel of x (pixels, taps) by rotated w
+ *     dx (pixels, in)    = the pixels of dy that use a pixel of x (pixels, taps) by w, with its
+ *                          axes in and out exchanged
  *     dw (out, taps)     = dy^T by windows of x
  *
  * for each group. A tap is a position in the kernel and a channel of the group. The channel is
@@ -17,7 +18,7 @@ enum { STRIDE, PAD, DILATION, GROUPS };
 
 /* ==== Images seen through a window ============================================================ */
 
-/* One axis of a window in ints. Values beyond that are clamped; they never overlap an image. */
+/* One axis of a window in ints. Larger values are clamped; they lead out of any image anyway. */
 typedef struct axis {
     int in, out, kernel, stride, pad, dilation;
 } axis;
@@ -201,8 +202,8 @@ enum { MOST = INT32_MAX / 4 };
 
 static int as_int(int64_t i) { return i < MOST ? (int)i : (int)MOST; }
 
-/* back: the images of the frame are outputs, and its pixels are inputs. Steps beyond MOST, and MOST
- * itself, lead out of any image. */
+/* back: the images of the frame are outputs, and its pixels are inputs. A step of MOST or more
+ * leads out of any image. */
 static axis axis_of(const lt_window *w, int i, bool back)
 {
     return axis{as_int(back ? w->out[i] : w->in[i]),

@@ -1,4 +1,4 @@
-/* dropout.cu - the CUDA side of dropout.c. It keeps exactly the same elements.
+/* dropout.cu - the CUDA side of dropout.c. It keeps exactly the elements that the CPU keeps.
  *
  * A thread computes a pack of neighbouring elements of the global batch, aligned to the start of
  * that batch, so that it uses all words of a random block that it generates. The first and the last

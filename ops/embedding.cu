@@ -3,8 +3,8 @@
  * Backward. Each block owns a few neighbouring rows of the table. It reads all ids, 256 at a time,
  * and adds the gradients of those that refer to its rows, in the order of the ids. So no atomics
  * are needed and the bits equal those of the CPU. Each of at most 1024 blocks reads all ids once,
- * from the cache; the gradients of a frequent row are added one after the other by one block. A
- * half table is summed in f32.
+ * from the cache; the gradients of a frequent row are added one after the other by one block. The
+ * gradient of an f16 or bf16 table is summed in f32.
  */
 #include "ops/cuda/reduction.h"
 #include "ops/ids.h"

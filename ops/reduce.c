@@ -4,11 +4,11 @@
  * reduced from the last to the first, with one pass each. A pass treats its data as (outer, rows,
  * width) and reduces the rows: acc[j] += x[r][j]. Floats are summed in double, integers in 64 bits.
  *
- * Several narrow rows are treated as one long row, so that wide loads are filled; its lanes are
- * reduced last. So a sum over the last axis, whose width is 1, is as fast as any other. If that
- * axis is short, many outer positions are reduced in parallel, as columns. A pass over few but long
- * columns is divided into parts that threads can share, and an additional pass reduces the parts.
- * The division depends only on the shape, so the bits do not depend on the number of threads.
+ * Several narrow rows are treated as one long row, to fill SIMD registers; its lanes are reduced
+ * last. So a sum over the last axis, whose width is 1, is as fast as any other. If that axis is
+ * short, many outer positions are reduced in parallel, as columns. A pass over few but long columns
+ * is divided into parts that threads can share, and an additional pass reduces the parts. The
+ * division depends only on the shape, so the bits do not depend on the number of threads.
  */
 #include "ops/cpu/loops.h"
 
@@ -17,9 +17,9 @@ enum { AXIS, KEEP }; /* options of every op here */
 typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
-    LANES = 64,    /* most columns of narrow rows laid end to end */
+    LANES = 64,    /* maximum length of a row made of narrow rows end to end */
     COLUMNS = 256, /* of a block, which one task reduces, with results on the stack */
-    PART = 16384,  /* least elements of a part */
+    PART = 16384,  /* minimum number of elements of a part */
     MAX_PARTS = 64,
     ENOUGH_TASKS = 32,       /* with this many blocks, no parts are needed */
     MAX_PASSES = LT_MAX_DIMS /* every other merged axis is reduced, in one or two passes */
@@ -188,7 +188,8 @@ static void finish(const reduction *r, void *out, const void *acc, int64_t n)
     });
 }
 
-/* Reduces one block of columns of one part. first, last: whether p is that pass of its plan. */
+/* Reduces one block of columns of one part. first, last: whether p is the first or last pass of its
+ * plan. */
 static void run_task(const reduction *r, const reduction_pass *p, bool first, bool last,
                      const void *src, void *dst, int64_t task)
 {
@@ -210,7 +211,7 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
     reduce_block(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
     if (left > 0)
         reduce_block(now, dtype, acc, lt__at(x, dtype, (rows - left) * n), left, n, n, 1);
-    while (together > 1) { /* adds the last half to the first */
+    while (together > 1) { /* reduces the last half into the first */
         int64_t half = together / 2;
         together -= half;
         reduce_block(later, r->acc, acc, lt__at(acc, r->acc, together * n), 1, half * n, 0, 1);
@@ -228,7 +229,8 @@ static void reduce(const lt_call *c, const reduction *r, const reduction_plan *p
     for (int i = 0; i < plan->n; i++) {
         const reduction_pass *p = &plan->pass[i];
         bool first = i == 0, last = i == plan->n - 1;
-        void *to = last || !scratch ? dst : scratch; /* NULL only if nothing is passed on */
+        /* scratch is NULL if no pass leaves results for the next */
+        void *to = last || !scratch ? dst : scratch;
         int64_t tasks = p->width > 0 ? p->outer * parts_of(p) * cuts(p->width, COLUMNS) : 0;
         if (tasks == 1) {
             run_task(r, p, first, last, src, to, 0);
@@ -378,8 +380,8 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
     return (lt_array){y->data, dims, y->count, dx->ndim, (lt_dtype)y->dtype};
 }
 
-/* dx (+)= d_of, a formula of dy, of n, the number of elements reduced to one, and of x and y if
- * `inputs` is 3. */
+/* dx (+)= d_of, a formula of dy and n, and of x and y if `inputs` is 3. n is the number of elements
+ * reduced to one. */
 /* clang-format off */
 #define GRADIENT_BLOCK(name, inputs, d_of)                                                         \
     LT_SIMD static void name(const lt_block *b)                                                    \

@@ -9,7 +9,7 @@ enum { AXIS, KEEP }; /* options of all ops in this file */
 enum {
     ENOUGH_BLOCKS = 512, /* with this many blocks, rows are not split into parts */
     MIN_TURNS = 8,       /* rows per thread at least, so that a part is worth its join */
-    ACCUMULATOR = 16     /* bytes of the largest accumulator; one load never takes two */
+    ACCUMULATOR = 16     /* bytes of the largest accumulator; a load reads at most one */
 };
 
 /* bytes: size of an element of this pass. */

@@ -161,7 +161,7 @@ static box box_along(int ndim, const int64_t *dims, int axis, int64_t first, int
     return b;
 }
 
-/* Copies the part to its box in the whole, or the box to the part, or adds it. */
+/* Box in the whole (+)= part if to_whole, else part (+)= box in the whole. */
 static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *whole, void *part,
                           bool to_whole, bool add)
 {

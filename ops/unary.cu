@@ -2,7 +2,7 @@
 #include "ops/cuda/map.h"
 #include "ops/unary.h"
 
-/* y = f(x), with f for the type of the elements. */
+/* y = f(x). F gives the element types of x and y. */
 template <class F> static lt_status forward(lt_call *c, const F &f)
 {
     const lt_tensor *x = c->in[0], *y = c->out[0];

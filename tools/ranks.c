@@ -22,7 +22,7 @@ typedef struct job {
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t ended;
     int running;             /* ranks that have not ended */
-    lt_status first, failed; /* status of the first rank here, and of the first that failed */
+    lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
 } job;
 

@@ -50,7 +50,7 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
     _exit(lt_exit_code(LT_EPEER));
 }
 
-/* The thread. Counts checks instead of reading a clock, so that time while the whole job is
+/* The thread. Counts checks instead of reading a clock, so that time in which the whole job is
  * stopped, for example by Ctrl-Z, does not count. */
 static void *watch(void *ud)
 {

@@ -8,7 +8,7 @@ enum { TASK = 16 * LT_BLOCK }; /* cheap elements per task of a thread */
 /* The traversal of an input along z's dims; a step of 0 repeats elements. Neighbouring axes that
  * are contiguous in the input are merged, and axes of size 1 are dropped. */
 typedef struct {
-    int ndim;       /* 0 if the input is as dense as z */
+    int ndim;       /* 0 if the input is not broadcast */
     int64_t period; /* elements until the input repeats; 0 if not within a block */
     int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* innermost axis first */
 } walk;
@@ -73,8 +73,8 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
-/* Returns n dense elements of input x starting at element i, in place or in the buffer. widen:
- * convert halves to f32. fresh: the buffer does not contain them yet. */
+/* Returns the dense elements of input x for elements i to i + n - 1 of z, in place or in the
+ * buffer. widen: convert halves to f32. fresh: the buffer does not contain them yet. */
 static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
                         bool fresh, char *buffer)
 {

@@ -1,9 +1,9 @@
 /* comm.cu - allreduce between the CUDA devices of several ranks with NCCL: see core/device_comm.h.
  *
  * All work is enqueued in a separate stream of the highest priority: an allreduce has few blocks,
- * and blocks of compute kernels should make room for them. Our own kernels do in f32 what need not
- * be part of the allreduce, such as multiplying by the rank's share. So a gradient that travels as
- * f16 or bf16 was rounded once, and NCCL only adds.
+ * and blocks of compute kernels should make room for them. Our own kernels multiply by the rank's
+ * share, in f32, before the allreduce. So a gradient that travels as f16 or bf16 is rounded once
+ * before it is sent, and NCCL only adds.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +13,9 @@
 struct comm {
     lt_device_comm base; /* must be first: the pointer is cast */
     lt_cuda *cuda;
-    lt_cuda side; /* copy of the device for kernels, with the stream below */
+    lt_cuda side; /* launches kernels in its own stream; only host, name and stream are set */
     lt_nccl nccl;
-    cudaEvent_t event; /* recorded after all work begun */
+    cudaEvent_t event; /* recorded after the latest operation */
     bool begun;        /* whether event is pending */
     bool summing;      /* an allreduce has begun that may not be in the stream yet */
     int n_tail;        /* length of its tail */

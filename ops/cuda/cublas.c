@@ -216,8 +216,8 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
 
 static bool is_half(int64_t dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
 
-/* Whether cuBLASLt may be asked for the product. For larger batches it may return a plan and then
- * refuse to run it. */
+/* Whether to try cuBLASLt for the product. For more than MAX_MATRICES matrices it may propose an
+ * algorithm and then refuse to run it. */
 static bool is_asked(const lt_cublas_product *o)
 {
     if (o->dtype != LT_F32 && !is_half(o->dtype))

@@ -2,7 +2,8 @@
  *
  * cuDNN's heuristics propose engines, best first: mode A, then mode B, then the fallback. We use
  * the first engine that the configuration allows, that can be built, and whose workspace is within
- * the limit. Engines whose sums have no fixed order are used only if there is no other.
+ * the limit. Engines whose sums have no fixed order are used only if there is no other, and never
+ * in a deterministic run.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* status.cu - the errors of CUDA, and of kernels that do not exist. */
+/* status.cu - error reports: CUDA errors, and dtypes without a kernel. */
 #include "ops/cuda/cuda.h"
 
 lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
