@@ -16,7 +16,7 @@
  * Ownership. All headers use four words:
  *   new       the caller owns the result and releases it with the matching release, free or close
  *   borrowed  the result lives as long as its owner; the caller must not release it
- *   kept      the callee takes its own reference; the caller still owns its reference
+ *   kept      the callee adds its own reference; the caller still owns the one it had
  *   taken     the callee owns the argument from now on, even if the call fails
  */
 #ifndef LUATRAIN_CORE_H
@@ -133,8 +133,8 @@ typedef struct lt_tensor lt_tensor;
 
 typedef struct lt_config { /* zero selects the default */
     uint64_t seed;
-    /* threads for kernels; default: the CPUs this process may run on. Capped at lt_thread_limit();
-     * lt_threads() returns the actual number */
+    /* threads for kernels; at most 1024; default: the CPUs this process may run on. Capped at
+     * lt_thread_limit(); lt_threads() returns the actual number */
     int threads;
     bool reference; /* use only the reference kernels */
     bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
@@ -241,7 +241,9 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
  * on the device of its inputs; all inputs must be on the same device.
  *
  * A tensor is dead once its scope has ended, see lt_scope_push(). A parameter or buffer is pending
- * until lt_params_place() allocates its memory. */
+ * until lt_params_place() allocates its memory. All functions that read, write or view elements
+ * fail with LT_EINVAL if a tensor is dead or pending. On an accelerator they may also fail with
+ * LT_ENOMEM or the device's error. */
 
 /* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims) or
  * LT_ENOMEM. */
@@ -289,8 +291,8 @@ LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
  * the device's error. */
 typedef struct lt_deferred lt_deferred;
 LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
-/* Blocks until the value has arrived. One thread other than the context's may call it. Returns
- * errors of the accelerator that occurred until then. */
+/* Blocks until the value has arrived. One thread other than the context's may call it. Also returns
+ * pending errors of the accelerator. */
 LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
 LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
 /* Like lt_item(), but as an integer; exact for i64. */
@@ -303,8 +305,9 @@ LT_API lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims);
 /* Returns a view of rows [first, first + count) of the leading axis. Not recorded by autograd. New.
  * NULL with LT_EINVAL (rows out of range, or x is dead or pending) or LT_ENOMEM. */
 LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
-/* Copies src into dst and converts the dtype; any device to any device. LT_EINVAL if the numbers of
- * elements differ. Not recorded by autograd. */
+/* Copies src into dst and converts the dtype. The tensors may be on different devices. LT_EINVAL if
+ * the numbers of elements differ, or if the devices are accelerators of two contexts. Not recorded
+ * by autograd. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
 /* Sets all elements to value, which is rounded if dst has a float dtype. LT_EINVAL if dst has an
  * integer dtype that cannot represent value: a fraction, out of range, NaN. Not recorded by
@@ -323,7 +326,8 @@ LT_API char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes);
  * and buffers survive. Scopes nest. LT_EINVAL after lt_ctx_free(), LT_ENOMEM. */
 LT_MUST lt_status lt_scope_push(lt_ctx *ctx);
 LT_API void lt_scope_pop(lt_ctx *ctx);
-/* Makes x outlive all scopes. Its history on the tape still ends with the scope that made it. */
+/* Makes x outlive all scopes. Its history on the tape still ends with the scope in which x was
+ * made. */
 LT_API void lt_keep(lt_tensor *x);
 /* Moves x from the innermost scope to the enclosing one, or out of all scopes, and drops its
  * history. A step calls it for the tensors that it returns. Does nothing if x is not in the
@@ -382,7 +386,7 @@ typedef struct lt_file lt_file;
 /* Opens a file, then reads and checks its header. New. NULL with LT_EFILE (path and reason) or
  * LT_ENOMEM. */
 LT_API lt_file *lt_file_open(lt_ctx *ctx, const char *path);
-LT_API void lt_file_close(lt_file *file);
+LT_API void lt_file_close(lt_file *file); /* NULL is allowed */
 LT_API int lt_file_count(const lt_file *file);
 /* The name of tensor i; tensors are numbered in the order of their data. i must be in range.
  * Borrowed. */
@@ -399,9 +403,10 @@ LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const 
 /* Reads tensor i to the context's device. New. NULL with LT_EINVAL if i is out of range (such as -1
  * from lt_file_find()), LT_EFILE, LT_ENOMEM or the device's error. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
-/* Reads tensor i into dst, which must have the same dims and may have any dtype (converted).
- * LT_EINVAL as above. LT_EFILE also if the dims differ, or if the file was modified since it was
- * opened: the result of lt_file_verify() may no longer hold. */
+/* Reads tensor i into dst, which must have the same dims and may have any dtype (converted). Errors
+ * as above. LT_EFILE also if the dims differ, or if the file was modified since it was opened: the
+ * result of lt_file_verify() may no longer hold. On failure dst may have been partly
+ * overwritten. */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
 /* Reads the whole file and compares its digest with the digest that lt_file_save() stored. LT_EFILE
@@ -416,8 +421,8 @@ LT_API bool lt_file_has_digest(const lt_file *file);
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like
  * lt_file_replace(). A SHA-256 digest of the file is stored in the metadata under "sha256".
  * LT_EFILE with the system's reason; LT_EINVAL for a name that is duplicate or reserved, text that
- * is not UTF-8, more than 16384 names or pairs, or a dead or pending tensor. Also LT_ENOMEM or the
- * device's error for a tensor that is not on the CPU. */
+ * is not UTF-8, more than 16384 names or pairs, a header of more than 100 MB, or a dead or pending
+ * tensor. Also LT_ENOMEM or the device's error for a tensor that is not on the CPU. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 

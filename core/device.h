@@ -15,7 +15,7 @@ typedef struct lt_range { /* of device memory */
 } lt_range;
 typedef struct lt_ranges { /* sorted by address */
     lt_range *at;
-    size_t n, room; /* ranges in use; ranges allocated */
+    size_t n, room; /* entries in use and allocated */
 } lt_ranges;
 
 typedef struct lt_large_blocks { /* implemented in large_blocks.c */
@@ -34,11 +34,11 @@ typedef struct lt_pool {
     lt_memory memory; /* statistics of this device only */
 } lt_pool;
 
-/* The functions a device supplies. Addresses are device addresses. Calls may be asynchronous in the
- * device's stream until sync(). copy() of an accelerator also accepts CPU addresses on either side;
- * the CPU must not touch that memory until sync() has returned. Work in the stream may still use
- * memory that was passed to free(). The pool above alloc and free is the same for all devices
- * (pool.c).
+/* The functions a device supplies. Addresses are device addresses. A call may return while its work
+ * is still queued in the device's stream; sync() waits for it. copy() of an accelerator also
+ * accepts CPU addresses on either side; the CPU must not touch that memory until sync() has
+ * returned. Work in the stream may still use memory that was passed to free(). The pool above alloc
+ * and free is the same for all devices (pool.c).
  *
  * Only the context's thread makes these calls, with one exception: wait, download and upload may
  * also be called by one other thread at the same time. */
@@ -61,8 +61,8 @@ typedef struct lt_device {
     void (*close)(struct lt_device *device);     /* frees the device */
 
     /* For accelerators only; the CPU is synchronous. mark() records a mark after all work submitted
-     * to the stream so far; marks count from 1. Only the last LT_MAX_MARKS are remembered. Waiting
-     * for an older mark waits for all work submitted so far. */
+     * to the stream so far; marks are numbered from 1. Only the last LT_MAX_MARKS are remembered.
+     * Waiting for an older mark waits for all work submitted so far. */
     uint64_t (*mark)(struct lt_device *device);
     /* Blocks; returns pending errors too. Either thread may call it. */
     lt_status (*wait)(struct lt_device *device, uint64_t mark);
@@ -72,7 +72,7 @@ typedef struct lt_device {
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from pinned memory to the device after the mark `after`, concurrently with all other
-     * work in the stream. Work that uses dst must be submitted after a call of stream_wait(*mark).
+     * work in the stream. Work that uses dst must be submitted after a call to stream_wait(*mark).
      * *mark is recorded after the copy. Uploads run one after the other. Either thread may call
      * it. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
@@ -126,8 +126,8 @@ void lt__pinned_slots_close(lt_ctx *ctx);
 /* Whether a result of this size is written with non-temporal stores: it will not be in a cache when
  * it is next read. */
 static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 << 20; }
-/* Copies with non-temporal stores; src should be in a cache. After its last copy a thread must
- * call lt__nontemporal_fence() before other threads read. Pieces of 2 KB and more saturate memory
+/* Copies with non-temporal stores; src should be in a cache. After its last copy a thread must call
+ * lt__nontemporal_fence() before other threads read dst. Pieces of 2 KB and more saturate memory
  * bandwidth. */
 void lt__copy_nontemporal(void *dst, const void *src, size_t bytes);
 void lt__nontemporal_fence(void);

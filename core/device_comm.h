@@ -4,8 +4,8 @@
  * A plugin supplies one table of calls for an accelerator that supports this. No call waits for the
  * device or for another rank. Operations run asynchronously. The caller calls poll() until they are
  * done, and enforces the timeout. Only one thread at a time may make calls for a communicator. A
- * failure of the communication library is LT_EPEER with that library's message; a failure of the
- * device is LT_EENV. After a failure only close() may be called.
+ * failure of the communication library is reported as LT_EPEER with that library's message, a
+ * failure of the device as LT_EENV. After a failure only close() may be called.
  */
 #ifndef LT_CORE_DEVICE_COMM_H
 #define LT_CORE_DEVICE_COMM_H
