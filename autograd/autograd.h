@@ -266,12 +266,12 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
  */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
-/* As lt_run(), with the inputs in an array. */
+/* Like lt_run(), with the inputs in an array. */
 LT_API lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in,
                           int n_in);
 
-/* lt_grad_off() stops the recording of ops until the matching lt_grad_on(). Calls nest; a further
- * lt_grad_on() does nothing. */
+/* lt_grad_off() stops the recording of ops until the matching lt_grad_on(). Calls nest; an
+ * unmatched lt_grad_on() does nothing. */
 LT_API void lt_grad_off(lt_ctx *ctx);
 LT_API void lt_grad_on(lt_ctx *ctx);
 LT_API bool lt_grad_enabled(const lt_ctx *ctx);
@@ -295,26 +295,26 @@ LT_API lt_tensor *lt_detach(lt_tensor *x);
 /* Adds d loss / d leaf to the gradient of every leaf that loss was computed from. grad is the
  * gradient of the loss, with the same dims, dtype and device; NULL means 1, and requires a loss of
  * one element. grad is not changed. Backward frees the saved tensors, so a second one through the
- * same nodes is LT_EINVAL. LT_EINVAL also for a loss that requires no gradient, and in a hook. A
- * loss of one element that is not finite is LT_ENUMERIC; on an accelerator this error is deferred,
- * see lt_synchronize(). Also LT_ENOMEM, and the errors of kernels and hooks. */
+ * same nodes fails with LT_EINVAL. LT_EINVAL also for a loss that requires no gradient, and in a
+ * hook. LT_ENUMERIC for a loss of one element that is not finite; on an accelerator this error is
+ * deferred, see lt_synchronize(). Also LT_ENOMEM, and the errors of kernels and hooks. */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
 /* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
- *   - a loss, or the norm of clipped gradients, that is not finite has not caused an error yet.
+ *   - a non-finite loss, or gradient norm in lt_optim_step_clipped(), has not caused an error yet.
  *     The next backward or lt_synchronize() reports it. Its step changes no weights, slots or
- *     running statistics. Neither do later steps until a step or lt_zero_grad() has discarded
- *     gradients and, after that, a backward starts;
+ *     running statistics. Later steps change nothing either, until gradients are discarded, by a
+ *     step or lt_zero_grad(), and a new backward starts;
  *   - the status of an optimizer step is LT_PENDING.
- * Results are bit-identical to those of immediate decisions. While ops are timed, traced or hooked,
+ * Results are bit-identical to those of immediate decisions. With a timer, a trace or an op hook,
  * each loss is checked synchronously.
  *
  * Blocks until all decisions on the accelerator are known. LT_ENUMERIC for a loss or norm as above,
  * once; LT_OK; or the accelerator's error. Does nothing without an accelerator. */
 LT_MUST lt_status lt_synchronize(lt_ctx *ctx);
-/* As lt_synchronize(), for callers that cannot report an error: the next lt_synchronize() reports
+/* Like lt_synchronize(), for callers that cannot report an error: the next lt_synchronize() reports
  * it. */
 LT_API void lt_synchronize_quiet(lt_ctx *ctx);
 
@@ -357,7 +357,8 @@ LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*f
 
 /* For tests: declares param as the parameter NAME of the fault inf:rank=0:step=7:param=NAME, see
  * lt_config. rank is this rank. If the fault is for this rank, the gradient of param gets an inf in
- * that step. In a context with such a fault, lt_optim_step() is LT_EUSAGE before this call. */
+ * that step. In a context with such a fault, lt_optim_step() fails with LT_EUSAGE before this
+ * call. */
 LT_API void lt_grad_fault(lt_tensor *param, int rank);
 
 /* The outcome of an optimizer step. */
@@ -380,7 +381,8 @@ typedef struct lt_grad_callbacks {
     /* Backward starts: the uses of all leaves are counted; no gradient has been computed. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
     lt_grad_hook ready; /* after the leaf's own hooks */
-    /* Backward has ended with status; returns the status of lt_backward(). Follows each begin. */
+    /* Called once after each begin, when backward has ended with status. lt_backward() returns the
+     * result. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Called before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
@@ -401,15 +403,15 @@ enum { LT_GRAD_ROOM = 2048 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
-    int64_t offset, end; /* in elements: of the gradient; of the end of the arena */
+    int64_t offset, end; /* in elements: where the gradient starts, and the arena ends */
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to the gradient of x in the running backward. */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* Marks the gradient of x, a leaf, as present, after the caller has written it. more: this step
- * added to it, on this rank or another one. Must not be called in backward. Returns the status of
- * lt_scaling.given(). */
+/* Marks the gradient of x, a leaf, as present, after the caller has written it. more: whether this
+ * step added to it, on this rank or another one. Must not be called in backward. Returns the status
+ * of lt_scaling.given(). */
 LT_MUST lt_status lt_grad_set(lt_tensor *x, bool more);
 
 /* Callbacks of amp's loss scaling, called with ud. Backward runs on scaled gradients, so that they
@@ -425,23 +427,22 @@ typedef struct lt_scaling {
     lt_grad_hook complete;
     /* After the leaf's own hooks, if it has any: they may have changed grad. */
     lt_grad_hook changed;
-    /* lt_grad_set(x, true) was called: this step added to grad, which is unscaled, so the next
-     * decide() must cover it. complete() may have been called for it before. */
+    /* lt_grad_set(x, true) was called: this step added to grad, so the next decide() must cover it.
+     * grad is unscaled. complete() may have been called for it before. */
     lt_grad_hook given;
     /* Called before an optimizer step reads gradients, after lt_grad_callbacks.update, unless that
      * has set LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
      * accelerator writes the statistics of the gradients to lt_step_check_of(). */
     lt_status (*decide)(void *ud, lt_step_status *step_status);
-    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite, so that
-     * the step does not count. Returns whether it was applied. Another scaling may be set by
-     * then. */
+    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite; then the
+     * step does not count. Returns whether it was applied. Another scaling may be set by then. */
     bool (*resolve)(void *ud, const lt_grad_stats *stats);
     /* Why the loss is not finite, for the error of backward: a sentence, or "". Borrowed until the
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
 } lt_scaling;
 /* Copied; NULL: gradients are not scaled. LT_EINVAL in backward and in a dry run. Afterwards an
- * optimizer step is LT_EINVAL if its gradients were scaled under another ud. */
+ * optimizer step fails with LT_EINVAL if its gradients were scaled under another ud. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
 /* The step check of the accelerator of ctx, in its memory, for kernels in its stream. NULL before
  * the first backward on the accelerator. Borrowed. */
@@ -460,8 +461,8 @@ LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 
 /* Replaces numbers[0..n) with their sums over all ranks, for training ops whose result depends on
  * the whole batch. lt_reducer_allreduce() of dist is such a function. numbers[0] counts rows. In
- * backward the others are gradients of this rank's loss and have its weight. NULL: there is only
- * one rank. */
+ * backward the others are gradients of this rank's loss: fn multiplies them by the rank's share
+ * before the sum, and divides the sums by it. NULL: there is only one rank. */
 typedef lt_status (*lt_allreduce_fn)(void *ud, double *numbers, int64_t n, bool backward);
 LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 
@@ -490,10 +491,10 @@ LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, in
  * the training pass. It draws the same random numbers as the next pass. Until it ends, backward
  * calls neither hooks nor lt_grad_callbacks, discards each gradient of a leaf once it is complete,
  * and accepts a loss that is not finite; existing gradients stay; lt_bn_stats_add() and
- * lt_zero_grad() do nothing; this rank computes alone. An optimizer step or norm is LT_EINVAL, as
- * is backward through nodes recorded before. Meanwhile `scaling` (NULL: none) replaces the current
- * scaling; only its seed and complete are called, if set. op_hook replaces the current op hook.
- * LT_EINVAL in backward and in another dry run; LT_ENOMEM. */
+ * lt_zero_grad() do nothing; this rank computes alone. An optimizer step or norm fails with
+ * LT_EINVAL, and so does backward through nodes recorded before the dry run. Meanwhile `scaling`
+ * (NULL: none) replaces the current scaling; only its seed and complete are called, if set. op_hook
+ * replaces the current op hook. LT_EINVAL in backward and in another dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
                                    void *ud);
 /* Frees what was recorded, and restores the tape, the scaling and the op hook. Does nothing without
@@ -518,12 +519,12 @@ LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
  * context from lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
-/* Updates the running values and discards the pending statistics, as each optimizer step does.
- * Calls lt_synchronize() first and returns its errors. */
+/* Updates the running values from the pending statistics, which it then discards, as each applied
+ * optimizer step does. Calls lt_synchronize() first and returns its errors. */
 LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
-/* As lt_bn_stats_commit(), for code that reads the running values, such as module:eval() and
- * saving. Statistics that were pending during a backward stay pending until an optimizer step or
- * lt_zero_grad(), so that reading does not change the training. */
+/* Like lt_bn_stats_commit(), for code that reads the running values, such as module:eval() and
+ * saving. Leaves statistics pending if they were pending during a backward and neither an optimizer
+ * step nor lt_zero_grad() has followed, so that reading does not change the training. */
 LT_MUST lt_status lt_bn_stats_synchronize(lt_ctx *ctx);
 LT_API int lt_bn_stats_pending(const lt_ctx *ctx); /* number of pending entries */
 typedef struct lt_bn_stats {

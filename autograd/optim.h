@@ -29,11 +29,11 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
  * step_status may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
-/* As lt_optim_step(), but if the norm of the gradients (lt_optim_grad_norm()) exceeds `most`, they
- * are multiplied by most / norm; 0: no clipping. If most > 0, *squares is the norm squared, an f64
- * scalar on the device of the gradients, new; otherwise it is not set. squares may be NULL.
- * LT_ENUMERIC if the norm is not finite; on an accelerator this error is deferred, see
- * lt_synchronize(). */
+/* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
+ * `most`, they are multiplied by most / norm. If most is 0, they are not clipped. If most > 0,
+ * *squares is the norm squared, an f64 scalar on the device of the gradients, new; otherwise it is
+ * not set. squares may be NULL. LT_ENUMERIC if the norm is not finite; on an accelerator this error
+ * is deferred, see lt_synchronize(). */
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                         double most, lt_tensor **squares,
                                         lt_step_status *step_status);
@@ -53,7 +53,7 @@ LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
  * free(). NULL with LT_ENOMEM. */
 LT_API char *lt_settings_text(const lt_ctx *ctx);
 /* Completes the gradients that the next step will use, as the step itself would. *step_status is
- * the status that the step will have. It waits for a pending one, so it is never LT_PENDING. */
+ * the status that the step will have. Blocks while that is pending, so it is never LT_PENDING. */
 LT_MUST lt_status lt_optim_complete_grads(lt_optim *optim, lt_step_status *step_status);
 /* Slot k of a parameter, as a view with the parameter's dims. New. NULL past the last slot, for a
  * parameter that the optimizer does not have, or with LT_ENOMEM. */

@@ -27,11 +27,11 @@ LT_API bool lt_is_param(const lt_tensor *x);
 LT_API bool lt_is_buffer(const lt_tensor *x);
 /* The half copy of a placed f32 parameter: its values in dtype (f16 or bf16), for ops to read.
  * Gradients of results computed from it are added to the parameter's own gradient, in f32. This
- * call refreshes the values, for the whole arena at once, if an optimizer, an op or lt_copy() has
- * written the parameters since, but not after writes through lt_data(). Borrowed until the
- * parameter is freed or its half copy in the other dtype is requested. NULL with LT_EINVAL if param
- * is not a placed f32 parameter or dtype is not f16 or bf16, with LT_ENOMEM, or with the device's
- * error. */
+ * call refreshes the values of the whole arena if an optimizer, an op or a function such as
+ * lt_copy() has written a parameter since. It does not notice writes through lt_data(). Borrowed
+ * until the parameter is freed or its half copy in the other dtype is requested. NULL with
+ * LT_EINVAL if param is not a placed f32 parameter or dtype is not f16 or bf16, with LT_ENOMEM, or
+ * with the device's error. */
 LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 
 /* A tree of parameters. lt_params_place() allocates memory: one segment per dtype. A segment is two
