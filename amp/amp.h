@@ -12,13 +12,13 @@
 extern "C" {
 #endif
 
-/* LT_BF16 or LT_F16: each op of ctx now converts its inputs to this half or to f32, as its policy
+/* LT_BF16 or LT_F16: each op of ctx now converts its inputs to this dtype or to f32, as its policy
  * in lt_op.cast says, unless one of them is f64. Any other dtype turns autocast off, which is the
  * default: ops do not convert their inputs. The setting during forward counts; backward follows it.
  * To change it temporarily, save lt_autocast() and restore it. In f16, small gradients become 0
  * unless the loss is scaled. */
 LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
-/* The half that ops run in; LT_F32 while autocast is off. */
+/* The half-precision dtype that ops run in; LT_F32 while autocast is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
 
 /* ==== The scaler: how the loss scale is chosen ================================================ */
@@ -29,17 +29,18 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  * adjusts k:
  *
  * static    k never changes.
- * dynamic   As PyTorch's GradScaler: k - 1 if a gradient is not finite, which skips the step, and
+ * dynamic   Like PyTorch's GradScaler: k - 1 if a gradient is not finite, which skips the step, and
  *           k + 1 after `interval` finite steps in a row.
  * adaptive  The headroom of a step is the number of exponent bits that were left before its largest
- *           gradient would have overflowed. An overflow lowers k by the excess that the finite
- *           gradients show, and at least by 1, 2, 4... 64 for overflows in a row. k grows after
- *           `interval` steps in a row with a headroom of 2 bits or more: by half of the bits beyond
- *           2 in the step with the smallest headroom, and at least by 1. With 10 bits or more it
- *           already grows after 10 steps. The interval is 20 at first. It doubles, up to 2000, when
- *           k grows although there are only 2 or 3 bits, and when an overflow comes within an
- *           interval of a growth: that growth was a mistake and should not be repeated too soon.
- *           Any other overflow, which may be a passing one, resets it to 20.
+ *           gradient would have overflowed. An overflow lowers k by the number of bits by which the
+ *           largest finite gradient exceeds the range of f16, and at least by 1; for overflows in a
+ *           row the minimum doubles from 1 up to 64. k grows after `interval` steps in a row with a
+ *           headroom of 2 bits or more: by half of the bits beyond 2 in the step with the smallest
+ *           headroom, and at least by 1. With 10 bits or more it already grows after 10 steps. The
+ *           interval is 20 at first. It doubles, up to 2000, when k grows with a headroom of only 2
+ *           or 3 bits, and when gradients overflow less than an interval after k grew: that growth
+ *           was a mistake and should not be repeated too soon. Any other overflow, which may be a
+ *           passing one, resets it to 20.
  *           k is also lowered ahead of an overflow, to a value that fits 99.9 % of a normal
  *           distribution of the gradients' exponents. Its mean and deviation are averages over
  *           recent steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax uses
@@ -74,8 +75,8 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     int headroom;           /* adaptive: smallest headroom in these steps, in bits */
     int since;              /* steps since the last growth, at most 2000 */
     int64_t steps, skipped; /* steps so far; how many of them were skipped */
-    int64_t in_a_row;       /* steps skipped in a row, up to the last one */
-    int at_floor;           /* of in_a_row, those whose scale could not have been lower */
+    int64_t in_a_row;       /* steps skipped in a row, including the last; 0 if that was applied */
+    int at_floor;           /* of in_a_row, those with the lowest possible scale */
     double mean, variance;  /* adaptive: of the exponents of unscaled gradients in recent steps */
     /* bias corrections of mean and variance: decay^n after n updates */
     double old_mean, old_variance;
@@ -107,12 +108,12 @@ LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
  * several ranks a gradient also counts if it was discarded after the other ranks had learned of it
  * in backward. An accelerator makes the decision itself, see lt_synchronize().
  *
- * Ten skipped steps in a row whose scale could not be lower, because it is static or 2^-14, end the
- * training with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
+ * After ten skipped steps in a row with the lowest possible scale (a static one, or 2^-14),
+ * training ends with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
  * checked, and the message names the first op whose result was not finite, its place in the user's
- * code, and whether f16 is the cause. A backward whose loss is not finite reports the same at once,
- * as far as the saved tensors show it. With several ranks, a rank whose own results are not finite
- * reports it; the others run until that failure reaches them. */
+ * code, and whether f16 is the cause. For a loss that is not finite, backward reports these at
+ * once, as far as the saved tensors show them. With several ranks, a rank whose own results are not
+ * finite reports it; the others run until that failure reaches them. */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* A loss scale that is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
@@ -128,8 +129,8 @@ LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
 typedef struct lt_scaled_step { /* a step after its decision */
     int k;                      /* its scale was 2^k */
-    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. Its headroom is 15 - exponent
-     * bits */
+    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. The headroom of the step, in bits,
+     * is 15 - exponent */
     int exponent;
     bool finite;     /* and therefore applied */
     int64_t number;  /* of the step, counted from 1 as in lt_scaler */
@@ -150,13 +151,13 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * have each exponent as their largest. The sums replace the rank's own statistics.
  *
  * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
- * 2^exponent, which leaves 2 bits for gradients that grow from step to step. If they grow more or
- * shrink by more than 12 bits, the numbers sent with the bucket show it and the bucket is sent
- * again. So overflow on the wire costs no step and changes no loss scale. */
+ * 2^exponent, which leaves 2 bits of headroom. If the largest gradient grows by more than 2 bits or
+ * shrinks by more than 12 from one step to the next, the numbers sent with the bucket show it and
+ * the bucket is sent again. So overflow on the wire costs no step and changes no loss scale. */
 enum {
     LT_WIRE_SCALE_MIN = -120,
-    /* fits f32, with bits left for the ranks' shares. Unscaled gradients below about 2^-112 become
-     * 0 on the wire */
+    /* fits f32, with bits left for the ranks' shares. With it, an unscaled gradient becomes 0 on
+     * the wire if its product with the rank's share is below 2^-125 */
     LT_WIRE_SCALE_MAX = 100,
     LT_WIRE_SCALES = 256
 };
@@ -169,7 +170,7 @@ typedef struct lt_wire_scales {   /* checkpoints must save all of it */
  * a lower one. */
 LT_API lt_wire_scales lt_wire_scales_init(void);
 
-/* As lt_use_loss_scale() in the context of reducer, for all its ranks together: from the next
+/* Like lt_use_loss_scale() in the context of reducer, for all its ranks together: from the next
  * backward on they apply or skip each step alike, and their scalers stay equal. scale may be NULL.
  * All ranks must make the same call, with scalers in equal states.
  *
@@ -210,20 +211,20 @@ LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, boo
 /* Ends a pass. Must follow each successful begin, even after errors. LT_ENOMEM, or the error of a
  * comparison. */
 LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
-/* The half of the first pass; LT_F32 if no op used one. */
+/* The half-precision dtype of the first pass; LT_F32 if no op used one. */
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
-typedef struct lt_precision { /* of one tensor, over the elements that are not 0 in f32 */
+typedef struct lt_precision { /* of one tensor */
     /* place as in lt_where_fn, such as "train.lua:9: net.4 ", and op, such as "conv2d". Borrowed,
      * like `of`, until the next first pass begins */
     const char *where, *op;
     const char *of; /* the input whose gradient this is; NULL for an output */
     bool leaf;      /* that input is a leaf, such as a parameter */
     int64_t count;  /* elements that are finite and not 0 in f32 */
-    /* of these, elements that are 0 in the half, and in f32 below the smallest normal number of the
-     * half. Larger elements that are 0 in the half are not counted: wrong inputs made them 0 */
+    /* of these, elements that are 0 in half precision, and whose f32 value is below the smallest
+     * normal number of that dtype. Larger values are not counted: wrong inputs made them 0 */
     int64_t underflows;
-    int64_t overflows;  /* of these, not finite in the half */
+    int64_t overflows;  /* of these, not finite in half precision */
     double norm, error; /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
 } lt_precision;
 /* Tensor i of those compared, in the order of the first pass; false past the last, and before the
