@@ -30,7 +30,7 @@ LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, 
  * are ignored. Rejects truncated files, images of more than 64 million pixels, PNGs of more than
  * 256 MiB of pixels, JPEGs with more than 100 scans, and small files that would take
  * disproportionately long to decode. New. NULL with LT_EINVAL (channels), LT_EDATA (path and
- * reason) or LT_ENOMEM. */
+ * reason), LT_ENOMEM or the device's error. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */
@@ -60,8 +60,8 @@ LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height
                                    int channels);
 /* A source of generated u8 images, for trials without data: noise with a class-specific colour.
  * Image i has class i % classes and depends only on (seed, part, i) and the sizes; seed is the seed
- * of ctx. part is below 2^24, height and width are 1 to 16384, channels 1 to LT_MAX_CHANNELS,
- * classes 1 to 2^20. New. NULL with LT_EINVAL or LT_ENOMEM. */
+ * of ctx. part is below 2^24, count at least 1, height and width are 1 to 16384, channels 1 to
+ * LT_MAX_CHANNELS, classes 1 to 2^20. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
@@ -76,11 +76,10 @@ LT_API int64_t lt_source_count(const lt_source *source);
 LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w, c) */
 /* The number of classes, or 0 if unknown. */
 LT_API int64_t lt_source_classes(const lt_source *source);
-/* Digests for comparing data between machines: they are equal where the data are equal, wherever
- * they are stored. *images covers at most 16 images, spread evenly over the source. *labels covers
- * their labels, and all labels of a source in memory, or all class and file names of a folder.
- * Pixels of a float dtype are not included, as their last bits may depend on the CPU that computed
- * them. */
+/* Digests for comparing data between machines. Equal data have equal digests, wherever they are
+ * stored. *images covers at most 16 images, spread evenly over the source. *labels covers their
+ * labels, and all labels of a source in memory, or all class and file names of a folder. Pixels of
+ * a float dtype are not included, as their last bits may depend on the CPU that computed them. */
 LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
 /* The name of class i of a folder, resized or not; NULL past the end, and for other sources.
  * Borrowed. */

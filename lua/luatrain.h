@@ -45,11 +45,12 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 
-/* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...} and leaves its
- * results on the stack. If a library call in the script fails and the script does not catch the
- * error, returns the status of that call, or LT_ENOMEM if Lua runs out of memory. Any other error
- * is LT_ESCRIPT. On one of several ranks, os.exit(code) ends the script with LT_EXIT + code, or
- * LT_EDONE if code is 0. The traceback is logged at LT_LOG_DEBUG. */
+/* Runs a script with the arguments argv, which are also in the global table arg = {[0] = path,
+ * argv[0], argv[1], ...}, and leaves its results on the stack. If a library call in the script
+ * fails and the script does not catch the error, returns the status of that call. Returns LT_ENOMEM
+ * if Lua runs out of memory, and LT_ESCRIPT for any other error. On one of several ranks,
+ * os.exit(code) ends the script with LT_EXIT + code, or LT_EDONE if code is 0. The traceback is
+ * logged at LT_LOG_DEBUG. */
 LT_MUST lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv);
 
 /* Calls the function or module f on top of the stack: out[0..n_out) = f(in[0..n_in)). f stays on
