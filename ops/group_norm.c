@@ -51,7 +51,10 @@ static lt_status shape(lt_call *c)
                        x->ndim, LT_TEXT(x));
     int64_t channels = x->dims[x->ndim - 1];
     LT_TRY(lt__int(c, GROUPS, 1, &groups));
-    if (channels == 0 || channels % groups != 0)
+    if (channels == 0)
+        return lt_fail(LT_EINVAL, "x must have at least one channel, but has none (%s)",
+                       LT_TEXT(x));
+    if (channels % groups != 0)
         return lt_fail(LT_EINVAL, "groups %lld must divide the %lld channels of x (%s)",
                        (lt_ll)groups, (lt_ll)channels, LT_TEXT(x));
     LT_TRY(lt__require_dims(c, SCALE, 1, &channels, "one value per channel"));
@@ -365,10 +368,9 @@ static lt_status backward(lt_call *c)
 
 const lt_op lt__op_group_norm = {
     .sig = "group_norm(x, scale, shift; groups, eps=1e-5)",
-    .doc =
-        "y = (x - mean) / sqrt(var + eps) * scale + shift for x (n, ..., channels), scale "
-        "(channels) and shift (channels), with mean and biased var over each group of channels / "
-        "groups adjacent channels of a sample.",
+    .doc = "y = (x - mean) / sqrt(var + eps) * scale + shift for x (n, ..., channels), scale "
+           "(channels) and shift (channels), with mean and biased var over each sample's groups of "
+           "adjacent channels.",
     .cast = LT_CAST_F32,
     .n_aux = 1,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(SCALE) | LT_SAVE_OUT(1),

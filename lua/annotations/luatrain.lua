@@ -737,7 +737,7 @@ function lt.grad_check(f, inputs, options) end
 
 ---`group_norm(x, scale, shift; groups, eps=1e-5)`
 ---
----y = (x - mean) / sqrt(var + eps) * scale + shift for x (n, ..., channels), scale (channels) and shift (channels), with mean and biased var over each group of channels / groups adjacent channels of a sample.
+---y = (x - mean) / sqrt(var + eps) * scale + shift for x (n, ..., channels), scale (channels) and shift (channels), with mean and biased var over each sample's groups of adjacent channels.
 ---@param x luatrain.Tensor|number
 ---@param scale luatrain.Tensor|number
 ---@param shift luatrain.Tensor|number
