@@ -14,12 +14,13 @@
 typedef struct lt_bn_layer {
     lt_tensor *running_mean, *running_var; /* kept */
     int64_t channels;
-    size_t at; /* on an accelerator: offset of its rows in lt_bn_layers.staging, bytes */
+    size_t at; /* on an accelerator: offset in bytes of its mean and variance in staging */
     int64_t pending_count; /* values per channel of the statistics being downloaded, or 0 */
     lt_dtype dtype;        /* of the statistics being downloaded */
 } lt_bn_layer;
 
-typedef struct lt_bn_layers { /* all layers seen, in the same order on all ranks; zeros: none */
+/* All layers seen, in the same order on all ranks. All zeros: no layers. */
+typedef struct lt_bn_layers {
     lt_bn_layer *list;
     int n;
     lt_device *device; /* the accelerator that has some of them, or NULL */
@@ -32,10 +33,10 @@ typedef struct lt_bn_layers { /* all layers seen, in the same order on all ranks
 LT_MUST lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx);
 /* The length of the arrays `at` below. */
 size_t lt__bn_layers_numbers(const lt_bn_layers *layers);
-/* Writes the pending statistics of ctx to `at`, which must be all zeros. counts: whether this
- * rank's statistics count. For statistics on an accelerator it only starts the downloads;
- * lt__bn_layers_collect() waits for them and writes their sums. LT_ENOMEM, or a failure of the
- * accelerator. */
+/* Writes the pending statistics of ctx to `at`, which must be all zeros. counts: false if this rank
+ * has no rows of the batch; its statistics are then left out. For statistics on an accelerator it
+ * only starts the downloads; lt__bn_layers_collect() waits for them and writes their sums.
+ * LT_ENOMEM, or a failure of the accelerator. */
 LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at);
 /* On any thread. Fails only if the accelerator does. */
 LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);

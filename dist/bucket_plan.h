@@ -34,7 +34,7 @@ typedef struct lt_planned_bucket {
     int first, end;  /* items [first, end), all in one arena */
     int pending;     /* number of items that are pending; under the lock */
     uint64_t mark;   /* in the accelerator's stream, after the last gradient; under the lock */
-    lt_bucket times; /* as lt__seconds(), not relative to backward */
+    lt_bucket times; /* values of lt__seconds(), not relative to the start of backward */
 } lt_planned_bucket;
 
 typedef struct lt_bucket_plan { /* all zeros: no parameters */
@@ -47,10 +47,10 @@ typedef struct lt_bucket_plan { /* all zeros: no parameters */
  * lt_grad_find(). */
 LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
 /* Sorts the items and cuts them into buckets. The first bucket has at most `first` bytes, the
- * others at most `most`. A bucket also takes at most half of the bytes left in its arena, but
- * `first` bytes are always allowed: sending the last buckets does not overlap with backward, so
- * they should be small. A larger parameter gets a bucket of its own. Pointers to items become
- * invalid. Not while an exchange runs. LT_ENOMEM. */
+ * others at most `most`. A bucket also takes at most half of the bytes left in its arena, unless
+ * that is less than `first`: sending the last buckets does not overlap with backward, so they
+ * should be small. A larger parameter gets a bucket of its own. Pointers to items become invalid.
+ * Not while an exchange runs. LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t most);
 void lt__bucket_plan_free(lt_bucket_plan *plan);
 

@@ -13,12 +13,12 @@
 
 _Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a tail fits in a device sum");
 
-typedef struct lt_device_exchange { /* all zeros: not chosen yet */
+typedef struct lt_device_exchange { /* all zeros: before lt__device_exchange_choose() */
     bool chosen;
     lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
     void *on_wire;          /* on the device: a bucket in the wire dtype */
     size_t room;            /* size of on_wire in bytes */
-    lt_bucket_range *zeros; /* (n_zeros) scratch for one bucket, at least one range per item */
+    lt_bucket_range *zeros; /* (n_zeros) scratch: the ranges of a bucket to set to zero */
     int n_zeros;
 } lt_device_exchange;
 
@@ -39,7 +39,7 @@ LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt
 LT_MUST lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group,
                                            const char *what, lt_status begun, bool others);
 /* Finalizes the communicator together with the other ranks, unless the group has failed, and frees
- * everything. Waits for the other ranks for at most 10 seconds. Does not require a communicator. */
+ * everything. Waits for the other ranks for at most 10 seconds. exchange->comm may be NULL. */
 void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group);
 
 #endif

@@ -55,8 +55,8 @@ LT_MUST lt_status lt_mpi_check(void);
  * MPI is used through the plugin libluatrain-mpi.so, which is searched for first in the folder that
  * LUATRAIN_PLUGINS names, then where it was built or installed. config is copied and may be NULL.
  * New. LT_EENV if the plugin is missing, has another version, or sees a different number of
- * processes than were started; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or
- * LT_ENOMEM. */
+ * processes than were started, or if MPI cannot be initialized or does not support
+ * MPI_THREAD_SERIALIZED; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or LT_ENOMEM. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
 /* Waits for all started tasks. If one has failed, returns its failure and does nothing else. If
  * ranks are processes, the call then declares that this rank makes no more calls, and waits without
@@ -64,8 +64,9 @@ LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
  * one fails. Returns the failure of the job, if there is one. */
 LT_MUST lt_status lt_group_leave(lt_group *group);
 /* Waits for all started tasks, leaves and frees the group. NULL is allowed. If ranks are processes,
- * all must call it: it waits for the ranks of all nodes and finalizes MPI. After a failure it does
- * not finalize MPI or free memory that MPI may still access, and the process should end. */
+ * all must call it: it waits for the ranks of all nodes, and finalizes MPI if lt_mpi_open()
+ * initialized it. After a failure it does not finalize MPI or free memory that MPI may still
+ * access, and the process should end. */
 LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group); /* from 0 */
@@ -85,9 +86,10 @@ LT_API void lt_group_set_threads(lt_group *group, int threads);
 /* All ranks must call the same collectives in the same order, with the same `what`, count or bytes,
  * dtype, wire and root. If they do not, the result is LT_EDESYNC, and the message names two ranks
  * and their calls. A collective waits for the other ranks. It returns LT_EPEER if one of them does
- * not arrive before the timeout, has failed or has left; LT_EINVAL for invalid arguments; and
- * LT_EENV if memory of another rank cannot be mapped. After a failure the contents of data are
- * undefined, and all further collectives fail with the same cause. All data is in CPU memory. */
+ * not arrive before the timeout, has failed or has left; and LT_EENV if memory of another rank
+ * cannot be mapped. After a failure the contents of data are undefined, and all further collectives
+ * fail with the same cause. For invalid arguments, a call returns LT_EINVAL at once and has no
+ * other effect. All data is in CPU memory. */
 
 typedef struct lt_sum { /* data = the sum over all ranks of scale * data, bit-identical on all */
     const char *what;   /* name for messages, such as "bucket 3"; borrowed for the call */
@@ -98,7 +100,7 @@ typedef struct lt_sum { /* data = the sum over all ranks of scale * data, bit-id
      * before it is sent; for all other data it equals dtype. f64 and i64 are added as they are, all
      * others in f32. Overflow in f16 becomes inf, and i64 wraps */
     lt_dtype wire;
-    double scale; /* of this rank, so it may differ; applied before rounding */
+    double scale; /* applied before rounding; may differ between ranks */
 } lt_sum;
 
 LT_MUST lt_status lt_group_allreduce(lt_group *group, const lt_sum *sum);
@@ -109,7 +111,7 @@ LT_MUST lt_status lt_group_broadcast(lt_group *group, const char *what, void *da
 LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
 /* Send from this rank to rank `to`, and receive from rank `from`; other ranks take no part.
  * Messages between two ranks arrive in the order of sending. lt_group_send() may block until the
- * receiver calls lt_group_receive(), and returns when data may be changed. LT_EDESYNC if the
+ * receiver calls lt_group_receive(). After it returns, data may be reused. LT_EDESYNC if the
  * numbers of bytes differ, LT_EINVAL if `to` or `from` is this rank; other errors as for
  * collectives. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
@@ -164,7 +166,7 @@ LT_API void lt_group_set_location(lt_group *group, const char *where, int64_t st
 /* Checks that all ranks have the same text. If not, LT_EDESYNC with the first line that differs
  * from rank 0. A collective; `what` names the text in messages. LT_ENOMEM. */
 LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
-/* As lt_group_compare(), for numbers (n); n must be equal on all ranks. Numbers may differ by
+/* Like lt_group_compare(), for numbers (n); n must be equal on all ranks. Numbers may differ by
  * `tolerance` times the largest finite magnitude on rank 0, because the last bits of computed
  * numbers depend on the CPU. NaN equals NaN. */
 LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, const double *numbers,
@@ -172,7 +174,7 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, co
 
 /* ==== The reducer ============================================================================= */
 
-/* Averages the gradients of all ranks, using the hooks of a context's backward. The result is the
+/* Averages the gradients of all ranks, using the gradient callbacks of a context. The result is the
  * gradient of the mean loss over the global batch, of which each rank computes its share.
  *
  * Gradients travel in buckets, which are spans of the gradient arena. Backward produces the
@@ -180,12 +182,12 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, co
  * runs. The step record is sent before the buckets. It contains a few numbers of each rank: the
  * parameters it uses, its loss, the sums of its batch-norm statistics and its stop request.
  *
- * A step may have several backwards, whose gradients add up. The last one sends.
- * lt_reducer_expect_backwards() sets how many there are. Without it, the reducer expects the
- * largest number that any rank has had in a step so far, and the first step sends when an optimizer
- * needs the gradients. If only some ranks have used a parameter, its gradient counts as zero on the
- * others. A parameter that no rank has used is not updated, and a bucket of only such parameters is
- * not sent.
+ * A step may have several backward passes, whose gradients add up. The exchange starts in the last
+ * one. lt_reducer_expect_backwards() sets how many there are. Without it, the reducer expects the
+ * largest number that any rank has had in a step so far; in the first step, the exchange starts
+ * when an optimizer needs the gradients. If only some ranks have used a parameter, its gradient
+ * counts as zero on the others. A parameter that no rank has used is not updated, and a bucket of
+ * only such parameters is not sent.
  *
  * The ranks must agree on the following, or the step fails with LT_EDESYNC:
  * - They run each batch norm for the first time in the same step and in the same order.
@@ -196,14 +198,15 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, co
  * - The same parameters are frozen at the first backward of a step.
  * If some ranks have written to parameters more often than others since the last record, all ranks
  * compare the values. lt_fill(), for example, is counted; a write through lt_data() is not. The
- * record contains only digests of all this, so the checks cost nothing while the ranks agree.
+ * record contains only digests of all this, so the checks need no further communication while the
+ * ranks agree.
  *
  * Gradients on accelerators are summed there if each rank has its own accelerator and a library
  * such as NCCL connects them. That library adds in the wire dtype. Otherwise each bucket is copied
  * to the CPU when it is complete, summed there and copied back, while the accelerator continues.
- * Backward does not wait for buckets, except that a backward beyond the expected number first waits
- * for the exchange. The optimizer step waits for the last bucket, because all ranks must make the
- * same decision on whether to apply the step.
+ * Backward does not wait for buckets, except that a backward pass beyond the expected number first
+ * waits for the exchange. The optimizer step waits for the last bucket, because all ranks must make
+ * the same decision on whether to apply the step.
  *
  * Between backward and the optimizer step, a gradient is this rank's own if it has not been sent,
  * and the average of all ranks if it has; lt_grad() and lt_zero_grad() wait for a running exchange.
@@ -213,8 +216,8 @@ typedef struct lt_reducer lt_reducer;
 
 /* where gradients on accelerators are summed */
 typedef enum lt_sum_backend {
-    /* on accelerators if possible. If every rank computes on one but they cannot be connected, rank
-     * 0 logs why */
+    /* on accelerators if possible. If every rank computes on an accelerator, but these cannot be
+     * connected, rank 0 logs why */
     LT_SUM_BACKEND_AUTO,
     LT_SUM_BACKEND_HOST, /* on the CPU */
     LT_SUM_BACKEND_NCCL  /* on accelerators; LT_EENV if that is not possible */
@@ -264,11 +267,11 @@ LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_con
  * differ in wire, sum_backend or vranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
- * `total` rows of the global batch. total must be greater than 0, 0 <= rows <= total, total the
- * same on all ranks, and the rows of all ranks and shards must add up to it. Only total is compared
- * between ranks; with total = 0 the gradients are undefined. Call it before backward, with vranks
- * for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows must still
- * run backward on some rows, which do not count. */
+ * `total` rows of the global batch. total must be greater than 0 and the same on all ranks. The
+ * rows of all ranks and shards, each 0 or more, must add up to it. Only total is compared between
+ * ranks; with total = 0 the gradients are undefined. Call it before backward, with vranks for each
+ * shard. Before the first call, all ranks have equal shares. A rank with 0 rows must still run
+ * backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
 /* Sets a digest of the data from which this rank's batches come, 0 if it is not known. It must be
@@ -286,13 +289,13 @@ LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
  * computed yet. */
 LT_MUST lt_status lt_reducer_allreduce(void *reducer, double *numbers, int64_t n, bool backward);
 
-/* Sets the number of backwards of this rank in each step from now on; it may differ between ranks.
- * 0, the default, means the largest number that any rank has had in a step so far. If a rank then
- * runs more than that in a step, all ranks must do so in that step. */
+/* Sets the number of backward passes of this rank in each step from now on; it may differ between
+ * ranks. 0, the default, means the largest number that any rank has had in a step so far. With 0,
+ * if one rank runs more than that in a step, all ranks must. */
 LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
 typedef struct lt_reduced_step { /* the last step whose gradients were exchanged */
-    double loss;     /* mean over the global batch; the sum of all backwards of the step */
+    double loss;     /* mean over the global batch; the sum over the backward passes of the step */
     int stop_reason; /* of the first rank with a stop request, or 0; see lt_stop() */
     int buckets;     /* number of buckets sent in its last exchange */
     double waited;   /* seconds that the optimizer step waited for the exchange */
@@ -326,12 +329,12 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     int bucket;            /* index, in the order of sending */
     lt_tensor *const *x;   /* (n) its parameters that have a gradient on this rank. Borrowed */
     int n;
-    /* of the gradients that decide whether the step is applied: an optimizer has the parameter, and
-     * some rank has added to its gradient in this step */
+    /* of the gradients that decide whether the step is applied: those that some rank has added to
+     * in this step and whose parameter an optimizer has */
     lt_grad_stats stats;
     double largest; /* if in_f16: largest finite magnitude in all gradients of x */
-    /* (count) gradients of this rank; in unpack(), the sums over all ranks, without 2^exponent.
-     * NULL if they stay on an accelerator */
+    /* (count) gradients of this rank; in unpack(), the sums over all ranks, after division by
+     * 2^exponent. NULL if they stay on an accelerator */
     const void *data;
     int64_t count; /* elements, including padding between parameters */
     lt_dtype dtype;
@@ -340,8 +343,8 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     /* pack() may set it if in_f16, to the same value on all ranks: the bucket is multiplied by
      * 2^exponent while it travels */
     int exponent;
-    /* pack() writes it; in unpack() it contains the sums. Whole numbers: sums are exact up to 256
-     * in bf16 and up to 2048 in f16 */
+    /* pack() writes it; in unpack() it contains the sums. Must be whole numbers. Their sums are
+     * exact up to 256 in bf16 and up to 2048 in f16 */
     float tail[LT_MAX_TAIL];
 } lt_packet;
 
@@ -350,14 +353,14 @@ typedef struct lt_bucket_filter {
     int tail; /* how many numbers of lt_packet.tail are used; the same on all ranks */
     /* Returns the statistics of a gradient. Called on the rank's thread when backward has completed
      * the gradient of x and its hooks have run. grad is on the CPU and includes the gradients of
-     * earlier backwards. x and grad are borrowed. Not called for a rank or shard without rows. May
-     * be NULL. */
+     * earlier backward passes. x and grad are borrowed. Not called for a rank or shard without
+     * rows. May be NULL. */
     lt_grad_stats (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* As measure(), for gradients that measure() was not called for: it is NULL, or they were on an
+    /* Like measure(), for all gradients if measure is NULL, and otherwise for those that were on an
      * accelerator or are left over from an earlier step. grad is on the CPU, may be a copy, and is
      * borrowed for this call. Called on the group's thread before pack(), or with vranks on the
-     * rank's thread. A bucket that is summed on accelerators is measured there, without these two
-     * calls, if look is set. NULL if nothing needs to be measured. */
+     * rank's thread. If look is set, a bucket that is summed on accelerators is measured there, and
+     * neither measure() nor look() is called for it. NULL if nothing needs to be measured. */
     lt_grad_stats (*look)(void *ud, const lt_tensor *grad);
     /* Called on the group's thread before the first bucket of an exchange. A step has a second
      * exchange if gradients were added after the first. May be NULL. */

@@ -8,8 +8,8 @@
 
 typedef struct lt_filter { /* all zeros: no filter */
     lt_bucket_filter is;
-    /* copy: a bucket that travels in f16, in case it must be sent again. side: where a bucket and
-     * its tail are summed if the memory after the bucket is in use */
+    /* copy: of a bucket that travels in f16, in case it must be sent again. side: where a bucket
+     * and its tail are summed if the memory after the bucket is in use */
     void *copy, *side;
     size_t room, side_room; /* sizes of copy and of side in bytes */
 } lt_filter;

@@ -51,11 +51,10 @@ LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
 bool lt__group_alloc_shared(lt_group *group, size_t bytes, lt_external_memory *memory);
 
 /* Opens the group of all processes of a network; all must call it. *net is taken. config may be
- * NULL. New. Errors as lt_mpi_open(). */
+ * NULL. New. Returns the same errors as lt_mpi_open(). */
 lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group);
-/* Opens the network of the MPI plugin; all processes must call it. *net is new. LT_EENV if the
- * plugin is missing, has another version, or sees a different number of processes than were
- * started. */
+/* Opens the network of the MPI plugin; all processes must call it. *net is new. LT_EENV for the
+ * same reasons as lt_mpi_open(). */
 lt_status lt__net_open(lt_net *net);
 
 #endif

@@ -1,7 +1,7 @@
 /* mapping.h - memory of one process that other processes of its node can map. Private to dist.
  *
- * A mapping is a memfd, which other processes open as /proc/PID/fd/N. No file system is involved,
- * nothing must be cleaned up, and there is no size limit but the memory itself. A handle is a
+ * A mapping is a memfd, which other processes open as /proc/PID/fd/N. It has no name in a file
+ * system and needs no cleanup, and its size is limited only by the memory available. A handle is a
  * 64-bit word by which other processes find one byte of a mapping. A process maps the whole memfd
  * when it first uses such a handle, and keeps this view. The memory exists as long as any process
  * has it mapped.

@@ -1,10 +1,10 @@
 /* net.h - the network that carries bytes between processes. A plugin implements it. This header is
- * the whole interface of that plugin, so it includes nothing of luatrain.
+ * the whole interface of that plugin, so it includes no other header of luatrain.
  *
- * Messages from one rank to another on one channel arrive in the order of sending, and each has the
- * number of bytes that the receiver expects. Several threads may make calls at the same time,
- * except close(). Only sum() and close() block. But while a thread is in sum(), send() and
- * receive() wait until it returns, and test() reports that nothing is done.
+ * Messages from one rank to another on one channel arrive in the order of sending. The caller
+ * ensures that each has the number of bytes that the receiver expects. Several threads may make
+ * calls at the same time, except close(). Only sum() and close() block. But while a thread is in
+ * sum(), send() and receive() wait until it returns, and test() reports that nothing is done.
  */
 #ifndef LT_DIST_NET_H
 #define LT_DIST_NET_H

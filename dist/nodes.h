@@ -18,11 +18,11 @@ typedef struct lt_nodes {
     int own;                    /* the index of this node */
 } lt_nodes;
 
-/* Both functions are collectives over the network of ring. They fail with LT_ENOMEM or as
- * lt__ring_send() and lt__ring_receive() do. */
+/* The first two functions are collectives over the network of ring. LT_ENOMEM, or an error of
+ * lt__ring_send() or lt__ring_receive(). */
 /* Sets up this node. *nodes must be all zeros. */
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings);
-/* Then finds the other nodes. */
+/* Finds the other nodes. Call it after lt__nodes_share_memory(). */
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring);
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings);
 

@@ -49,7 +49,7 @@ void lt__record_use(lt_record *record, int parameter, bool added);
  * LT_ENUMERIC if a deferred loss is not finite, or a failure of the accelerator. */
 LT_MUST lt_status lt__record_collect(lt_record *record);
 
-/* All functions below require the sum over the ranks. */
+/* The functions below, except lt__record_free(), read the sum over the ranks. */
 /* Whether some rank uses the parameter, and whether some rank has added to its gradient. */
 bool lt__record_uses(const lt_record *record, int parameter);
 bool lt__record_adds(const lt_record *record, int parameter);

@@ -22,7 +22,7 @@ typedef struct lt_ring { /* one member's view */
     int index, size;     /* of this member; number of members */
     int channel;         /* of the network, for collectives */
     double timeout;      /* seconds without progress until a wait fails */
-    double grace;        /* more seconds, for a peer that may itself be waiting for others */
+    double grace;        /* extra seconds, for a peer that may itself be waiting for others */
     bool spin;           /* waits may spin before they sleep */
     bool tree;           /* use recursive doubling for all sums, which makes them tree sums */
     /* Called while this member waits for `rank` in collective `what`. Returns LT_OK to keep

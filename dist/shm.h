@@ -30,7 +30,7 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     int channel;
     const int *rank_of;   /* (size) rank of each slot in the group; NULL if they are equal */
     double timeout;       /* seconds until a wait fails */
-    double grace;         /* more seconds, for a rank that may itself be waiting for others */
+    double grace;         /* extra seconds, for a rank that may itself be waiting for others */
     bool spin;            /* waits may spin before they sleep */
     uint32_t collectives; /* number of collectives so far */
     uint64_t bytes;       /* exchanged with other ranks so far */
@@ -68,7 +68,7 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
 /* Writes the last location of the rank in slot `who` to text, for the end of a message:
  * "; it was last seen at train.lua:31, step 7", or "" if it is not known. Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES]);
-/* As lt_group_is_reporter(), for the ranks of this communicator. */
+/* Like lt_group_is_reporter(), for the ranks of this communicator. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);
 /* Declares that this rank takes no further part, so that others do not wait for it. */
 void lt__shm_leave(lt_shm *shm);

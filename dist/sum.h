@@ -19,13 +19,15 @@ enum { LT_MAX_SUMMANDS = 256 }; /* in one sum: the maximum number of ranks on a 
 
 /* Whether sums of this dtype are supported. */
 bool lt__sum_supports(lt_dtype dtype);
-/* Sets elements [first, first + count) of all n shares to the sum of scale * data over the shares.
- * Elements are scaled in f32 (f64 in f64; i64 is not scaled), rounded to wire if dtype is f32, and
- * added in f32 (f64, i64). The sum is rounded in the same way. */
+/* Sets elements [first, first + count) of all n arrays to the sum of scale * data over the arrays.
+ * f64 and i64 are added in their own dtype, all others in f32. Elements are scaled in that dtype,
+ * except i64, which is not scaled. If dtype is f32, the scaled elements and the sum are rounded to
+ * wire. */
 void lt__sum_arrays(const lt_summand *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count);
 /* to[0..count) += from[0..count). `to` has dtype `dtype`, `from` has dtype `wire`. If wire is f16
- * or bf16 and dtype f32, the values of `to` must already be rounded to wire, and so is the sum. */
+ * or bf16 and dtype is f32, the values of `to` must already be rounded to wire, and the sum is
+ * rounded to wire as well. */
 void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count);
 
 #endif

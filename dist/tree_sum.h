@@ -16,8 +16,8 @@ typedef struct lt_tree_sum { /* all zeros: nothing added yet */
     size_t bytes; /* of each level */
 } lt_tree_sum;
 
-/* LT_EUSAGE unless `shards` is 0, or a power of two up to 256 that n ranks can share evenly and
- * wire is f32. */
+/* 0 shards are always valid. Any other number must be a power of two up to 256 and a multiple of
+ * the number of ranks n, and wire must be f32; LT_EUSAGE otherwise. */
 LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
 /* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, which
  * is a power of two. data is overwritten; after the last shard it contains the sum. A later shard

@@ -1,4 +1,4 @@
-/* options.h - the command line options of luatrain. A value comes from the flag, else from the
+/* options.h - the command-line options of luatrain. A value comes from the flag, else from the
  * environment variable LUATRAIN_NAME, else from the library's defaults. Each flag is checked here
  * and then stored in its variable, where the embedded Lua files read it.
  */
@@ -33,12 +33,13 @@ typedef struct settings {
 LT_MUST lt_status read_options(settings *s, char **argv);
 /* The name of option i, from 0, such as "save-every". NULL if there is no such option. */
 const char *option_name(int i);
-/* Compares the options that must be equal on all ranks. A collective. LT_EDESYNC, or as
+/* Compares the options that must be equal on all ranks. A collective. Returns the same errors as
  * lt_group_compare(). */
 LT_MUST lt_status compare_options(lt_group *group);
-/* Prints the list of options. */
+/* Prints the usage, the options and the environment variables. */
 void print_help(FILE *to);
-/* Prints versions, the number of threads and the device of s to stdout. Fails as lt_open(). */
+/* Prints versions, the number of threads and the device of s to stdout. Returns the same errors as
+ * lt_open(). */
 LT_MUST lt_status print_version(const settings *s);
 
 #endif

@@ -84,7 +84,7 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
 noreturn void lt__raise(lua_State *L, lt_lua *s);
 /* Sets the message and raises it: lt__error(L, s, LT_EINVAL, "...", ...). */
 #define lt__error(L, s, ...) (lt_fail(__VA_ARGS__), lt__raise((L), (s)))
-/* As lt__error() with LT_EINVAL, the most common status. */
+/* Like lt__error() with LT_EINVAL, the most common status. */
 #define lt__refuse(L, s, ...) lt__error((L), (s), LT_EINVAL, __VA_ARGS__)
 static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
 {
@@ -109,16 +109,16 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 void lt__collect_for_backward(lua_State *L, lt_lua *s);
 /* Puts x, kept, into the empty box on top. If x is NULL, replaces the box with nil. */
 void lt__box_retain(lua_State *L, lt_tensor **box, lt_tensor *x);
-/* As lt__box_retain(), but stores a CPU copy of x if x is on another device. x must not be NULL.
+/* Like lt__box_retain(), but stores a CPU copy of x if x is on another device. x must not be NULL.
  * Raises if the copy fails. */
 void lt__box_retain_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* Returns the tensor at index, borrowed, or NULL if the value is not a tensor. Raises if the tensor
  * was closed. */
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
-/* As lt__to_tensor(), but raises "who: what must be a tensor, but is 5" for other values. */
+/* Like lt__to_tensor(), but raises "who: what must be a tensor, but is 5" for other values. */
 lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 
-/* As lt__check_tensor() for argument 1 of a method. */
+/* Like lt__check_tensor() for argument 1 of a method. */
 static inline lt_tensor *lt__self(lua_State *L, const char *who)
 {
     return lt__check_tensor(L, lt__lua(L), 1, who, "self");
@@ -151,7 +151,7 @@ void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_d
 bool lt__number_fits(lua_State *L, int index, lt_dtype dtype);
 /* Writes the number at index, which must fit dtype, as one element of dtype. */
 void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element);
-/* Fills x with the number at index, as lt_fill() or, for a Lua integer, lt_fill_integer(). */
+/* Fills x with the number at index: calls lt_fill_integer() for a Lua integer, else lt_fill(). */
 lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x);
 /* Pushes the shape of x as a table. */
 void lt__push_dims(lua_State *L, const lt_tensor *x);
@@ -201,6 +201,9 @@ void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);
+
+/* ==== Used by several parts =================================================================== */
+
 /* In a dry run, before backward: records the value of loss, or NAN if it has no single value. A
  * second backward changes nothing. */
 void lt__dry_run_loss(lt_lua *s, lt_tensor *loss);

@@ -7,7 +7,7 @@
 #define LT_EMBEDDED "=luatrain/" /* prefix of their chunk names */
 
 typedef struct lt_embedded {
-    const char *name, *text; /* such as "train.run", without "luatrain."; its source */
+    const char *name, *text; /* name, without "luatrain.", such as "train.run"; source */
     size_t length;           /* of text, in bytes */
 } lt_embedded;
 extern const lt_embedded lt__embedded[]; /* ends with a NULL name */
