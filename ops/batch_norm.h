@@ -5,6 +5,7 @@
 #define LT_OPS_BATCH_NORM_H
 
 #include "ops/kernel.h"
+#include "ops/moments.h"
 
 enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL }; /* inputs */
 enum { TRAIN, MOMENTUM, EPS, ACT, SYNC };      /* options */
@@ -59,13 +60,9 @@ static inline double lt__all_rows(const lt_call *c)
     return c->summed ? c->sums[0] : (double)lt__rows_of(c->in[X]);
 }
 
-/* The mean of some rows, and the sum of squared deviations from it. Ranks exchange them as sums of
- * deviations from a center that is the same on all ranks, the running mean. If the center is k
- * standard deviations from the mean, the relative error of the variance is about
- * 1e-16 * (1 + k^2). */
-typedef struct lt_moments {
-    double mean, squares;
-} lt_moments;
+/* Ranks exchange moments as sums of deviations from a center that is the same on all ranks, the
+ * running mean. If the center is k standard deviations from the mean, the relative error of the
+ * variance is about 1e-16 * (1 + k^2). */
 
 /* First run: writes the moments m of this rank's rows to the sums of the channel. c->sums[0] must
  * already be set. */
@@ -140,17 +137,8 @@ LT_BOTH LT_INLINE float lt__norm_offset(float factor, double sum, double share)
     return (float)(-factor * sum * share);
 }
 
-/* The combined moments of two sets of rows (Chan, Golub and LeVeque, 1983). share: the fraction of
- * all rows that are in `more`; weight: the number of rows in m, times share. */
-LT_BOTH LT_INLINE lt_moments lt__merged(lt_moments m, lt_moments more, double share, double weight)
-{
-    double d = more.mean - m.mean;
-    m.mean += d * share;
-    m.squares += more.squares + d * d * weight;
-    return m;
-}
-
-/* The same for means and biased variances. part: the fraction of all values in the second set. */
+/* Like lt__merged(), for means and biased variances. part: the fraction of all values that are in
+ * the second set. */
 LT_BOTH LT_INLINE double lt__merged_var(double mean, double var, double mean2, double var2,
                                         double part)
 {

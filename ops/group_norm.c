@@ -11,6 +11,7 @@
  * depend only on the dims, so the bits do not depend on the number of threads.
  */
 #include "ops/layer_norm.h"
+#include "ops/moments.h"
 
 enum { GROUPS, EPS }; /* options */
 
@@ -195,26 +196,23 @@ LT_SIMD static void part_moments(const part *a)
     );
 }
 
-/* Joins the pairs of the parts of a sample (Chan, Golub and LeVeque, 1983), and saves the mean and
- * 1 / sqrt(var + eps) of group g. */
+/* Joins the pairs of the parts of a sample, and saves the mean and 1 / sqrt(var + eps) of group
+ * g. */
 static void join_moments(lt_call *c, const plan *p, int64_t sample, int64_t g)
 {
+    lt_moments m = {0, 0};
     double n = 0;
-    double mean = 0;
-    double squares = 0;
     for (int64_t i = 0; i < p->parts; i++) {
         pair more = pairs_of(c, p, sample * p->parts + i)[g];
         double count = (double)(rows_of(p, i) * p->width);
-        double d = more.a - mean;
         double share = count / (n + count);
-        mean += d * share;
-        squares += more.b + d * d * n * share;
+        m = lt__merged(m, (lt_moments){more.a, more.b}, share, n * share);
         n += count;
     }
     LT_FLOATS(c->in[X]->dtype, T,
         T *stats = (T *)c->out[1]->data + (sample * p->groups + g) * 2;
-        stats[0] = (T)mean;
-        stats[1] = (T)(1 / sqrt((n > 0 ? squares / n : 0) + lt__number(c, EPS)));
+        stats[0] = (T)m.mean;
+        stats[1] = (T)(1 / sqrt((n > 0 ? m.squares / n : 0) + lt__number(c, EPS)));
     );
 }
 
@@ -252,8 +250,8 @@ static lt_status forward(lt_call *c)
 /* ==== Backward ================================================================================ */
 
 /* With r = 1 / sqrt(var + eps), h = (x - mean) * r and g = dy * scale: pairs = the sums of g and of
- * g h over each group of the part. Adds the sums of dy h to the line DSCALE and those of dy to
- * DSHIFT. */
+ * g h over each group of the part. Adds the sums of dy h to the line DSCALE, and the sums
+ * of dy to DSHIFT. */
 LT_SIMD static void part_sums(const part *a)
 {
     int64_t channels = a->p->channels, width = a->p->width;
