@@ -68,18 +68,20 @@ end
 
 local folders = {}
 
--- Makes a folder, which T.finish() removes, and returns its path.
-function T.folder()
+function T.write(path, text)
+  local file <close> = assert(io.open(path, "w"))
+  file:write(text)
+end
+
+-- Makes a folder, which T.finish() removes, and returns its path. A script is written to t.lua in
+-- it.
+function T.folder(script)
   local name = os.tmpname()
   os.remove(name)
   assert(os.execute("mkdir " .. name))
   folders[#folders + 1] = name
+  if script then T.write(name .. "/t.lua", script) end
   return name
-end
-
-function T.write(path, text)
-  local file <close> = assert(io.open(path, "w"))
-  file:write(text)
 end
 
 function T.read(path)

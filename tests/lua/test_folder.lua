@@ -20,11 +20,7 @@ lt.fit{net = net, train = train, test = test, epochs = opt.epochs, batch = 8,
        end}
 ]]
 
-local function new_folder()
-  local at = T.folder()
-  T.write(at .. "/t.lua", SCRIPT)
-  return at
-end
+local function new_folder() return T.folder(SCRIPT) end
 
 -- Runs t.lua in a folder, for at most 30 seconds. Returns its output and exit code.
 local function run(at, options, arguments)

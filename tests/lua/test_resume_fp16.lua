@@ -23,11 +23,7 @@ lt.fit{net = net, train = train, test = test, epochs = opt.epochs, batch = 8, ou
                                                            and opt.interval or nil}}
 ]]
 
-local function new_folder()
-  local out = T.folder()
-  T.write(out .. "/t.lua", SCRIPT)
-  return out
-end
+local function new_folder() return T.folder(SCRIPT) end
 
 -- Runs the script, which must end with exit code 0. Returns its output.
 local function run(out, options, arguments)
