@@ -1,8 +1,8 @@
 /* check.c - runs a pass in half precision and in f32, and compares each tensor.
  *
  * The first pass keeps all results of ops: outputs, and gradients of inputs. The second pass
- * compares each result, as soon as it is computed, with the next kept result that has the same op,
- * place in the user's code and dims. The kept result is then released. Casts occur in only one of
+ * compares each new result with the next kept result that has the same op, place in the user's code
+ * and dims, and then releases the kept one. Casts occur in only one of
  * the passes and are skipped: their rounding shows in the results computed from them.
  */
 #include <math.h>

@@ -308,7 +308,7 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  *     running statistics. Later steps change nothing either, until gradients are discarded, by a
  *     step or lt_zero_grad(), and a new backward starts;
  *   - the status of an optimizer step is LT_PENDING.
- * Results are bit-identical to those of immediate decisions. With a timer, a trace or an op hook,
+ * Deferred and immediate decisions give bit-identical results. With a timer, a trace or an op hook,
  * each loss is checked synchronously.
  *
  * Blocks until all decisions on the accelerator are known. LT_ENUMERIC for a loss or norm as above,

@@ -12,8 +12,8 @@
  * The decoder's memory is zeroed, so that the pixels of a malformed file are a function of its
  * bytes. 16-bit samples are truncated to their upper 8 bits, alpha is dropped, and grey is computed
  * as luma. Orientation and colour profiles are ignored. For JPEGs with half the horizontal colour
- * resolution (4:2:2), stb_image swaps two weights: in the last column but one a colour is 3/4 of
- * its left neighbour's and 1/4 of its own instead of the reverse.
+ * resolution (4:2:2), stb_image swaps two weights: in the last column but one, a colour is computed
+ * as 3/4 of the left sample and 1/4 of the pixel's own sample. It should be 1/4 and 3/4.
  */
 #include <limits.h>
 #include <stdlib.h>

@@ -50,8 +50,8 @@ local function peer_truth(c, dtype, own)
   return truth
 end
 
--- A message if a result has the wrong dtype, else nil. is: the dtype of the result; dtype: that of
--- the inputs; in_f64: the result's dtype for f64 inputs.
+-- A message if a result has the wrong dtype, else nil. is: the result's dtype; dtype: the inputs'
+-- dtype; in_f64: the result's dtype for f64 inputs.
 local function wrong_dtype(c, name, is, dtype, in_f64)
   if in_f64 ~= "f64" or is == dtype or c.options.dtype or is == "f64" then return nil end
   if is == "f32" and c.op == "add_squares" then return nil end

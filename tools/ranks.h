@@ -14,11 +14,11 @@ typedef struct ranks {
     void *ud;
 } ranks;
 
-/* Runs all ranks. Returns the status and the message of the first rank that failed. Without a
- * failure, returns those of rank 0; in an MPI job, returns the status of this process's rank with
- * an empty message, because rank 0 has already printed its own message. Ends the process instead of
- * returning if a rank still runs a few seconds after a failure, and after any failure in an MPI
- * job; then one process of each node prints the message. LT_ENOMEM. */
+/* Runs all ranks. Returns the status and the message of the first rank that failed. If no rank
+ * failed, returns rank 0's status and message. In an MPI job, it returns the status of this
+ * process's rank and an empty message, because rank 0 has already printed its message. Ends the
+ * process instead of returning if a rank still runs a few seconds after a failure, and after any
+ * failure in an MPI job; then one process of each node prints the message. LT_ENOMEM. */
 LT_MUST lt_status run_ranks(const ranks *r);
 
 /* Whether a rank with this status failed: not LT_OK, LT_EDONE or LT_ESTOPPED. */

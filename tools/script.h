@@ -12,7 +12,7 @@ bool find_program(char path[PATH_MAX]);
 /* Runs the script argv[0] with the arguments that follow. argv[0] is the path of a file, the name
  * of one of luatrain's models, or "-" for stdin. A pipe that the shell opened, as in `luatrain
  * <(command)`, is first read to its end. FIFOs, devices and sockets are LT_EUSAGE, because opening
- * one may block forever. Other errors are those of lt_lua_dofile(). */
+ * one may block forever. Also fails as lt_lua_dofile() does. */
 LT_MUST lt_status run_script(lua_State *L, int argc, char **argv);
 
 #endif

@@ -890,13 +890,13 @@ function lt.memory() end
 ---@class luatrain.metrics
 lt.metrics = {}
 
----Checks a list of metrics and returns it; nil means {metrics.top1}. who is the caller, for errors.
+---Checks a list of metrics and returns it; nil means {metrics.top1}. Errors start with `who`.
 ---@param list? luatrain.metric.Options[]
 ---@param who string
 ---@return luatrain.metric.Options[]
 function lt.metrics.read(list, who) end
 
----lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label. NaN
+---lt.metrics.top(k): the fraction of samples with fewer than k logits above the label's logit. NaN
 ---is above all numbers, and a label with a NaN logit is wrong. top(1) compares with argmax instead,
 ---which is the first of the largest logits or the first NaN. logits: (n, classes); y: (n) of i64.
 ---@param k integer

@@ -228,7 +228,7 @@ static inline lt_status lt__require_kernels(const lt_cuda *cuda, const lt_tensor
  * a negative one if there is any. Until the report, results that depend on a bad index are NaN, so
  * that training does not seem to succeed. */
 typedef struct lt_bad_id {
-    int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
+    int64_t kind;             /* a value below; LT_NO_BAD_ID is 0 */
     int64_t place, id, limit; /* position and value of the index; number of valid values */
 } lt_bad_id;
 enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* values of kind */

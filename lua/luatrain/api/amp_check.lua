@@ -67,7 +67,8 @@ local function add_row(layer, row, worst)
 end
 
 -- Computes each error over all tensors of a kind in the layer. An error per tensor would mislead: a
--- gradient that should be 0, such as that of a bias before a batch norm, is all rounding error.
+-- gradient that should be 0, such as the gradient of a bias before a batch norm, is all rounding
+-- error.
 local function add_errors(layer, worst)
   for kind, squares in pairs(layer.squares) do
     if squares.all > 0 then

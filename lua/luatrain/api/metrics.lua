@@ -13,7 +13,7 @@ local metrics = {}
 
 local top = check "lt.metrics.top{k}"
 
--- lt.metrics.top(k): the fraction of samples with fewer than k logits above that of the label. NaN
+-- lt.metrics.top(k): the fraction of samples with fewer than k logits above the label's logit. NaN
 -- is above all numbers, and a label with a NaN logit is wrong. top(1) compares with argmax instead,
 -- which is the first of the largest logits or the first NaN. logits: (n, classes); y: (n) of i64.
 function metrics.top(k)
@@ -34,7 +34,7 @@ metrics.top5 = metrics.top(5)
 local spec = check "metric{name:string, count:call}"
 local taken = {loss = true, test_loss = true, train_loss = true}
 
--- Checks a list of metrics and returns it; nil means {metrics.top1}. who is the caller, for errors.
+-- Checks a list of metrics and returns it; nil means {metrics.top1}. Errors start with `who`.
 function metrics.read(list, who)
   local read = {}
   for i, metric in ipairs(list or {metrics.top1}) do

@@ -279,7 +279,7 @@ end
 
 -- ==== Modules without parameters =================================================================
 
--- nn.relu() is a module that calls lt.relu. So it is for each op of one tensor without options.
+-- nn.relu() is a module that calls lt.relu. Every op of one tensor without options has a module.
 for name in pairs(ops) do
   if core.help(name):find("^" .. name .. "%(x%)\n") then
     local spec = check("nn." .. name .. "{}")
