@@ -373,7 +373,15 @@ static int listener_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg listener_methods[] = {{"close", listener_gc}, {NULL, NULL}};
+/* listener:keep(): the context listens until it is freed; the handle is no longer needed. */
+static int listener_keep(lua_State *L)
+{
+    *(lt_ctx **)lua_touserdata(L, 1) = NULL;
+    return 0;
+}
+
+static const luaL_Reg listener_methods[] = {
+    {"close", listener_gc}, {"keep", listener_keep}, {NULL, NULL}};
 
 /* listen(): returns a handle. Until it is closed, a signal requests a stop. */
 static int listen_to_signals(lua_State *L)

@@ -15,9 +15,8 @@
 --
 -- A run knows its position: the epoch, and the number of samples done in it. The order and the
 -- augmentation of the samples are functions of seed and epoch. The position, the tensors and a few
--- counters therefore suffice to resume a run as if it had never stopped. Other state of the script
--- is not saved. run.folder, run.epoch, run.steps, run.stage and run.result (the last report) may be
--- read.
+-- counters therefore suffice to resume a run exactly. Other state of the script is not saved.
+-- run.folder, run.epoch, run.steps, run.stage and run.result (the last report) may be read.
 --
 -- A run ends after the last epoch, at --max-steps, on a signal or on an error. It ends early, and
 -- saves a checkpoint, if its variable is closed or the script calls os.exit(). In each case it
@@ -206,15 +205,15 @@ local function finish(self, exit)
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   close_loader(self)
-  self.listener:close()
+  -- If another rank's signal stopped the run, this rank may still get its own.
+  if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
   if missed then self.log:warn(missed) end
   local known, sha256 = false, nil
   if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
   local fields = {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
-    skipped = scale and scale.skipped or nil,
-    resends = core.wire_scales().resends,
+    skipped = scale and scale.skipped or nil, resends = core.wire_scales().resends,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
