@@ -23,8 +23,8 @@
 #include <stdio.h>
 
 #include "ops/cpu/dnnl.h"
-#include "ops/plan_cache.h"
-#include "ops/state.h"
+#include "ops/backend/plan_cache.h"
+#include "ops/backend/state.h"
 
 /* Operands of a task. */
 enum { X, W, BIAS, Y, OPERANDS };

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "ops/cpu/rescale.h"
-#include "ops/plugin.h"
-#include "ops/state.h"
+#include "ops/backend/plugin.h"
+#include "ops/backend/state.h"
 
 struct lt_grad_table {
     lt_ctx *ctx;

@@ -6,8 +6,8 @@
  */
 #include "ops/cpu/rescale.h"
 #include "ops/kernel.h"
-#include "ops/plugin.h"
-#include "ops/state.h"
+#include "ops/backend/plugin.h"
+#include "ops/backend/state.h"
 
 enum { BLOCK = 16384, INFINITE = 0x7f800000, MAGNITUDE = 0x7fffffff };
 

@@ -8,7 +8,7 @@
  * refused at run time; then the next proposal runs, and is used from then on.
  */
 #include "ops/cuda/cublas.h"
-#include "ops/plan_cache.h"
+#include "ops/backend/plan_cache.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,7 +20,7 @@
 
 #include "ops/cuda/nvidia.h"
 #include "ops/kernel.h"
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 
 enum { LT_THREADS = 256 }; /* per block, in every kernel */
 /* Launch bounds that limit a kernel's registers so that four blocks fit on a multiprocessor. On

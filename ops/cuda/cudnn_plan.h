@@ -5,7 +5,7 @@
 
 #include "ops/cuda/plan_file.h"
 #include "ops/cuda/cudnn.h"
-#include "ops/plan_cache.h"
+#include "ops/backend/plan_cache.h"
 
 typedef cudnnBackendDescriptor_t lt_desc;
 typedef cudnnBackendAttributeName_t lt_attribute;

@@ -2,7 +2,7 @@
 #ifndef LT_OPS_CUDA_ENV_H
 #define LT_OPS_CUDA_ENV_H
 
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 
 #ifdef __cplusplus
 extern "C" {

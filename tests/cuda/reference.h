@@ -7,7 +7,7 @@
 #define TESTS_CUDA_REFERENCE_H
 
 #include "autograd/tape.h"
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 #include "tests/cuda/libs.h"
 #include "tests/cuda/shim.h"
 

@@ -9,8 +9,8 @@
  * their size is unknown, so the tolerance is relative to the largest element.
  */
 #include "ops/kernel.h"
-#include "ops/plugin.h"
-#include "ops/state.h"
+#include "ops/backend/plugin.h"
+#include "ops/backend/state.h"
 #include "tests/cuda/libs.h"
 #include "tests/device/reference.h"
 

@@ -7,7 +7,7 @@
 #ifdef LT_WITH_CUDNN
 #include "ops/cuda/libraries.h"
 #include "ops/kernel.h"
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 #include "tests/cuda/libs.h"
 #include "tests/device/emu.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 #include "tests/device/emu_counts.h"
 
 #define MEMORY ((size_t)1 << 36)

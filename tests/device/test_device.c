@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "data/data.h"
 #include "dist/dist.h"
-#include "ops/plugin.h"
+#include "ops/backend/plugin.h"
 #include "tests/device/emu.h"
 
 static const int64_t two_by_three[] = {2, 3};

@@ -1,5 +1,5 @@
 /* test_plan_cache.c - the cache of plans finds a plan by its whole key, and gives each back. */
-#include "ops/plan_cache.h"
+#include "ops/backend/plan_cache.h"
 #include "tests/lt_test.h"
 
 enum { WORDS = 3 };

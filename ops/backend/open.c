@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "ops/list.h"
-#include "ops/state.h"
+#include "ops/backend/state.h"
 
 #define X(name) extern const lt_op lt__op_##name;
 LT_OP_LIST(X)

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "core/plugin.h"
-#include "ops/plugin.h"
-#include "ops/state.h"
+#include "ops/backend/plugin.h"
+#include "ops/backend/state.h"
 
 bool lt__is_accelerator(const char *device)
 {
