@@ -25,7 +25,7 @@ typedef struct made {        /* a tensor of the first pass */
 struct lt_precision_check {
     lt_ctx *ctx;
     made *list;
-    int n, room, next; /* next: index of the next entry to compare */
+    int n, capacity, next; /* next: index of the next entry to compare */
     /* backward starts with the gradient times 2^k */
     int k;
     bool second;     /* the second pass */
@@ -82,25 +82,25 @@ static lt_status compare(const lt_precision_check *c, made *m, lt_tensor *x)
 
 /* ==== The two passes ========================================================================== */
 
-static lt_status make_room(lt_precision_check *c)
+static lt_status reserve(lt_precision_check *c)
 {
-    if (c->n < c->room)
+    if (c->n < c->capacity)
         return LT_OK;
-    int room = c->room ? 2 * c->room : 256;
-    made *more = lt__alloc(c->ctx, (size_t)room * sizeof *more);
+    int capacity = c->capacity ? 2 * c->capacity : 256;
+    made *more = lt__alloc(c->ctx, (size_t)capacity * sizeof *more);
     if (!more)
         return LT_ENOMEM;
     if (c->n > 0)
         memcpy(more, c->list, (size_t)c->n * sizeof *more);
-    lt__free(c->ctx, c->list, (size_t)c->room * sizeof *more);
+    lt__free(c->ctx, c->list, (size_t)c->capacity * sizeof *more);
     c->list = more;
-    c->room = room;
+    c->capacity = capacity;
     return LT_OK;
 }
 
 static lt_status keep(lt_precision_check *c, const made *m, lt_tensor *x)
 {
-    LT_TRY(make_room(c));
+    LT_TRY(reserve(c));
     c->list[c->n] = *m;
     c->list[c->n].x = x->storage->device->is_host ? lt__tensor_view(x, x->ndim, x->dims, 0, true)
                                                   : lt__on_host(x);
@@ -189,7 +189,7 @@ void lt_precision_check_free(lt_precision_check *c)
         return;
     lt_ctx *ctx = c->ctx;
     clear(c);
-    lt__free(ctx, c->list, (size_t)c->room * sizeof *c->list);
+    lt__free(ctx, c->list, (size_t)c->capacity * sizeof *c->list);
     lt__free(ctx, c, sizeof *c);
     lt__ctx_release(ctx);
 }

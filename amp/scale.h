@@ -16,14 +16,14 @@ struct lt_loss_scale {
     lt_ctx *ctx;
     lt_scaler scaler;
     lt_grad_table *table;
-    lt_tensor **measured;       /* parameters that have a row in this step; kept */
-    int n_measured, room, at;   /* at: index in `measured` where the next search starts */
-    int last;                   /* row of the gradient that was completed last */
-    lt_wire_scales *wires;      /* if buckets travel in f16; borrowed */
-    lt_grad_stats reduced;      /* of this step's buckets, from all ranks */
-    bool is_reduced;            /* `reduced` decides, not what this rank found */
-    bool has_backward;          /* a backward has run since the last decision */
-    lt_step_status step_status; /* the last decision, or LT_PENDING */
+    lt_tensor **measured;         /* parameters that have a row in this step; kept */
+    int n_measured, capacity, at; /* at: index in `measured` where the next search starts */
+    int last;                     /* row of the gradient that was completed last */
+    lt_wire_scales *wires;        /* if buckets travel in f16; borrowed */
+    lt_grad_stats reduced;        /* of this step's buckets, from all ranks */
+    bool is_reduced;              /* `reduced` decides, not what this rank found */
+    bool has_backward;            /* a backward has run since the last decision */
+    lt_step_status step_status;   /* the last decision, or LT_PENDING */
     lt_scaled_step step, recent[LT_STEPS_KEPT]; /* the last step; recent ones, at number % 8 */
     bool found_inf_here;  /* this rank has a gradient in this step that is not finite */
     bool detects_anomaly; /* in this step: see anomaly.h */

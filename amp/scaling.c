@@ -79,7 +79,7 @@ void lt_loss_scale_free(lt_loss_scale *s)
     synchronize(s);
     release_measured(s);
     lt_grad_table_free(s->table);
-    lt__free(ctx, s->measured, (size_t)s->room * sizeof *s->measured);
+    lt__free(ctx, s->measured, (size_t)s->capacity * sizeof *s->measured);
     lt__free(ctx, s, sizeof *s);
     lt__ctx_release(ctx);
 }
@@ -133,19 +133,19 @@ static lt_status clear_dropped(lt_loss_scale *s)
 }
 
 /* Makes room for one more parameter. */
-static lt_status make_room(lt_loss_scale *s)
+static lt_status reserve(lt_loss_scale *s)
 {
-    if (s->n_measured < s->room)
+    if (s->n_measured < s->capacity)
         return LT_OK;
-    int room = s->room ? 2 * s->room : 64;
-    lt_tensor **more = lt__alloc(s->ctx, (size_t)room * sizeof *more);
+    int capacity = s->capacity ? 2 * s->capacity : 64;
+    lt_tensor **more = lt__alloc(s->ctx, (size_t)capacity * sizeof *more);
     if (!more)
         return LT_ENOMEM;
     if (s->n_measured > 0)
         memcpy(more, s->measured, (size_t)s->n_measured * sizeof *more);
-    lt__free(s->ctx, s->measured, (size_t)s->room * sizeof *more);
+    lt__free(s->ctx, s->measured, (size_t)s->capacity * sizeof *more);
     s->measured = more;
-    s->room = room;
+    s->capacity = capacity;
     return LT_OK;
 }
 
@@ -168,7 +168,7 @@ static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
     if (!lt_has_optim(x))
         return LT_OK;
     if (!find_row(s, x)) {
-        LT_TRY(make_room(s));
+        LT_TRY(reserve(s));
         s->measured[s->at = s->n_measured++] = lt_retain(x);
     }
     s->last = LT_ROW_FIRST + s->at++;
@@ -193,7 +193,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
  * it comes from a skipped step and belongs to a leaf without an optimizer. It is zeroed; otherwise,
  * every later step would be skipped. A leaf that has a row needs no such check: the row covers the
  * leftover. */
-static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     bool is_on_device = !grad->storage->device->is_host;
@@ -224,7 +224,7 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
 }
 
 /* If only other ranks added to the gradient, their votes cover it, so its row is cleared. */
-static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status added(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     (void)grad;
@@ -340,7 +340,7 @@ static void reset_stale_status(lt_loss_scale *s)
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    const lt_scaling mine = {s, seed, join, complete, changed, given, decide, resolve, explain};
+    const lt_scaling mine = {s, seed, rescale, complete, changed, added, decide, resolve, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
         reset_stale_status(s);

@@ -168,7 +168,7 @@ lt_status lt_reducer_use_loss_scale(lt_reducer *r, lt_loss_scale *s, lt_wire_sca
     const lt_bucket_filter vote = {s,    LT_VOTE_NUMBERS, measure_complete, measure, start,
                                    pack, unpack},
                            without_vote = {.ud = wires,
-                                           .look = measure,
+                                           .measure_late = measure,
                                            .pack = pack_without_vote,
                                            .unpack = unpack_without_vote};
     bool in_f16 = lt_reducer_wire(r) == LT_F16;

@@ -170,7 +170,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
                        "sums over all ranks are not supported on %s yet; use the CPU, or omit sync",
                        device->name);
     size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
-    if (bytes == LT_NO_SCRATCH)
+    if (bytes == LT_SCRATCH_FAILED)
         return lt_errcode();
     if (bytes > 0 && !(c->scratch = lt__device_alloc(c->ctx, device, bytes)))
         return LT_ENOMEM;

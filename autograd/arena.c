@@ -40,9 +40,9 @@ void lt__segment_release(lt_segment *s)
 /* Memory from lt_grad_callbacks.alloc_arena, or NULL if that has none. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
-    const lt_grad_callbacks *slots = &ctx->slots.autograd->slots;
+    const lt_grad_callbacks *callbacks = &ctx->slots.autograd->callbacks;
     lt_external_memory memory;
-    if (!slots->alloc_arena || !slots->alloc_arena(slots->ud, bytes, &memory))
+    if (!callbacks->alloc_arena || !callbacks->alloc_arena(callbacks->ud, bytes, &memory))
         return NULL;
     lt_storage *storage = lt__storage_over(ctx, memory.data, bytes, memory.deleter, memory.ud);
     if (!storage)
@@ -52,7 +52,7 @@ static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 
 lt_status lt__segment_need_grads(lt_segment *s)
 {
-    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype) + LT_GRAD_ROOM;
+    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype) + LT_GRAD_SPARE_BYTES;
     if (s->grads || (s->grads = borrow(s->ctx, bytes)))
         return LT_OK;
     s->grads = lt__storage_new(s->ctx, s->values->device, bytes);

@@ -157,13 +157,13 @@ typedef struct lt_step_check {
     double factor, norm;
 } lt_step_check;
 
-#define LT_NO_SCRATCH SIZE_MAX
+#define LT_SCRATCH_FAILED SIZE_MAX
 
 /* The kernels of an accelerator for one op. They accept f16 and bf16 tensors directly, and return
  * when the work is queued in the stream of the device. The rules of lt_op for backward apply to
  * them too: grad_in_place and `add`. */
 typedef struct lt_kernels {
-    /* Bytes of device memory. LT_NO_SCRATCH on failure, with this thread's message set. May be
+    /* Bytes of device memory. LT_SCRATCH_FAILED on failure, with this thread's message set. May be
      * NULL, which means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
@@ -343,12 +343,12 @@ LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 /* ==== Hooks =================================================================================== */
 
 /* Called once per backward for leaf x, after the last contribution to its gradient. grad is that
- * gradient, including contributions of earlier backwards; x and grad are borrowed. An error ends
- * the backward. Hooks run in order of registration, and ops in them are not recorded. A hook may
- * change grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails with
- * LT_EINVAL. It may release x, which lives until all its hooks have run. Hooks registered while
- * hooks of x run are first called in the next backward. Hooks must not call backward or free the
- * tape. */
+ * gradient, including contributions of earlier backward passes. x and grad are borrowed. An error
+ * ends the backward. Hooks run in order of registration, and ops in them are not recorded. A hook
+ * may change grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails
+ * with LT_EINVAL. It may release x, which lives until all its hooks have run. Hooks registered
+ * while hooks of x run are first called in the next backward. Hooks must not call backward or free
+ * the tape. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
 /* ud is taken: free(ud), if not NULL, is called when the leaf is freed, or at once on failure. A
  * hook lives as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook;
@@ -393,13 +393,13 @@ typedef struct lt_grad_callbacks {
      * the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_grad_callbacks;
-LT_API void lt_set_grad_callbacks(lt_ctx *ctx,
-                                  const lt_grad_callbacks *slots); /* copied; NULL removes them */
+LT_API void lt_set_grad_callbacks(
+    lt_ctx *ctx, const lt_grad_callbacks *callbacks); /* copied; NULL removes them */
 
 /* For the reducer: where the gradient of a placed parameter is stored. The arena is created if
- * needed. Its padding is zero, and LT_GRAD_ROOM spare bytes follow its end, so that other numbers
- * can be sent with the gradients. */
-enum { LT_GRAD_ROOM = 2048 };
+ * needed. Its padding is zero. LT_GRAD_SPARE_BYTES bytes are allocated after its end, so that other
+ * numbers can be sent with the gradients. */
+enum { LT_GRAD_SPARE_BYTES = 2048 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
@@ -409,10 +409,10 @@ typedef struct lt_grad_place {
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to the gradient of x in the running backward. */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* Marks the gradient of x, a leaf, as present, after the caller has written it. more: whether this
+/* Marks the gradient of x, a leaf, as present, after the caller has written it. added: whether this
  * step added to it, on this rank or another one. Must not be called in backward. Returns the status
- * of lt_scaling.given(). */
-LT_MUST lt_status lt_grad_set(lt_tensor *x, bool more);
+ * of lt_scaling.added(). */
+LT_MUST lt_status lt_grad_set(lt_tensor *x, bool added);
 
 /* Callbacks of amp's loss scaling, called with ud. Backward runs on scaled gradients, so that they
  * fit f16; hooks of leaves and all later code see unscaled ones. Training sets all of them; a dry
@@ -422,14 +422,14 @@ typedef struct lt_scaling {
     /* Scales the gradient that a backward starts with. */
     lt_status (*seed)(void *ud, lt_tensor *grad);
     /* This backward will add to grad, which earlier ones left for leaf x: scales it again. */
-    lt_grad_hook join;
+    lt_grad_hook rescale;
     /* The gradient of x is complete in this backward: unscales it. Before the leaf's own hooks. */
     lt_grad_hook complete;
     /* After the leaf's own hooks, if it has any: they may have changed grad. */
     lt_grad_hook changed;
     /* lt_grad_set(x, true) was called: this step added to grad, so the next decide() must cover it.
      * grad is unscaled. complete() may have been called for it before. */
-    lt_grad_hook given;
+    lt_grad_hook added;
     /* Called before an optimizer step reads gradients, after lt_grad_callbacks.update, unless that
      * has set LT_ACCUMULATING. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
      * accelerator writes the statistics of the gradients to lt_step_check_of(). */

@@ -111,9 +111,9 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
     LT_TRY(lt__leaf_need_grad(leaf));
     *target = leaf->grad;
     *add = leaf->has_grad;
-    if (scaling->join && leaf->has_grad && !leaf->touched) {
+    if (scaling->rescale && leaf->has_grad && !leaf->touched) {
         leaf->touched = true;
-        return scaling->join(scaling->ud, leaf->x, leaf->grad);
+        return scaling->rescale(scaling->ud, leaf->x, leaf->grad);
     }
     return LT_OK;
 }
@@ -362,9 +362,9 @@ static lt_status failed(const lt_node *node)
 
 static lt_status notify_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
-    if (!ag->slots.ready || ag->dry_run.on)
+    if (!ag->callbacks.ready || ag->dry_run.on)
         return LT_OK;
-    lt_status status = ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad);
+    lt_status status = ag->callbacks.ready(ag->callbacks.ud, leaf->x, leaf->grad);
     return status != LT_OK && node ? failed(node) : status;
 }
 
@@ -499,14 +499,14 @@ static lt_status check_loss(lt_tensor *loss)
 /* The begin and end callbacks of lt_grad_callbacks, which a dry run skips. */
 static lt_status begin(struct lt_autograd *ag, lt_tensor *loss)
 {
-    bool is_there = ag->slots.begin && !ag->dry_run.on;
-    return is_there ? ag->slots.begin(ag->slots.ud, loss->ctx, loss) : LT_OK;
+    bool is_there = ag->callbacks.begin && !ag->dry_run.on;
+    return is_there ? ag->callbacks.begin(ag->callbacks.ud, loss->ctx, loss) : LT_OK;
 }
 
 static lt_status end(struct lt_autograd *ag, lt_ctx *ctx, lt_status status)
 {
-    bool is_there = ag->slots.end && !ag->dry_run.on;
-    return is_there ? ag->slots.end(ag->slots.ud, ctx, status) : status;
+    bool is_there = ag->callbacks.end && !ag->dry_run.on;
+    return is_there ? ag->callbacks.end(ag->callbacks.ud, ctx, status) : status;
 }
 
 /* Backward of a loss that is itself a leaf. */

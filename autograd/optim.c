@@ -26,9 +26,9 @@ typedef struct arena {
 struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
-    uint32_t number;                      /* of the optimizer in its context, from 1 */
-    int n_slots, n_items, n_arenas, room; /* room: of both arrays */
-    item *items;                          /* sorted by arena, then offset */
+    uint32_t number;                          /* of the optimizer in its context, from 1 */
+    int n_slots, n_items, n_arenas, capacity; /* capacity of both arrays */
+    item *items;                              /* sorted by arena, then offset */
     arena *arenas;
     uint64_t backwards;   /* count of the context's backwards at the last step */
     lt_pending_step last; /* the last step */
@@ -91,7 +91,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->number = ++ctx->slots.autograd->optims;
     o->backwards = ctx->slots.autograd->backwards;
     o->n_slots = def->schema.n_in - 2;
-    o->room = n;
+    o->capacity = n;
     o->last.status = LT_ACCUMULATING;
     o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
@@ -151,8 +151,8 @@ void lt_optim_free(lt_optim *o)
         for (int k = 0; k < o->n_slots; k++)
             lt__storage_release(o->arenas[a].slot[k]);
     }
-    lt__free(ctx, o->items, (size_t)o->room * sizeof *o->items);
-    lt__free(ctx, o->arenas, (size_t)o->room * sizeof *o->arenas);
+    lt__free(ctx, o->items, (size_t)o->capacity * sizeof *o->items);
+    lt__free(ctx, o->arenas, (size_t)o->capacity * sizeof *o->arenas);
     lt__free(ctx, o, sizeof *o);
     lt__ctx_release(ctx);
 }
@@ -291,8 +291,8 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     if (ag->grads_complete)
         return LT_OK;
     ag->step_status = LT_APPLIED;
-    if (ag->slots.update)
-        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->step_status));
+    if (ag->callbacks.update)
+        LT_TRY(ag->callbacks.update(ag->callbacks.ud, ctx, &ag->step_status));
     if (ag->scaling.decide && ag->step_status != LT_ACCUMULATING)
         LT_TRY(ag->scaling.decide(ag->scaling.ud, &ag->step_status));
     LT_TRY(send_step_check(ag, ctx));

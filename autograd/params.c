@@ -21,7 +21,7 @@ struct lt_params {
     } * names;
     lt_span *spans;
     lt_segment **segments;
-    int n_names, n_spans, n_segments, room; /* room: capacity of each array */
+    int n_names, n_spans, n_segments, capacity; /* capacity of each array */
 };
 
 lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
@@ -161,40 +161,40 @@ void lt_params_free(lt_params *p)
     }
     for (int i = 0; i < p->n_segments; i++)
         lt__segment_release(p->segments[i]);
-    lt__free(ctx, p->names, (size_t)p->room * sizeof *p->names);
-    lt__free(ctx, p->spans, (size_t)p->room * sizeof *p->spans);
-    lt__free(ctx, p->segments, (size_t)p->room * sizeof *p->segments);
+    lt__free(ctx, p->names, (size_t)p->capacity * sizeof *p->names);
+    lt__free(ctx, p->spans, (size_t)p->capacity * sizeof *p->spans);
+    lt__free(ctx, p->segments, (size_t)p->capacity * sizeof *p->segments);
     lt__free(ctx, p, sizeof *p);
     lt__ctx_release(ctx);
 }
 
 /* Makes room for an entry in each array. There are never more spans or segments than names. */
-static lt_status make_room(lt_params *p)
+static lt_status reserve(lt_params *p)
 {
-    if (p->n_names < p->room)
+    if (p->n_names < p->capacity)
         return LT_OK;
-    int room = p->room ? 2 * p->room : 64;
-    struct name *names = lt__alloc(p->ctx, (size_t)room * sizeof *names);
-    lt_span *spans = lt__alloc(p->ctx, (size_t)room * sizeof *spans);
-    lt_segment **segments = lt__alloc(p->ctx, (size_t)room * sizeof *segments);
+    int capacity = p->capacity ? 2 * p->capacity : 64;
+    struct name *names = lt__alloc(p->ctx, (size_t)capacity * sizeof *names);
+    lt_span *spans = lt__alloc(p->ctx, (size_t)capacity * sizeof *spans);
+    lt_segment **segments = lt__alloc(p->ctx, (size_t)capacity * sizeof *segments);
     if (!names || !spans || !segments) {
-        lt__free(p->ctx, names, (size_t)room * sizeof *names);
-        lt__free(p->ctx, spans, (size_t)room * sizeof *spans);
-        lt__free(p->ctx, segments, (size_t)room * sizeof *segments);
+        lt__free(p->ctx, names, (size_t)capacity * sizeof *names);
+        lt__free(p->ctx, spans, (size_t)capacity * sizeof *spans);
+        lt__free(p->ctx, segments, (size_t)capacity * sizeof *segments);
         return LT_ENOMEM;
     }
-    if (p->room > 0) {
+    if (p->capacity > 0) {
         memcpy(names, p->names, (size_t)p->n_names * sizeof *names);
         memcpy(spans, p->spans, (size_t)p->n_spans * sizeof *spans);
         memcpy(segments, p->segments, (size_t)p->n_segments * sizeof *segments);
     }
-    lt__free(p->ctx, p->names, (size_t)p->room * sizeof *names);
-    lt__free(p->ctx, p->spans, (size_t)p->room * sizeof *spans);
-    lt__free(p->ctx, p->segments, (size_t)p->room * sizeof *segments);
+    lt__free(p->ctx, p->names, (size_t)p->capacity * sizeof *names);
+    lt__free(p->ctx, p->spans, (size_t)p->capacity * sizeof *spans);
+    lt__free(p->ctx, p->segments, (size_t)p->capacity * sizeof *segments);
     p->names = names;
     p->spans = spans;
     p->segments = segments;
-    p->room = room;
+    p->capacity = capacity;
     return LT_OK;
 }
 
@@ -228,7 +228,7 @@ lt_status lt_params_add(lt_params *p, const char *name, lt_tensor *x)
         if (p->names[i].x == x)
             span = p->names[i].span;
     }
-    LT_TRY(make_room(p));
+    LT_TRY(reserve(p));
     char *text = lt__alloc(p->ctx, strlen(name) + 1);
     if (!text)
         return LT_ENOMEM;

@@ -33,13 +33,13 @@ static bool is_in_names(char c)
 }
 
 /* Reads a name of letters, digits and underscores into name[room]. False if empty or too long. */
-static bool take_name(const char **p, char *name, size_t room)
+static bool take_name(const char **p, char *name, size_t capacity)
 {
     skip_blanks(p);
     size_t n = 0;
     while (is_in_names((*p)[n]))
         n++;
-    if (n == 0 || n >= room)
+    if (n == 0 || n >= capacity)
         return false;
     memcpy(name, *p, n);
     name[n] = 0;
@@ -365,16 +365,16 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
     if (op->n_out + op->n_aux + (op->n_out == 0) > LT_MAX_OUT || ag->n_defs >= 400)
         return lt_fail(LT_EINVAL, "op '%s' has too many outputs, or there are too many ops",
                        schema.name);
-    if (ag->n_defs == ag->room) {
-        int room = ag->room ? 2 * ag->room : 128;
-        lt_def **defs = lt__alloc(ctx, (size_t)room * sizeof *defs);
+    if (ag->n_defs == ag->capacity) {
+        int capacity = ag->capacity ? 2 * ag->capacity : 128;
+        lt_def **defs = lt__alloc(ctx, (size_t)capacity * sizeof *defs);
         if (!defs)
             return LT_ENOMEM;
         if (ag->n_defs > 0)
             memcpy(defs, ag->defs, (size_t)ag->n_defs * sizeof *defs);
-        lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *defs);
+        lt__free(ctx, ag->defs, (size_t)ag->capacity * sizeof *defs);
         ag->defs = defs;
-        ag->room = room;
+        ag->capacity = capacity;
     }
     lt_def *def = lt__alloc_zero(ctx, sizeof *def);
     if (!def)

@@ -43,7 +43,7 @@ static void add_to_digest(struct lt_autograd *ag, const lt_step_settings *noted)
     }
 }
 
-static lt_status make_room(struct lt_autograd *ag, int n)
+static lt_status reserve(struct lt_autograd *ag, int n)
 {
     if (n <= ag->noted_room)
         return LT_OK;
@@ -58,12 +58,12 @@ static lt_status make_room(struct lt_autograd *ag, int n)
 lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                               const lt_opt *const *options, int n_groups, double clip)
 {
-    if (!ag->slots.update) /* no ranks to compare with */
+    if (!ag->callbacks.update) /* no ranks to compare with */
         return LT_OK;
     if (ag->noted_read)
         ag->n_noted = 0;
     ag->noted_read = false;
-    LT_TRY(make_room(ag, ag->n_noted + n_groups));
+    LT_TRY(reserve(ag, ag->n_noted + n_groups));
     for (int group = 0; group < n_groups; group++) {
         lt_step_settings *noted = &ag->noted[ag->n_noted++];
         *noted = (lt_step_settings){.optim = optim, .def = def, .group = group, .clip = clip};
@@ -86,31 +86,31 @@ uint32_t lt_settings_digest(lt_ctx *ctx)
 
 enum { LINE = 96 };
 
-static int print_value(char *to, size_t room, const lt_opt *opt)
+static int print_value(char *to, size_t size, const lt_opt *opt)
 {
     if (opt->n == 0)
-        return snprintf(to, room, "nothing");
+        return snprintf(to, size, "nothing");
     if (opt->kind == LT_NUMBER)
-        return lt__format(to, room, "%.9g", opt->f);
+        return lt__format(to, size, "%.9g", opt->f);
     if (opt->kind == LT_BOOL)
-        return snprintf(to, room, opt->i[0] ? "true" : "false");
-    return snprintf(to, room, "%lld", (long long)opt->i[0]);
+        return snprintf(to, size, opt->i[0] ? "true" : "false");
+    return snprintf(to, size, "%lld", (long long)opt->i[0]);
 }
 
 /* "optimizer 1, group 2: ". */
-static int print_owner(char *to, size_t room, const lt_step_settings *noted)
+static int print_owner(char *to, size_t size, const lt_step_settings *noted)
 {
     if (noted->group == 0)
-        return snprintf(to, room, "optimizer %u: ", (unsigned)noted->optim);
-    return snprintf(to, room, "optimizer %u, group %d: ", (unsigned)noted->optim, noted->group + 1);
+        return snprintf(to, size, "optimizer %u: ", (unsigned)noted->optim);
+    return snprintf(to, size, "optimizer %u, group %d: ", (unsigned)noted->optim, noted->group + 1);
 }
 
 char *lt_settings_text(const lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
     int n = ag ? ag->n_noted : 0;
-    size_t room = (size_t)n * (LT_MAX_OPT + 1) * LINE + 1;
-    char *text = malloc(room), *at = text;
+    size_t size = (size_t)n * (LT_MAX_OPT + 1) * LINE + 1;
+    char *text = malloc(size), *at = text;
     if (!text) {
         lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
         return NULL;

@@ -81,7 +81,7 @@ static void ctx_freed(lt_ctx *ctx)
     free(ag->noted);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
-    lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);
+    lt__free(ctx, ag->defs, (size_t)ag->capacity * sizeof *ag->defs);
     lt__free(ctx, ag, sizeof *ag);
     ctx->slots.autograd = NULL;
 }
@@ -110,9 +110,9 @@ void lt_grad_on(lt_ctx *ctx)
 
 bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->no_grad_depth == 0; }
 
-void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *slots)
+void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
 {
-    ctx->slots.autograd->slots = slots ? *slots : (lt_grad_callbacks){0};
+    ctx->slots.autograd->callbacks = callbacks ? *callbacks : (lt_grad_callbacks){0};
 }
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
@@ -263,8 +263,8 @@ bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->lea
 static void synchronize_grads(lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->slots.synchronize && !ag->in_backward)
-        ag->slots.synchronize(ag->slots.ud);
+    if (ag->callbacks.synchronize && !ag->in_backward)
+        ag->callbacks.synchronize(ag->callbacks.ud);
 }
 
 lt_tensor *lt_grad(lt_tensor *x)
@@ -294,15 +294,15 @@ bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
 
-lt_status lt_grad_set(lt_tensor *x, bool more)
+lt_status lt_grad_set(lt_tensor *x, bool added)
 {
     const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
     lt_leaf *leaf = x->leaf;
     leaf->has_grad = true;
-    if (!more || !scaling->given)
+    if (!added || !scaling->added)
         return LT_OK;
     leaf->scaled_by = scaling->ud;
-    return scaling->given(scaling->ud, x, leaf->grad);
+    return scaling->added(scaling->ud, x, leaf->grad);
 }
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }

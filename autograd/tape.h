@@ -132,13 +132,13 @@ typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
 
 struct lt_autograd {
     lt_def **defs; /* by id */
-    int n_defs, room;
+    int n_defs, capacity;
     uint16_t by_name[512];     /* open addressing: id + 1, or 0 */
     const lt_kernels *kernels; /* of the accelerator, by id; NULL without one */
     int n_kernels;
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
-    lt_grad_callbacks slots;
+    lt_grad_callbacks callbacks;
     lt_scaling scaling; /* all NULL if none is set */
     lt_cast_fn cast;
     void *cast_ud;

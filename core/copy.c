@@ -145,7 +145,7 @@ lt_status lt_fill(lt_tensor *dst, double value)
 lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
 {
     lt_dtype dtype = (lt_dtype)dst->dtype;
-    if (!lt__dtype_holds_integer(dtype, value))
+    if (!lt__dtype_can_represent_integer(dtype, value))
         return lt_fail(LT_EINVAL, "%lld does not fit into %s", (long long)value,
                        lt_dtype_name(dtype));
     if (lt__is_exact_double(value))

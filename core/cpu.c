@@ -57,9 +57,9 @@ int lt_thread_limit(void)
 
 bool lt__can_map(size_t bytes)
 {
-    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+    void *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return room != MAP_FAILED && munmap(room, bytes) == 0;
+    return area != MAP_FAILED && munmap(area, bytes) == 0;
 }
 
 static void *cpu_alloc(lt_device *device, size_t bytes)

@@ -15,7 +15,7 @@ typedef struct lt_range { /* of device memory */
 } lt_range;
 typedef struct lt_ranges { /* sorted by address */
     lt_range *at;
-    size_t n, room; /* entries in use and allocated */
+    size_t n, capacity; /* entries in use and allocated */
 } lt_ranges;
 
 typedef struct lt_large_blocks { /* implemented in large_blocks.c */
@@ -28,7 +28,7 @@ typedef struct lt_large_blocks { /* implemented in large_blocks.c */
 typedef struct lt_pool {
     struct lt_free_list {
         void **blocks;
-        size_t n, room, total;
+        size_t n, capacity, total;
     } list[LT_POOL_CLASSES];
     lt_large_blocks large;
     lt_memory memory; /* statistics of this device only */

@@ -147,7 +147,7 @@ bool lt__dtype_can_represent(lt_dtype dtype, double value)
     }
 }
 
-bool lt__dtype_holds_integer(lt_dtype dtype, int64_t value)
+bool lt__dtype_can_represent_integer(lt_dtype dtype, int64_t value)
 {
     switch (dtype) {
     case LT_I32: return value >= INT32_MIN && value <= INT32_MAX;

@@ -259,7 +259,7 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
     if (members != 3 || !cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets))
         return lt__bad(f->path,
                        "tensor '%s' must have a dtype, a shape, data_offsets and nothing else",
-                       LT_SHOWN(e->key.name));
+                       LT_PRINTABLE(e->key.name));
     int found = LT_DTYPE_COUNT;
     while (--found >= 0 && strcmp(dtype->valuestring, lt__format_names[found]) != 0)
         ;
@@ -267,13 +267,13 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
         return lt__bad(f->path,
                        "tensor '%s' has dtype %s, which luatrain does not support; convert it to "
                        "F32, F64, F16, BF16, I64, I32 or U8",
-                       LT_SHOWN(e->key.name), LT_SHOWN(dtype->valuestring));
+                       LT_PRINTABLE(e->key.name), LT_PRINTABLE(dtype->valuestring));
     if (!read_counts(shape, LT_MAX_DIMS, e->dims, &e->ndim))
         return lt__bad(f->path, "the shape of tensor '%s' is not a list of at most %d counts",
-                       LT_SHOWN(e->key.name), LT_MAX_DIMS);
+                       LT_PRINTABLE(e->key.name), LT_MAX_DIMS);
     if (!read_counts(offsets, 2, range, &n) || n != 2 || range[0] > range[1])
         return lt__bad(f->path, "the data_offsets of tensor '%s' are not two counts in order",
-                       LT_SHOWN(e->key.name));
+                       LT_PRINTABLE(e->key.name));
     e->dtype = (lt_dtype)found;
     e->begin = (uint64_t)range[0];
     e->end = (uint64_t)range[1];
@@ -286,16 +286,16 @@ static lt_status read_entry(const lt_file *f, const cJSON *item, entry *e)
     int64_t count;
     LT_TRY(read_members(f, item, e));
     if (lt__count_dims(e->ndim, e->dims, &count) != LT_OK)
-        return lt__bad(f->path, "tensor '%s': %s", LT_SHOWN(e->key.name), lt_errmsg());
+        return lt__bad(f->path, "tensor '%s': %s", LT_PRINTABLE(e->key.name), lt_errmsg());
     e->count = (uint64_t)count;
     if (e->end > f->bytes - f->data)
         return lt__bad(f->path,
                        "tensor '%s' ends at byte %llu of the data, but the file has %llu; it is "
                        "cut short or damaged",
-                       LT_SHOWN(e->key.name), (lt_ull)e->end, (lt_ull)(f->bytes - f->data));
+                       LT_PRINTABLE(e->key.name), (lt_ull)e->end, (lt_ull)(f->bytes - f->data));
     if (e->end - e->begin != e->count * lt_dtype_bytes(e->dtype))
         return lt__bad(f->path, "tensor '%s' has %llu elements of %s, but %llu bytes",
-                       LT_SHOWN(e->key.name), (lt_ull)e->count, lt__format_names[e->dtype],
+                       LT_PRINTABLE(e->key.name), (lt_ull)e->count, lt__format_names[e->dtype],
                        (lt_ull)(e->end - e->begin));
     return LT_OK;
 }
@@ -322,7 +322,7 @@ static lt_status check_names(const lt_file *f, void *things, int n, size_t size)
         const char *before = name;
         name = ((const named *)at)->name;
         if (before && strcmp(before, name) == 0)
-            return lt__bad(f->path, "the name '%s' occurs twice", LT_SHOWN(name));
+            return lt__bad(f->path, "the name '%s' occurs twice", LT_PRINTABLE(name));
     }
     qsort(things, (size_t)n, size, compare_positions);
     return LT_OK;
@@ -350,7 +350,7 @@ static lt_status order_entries(lt_file *f)
             return lt__bad(f->path,
                            "tensor '%s' begins at byte %llu of the data, but the one before ends "
                            "at byte %llu; holes and overlaps are not allowed",
-                           LT_SHOWN(e->key.name), (lt_ull)e->begin, (lt_ull)covered);
+                           LT_PRINTABLE(e->key.name), (lt_ull)e->begin, (lt_ull)covered);
         covered = e->end;
     }
     if (covered != f->bytes - f->data)
@@ -361,17 +361,17 @@ static lt_status order_entries(lt_file *f)
 
 /* Copies a string of the tree to *room and advances it. The strings replace the header's text,
  * which is always longer. */
-static const char *keep_string(char **room, const char *string)
+static const char *keep_string(char **strings, const char *string)
 {
-    char *kept = *room;
-    *room = stpcpy(kept, string) + 1;
+    char *kept = *strings;
+    *strings = stpcpy(kept, string) + 1;
     return kept;
 }
 
 static lt_status read_tree(lt_file *f, const cJSON *root)
 {
     const cJSON *metadata = NULL, *item;
-    char *room = f->text;
+    char *strings = f->text;
     cJSON_ArrayForEach(item, root)
     {
         if (strcmp(item->string, LT_METADATA) != 0)
@@ -393,10 +393,10 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
     cJSON_ArrayForEach(item, metadata)
     {
         if (!cJSON_IsString(item))
-            return lt__bad(f->path, "the metadata '%s' is not a string", LT_SHOWN(item->string));
+            return lt__bad(f->path, "metadata '%s' is not a string", LT_PRINTABLE(item->string));
         pair *p = &f->meta[position];
-        p->key = (named){keep_string(&room, item->string), position++};
-        p->value = keep_string(&room, item->valuestring);
+        p->key = (named){keep_string(&strings, item->string), position++};
+        p->value = keep_string(&strings, item->valuestring);
     }
     position = 0;
     cJSON_ArrayForEach(item, root)
@@ -404,7 +404,7 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
         if (item == metadata)
             continue;
         entry *e = &f->entries[position];
-        e->key = (named){keep_string(&room, item->string), position++};
+        e->key = (named){keep_string(&strings, item->string), position++};
         LT_TRY(read_entry(f, item, e));
     }
     LT_TRY(check_names(f, f->meta, f->n_meta, sizeof *f->meta));
@@ -554,7 +554,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     LT_TRY(lt__check_alive(dst));
     if (!lt__same_dims(dst, &like))
         return lt__bad(f->path, "tensor '%s' is %s, but is to be read into %s",
-                       LT_SHOWN(e->key.name), lt_describe(&like, (char[96]){0}, 96),
+                       LT_PRINTABLE(e->key.name), lt_describe(&like, (char[96]){0}, 96),
                        lt_describe(dst, (char[96]){0}, 96));
     lt_dtype dtype = (lt_dtype)dst->dtype;
     lt__bump_version(dst);
@@ -596,5 +596,5 @@ lt_status lt_file_verify(lt_file *f)
     if (strcmp(said, found) == 0)
         return LT_OK;
     return lt__bad(f->path, "it is damaged: its digest is %.8s..., that of its content is %.8s...",
-                   LT_SHOWN(said), found);
+                   LT_PRINTABLE(said), found);
 }

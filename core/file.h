@@ -27,7 +27,7 @@ extern const char *const lt__format_names[LT_DTYPE_COUNT];
 lt_status lt__bad(const char *path, const char *fmt, ...) LT_PRINTF(2, 3);
 /* Makes a text from a file safe to show: truncated, and without terminal control codes. */
 const char *lt__printable(const char *text, char buffer[72]);
-#define LT_SHOWN(text) lt__printable((text), (char[72]){0})
+#define LT_PRINTABLE(text) lt__printable((text), (char[72]){0})
 
 /* The length in bytes of the UTF-8 character at s, or 0 if it is invalid. The text ends with a
  * NUL. */

@@ -22,14 +22,14 @@ enum { MIN_REGION = 32 << 20, HEADROOM = 256 << 20 };
 
 static bool need_room(lt_ranges *r, size_t n)
 {
-    if (n <= r->room)
+    if (n <= r->capacity)
         return true;
-    size_t room = 2 * n + 16;
-    lt_range *at = realloc(r->at, room * sizeof *at);
+    size_t capacity = 2 * n + 16;
+    lt_range *at = realloc(r->at, capacity * sizeof *at);
     if (!at)
         return false;
     r->at = at;
-    r->room = room;
+    r->capacity = capacity;
     return true;
 }
 

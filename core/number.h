@@ -15,7 +15,7 @@ static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16;
 /* Whether a dtype can represent a number. An integer dtype represents the whole numbers in its
  * range; a float dtype represents any number, rounded. */
 bool lt__dtype_can_represent(lt_dtype dtype, double value);
-bool lt__dtype_holds_integer(lt_dtype dtype, int64_t value);
+bool lt__dtype_can_represent_integer(lt_dtype dtype, int64_t value);
 /* Whether a double represents value exactly. */
 bool lt__is_exact_double(int64_t value);
 

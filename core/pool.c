@@ -93,13 +93,13 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device)
 static void *fresh(lt_device *device, int i)
 {
     struct lt_free_list *list = &device->pool.list[i];
-    if (list->total == list->room) {
-        size_t room = list->room ? 2 * list->room : 8;
-        void **blocks = realloc(list->blocks, room * sizeof *blocks);
+    if (list->total == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 8;
+        void **blocks = realloc(list->blocks, capacity * sizeof *blocks);
         if (!blocks)
             return NULL;
         list->blocks = blocks;
-        list->room = room;
+        list->capacity = capacity;
     }
     void *p = device->alloc(device, class_bytes(i));
     list->total += p != NULL;

@@ -9,18 +9,18 @@ struct lt_queue {
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t not_full, not_empty;
     bool closed;
-    int room, first, count;
+    int capacity, first, count;
     void *items[];
 };
 
-lt_queue *lt__queue_new(int room)
+lt_queue *lt__queue_new(int capacity)
 {
-    lt_queue *q = calloc(1, sizeof *q + (size_t)room * sizeof q->items[0]);
+    lt_queue *q = calloc(1, sizeof *q + (size_t)capacity * sizeof q->items[0]);
     if (!q) {
         lt_fail(LT_ENOMEM, "out of memory for a queue");
         return NULL;
     }
-    q->room = room;
+    q->capacity = capacity;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->not_full, NULL);
     pthread_cond_init(&q->not_empty, NULL);
@@ -40,11 +40,11 @@ void lt__queue_free(lt_queue *q)
 bool lt__queue_put(lt_queue *q, void *item)
 {
     pthread_mutex_lock(&q->lock);
-    while (q->count == q->room && !q->closed)
+    while (q->count == q->capacity && !q->closed)
         pthread_cond_wait(&q->not_full, &q->lock);
     bool open = !q->closed;
     if (open) {
-        q->items[(q->first + q->count++) % q->room] = item;
+        q->items[(q->first + q->count++) % q->capacity] = item;
         pthread_cond_signal(&q->not_empty);
     }
     pthread_mutex_unlock(&q->lock);
@@ -59,7 +59,7 @@ static void *take(lt_queue *q, bool wait)
     void *item = NULL;
     if (q->count > 0) {
         item = q->items[q->first];
-        q->first = (q->first + 1) % q->room;
+        q->first = (q->first + 1) % q->capacity;
         q->count--;
         pthread_cond_signal(&q->not_full);
     }

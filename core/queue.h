@@ -9,7 +9,7 @@
 typedef struct lt_queue lt_queue;
 
 /* Creates a queue for at most `room` items; room must be at least 1. New. NULL with LT_ENOMEM. */
-lt_queue *lt__queue_new(int room);
+lt_queue *lt__queue_new(int capacity);
 /* Frees the queue, but not its items. No thread may still be using it. NULL is allowed. */
 void lt__queue_free(lt_queue *queue);
 /* Appends an item, which must not be NULL; blocks while the queue is full. If the queue is closed,

@@ -154,7 +154,7 @@ static void put(writer *w, const void *data, size_t bytes)
     if (w->fd >= 0)
         lt_sha256_add(&w->sha, data, bytes);
     for (const char *from = data; w->fd >= 0 && bytes > 0;) {
-        size_t room = sizeof w->buffer - w->used, n = bytes < room ? bytes : room;
+        size_t space = sizeof w->buffer - w->used, n = bytes < space ? bytes : space;
         memcpy(w->buffer + w->used, from, n);
         w->used += n;
         from += n;
@@ -249,7 +249,7 @@ static lt_status check_content(const content *c, uint64_t *header)
     if (!twice)
         twice = repeated(c->meta, c->n_meta, 2);
     if (twice)
-        return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, LT_SHOWN(twice));
+        return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, LT_PRINTABLE(twice));
     for (int i = 0; i < c->n_meta; i++)
         if (strcmp(c->meta[2 * i], LT_DIGEST) == 0)
             return lt_fail(LT_EINVAL, "%s: metadata cannot be named %s", c->path, LT_DIGEST);
@@ -257,7 +257,7 @@ static lt_status check_content(const content *c, uint64_t *header)
         if (strcmp(c->names[i], LT_METADATA) == 0)
             return lt_fail(LT_EINVAL, "%s: a tensor cannot be named %s", c->path, LT_METADATA);
         if (lt__check_alive(c->tensors[i]) != LT_OK)
-            return lt_fail_prefix("%s: tensor '%s'", c->path, LT_SHOWN(c->names[i]));
+            return lt_fail_prefix("%s: tensor '%s'", c->path, LT_PRINTABLE(c->names[i]));
     }
     put_header(&w, c);
     *header = (w.bytes + 7) / 8 * 8;

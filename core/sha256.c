@@ -131,14 +131,14 @@ void lt_sha256_add(lt_sha256 *s, const void *data, size_t bytes)
 {
     const uint8_t *from = data;
     while (bytes > 0) {
-        size_t used = s->bytes % 64, room = 64 - used;
-        size_t part = bytes < room ? bytes : room;
+        size_t used = s->bytes % 64, space = 64 - used;
+        size_t part = bytes < space ? bytes : space;
         if (part == 64) {
             part = bytes / 64 * 64;
             compress(s->h, from, part / 64);
         } else {
             memcpy(s->block + used, from, part);
-            if (part == room)
+            if (part == space)
                 compress(s->h, s->block, 1);
         }
         s->bytes += part;

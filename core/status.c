@@ -58,9 +58,9 @@ lt_status lt_fail_prefix(const char *fmt, ...)
     va_start(args, fmt);
     int n = lt__vformat(fresh, sizeof fresh, fmt, args);
     va_end(args);
-    int room = (int)sizeof fresh - 3 - n; /* left for the old message */
-    if (n >= 0 && room > 0)
-        snprintf(fresh + n, sizeof fresh - (size_t)n, ": %.*s", room, message);
+    int space = (int)sizeof fresh - 3 - n; /* left for the old message */
+    if (n >= 0 && space > 0)
+        snprintf(fresh + n, sizeof fresh - (size_t)n, ": %.*s", space, message);
     memcpy(message, fresh, sizeof message);
     return last;
 }

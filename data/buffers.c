@@ -5,13 +5,13 @@
 
 uint8_t *lt__bytes_reserve(lt_bytes *buffer, size_t bytes)
 {
-    if (bytes > buffer->room || !buffer->data) {
+    if (bytes > buffer->capacity || !buffer->data) {
         free(buffer->data);
-        buffer->room = bytes > 0 ? bytes : 1;
-        buffer->data = malloc(buffer->room);
+        buffer->capacity = bytes > 0 ? bytes : 1;
+        buffer->data = malloc(buffer->capacity);
     }
     if (!buffer->data) {
-        buffer->room = 0;
+        buffer->capacity = 0;
         lt_fail(LT_ENOMEM, "out of memory for an image of %zu bytes", bytes);
     }
     return buffer->data;

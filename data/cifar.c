@@ -19,12 +19,12 @@ static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
         return lt_fail(LT_EDATA,
                        "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a "
                        "multiple of %d, the length of a record; download it again",
-                       LT_SHOW(path), n, RECORD);
+                       LT_SHORT_PATH(path), n, RECORD);
     *count = (int64_t)(n / RECORD);
     for (int64_t i = 0; i < *count; i++)
         if (file->data[i * RECORD] >= CLASSES)
             return lt_fail(LT_EDATA, "%s: record %lld has label %d, but CIFAR-10 has labels 0 to 9",
-                           LT_SHOW(path), (long long)i + 1, file->data[i * RECORD]);
+                           LT_SHORT_PATH(path), (long long)i + 1, file->data[i * RECORD]);
     return LT_OK;
 }
 
@@ -47,24 +47,25 @@ static lt_status count_records(int n, const char *const *paths, lt_bytes *file, 
     return LT_OK;
 }
 
-static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t room,
+static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t capacity,
                       uint8_t *pixels, uint8_t *labels)
 {
     for (int k = 0; k < n; k++) {
         int64_t count;
         LT_TRY(read_records(paths[k], file, &count));
-        if (count > room)
-            return lt_fail(LT_EDATA, "%s became longer while it was being read", LT_SHOW(paths[k]));
-        room -= count;
+        if (count > capacity)
+            return lt_fail(LT_EDATA, "%s became longer while it was being read",
+                           LT_SHORT_PATH(paths[k]));
+        capacity -= count;
         for (const uint8_t *p = file->data; count > 0; count--, p += RECORD) {
             *labels++ = p[0];
             put_image(p + 1, pixels);
             pixels += 3 * PIXELS;
         }
     }
-    if (room > 0)
+    if (capacity > 0)
         return lt_fail(LT_EDATA, "%s, or one before it, became shorter while it was being read",
-                       LT_SHOW(paths[n - 1]));
+                       LT_SHORT_PATH(paths[n - 1]));
     return LT_OK;
 }
 

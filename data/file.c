@@ -11,11 +11,11 @@
 
 /* File names may come from untrusted sources. Control codes must not reach the terminal, and a long
  * name must leave space for the reason in the message. */
-const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
+const char *lt__short_path(const char *path, char capacity[LT_SHORT_PATH_BYTES])
 {
-    enum { DOTS = 3, MOST = LT_SHOWN_PATH - DOTS - 1 };
+    enum { DOTS = 3, MOST = LT_SHORT_PATH_BYTES - DOTS - 1 };
     const uint8_t *from = (const uint8_t *)path, *end = from + strlen(path);
-    char *to = room;
+    char *to = capacity;
     if (end - from > MOST) {
         from = end - MOST;
         const void *slash = memchr(from, '/', MOST);
@@ -30,7 +30,7 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
         from += wide;
     }
     *to = '\0';
-    return room;
+    return capacity;
 }
 
 int lt__open_regular(const char *path, int64_t *bytes)
@@ -38,9 +38,9 @@ int lt__open_regular(const char *path, int64_t *bytes)
     struct stat s;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO must not block */
     if (fd < 0 || fstat(fd, &s) != 0) {
-        lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
+        lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHORT_PATH(path), strerror(errno));
     } else if (!S_ISREG(s.st_mode)) {
-        lt_fail(LT_EDATA, "%s is not a regular file", LT_SHOW(path));
+        lt_fail(LT_EDATA, "%s is not a regular file", LT_SHORT_PATH(path));
     } else {
         *bytes = s.st_size;
         return fd;
@@ -56,7 +56,7 @@ static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes,
     for (*n = 0; *n < bytes;) {
         ssize_t got = read(fd, data + *n, bytes - *n);
         if (got < 0 && errno != EINTR)
-            return lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHOW(path), strerror(errno));
+            return lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHORT_PATH(path), strerror(errno));
         if (got == 0)
             break;
         *n += got > 0 ? (size_t)got : 0;
@@ -72,8 +72,8 @@ lt_status lt__read_file(const char *path, size_t most, lt_bytes *buffer, size_t 
     if (fd < 0)
         return lt_errcode();
     if ((uint64_t)bytes > most)
-        status = lt_fail(LT_EDATA, "%s has %lld bytes; luatrain accepts at most %zu", LT_SHOW(path),
-                         (long long)bytes, most);
+        status = lt_fail(LT_EDATA, "%s has %lld bytes; luatrain accepts at most %zu",
+                         LT_SHORT_PATH(path), (long long)bytes, most);
     else if (!lt__bytes_reserve(buffer, (size_t)bytes))
         status = lt_errcode();
     else

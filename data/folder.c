@@ -24,7 +24,7 @@ typedef struct entry { /* an image or a class */
 
 typedef struct list {
     entry *items;
-    int64_t n, room;
+    int64_t n, capacity;
 } list;
 
 typedef struct folder {
@@ -33,7 +33,7 @@ typedef struct folder {
     char *path;
     list classes, images;
     char *names;
-    size_t bytes, room;
+    size_t bytes, capacity;
 } folder;
 
 /* ==== Names =================================================================================== */
@@ -43,21 +43,21 @@ static lt_status no_memory(void) { return lt_fail(LT_ENOMEM, "out of memory for 
 static lt_status add(folder *f, list *to, const char *name, int64_t class)
 {
     size_t length = strlen(name) + 1;
-    if (to->n == to->room) {
-        int64_t room = to->room ? 2 * to->room : 256;
-        entry *items = realloc(to->items, (size_t)room * sizeof *items);
+    if (to->n == to->capacity) {
+        int64_t capacity = to->capacity ? 2 * to->capacity : 256;
+        entry *items = realloc(to->items, (size_t)capacity * sizeof *items);
         if (!items)
             return no_memory();
         to->items = items;
-        to->room = room;
+        to->capacity = capacity;
     }
-    if (f->bytes + length > f->room) {
-        size_t room = 2 * f->room + length;
-        char *names = realloc(f->names, room);
+    if (f->bytes + length > f->capacity) {
+        size_t capacity = 2 * f->capacity + length;
+        char *names = realloc(f->names, capacity);
         if (!names)
             return no_memory();
         f->names = names;
-        f->room = room;
+        f->capacity = capacity;
     }
     to->items[to->n++] = (entry){f->bytes, class};
     memcpy(f->names + f->bytes, name, length);
@@ -79,7 +79,8 @@ static void sort(const folder *f, entry *first, int64_t n)
 static lt_status join(char path[PATH_MAX], const char *outer, const char *name)
 {
     if (snprintf(path, PATH_MAX, "%s/%s", outer, name) >= PATH_MAX)
-        return lt_fail(LT_EDATA, "the path %s/%s is too long", LT_SHOW(outer), LT_SHOW(name));
+        return lt_fail(LT_EDATA, "the path %s/%s is too long", LT_SHORT_PATH(outer),
+                       LT_SHORT_PATH(name));
     return LT_OK;
 }
 
@@ -117,8 +118,8 @@ static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, m
         return LT_OK;
     *error = fstatat(dirfd(dir), e->d_name, &s, 0) == 0 ? 0 : errno;
     if (*error && *error != ENOENT && *error != ELOOP && *error != ENOTDIR)
-        return lt_fail(LT_EDATA, "cannot open %s/%s: %s", LT_SHOW(path), LT_SHOW(e->d_name),
-                       strerror(*error));
+        return lt_fail(LT_EDATA, "cannot open %s/%s: %s", LT_SHORT_PATH(path),
+                       LT_SHORT_PATH(e->d_name), strerror(*error));
     *kind = *error ? 0 : s.st_mode & S_IFMT;
     return LT_OK;
 }
@@ -145,7 +146,7 @@ static const char *describe(const folder *f, const left_out *l, char text[512])
     char first[2 * NAME_MAX + 2];
     snprintf(first, sizeof first, "%s%s%s", class, *class ? "/" : "", l->first);
     snprintf(text, 512, "entries that are not files are skipped: %lld, the first is %s (%s)",
-             (long long)l->n, LT_SHOW(first), why);
+             (long long)l->n, LT_SHORT_PATH(first), why);
     return text;
 }
 
@@ -159,7 +160,7 @@ static lt_status list_folder(folder *f, const char *path, int64_t class, left_ou
     lt_status status = LT_OK;
     DIR *dir = opendir(path);
     if (!dir)
-        return lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
+        return lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHORT_PATH(path), strerror(errno));
     while (status == LT_OK && (errno = 0, e = readdir(dir))) {
         if (e->d_name[0] == '.' || (class >= 0 && !is_image(e->d_name)))
             continue;
@@ -170,7 +171,7 @@ static lt_status list_folder(folder *f, const char *path, int64_t class, left_ou
             leave_out(l, class, e->d_name, kind, error);
     }
     if (status == LT_OK && errno)
-        status = lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHOW(path), strerror(errno));
+        status = lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHORT_PATH(path), strerror(errno));
     closedir(dir);
     return status;
 }
@@ -184,7 +185,7 @@ static lt_status list_class(folder *f, int64_t class, left_out *all)
     LT_TRY(list_folder(f, path, class, &here));
     if (f->images.n == first)
         return lt_fail(LT_EDATA, "%s has no images: no .jpg, .jpeg or .png files%s%s",
-                       LT_SHOW(path), here.n > 0 ? "; " : "",
+                       LT_SHORT_PATH(path), here.n > 0 ? "; " : "",
                        here.n > 0 ? describe(f, &here, text) : "");
     sort(f, f->images.items + first, f->images.n - first);
     if (all->n == 0)
@@ -203,12 +204,12 @@ static lt_status list_all(folder *f)
         return lt_fail(LT_EDATA,
                        "%s has no classes: images must be in one folder per class, as in "
                        "%s/CLASS/NAME.jpg",
-                       LT_SHOW(f->path), LT_SHOW(f->path));
+                       LT_SHORT_PATH(f->path), LT_SHORT_PATH(f->path));
     sort(f, f->classes.items, f->classes.n);
     for (int64_t i = 0; i < f->classes.n; i++)
         LT_TRY(list_class(f, i, &l));
     if (l.n > 0)
-        lt_log(f->base.ctx, LT_LOG_WARN, "%s: %s", LT_SHOW(f->path), describe(f, &l, text));
+        lt_log(f->base.ctx, LT_LOG_WARN, "%s: %s", LT_SHORT_PATH(f->path), describe(f, &l, text));
     f->base.count = f->images.n;
     f->base.classes = f->classes.n;
     return LT_OK;
@@ -230,7 +231,7 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
         return lt_fail(LT_EDATA,
                        "%s has %lldx%lld pixels (height x width), but the first image has "
                        "%lldx%lld; choose a size to resize all to",
-                       LT_SHOW(path), (long long)image->h, (long long)image->w,
+                       LT_SHORT_PATH(path), (long long)image->h, (long long)image->w,
                        (long long)source->h, (long long)source->w);
     *label = file->class;
     return LT_OK;

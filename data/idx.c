@@ -28,7 +28,7 @@ static lt_status read_failed(gzFile file, const char *path)
     const char *reason = gzerror(file, &code), *colon = strstr(reason, ": ");
     if (code == Z_MEM_ERROR)
         return lt_fail(LT_ENOMEM, "out of memory while reading a gzip file");
-    return lt_fail(LT_EDATA, "cannot read %s: %s; download it again", LT_SHOW(path),
+    return lt_fail(LT_EDATA, "cannot read %s: %s; download it again", LT_SHORT_PATH(path),
                    colon ? colon + 2 : reason);
 }
 
@@ -60,7 +60,7 @@ static lt_status read_header(gzFile file, const char *path, header *h)
         return lt_fail(LT_EDATA,
                        "%s is not an IDX file: it does not start with two zero bytes, a type "
                        "and the number of dims",
-                       LT_SHOW(path));
+                       LT_SHORT_PATH(path));
     switch (magic[2]) {
     case 0x08: h->dtype = LT_U8; break;
     case 0x0c: h->dtype = LT_I32; break;
@@ -70,25 +70,27 @@ static lt_status read_header(gzFile file, const char *path, header *h)
         return lt_fail(LT_EDATA,
                        "%s has elements of IDX type 0x%02x; luatrain reads 0x08 (u8), 0x0c (i32), "
                        "0x0d (f32) and 0x0e (f64)",
-                       LT_SHOW(path), magic[2]);
+                       LT_SHORT_PATH(path), magic[2]);
     }
     h->ndim = magic[3];
     if (h->ndim < 1 || h->ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EDATA, "%s has %d dims; luatrain reads 1 to %d", LT_SHOW(path), h->ndim,
-                       LT_MAX_DIMS);
+        return lt_fail(LT_EDATA, "%s has %d dims; luatrain reads 1 to %d", LT_SHORT_PATH(path),
+                       h->ndim, LT_MAX_DIMS);
     LT_TRY(read_up_to(file, path, sizes, 4 * (size_t)h->ndim, &got));
     if (got < 4 * (size_t)h->ndim)
-        return lt_fail(LT_EDATA, "%s ends inside its header; download it again", LT_SHOW(path));
+        return lt_fail(LT_EDATA, "%s ends inside its header; download it again",
+                       LT_SHORT_PATH(path));
     h->bytes = 4 + 4 * (size_t)h->ndim;
     h->data_bytes = lt_dtype_bytes(h->dtype);
     for (int i = 0; i < h->ndim; i++) {
         const unsigned char *s = sizes + 4 * i;
         h->dims[i] = (int64_t)s[0] << 24 | s[1] << 16 | s[2] << 8 | s[3];
         if (h->dims[i] == 0)
-            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHOW(path), i + 1);
+            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHORT_PATH(path),
+                           i + 1);
         if (__builtin_mul_overflow(h->data_bytes, (size_t)h->dims[i], &h->data_bytes))
             return lt_fail(LT_EDATA, "%s declares more elements than any file can contain",
-                           LT_SHOW(path));
+                           LT_SHORT_PATH(path));
     }
     return LT_OK;
 }
@@ -107,10 +109,10 @@ static lt_status check_size(gzFile file, const char *path, const header *h)
         return lt_fail(LT_EDATA,
                        "%s is cut short: its header declares %zu bytes of data, but it has %zu; "
                        "download it again",
-                       LT_SHOW(path), h->data_bytes, count);
+                       LT_SHORT_PATH(path), h->data_bytes, count);
     if (count > h->data_bytes)
         return lt_fail(LT_EDATA, "%s has more data than the %zu bytes that its header declares",
-                       LT_SHOW(path), h->data_bytes);
+                       LT_SHORT_PATH(path), h->data_bytes);
     return LT_OK;
 }
 
@@ -132,7 +134,7 @@ static lt_status read_data(gzFile file, const char *path, const header *h, lt_te
         return read_failed(file, path);
     LT_TRY(read_up_to(file, path, lt_data(x), h->data_bytes, &got));
     if (got < h->data_bytes)
-        return lt_fail(LT_EDATA, "%s became shorter while it was being read", LT_SHOW(path));
+        return lt_fail(LT_EDATA, "%s became shorter while it was being read", LT_SHORT_PATH(path));
     swap_bytes(lt_data(x), h->data_bytes, lt_dtype_bytes(h->dtype));
     return LT_OK;
 }

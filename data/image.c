@@ -378,11 +378,11 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 {
     int h, w, c;
     if (check(bytes, n) != LT_OK)
-        return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));
+        return lt_fail_prefix("%s: cannot decode", LT_SHORT_PATH(path));
     lt_fail(LT_EDATA, "its compressed data are damaged; download it again"); /* default message */
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
-        return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));
+        return lt_fail_prefix("%s: cannot decode", LT_SHORT_PATH(path));
     free(buffers->decoded.data);
     buffers->decoded = (lt_bytes){pixels, (size_t)h * (size_t)w * (size_t)channels};
     *image = (lt_image){pixels, LT_U8, h, w, channels};

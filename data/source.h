@@ -15,7 +15,7 @@
 
 typedef struct lt_bytes { /* a growing buffer; its owner frees it */
     uint8_t *data;
-    size_t room;
+    size_t capacity;
 } lt_bytes;
 
 /* Returns a buffer of at least this many bytes; old contents are lost. NULL with LT_ENOMEM. The
@@ -60,9 +60,9 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 
 /* Makes a path safe to show in messages: no terminal control codes, and only the end of a long
  * path. */
-#define LT_SHOWN_PATH 204 /* bytes: "...", 200 of the path, NUL */
-const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH]);
-#define LT_SHOW(path) lt__show_path((path), (char[LT_SHOWN_PATH]){0})
+#define LT_SHORT_PATH_BYTES 204 /* bytes: "...", 200 of the path, NUL */
+const char *lt__short_path(const char *path, char capacity[LT_SHORT_PATH_BYTES]);
+#define LT_SHORT_PATH(path) lt__short_path((path), (char[LT_SHORT_PATH_BYTES]){0})
 
 /* Opens a regular file and stores its length in *bytes. Returns the descriptor, or -1 with
  * LT_EDATA. */

@@ -96,7 +96,7 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
         if (has(r, it)) {
             r->sent[packet.n++] = it->x;
             if (decides(it) || packet.in_f16)
-                stats = lt__filter_measure(&r->filter.is, it, at);
+                stats = lt__filter_measure(&r->filter.callbacks, it, at);
             packet.largest = fmax(packet.largest, stats.largest);
             if (decides(it)) {
                 lt__grad_stats_add(&packet.stats, it->stats_before);
@@ -124,7 +124,7 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
                   .dtype = dtype,
                   .wire = wire_of(r, dtype),
                   .scale = scale_of(r)};
-    bool owns = !is_here || lt__bucket_plan_owns_after(&r->plan, b->end, r->filter.is.tail);
+    bool owns = !is_here || lt__bucket_plan_owns_after(&r->plan, b->end, r->filter.callbacks.tail);
     LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
     return is_here ? LT_OK : lt__staging_send(&r->staging, b->place, bytes, b->plan->mark);
 }
@@ -158,7 +158,7 @@ static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int
 {
     lt_device_exchange *exchange = &r->device_exchange;
     lt_device_comm *comm = exchange->comm;
-    bool finds = r->filter.is.look != NULL;
+    bool finds = r->filter.callbacks.measure_late != NULL;
     lt_status begun = comm->calls->prepare(comm, data, count, item_of(r, b, 0)->place.dtype,
                                            exchange->zeros, zeros, finds, b->plan->mark);
     LT_TRY(lt__device_exchange_wait(exchange, r->group, b->what, begun, false));
@@ -202,7 +202,7 @@ static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
     LT_TRY(measure_on_device(r, b, b->place, packet->count, n, &all));
     packet->largest = all.largest;
     packet->stats = all;
-    if (all_decide || !r->filter.is.look)
+    if (all_decide || !r->filter.callbacks.measure_late)
         return LT_OK;
     packet->stats = (lt_grad_stats){0};
     return measure_deciding(r, b, &packet->stats);
@@ -210,7 +210,7 @@ static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
 
 static lt_status sum_on_device(lt_reducer *r, part *b)
 {
-    const lt_bucket_filter *filter = &r->filter.is;
+    const lt_bucket_filter *filter = &r->filter.callbacks;
     lt_packet packet = packet_of(r, b, NULL);
     lt_dtype wire = wire_of(r, packet.dtype);
     LT_TRY(prepare(r, b, &packet));

@@ -104,11 +104,11 @@ lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t mos
         const lt_bucket_item *last = &p->items[end - 1];
         size_t each = lt_dtype_bytes(last->place.dtype);
         size_t half = (size_t)(last->place.offset + last->x->count) * each / 2;
-        size_t room = half < first_bucket ? first_bucket : half < most ? half : most;
+        size_t capacity = half < first_bucket ? first_bucket : half < most ? half : most;
         if (p->n_buckets == 0)
-            room = first_bucket;
+            capacity = first_bucket;
         for (first = end - 1; first > 0 && p->items[first - 1].arena == last->arena; first--)
-            if ((size_t)lt__bucket_plan_span(p, first - 1, end) * each > room)
+            if ((size_t)lt__bucket_plan_span(p, first - 1, end) * each > capacity)
                 break;
         for (int i = first; i < end; i++)
             p->items[i].bucket = p->n_buckets;

@@ -248,8 +248,8 @@ lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, 
 
 /* ==== Memory ================================================================================== */
 
-lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx,
-                                        const lt_bucket_plan *plan, lt_dtype wire)
+lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
+                                      const lt_bucket_plan *plan, lt_dtype wire)
 {
     size_t most = 0;
     for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
@@ -258,10 +258,10 @@ lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ct
         if (plan->items[b->first].place.dtype == LT_F32 && bytes > most)
             most = bytes;
     }
-    if (most > exchange->room) {
-        lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->room);
+    if (most > exchange->capacity) {
+        lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->capacity);
         exchange->on_wire = lt__device_alloc(ctx, ctx->device, most);
-        exchange->room = exchange->on_wire ? most : 0;
+        exchange->capacity = exchange->on_wire ? most : 0;
     }
     if (plan->n_items > exchange->n_zeros) {
         lt_bucket_range *more = realloc(exchange->zeros, (size_t)plan->n_items * sizeof *more);
@@ -287,6 +287,6 @@ void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_grou
         (void)status; /* close() aborts what has not finished by now */
     }
     close_comm(exchange);
-    lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->room);
+    lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->capacity);
     free(exchange->zeros);
 }

@@ -17,7 +17,7 @@ typedef struct lt_device_exchange { /* all zeros: before lt__device_exchange_cho
     bool chosen;
     lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
     void *on_wire;          /* on the device: a bucket in the wire dtype */
-    size_t room;            /* size of on_wire in bytes */
+    size_t capacity;        /* size of on_wire in bytes */
     lt_bucket_range *zeros; /* (n_zeros) scratch: the ranges of a bucket to set to zero */
     int n_zeros;
 } lt_device_exchange;
@@ -30,8 +30,8 @@ LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ct
                                              lt_group *group, lt_sum_backend sums);
 /* Allocates memory for the largest bucket of a plan. On the rank's thread, while no exchange runs.
  * LT_ENOMEM. */
-LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx,
-                                                const lt_bucket_plan *plan, lt_dtype wire);
+LT_MUST lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
+                                              const lt_bucket_plan *plan, lt_dtype wire);
 /* Waits until the communicator has completed the operation that a call has started. `begun` is the
  * status of that call. others: the operation needs the other ranks, so the timeout of the group
  * applies. `what` names the bucket in messages. LT_EPEER, or the failure of the device; it then

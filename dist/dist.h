@@ -359,9 +359,10 @@ typedef struct lt_bucket_filter {
     /* Like measure(), for all gradients if measure is NULL, and otherwise for those that were on an
      * accelerator or are left over from an earlier step. grad is on the CPU, may be a copy, and is
      * borrowed for this call. Called on the group's thread before pack(), or with vranks on the
-     * rank's thread. If look is set, a bucket that is summed on accelerators is measured there, and
-     * neither measure() nor look() is called for it. NULL if nothing needs to be measured. */
-    lt_grad_stats (*look)(void *ud, const lt_tensor *grad);
+     * rank's thread. If measure_late is set, a bucket that is summed on accelerators is measured
+     * there, and neither measure() nor measure_late() is called for it. NULL if nothing needs to
+     * be measured. */
+    lt_grad_stats (*measure_late)(void *ud, const lt_tensor *grad);
     /* Called on the group's thread before the first bucket of an exchange. A step has a second
      * exchange if gradients were added after the first. May be NULL. */
     void (*start)(void *ud);

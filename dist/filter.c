@@ -7,17 +7,17 @@
 #include "dist/filter.h"
 #include "dist/sum.h"
 
-_Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail fits after an arena");
+_Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_SPARE_BYTES, "a tail fits after an arena");
 
-static lt_status make_room(void **memory, size_t *room, size_t bytes)
+static lt_status reserve(void **memory, size_t *capacity, size_t bytes)
 {
-    if (bytes <= *room)
+    if (bytes <= *capacity)
         return LT_OK;
     void *more = realloc(*memory, bytes);
     if (!more)
         return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
     *memory = more;
-    *room = bytes;
+    *capacity = bytes;
     return LT_OK;
 }
 
@@ -54,9 +54,9 @@ static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket
 {
     size_t each = lt_dtype_bytes(bucket->dtype), bytes = (size_t)bucket->count * each;
     lt_sum side_sum = *bucket;
-    LT_TRY(make_room(&f->side, &f->side_room, bytes + (size_t)f->is.tail * each));
+    LT_TRY(reserve(&f->side, &f->side_capacity, bytes + (size_t)f->callbacks.tail * each));
     memcpy(side_sum.data = f->side, bucket->data, bytes);
-    LT_TRY(sum_with_tail(group, &side_sum, exponent, f->is.tail, numbers));
+    LT_TRY(sum_with_tail(group, &side_sum, exponent, f->callbacks.tail, numbers));
     memcpy(bucket->data, f->side, bytes);
     return LT_OK;
 }
@@ -87,7 +87,7 @@ static lt_status send_on_host(void *ud, lt_packet *p, int exponent)
     lt_filter *f = h->filter;
     if (p->sent > 0)
         memcpy(h->bucket->data, f->copy, h->bytes);
-    return h->owns ? sum_with_tail(h->group, h->bucket, exponent, f->is.tail, p->tail)
+    return h->owns ? sum_with_tail(h->group, h->bucket, exponent, f->callbacks.tail, p->tail)
                    : sum_in_copy(f, h->group, h->bucket, exponent, p->tail);
 }
 
@@ -95,13 +95,14 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
                                lt_packet *p)
 {
     size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
-    if (!f->is.pack)
+    if (!f->callbacks.pack)
         return lt_group_allreduce(group, bucket);
     if (p->in_f16) {
-        LT_TRY(make_room(&f->copy, &f->room, bytes));
+        LT_TRY(reserve(&f->copy, &f->capacity, bytes));
         memcpy(f->copy, bucket->data, bytes);
     }
-    return lt__filter_send(&f->is, p, send_on_host, &(host_bucket){f, group, bucket, bytes, owns});
+    return lt__filter_send(&f->callbacks, p, send_on_host,
+                           &(host_bucket){f, group, bucket, bytes, owns});
 }
 
 lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item,
@@ -119,9 +120,9 @@ lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket
                       .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
         grad.dims[i] = item->x->dims[i];
-    return item->measured ? item->stats
-           : filter->look ? filter->look(filter->ud, &grad)
-                          : (lt_grad_stats){0};
+    return item->measured         ? item->stats
+           : filter->measure_late ? filter->measure_late(filter->ud, &grad)
+                                  : (lt_grad_stats){0};
 }
 
 void lt__grad_stats_add(lt_grad_stats *to, lt_grad_stats from)

@@ -7,11 +7,11 @@
 #include "dist/bucket_plan.h"
 
 typedef struct lt_filter { /* all zeros: no filter */
-    lt_bucket_filter is;
+    lt_bucket_filter callbacks;
     /* copy: of a bucket that travels in f16, in case it must be sent again. side: where a bucket
      * and its tail are summed if the memory after the bucket is in use */
     void *copy, *side;
-    size_t room, side_room; /* sizes of copy and of side in bytes */
+    size_t capacity, side_capacity; /* sizes of copy and of side in bytes */
 } lt_filter;
 
 /* Sums a bucket and the tail of its packet over all ranks. The bucket is multiplied by 2^exponent
@@ -25,12 +25,12 @@ LT_MUST lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *pac
 
 /* Sums a bucket on the CPU, and the tail of its packet in the same allreduce. owns: the memory
  * after the bucket may be used. The tail is then placed there, and that memory is restored
- * afterwards; every arena has LT_GRAD_ROOM spare bytes after its end for this. Otherwise a copy is
+ * afterwards; every arena has LT_GRAD_SPARE_BYTES after its end for this. Otherwise a copy is
  * summed. LT_ENOMEM, or the error of the allreduce. */
 LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const lt_sum *bucket,
                                        bool owns, lt_packet *packet);
 /* The statistics of an item whose gradient is at `data` on the CPU: those measured when backward
- * completed it, otherwise the result of filter->look(), or zeros without that callback. */
+ * completed it, otherwise the result of filter->measure_late(), or zeros without that callback. */
 lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item,
                                  void *data);
 /* Merges `from` into *to. */

@@ -27,13 +27,13 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
     }
     if (r->n_losses == 0)
         lt_where(loss->ctx, r->where);
-    if (r->n_losses == r->room) {
-        int room = r->room ? 2 * r->room : 8;
-        lt_deferred **more = realloc(r->losses, (size_t)room * sizeof *more);
+    if (r->n_losses == r->capacity) {
+        int capacity = r->capacity ? 2 * r->capacity : 8;
+        lt_deferred **more = realloc(r->losses, (size_t)capacity * sizeof *more);
         if (!more)
             return lt_fail(LT_ENOMEM, "out of memory for a reducer");
         r->losses = more;
-        r->room = room;
+        r->capacity = capacity;
     }
     if (!(r->losses[r->n_losses] = lt_item_deferred(loss)))
         return lt_errcode();

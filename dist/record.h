@@ -17,7 +17,7 @@ typedef struct lt_record { /* all zeros: nothing written yet */
     lt_bn_layers bn_layers;
     double loss;          /* of this rank in this step, except deferred losses */
     lt_deferred **losses; /* (n_losses) deferred losses of this step, from an accelerator */
-    int n_losses, room;
+    int n_losses, capacity;
     char where[LT_WHERE_BYTES]; /* location of the first deferred loss, for messages */
     double share;               /* weight of this rank's loss in the loss of the global batch */
     int64_t step;               /* of this record, for messages */

@@ -32,18 +32,18 @@ static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
     return r->ctx->device->is_host && lt__group_alloc_shared(r->group, bytes, memory);
 }
 
-static void take_slots(lt_reducer *r)
+static void set_callbacks(lt_reducer *r)
 {
-    lt_grad_callbacks slots = {.ud = r, .alloc_arena = alloc_arena};
+    lt_grad_callbacks callbacks = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
-        slots = (lt_grad_callbacks){.ud = r,
-                                    .begin = begin,
-                                    .ready = ready,
-                                    .end = end,
-                                    .update = update,
-                                    .synchronize = synchronize,
-                                    .alloc_arena = alloc_arena};
-    lt_set_grad_callbacks(r->ctx, &slots);
+        callbacks = (lt_grad_callbacks){.ud = r,
+                                        .begin = begin,
+                                        .ready = ready,
+                                        .end = end,
+                                        .update = update,
+                                        .synchronize = synchronize,
+                                        .alloc_arena = alloc_arena};
+    lt_set_grad_callbacks(r->ctx, &callbacks);
 }
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
@@ -76,7 +76,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->share = 1.0 / (r->size = size);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->ready, NULL);
-    take_slots(r);
+    set_callbacks(r);
     return r;
 }
 
@@ -125,7 +125,7 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
                        LT_MAX_TAIL, filter->tail);
     lt_status status = lt_group_wait(r->group);
     (void)status; /* likewise */
-    r->filter.is = filter ? *filter : none;
+    r->filter.callbacks = filter ? *filter : none;
     return LT_OK;
 }
 
@@ -154,7 +154,7 @@ static lt_status cut(lt_reducer *r)
 }
 
 /* Grows the arrays with an entry per item or arena of the plan, before x is added to it. */
-static lt_status make_room(lt_reducer *r, const lt_tensor *x)
+static lt_status reserve(lt_reducer *r, const lt_tensor *x)
 {
     uint32_t *written = realloc(r->written, (size_t)(r->plan.n_arenas + 1) * sizeof *written);
     r->written = written ? written : r->written;
@@ -187,7 +187,7 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
 
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
-    LT_TRY(make_room(r, x));
+    LT_TRY(reserve(r, x));
     LT_TRY(lt__bucket_plan_add(&r->plan, x));
     LT_TRY(broadcast(r, x));
     r->more = true; /* if a record was already sent in this step, it did not have x */
@@ -238,7 +238,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     next.sum_backend = r->config.sum_backend;
     next.vranks = r->config.vranks;
     r->config = next;
-    take_slots(r);
+    set_callbacks(r);
     return cut(r);
 }
 
@@ -251,7 +251,7 @@ static lt_status write_record(lt_reducer *r)
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
-        own.tail = r->filter.is.tail;
+        own.tail = r->filter.callbacks.tail;
         lt__agree_write(r, &own);
     }
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
@@ -295,8 +295,8 @@ static lt_status exchange(void *ud)
         r->plan.items[i].used = lt__record_uses(&r->record, i);
         r->plan.items[i].accumulated = lt__record_adds(&r->record, i);
     }
-    if (r->filter.is.start)
-        r->filter.is.start(r->filter.is.ud);
+    if (r->filter.callbacks.start)
+        r->filter.callbacks.start(r->filter.callbacks.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
         LT_TRY(lt__bucket_reduce(r, i));
     return LT_OK;
@@ -332,10 +332,9 @@ static uint64_t mark_now(const lt_reducer *r)
 static lt_status start_exchange(lt_reducer *r)
 {
     if (r->device_exchange.comm)
-        LT_TRY(
-            lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
+        LT_TRY(lt__device_exchange_reserve(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
     else if (!r->ctx->device->is_host)
-        LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
+        LT_TRY(lt__staging_reserve(&r->staging, &r->plan));
     uint64_t mark = mark_now(r); /* after the operations that have filled the arenas */
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;
@@ -357,8 +356,8 @@ static lt_status add_to_tree_sums(lt_reducer *r)
         if (it->state == LT_GRAD_NONE || r->share == 0)
             memset(lt__bucket_item_data(it), 0, lt__bucket_item_bytes(it));
         else
-            lt__grad_stats_add(&it->stats_before,
-                               lt__filter_measure(&r->filter.is, it, lt__bucket_item_data(it)));
+            lt__grad_stats_add(&it->stats_before, lt__filter_measure(&r->filter.callbacks, it,
+                                                                     lt__bucket_item_data(it)));
         it->stats = (lt_grad_stats){0};
         it->measured = true;
         it->summed = it->state != LT_GRAD_NONE || (it->summed && r->shard > 0);
@@ -386,7 +385,7 @@ static lt_status add_to_tree_sums(lt_reducer *r)
 
 /* Waits for the exchange. Then marks each gradient that any rank had as present: this rank now has
  * its average. This is done once per exchange, because a caller may discard gradients afterwards.
- * They are marked in the order in which backward completes them, because lt_scaling.given() looks
+ * They are marked in the order in which backward completes them, because lt_scaling.added() looks
  * them up in that order. */
 static lt_status finish_exchange(lt_reducer *r)
 {
@@ -423,8 +422,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     if (r->summed && r->shards > 1 && !r->has_share)
         return lt_fail(
             LT_EUSAGE,
-            "with vranks, all backwards of a shard must run before its optimizer steps; this one "
-            "runs between those and the next shard");
+            "with vranks, all backward passes of a shard must run before its optimizer steps; "
+            "this one runs between those and the next shard");
     if (r->exchanged) /* by an earlier backward pass: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
@@ -460,9 +459,9 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
             "a hook discarded the gradient that it was called with, but the other ranks need it; "
             "fill it with zeros instead");
     lt_planned_bucket *b = &r->plan.buckets[it->bucket];
-    it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
+    it->measured = r->filter.callbacks.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
-        it->stats = r->filter.is.measure(r->filter.is.ud, x, grad);
+        it->stats = r->filter.callbacks.measure(r->filter.callbacks.ud, x, grad);
     it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->state == LT_GRAD_PENDING && --b->pending == 0) {

@@ -1,18 +1,18 @@
 /* staging.c - buckets between an accelerator and the CPU; see staging.h. */
 #include "dist/staging.h"
 
-lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes)
+lt_status lt__staging_grow(lt_device *device, void **at, size_t *capacity, size_t bytes)
 {
-    if (bytes <= *room)
+    if (bytes <= *capacity)
         return LT_OK;
     if (*at)
         device->free_host(device, *at);
     *at = lt__host_alloc(device, bytes);
-    *room = *at ? bytes : 0;
+    *capacity = *at ? bytes : 0;
     return *at ? LT_OK : lt_errcode();
 }
 
-lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan)
+lt_status lt__staging_reserve(lt_staging *s, const lt_bucket_plan *plan)
 {
     size_t most = 0;
     for (int k = 0; k < plan->n_buckets; k++) {
@@ -22,7 +22,7 @@ lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan)
         most = bytes > most ? bytes : most;
     }
     for (int i = 0; i < 2; i++)
-        LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].room, most));
+        LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].capacity, most));
     return LT_OK;
 }
 

@@ -14,7 +14,7 @@ typedef struct lt_staging { /* initially all zeros, except the device */
     lt_device *device;
     struct lt_stage {
         void *at; /* (room) bytes of pinned CPU memory */
-        size_t room;
+        size_t capacity;
         uint64_t mark; /* of the upload from it; 0 if no upload is pending */
     } stage[2];        /* used in turn */
     int turn;
@@ -23,11 +23,11 @@ typedef struct lt_staging { /* initially all zeros, except the device */
 
 /* If *room is less than `bytes`, replaces *at with `bytes` bytes of pinned CPU memory, and sets
  * *room. The contents are lost. LT_ENOMEM, or an earlier failure of the device. */
-LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes);
+LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *capacity, size_t bytes);
 
 /* Allocates buffers for the largest bucket of a plan and its tail. On the rank's thread, while no
  * exchange runs. Returns the same errors as lt__staging_grow(). */
-LT_MUST lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan);
+LT_MUST lt_status lt__staging_reserve(lt_staging *s, const lt_bucket_plan *plan);
 /* Waits for the mark `after` and downloads a bucket to *at, borrowed until lt__staging_send().
  * Blocks. Fails only if the device does. On the group's thread, like lt__staging_send(). */
 LT_MUST lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t bytes, uint64_t after,

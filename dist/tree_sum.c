@@ -23,7 +23,7 @@ lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
 }
 
 /* Grows every level to at least `bytes`. New memory is zero. */
-static lt_status make_room(lt_tree_sum *sum, int levels, size_t bytes)
+static lt_status reserve(lt_tree_sum *sum, int levels, size_t bytes)
 {
     for (int i = 0; i < levels; i++) {
         if (sum->level[i] && sum->bytes >= bytes)
@@ -52,7 +52,7 @@ lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data, 
 {
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
     int level = 0;
-    LT_TRY(make_room(sum, levels_of(shards), bytes));
+    LT_TRY(reserve(sum, levels_of(shards), bytes));
     lt__sum_arrays(&(lt_summand){data, scale}, 1, dtype, dtype, 0, count);
     for (; shard >> level & 1; level++) {
         lt_summand both[2] = {{sum->level[level], 1}, {data, 1}};

@@ -107,7 +107,7 @@ __device__ void find_centers(const sum_pass<E> &q, const lt_column &at, float (*
     if (end > at.first + LEAD * c.lanes)
         end = at.first + LEAD * c.lanes;
     float sum[V] = {};
-    for (int64_t r = at.first + at.lane; at.is && r < end; r += c.lanes) {
+    for (int64_t r = at.first + at.lane; at.valid && r < end; r += c.lanes) {
         lt_pack<E, V> x = lt__load<V>(q.x, r * q.p.width + at.index * V, q.p.n, q.wide);
         for (int k = 0; k < V; k++)
             sum[k] += lt__value(x.at[k]);
@@ -135,14 +135,14 @@ __device__ lt_pack<E, V> load(const sum_pass<E> &q, const E *array, int64_t i)
 }
 
 /* Adds the V elements at i, or as many as x has there. */
-template <int GATE, bool WHOLE, class E, int V>
+template <int MODE, bool WHOLE, class E, int V>
 __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
 {
-    enum { WRITES = GATE == OPEN || GATE == BY_Y }; /* with BY_X there is no residual */
+    enum { WRITES = MODE == PLAIN || MODE == ACT_OF_Y }; /* with ACT_OF_X there is no residual */
     lt_pack<E, V> x = load<WHOLE, V>(q, q.x, i), dy = {}, y = {}, out = {};
-    if (GATE != MOMENTS)
+    if (MODE != MOMENTS)
         dy = load<WHOLE, V>(q, q.dy, i);
-    if (GATE == BY_Y)
+    if (MODE == ACT_OF_Y)
         y = load<WHOLE, V>(q, q.y, i);
     if (WRITES && q.d_residual && q.add)
         out = load<WHOLE, V>(q, (const E *)q.d_residual, i);
@@ -150,10 +150,10 @@ __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
         if (!WHOLE && i + k >= q.p.n)
             break;
         float d = lt__value(x.at[k]) - s.center[k];
-        float g = GATE == MOMENTS ? d : lt__value(dy.at[k]);
-        if (GATE == BY_Y)
+        float g = MODE == MOMENTS ? d : lt__value(dy.at[k]);
+        if (MODE == ACT_OF_Y)
             g = lt__act_grad(q.act, lt__value(y.at[k]), g);
-        if (GATE == BY_X)
+        if (MODE == ACT_OF_X)
             g = lt__act_grad(q.act, d * s.factor[k] + s.shift[k], g);
         s.sum[k] += g;
         s.product[k] += g * d;
@@ -175,7 +175,7 @@ __device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
 
 /* MOMENTS: computes the mean of each lane over a part, and the squared deviations from it.
  * Otherwise the sums of g, which is the dy that the activation passes, and of g (x - mean). */
-template <class E, int GATE>
+template <class E, int MODE>
 __global__ void __launch_bounds__(LT_THREADS)
     sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
 {
@@ -184,25 +184,25 @@ __global__ void __launch_bounds__(LT_THREADS)
     const plan &p = q.p;
     lt_column at = lt__column_of(p.columns);
     int columns = p.columns.columns, lanes = p.columns.lanes;
-    int64_t lane = at.is ? at.index * V : 0, end = at.last < p.whole ? at.last : p.whole;
+    int64_t lane = at.valid ? at.index * V : 0, end = at.last < p.whole ? at.last : p.whole;
     sums_of<V> s = {};
-    if (GATE == MOMENTS) {
+    if (MODE == MOMENTS) {
         find_centers<E, V>(q, at, all, centers);
         for (int k = 0; k < V; k++)
             s.center[k] = centers[k * columns + at.among];
     } else {
         take<V>(q.coefs + AT_MEAN * p.width, lane, s.center);
     }
-    if (GATE == BY_X) {
+    if (MODE == ACT_OF_X) {
         take<V>(q.coefs + AT_FACTOR * p.width, lane, s.factor);
         take<V>(q.coefs + AT_SHIFT * p.width, lane, s.shift);
     }
-    if (at.is) {
-#pragma unroll(GATE == MOMENTS ? 2 : 1)
+    if (at.valid) {
+#pragma unroll(MODE == MOMENTS ? 2 : 1)
         for (int64_t r = at.first + at.lane; r < end; r += lanes)
-            add_pack<GATE, true>(q, r * p.width + lane, s);
+            add_pack<MODE, true>(q, r * p.width + lane, s);
         if (at.last > p.whole && (p.whole - at.first) % lanes == at.lane)
-            add_pack<GATE, false>(q, p.whole * p.width + lane, s);
+            add_pack<MODE, false>(q, p.whole * p.width + lane, s);
     }
     for (int k = 0; k < V; k++) {
         all[k][threadIdx.x] = s.sum[k];
@@ -210,11 +210,11 @@ __global__ void __launch_bounds__(LT_THREADS)
     }
     __syncthreads();
     int k = (int)threadIdx.x / columns;
-    if (k >= V || !at.is)
+    if (k >= V || !at.valid)
         return;
     lt_two sums = {sum_of_lanes<V>(all, columns, lanes, k),
                    sum_of_lanes<V>(all, columns, lanes, V + k)};
-    if (GATE == MOMENTS) {
+    if (MODE == MOMENTS) {
         int64_t rows = rows_in(p, at.part, lane + k);
         double miss = rows > 0 ? sums.a / (double)rows : 0;
         sums.b -= miss * sums.a;
@@ -223,10 +223,10 @@ __global__ void __launch_bounds__(LT_THREADS)
     parts[at.part * p.width + lane + k] = sums;
 }
 
-template <class E, int GATE>
+template <class E, int MODE>
 static lt_status launch_sums(const lt_cuda *cuda, const sum_pass<E> &q, lt_two *parts)
 {
-    return lt__launch(cuda, lt__column_blocks(&q.p.columns), sum_kernel<E, GATE>, q, parts);
+    return lt__launch(cuda, lt__column_blocks(&q.p.columns), sum_kernel<E, MODE>, q, parts);
 }
 
 /* ==== From sums to coefficients =============================================================== */
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
 
-template <class E, int GATE>
+template <class E, int MODE>
 __global__ void __launch_bounds__(LT_THREADS)
     backward_kernel(const __grid_constant__ result_pass<E> q)
 {
@@ -422,18 +422,18 @@ __global__ void __launch_bounds__(LT_THREADS)
     float d[V], g[V], factor[V], more[V];
     lt_pack<E, V> x = lt__load<V>(q.x, i, q.p.n, q.wide), y = {};
     lt_pack<E, V> dy = lt__load<V>(q.dy, i, q.p.n, q.wide);
-    if (GATE == BY_Y)
+    if (MODE == ACT_OF_Y)
         y = lt__load<V>(q.y, i, q.p.n, q.wide);
     take<V>(q.coefs + AT_MEAN * q.p.width, lane, d);
     take<V>(q.coefs + AT_FACTOR * q.p.width, lane, factor);
-    if (GATE == BY_X)
+    if (MODE == ACT_OF_X)
         take<V>(q.coefs + AT_SHIFT * q.p.width, lane, more);
     for (int k = 0; k < V; k++) {
         d[k] = lt__value(x.at[k]) - d[k];
         g[k] = lt__value(dy.at[k]);
-        if (GATE == BY_Y)
+        if (MODE == ACT_OF_Y)
             g[k] = lt__act_grad(q.act, lt__value(y.at[k]), g[k]);
-        if (GATE == BY_X)
+        if (MODE == ACT_OF_X)
             g[k] = lt__act_grad(q.act, d[k] * factor[k] + more[k], g[k]);
     }
     if (q.add)
@@ -533,8 +533,8 @@ static lt_status join_products(const lt_call *c, const plan *p)
                       (const float *)c->out[BATCH_VAR]->data, d, share);
 }
 
-/* Computes the sums of a call. gate: how to determine which dy the activation passes. */
-template <class E> static lt_status sum_products(const lt_call *c, const plan *p, int gate)
+/* Computes the sums of a call. mode: how to determine which dy the activation passes. */
+template <class E> static lt_status sum_products(const lt_call *c, const plan *p, int mode)
 {
     const lt_cuda *cuda = lt__cuda(c->ctx);
     lt_two *parts = part_sums(c, p);
@@ -548,10 +548,10 @@ template <class E> static lt_status sum_products(const lt_call *c, const plan *p
     q.act = lt__bounds(c);
     q.add = lt__adds(c, RESIDUAL);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
-    switch (gate) {
-    case OPEN: LT_TRY((launch_sums<E, OPEN>(cuda, q, parts))); break;
-    case BY_Y: LT_TRY((launch_sums<E, BY_Y>(cuda, q, parts))); break;
-    default: LT_TRY((launch_sums<E, BY_X>(cuda, q, parts)));
+    switch (mode) {
+    case PLAIN: LT_TRY((launch_sums<E, PLAIN>(cuda, q, parts))); break;
+    case ACT_OF_Y: LT_TRY((launch_sums<E, ACT_OF_Y>(cuda, q, parts))); break;
+    default: LT_TRY((launch_sums<E, ACT_OF_X>(cuda, q, parts)));
     }
     return join_products(c, p);
 }
@@ -560,11 +560,11 @@ template <class E> static lt_status backward(const lt_call *c)
 {
     const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
     plan p = plan_for(c->in[X]);
-    int gate = lt__word(c, ACT) == 0 ? OPEN : c->out[Y] ? BY_Y : BY_X;
+    int mode = lt__word(c, ACT) == 0 ? PLAIN : c->out[Y] ? ACT_OF_Y : ACT_OF_X;
     /* g was written there, and can be read instead of dy */
     bool passed = d_residual && !lt__adds(c, RESIDUAL);
     LT_TRY(use_statistics(c, &p, c->out[BATCH_MEAN], c->out[BATCH_VAR], false));
-    LT_TRY(sum_products<E>(c, &p, gate));
+    LT_TRY(sum_products<E>(c, &p, mode));
     if (!c->d_in[X])
         return LT_OK;
     result_pass<E> q = {};
@@ -579,9 +579,9 @@ template <class E> static lt_status backward(const lt_call *c)
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.out);
     q.small = p.n < (int64_t)1 << 31;
     return launch_results(lt__cuda(c->ctx), q,
-                          gate == OPEN || passed ? backward_kernel<E, OPEN>
-                          : gate == BY_Y         ? backward_kernel<E, BY_Y>
-                                                 : backward_kernel<E, BY_X>);
+                          mode == PLAIN || passed ? backward_kernel<E, PLAIN>
+                          : mode == ACT_OF_Y      ? backward_kernel<E, ACT_OF_Y>
+                                                  : backward_kernel<E, ACT_OF_X>);
 }
 
 static lt_status batch_norm_bwd(lt_call *c)

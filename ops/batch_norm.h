@@ -173,26 +173,26 @@ enum { LANES = 128 };
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
-/* How a pass computes g. MOMENTS: g is x - center, for the moments. OPEN: g is dy. BY_Y: g is
- * lt__act_grad() of y and dy. BY_X: the same, with y recomputed from x. */
-enum { MOMENTS, OPEN, BY_Y, BY_X };
+/* How a pass computes g. MOMENTS: g is x - center, for the moments. PLAIN: g is dy. ACT_OF_Y: g is
+ * lt__act_grad() of y and dy. ACT_OF_X: the same, with y recomputed from x. */
+enum { MOMENTS, PLAIN, ACT_OF_Y, ACT_OF_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
 typedef struct lt_pass {
     /* units in total; units of a row; floats per row of coefs and of lanes */
-    int64_t n, units, room;
+    int64_t n, units, capacity;
     const float *coefs, *center; /* (COEFFICIENTS, room); (room): a value for each lane */
     float *lanes;                /* (SUMS, room): the center and the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
-    int form, gate;        /* values of the enums above */
+    int form, mode;        /* values of the enums above */
     bool add, nontemporal; /* add to out; write out with nontemporal stores */
     lt_bounds act;
 } lt_pass;
 
 /* out = act((x - mean) * factor + shift + residual) */
 void lt__forward_pass(const lt_pass *p);
-/* out (+)= g, the gradient of the residual. Computes g from y and dy; ignores the gate. */
+/* out (+)= g, the gradient of the residual. Computes g from y and dy; ignores the mode. */
 void lt__residual_pass(const lt_pass *p);
 /* lanes += the sums of g and of g * (x - center) */
 void lt__sum_pass(const lt_pass *p);

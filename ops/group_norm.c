@@ -20,10 +20,10 @@ enum { MAX_TASKS = 64 };
 
 typedef struct {
     int64_t samples, rows, channels;
-    int64_t groups, width; /* in a sample; channels in a group */
-    int64_t part, parts;   /* rows in a part; parts in a sample */
-    int64_t all_parts;     /* of all samples */
-    int64_t task, tasks;   /* parts in a task; number of tasks */
+    int64_t groups, width;     /* in a sample; channels in a group */
+    int64_t part_rows, parts;  /* rows in a part; parts in a sample */
+    int64_t all_parts;         /* of all samples */
+    int64_t task_parts, tasks; /* parts in a task; number of tasks */
 } plan;
 
 static plan plan_for(const lt_call *c)
@@ -34,11 +34,11 @@ static plan plan_for(const lt_call *c)
         p.rows *= x->dims[i];
     p.groups = c->opt[GROUPS].i[0];
     p.width = p.channels / p.groups;
-    p.part = PART / p.channels > 0 ? PART / p.channels : 1;
-    p.parts = (p.rows + p.part - 1) / p.part;
+    p.part_rows = PART / p.channels > 0 ? PART / p.channels : 1;
+    p.parts = (p.rows + p.part_rows - 1) / p.part_rows;
     p.all_parts = x->count > 0 ? p.samples * p.parts : 0;
-    p.task = p.all_parts / MAX_TASKS + 1;
-    p.tasks = (p.all_parts + p.task - 1) / p.task;
+    p.task_parts = p.all_parts / MAX_TASKS + 1;
+    p.tasks = (p.all_parts + p.task_parts - 1) / p.task_parts;
     return p;
 }
 
@@ -76,27 +76,28 @@ typedef struct {
     double a, b;
 } pair;
 
-/* The lines of a task. A line is an array with one number per channel. Sums are doubles. The others
- * have the type of x, except that part_moments() needs the mean in double. */
-enum { SUM, PRODUCT, MEAN, ROOT, FORWARD_LINES };
-enum { MEAN_G = FORWARD_LINES, MEAN_GH, DSCALE, DSHIFT, BACKWARD_LINES };
+/* The buffers of a task. A buffer is an array with one number per channel. Sums are doubles. The
+ * others have the type of x, except that part_moments() needs the mean in double. */
+enum { SUM, PRODUCT, MEAN, RSTD, FORWARD_BUFFERS };
+enum { MEAN_G = FORWARD_BUFFERS, MEAN_GH, DSCALE, DSHIFT, BACKWARD_BUFFERS };
 
-/* Scratch contains the pairs (samples, parts, groups), then the lines (tasks, lines, channels). */
+/* Scratch contains the pairs (samples, parts, groups), then the buffers (tasks, buffers,
+ * channels). */
 static pair *pairs_of(const lt_call *c, const plan *p, int64_t part)
 {
     return (pair *)c->scratch + part * p->groups;
 }
 
-static double *lines_of(const lt_call *c, const plan *p, int64_t task, int lines)
+static double *buffers_of(const lt_call *c, const plan *p, int64_t task, int buffers)
 {
-    return (double *)pairs_of(c, p, p->all_parts) + task * lines * p->channels;
+    return (double *)pairs_of(c, p, p->all_parts) + task * buffers * p->channels;
 }
 
 static size_t scratch(const lt_call *c, bool backward)
 {
     plan p = plan_for(c);
-    int64_t lines = p.tasks * p.channels * (backward ? BACKWARD_LINES : FORWARD_LINES);
-    return (size_t)(p.all_parts * p.groups) * sizeof(pair) + (size_t)lines * sizeof(double);
+    int64_t buffers = p.tasks * p.channels * (backward ? BACKWARD_BUFFERS : FORWARD_BUFFERS);
+    return (size_t)(p.all_parts * p.groups) * sizeof(pair) + (size_t)buffers * sizeof(double);
 }
 
 /* ==== Parts =================================================================================== */
@@ -106,10 +107,10 @@ typedef struct {
     const plan *p;
     int64_t sample, first, rows; /* index of its sample; offset in x; number of rows */
     pair *pairs;                 /* of its groups */
-    double *lines;               /* of its task */
+    double *buffers;             /* of its task */
 } part;
 
-static void *line(const part *a, int which) { return a->lines + which * a->p->channels; }
+static void *buffer(const part *a, int which) { return a->buffers + which * a->p->channels; }
 
 /* Address of the first element of the part in x, or in a tensor like x. */
 static void *start(const part *a, const lt_tensor *x)
@@ -120,46 +121,46 @@ static void *start(const part *a, const lt_tensor *x)
 /* The number of rows in part i of a sample. */
 static int64_t rows_of(const plan *p, int64_t i)
 {
-    int64_t left = p->rows - i * p->part;
-    return left < p->part ? left : p->part;
+    int64_t left = p->rows - i * p->part_rows;
+    return left < p->part_rows ? left : p->part_rows;
 }
 
-/* Runs fn for every part. lines: the number of lines per task. */
-static void each_part(lt_call *c, const plan *p, int lines, void (*fn)(const part *a))
+/* Runs fn for every part. buffers: the number of buffers per task. */
+static void each_part(lt_call *c, const plan *p, int buffers, void (*fn)(const part *a))
 {
     LT_PARALLEL_FOR(c, c->in[X]->count)
     for (int64_t t = 0; t < p->tasks; t++)
-        for (int64_t i = t * p->task; i < p->all_parts && i < (t + 1) * p->task; i++) {
+        for (int64_t i = t * p->task_parts; i < p->all_parts && i < (t + 1) * p->task_parts; i++) {
             part a = {.c = c, .p = p, .sample = i / p->parts, .rows = rows_of(p, i % p->parts)};
-            a.first = (a.sample * p->rows + i % p->parts * p->part) * p->channels;
+            a.first = (a.sample * p->rows + i % p->parts * p->part_rows) * p->channels;
             a.pairs = pairs_of(c, p, i);
-            a.lines = lines_of(c, p, t, lines);
+            a.buffers = buffers_of(c, p, t, buffers);
             fn(&a);
         }
 }
 
-/* Adds up the numbers of group g in a line. */
-static double sum_of_group(const double *line, int64_t g, int64_t width)
+/* Adds up the numbers of group g in a buffer. */
+static double sum_of_group(const double *buffer, int64_t g, int64_t width)
 {
     double sum = 0;
     for (int64_t k = g * width; k < (g + 1) * width; k++)
-        sum += line[k];
+        sum += buffer[k];
     return sum;
 }
 
-/* Fills the lines MEAN and ROOT from the saved statistics. */
+/* Fills the buffers MEAN and RSTD from the saved statistics. */
 static void read_stats(const part *a)
 {
     const lt_tensor *stats = a->c->out[1];
     int64_t groups = a->p->groups, width = a->p->width;
     LT_FLOATS(stats->dtype, T,
         const T *of = (const T *)stats->data + a->sample * groups * 2;
-        T *mean = line(a, MEAN);
-        T *root = line(a, ROOT);
+        T *mean = buffer(a, MEAN);
+        T *rstd = buffer(a, RSTD);
         for (int64_t g = 0; g < groups; g++)
             for (int64_t k = g * width; k < (g + 1) * width; k++) {
                 mean[k] = of[2 * g];
-                root[k] = of[2 * g + 1];
+                rstd[k] = of[2 * g + 1];
             }
     );
 }
@@ -170,8 +171,8 @@ static void read_stats(const part *a)
 LT_SIMD static void part_moments(const part *a)
 {
     int64_t channels = a->p->channels, width = a->p->width;
-    double *restrict sum = line(a, SUM);
-    double *restrict mean = line(a, MEAN);
+    double *restrict sum = buffer(a, SUM);
+    double *restrict mean = buffer(a, MEAN);
     LT_FLOATS(a->c->in[X]->dtype, T,
         const T *restrict x = start(a, a->c->in[X]);
         for (int64_t k = 0; k < channels; k++)
@@ -226,11 +227,11 @@ LT_SIMD static void part_forward(const part *a)
         const T *restrict x = start(a, a->c->in[X]);
         const T *restrict scale = a->c->in[SCALE]->data;
         const T *restrict shift = a->c->in[SHIFT]->data;
-        const T *restrict mean = line(a, MEAN);
-        const T *restrict root = line(a, ROOT);
+        const T *restrict mean = buffer(a, MEAN);
+        const T *restrict rstd = buffer(a, RSTD);
         for (int64_t i = 0; i < a->rows; i++)
             for (int64_t k = 0; k < channels; k++)
-                y[i * channels + k] = LT_LAYER_NORM(x[i * channels + k], mean[k], root[k],
+                y[i * channels + k] = LT_LAYER_NORM(x[i * channels + k], mean[k], rstd[k],
                                                     scale[k], shift[k]);
     );
 }
@@ -238,41 +239,41 @@ LT_SIMD static void part_forward(const part *a)
 static lt_status forward(lt_call *c)
 {
     plan p = plan_for(c);
-    each_part(c, &p, FORWARD_LINES, part_moments);
+    each_part(c, &p, FORWARD_BUFFERS, part_moments);
     LT_PARALLEL_FOR(c, p.all_parts * p.groups)
     for (int64_t s = 0; s < p.samples; s++)
         for (int64_t g = 0; g < p.groups; g++)
             join_moments(c, &p, s, g);
-    each_part(c, &p, FORWARD_LINES, part_forward);
+    each_part(c, &p, FORWARD_BUFFERS, part_forward);
     return LT_OK;
 }
 
 /* ==== Backward ================================================================================ */
 
 /* With r = 1 / sqrt(var + eps), h = (x - mean) * r and g = dy * scale: pairs = the sums of g and of
- * g h over each group of the part. Adds the sums of dy h to the line DSCALE, and the sums
+ * g h over each group of the part. Adds the sums of dy h to the buffer DSCALE, and the sums
  * of dy to DSHIFT. */
 LT_SIMD static void part_sums(const part *a)
 {
     int64_t channels = a->p->channels, width = a->p->width;
-    double *restrict sum = line(a, SUM);
-    double *restrict product = line(a, PRODUCT);
-    double *restrict dscale = line(a, DSCALE);
-    double *restrict dshift = line(a, DSHIFT);
+    double *restrict sum = buffer(a, SUM);
+    double *restrict product = buffer(a, PRODUCT);
+    double *restrict dscale = buffer(a, DSCALE);
+    double *restrict dshift = buffer(a, DSHIFT);
     read_stats(a);
     LT_FLOATS(a->c->in[X]->dtype, T,
         const T *restrict dy = start(a, a->c->d_out[0]);
         const T *restrict x = start(a, a->c->in[X]);
         const T *restrict scale = a->c->in[SCALE]->data;
-        const T *restrict mean = line(a, MEAN);
-        const T *restrict root = line(a, ROOT);
+        const T *restrict mean = buffer(a, MEAN);
+        const T *restrict rstd = buffer(a, RSTD);
         for (int64_t k = 0; k < channels; k++)
             sum[k] = product[k] = 0;
         for (int64_t i = 0; i < a->rows; i++)
             for (int64_t k = 0; k < channels; k++) {
                 T d = dy[i * channels + k];
                 sum[k] += d;
-                product[k] += d * LT_LAYER_H(x[i * channels + k], mean[k], root[k]);
+                product[k] += d * LT_LAYER_H(x[i * channels + k], mean[k], rstd[k]);
             }
         for (int64_t k = 0; k < channels; k++) {
             dshift[k] += sum[k];
@@ -311,10 +312,10 @@ LT_SIMD static void part_backward(const part *a)
         const T *restrict dy = start(a, a->c->d_out[0]);
         const T *restrict x = start(a, a->c->in[X]);
         const T *restrict scale = a->c->in[SCALE]->data;
-        const T *restrict mean = line(a, MEAN);
-        const T *restrict root = line(a, ROOT);
-        T *restrict mean_g = line(a, MEAN_G);
-        T *restrict mean_gh = line(a, MEAN_GH);
+        const T *restrict mean = buffer(a, MEAN);
+        const T *restrict rstd = buffer(a, RSTD);
+        T *restrict mean_g = buffer(a, MEAN_G);
+        T *restrict mean_gh = buffer(a, MEAN_GH);
         for (int64_t g = 0; g < a->p->groups; g++)
             for (int64_t k = g * width; k < (g + 1) * width; k++) {
                 mean_g[k] = (T)means[g].a;
@@ -324,12 +325,12 @@ LT_SIMD static void part_backward(const part *a)
             for (int64_t k = 0; k < channels; k++)
                 LT_PUT(add, dx[i + k],
                        LT_LAYER_NORM_BACK(dy[i + k] * scale[k],
-                                          LT_LAYER_H(x[i + k], mean[k], root[k]), root[k],
+                                          LT_LAYER_H(x[i + k], mean[k], rstd[k]), rstd[k],
                                           mean_g[k], mean_gh[k]));
     );
 }
 
-/* The gradient of an input (+)= the sum of line `which` over all tasks. */
+/* The gradient of an input (+)= the sum of buffer `which` over all tasks. */
 static void put_sums(lt_call *c, const plan *p, int input, int which)
 {
     LT_FLOATS(c->in[X]->dtype, T,
@@ -337,7 +338,7 @@ static void put_sums(lt_call *c, const plan *p, int input, int which)
         for (int64_t k = 0; k < p->channels; k++) {
             double sum = 0;
             for (int64_t t = 0; t < p->tasks; t++)
-                sum += lines_of(c, p, t, BACKWARD_LINES)[which * p->channels + k];
+                sum += buffers_of(c, p, t, BACKWARD_BUFFERS)[which * p->channels + k];
             LT_PUT(lt__adds(c, input), d[k], (T)sum);
         }
     );
@@ -348,8 +349,8 @@ static lt_status backward(lt_call *c)
     plan p = plan_for(c);
     for (int64_t t = 0; t < p.tasks; t++)
         for (int64_t k = 0; k < 2 * p.channels; k++)
-            lines_of(c, &p, t, BACKWARD_LINES)[DSCALE * p.channels + k] = 0;
-    each_part(c, &p, BACKWARD_LINES, part_sums);
+            buffers_of(c, &p, t, BACKWARD_BUFFERS)[DSCALE * p.channels + k] = 0;
+    each_part(c, &p, BACKWARD_BUFFERS, part_sums);
     if (c->d_in[SCALE])
         put_sums(c, &p, SCALE, DSCALE);
     if (c->d_in[SHIFT])
@@ -360,7 +361,7 @@ static lt_status backward(lt_call *c)
     for (int64_t s = 0; s < p.samples; s++)
         for (int64_t g = 0; g < p.groups && p.parts > 0; g++)
             join_sums(c, &p, s, g);
-    each_part(c, &p, BACKWARD_LINES, part_backward);
+    each_part(c, &p, BACKWARD_BUFFERS, part_backward);
     return LT_OK;
 }
 

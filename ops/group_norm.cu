@@ -41,7 +41,7 @@ static int64_t strip_blocks(const plan *p) { return p->samples * lt__column_bloc
 
 /* A thread's elements of x: some rows of one channel in a part. */
 typedef struct {
-    bool is;                   /* false if this thread has no elements */
+    bool valid;                /* false if this thread has no elements */
     int64_t first, last, step; /* offsets in x */
     int64_t channel, group;    /* the group is counted over all samples */
     int64_t sum;               /* where the part's sum of this channel goes */
@@ -55,7 +55,7 @@ __device__ static strip strip_of(const plan &p)
     int64_t row = (at.part - sample * p.sample.parts) * p.sample.part;
     int64_t end = row + p.sample.part < p.rows ? row + p.sample.part : p.rows;
     strip s;
-    s.is = at.is;
+    s.valid = at.valid;
     s.first = (sample * p.rows + row + at.lane) * p.channels + at.index;
     s.last = (sample * p.rows + end) * p.channels;
     s.step = p.sample.lanes * p.channels;
@@ -70,7 +70,7 @@ __device__ static strip strip_of(const plan &p)
 __device__ static void put_part(const plan &p, const strip &s, lt_two sum, lt_two *parts)
 {
     sum = lt__join_lanes<lt_two_sums>(sum, p.sample.columns, p.sample.lanes);
-    if (s.is && s.lane == 0)
+    if (s.valid && s.lane == 0)
         parts[s.sum] = sum;
 }
 
@@ -83,7 +83,7 @@ __device__ static lt_two join_group(const plan &p, const lt_row &r, const lt_two
     int64_t sample = lt__quotient(r.index, p.groups);
     int64_t channel = (r.index - sample * p.groups) * p.width;
     lt_two sum = lt_two_sums::start();
-    for (int64_t i = r.lane; r.is && i < p.group.n; i += p.group.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.group.n; i += p.group.lanes) {
         int64_t part = lt__quotient(i, p.width), k = channel + i - part * p.width;
         lt_two more = parts[(sample * p.sample.parts + part) * p.channels + k];
         double by = scale ? (double)lt__value(scale[k]) : 1;
@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(LT_THREADS)
     moments_kernel(const __grid_constant__ plan p, const E *x, lt_two *parts)
 {
     strip s = strip_of(p);
-    double center = s.is ? center_of(p, x, s.group) : 0;
+    double center = s.valid ? center_of(p, x, s.group) : 0;
     lt_two sum = lt_two_sums::start();
 #pragma unroll 2
-    for (int64_t i = s.first; s.is && i < s.last; i += s.step) {
+    for (int64_t i = s.first; s.valid && i < s.last; i += s.step) {
         double d = (double)lt__value(x[i]) - center;
         sum.a += d;
         sum.b += d * d;
@@ -126,11 +126,11 @@ __global__ void __launch_bounds__(LT_THREADS)
 {
     lt_row r = lt__row_of(p.group);
     lt_two sum = join_group<E>(p, r, parts, NULL);
-    if (!r.is || r.lane > 0)
+    if (!r.valid || r.lane > 0)
         return;
     double n = (double)(p.rows * p.width), share = n > 0 ? 1 / n : 0;
-    double miss = sum.a * share, var = (sum.b - miss * sum.a) * share;
-    stats[2 * r.index] = (float)(center_of(p, x, r.index) + miss);
+    double mean_offset = sum.a * share, var = (sum.b - mean_offset * sum.a) * share;
+    stats[2 * r.index] = (float)(center_of(p, x, r.index) + mean_offset);
     stats[2 * r.index + 1] = (float)(1 / sqrt((var < 0 ? 0 : var) + eps));
 }
 
@@ -140,13 +140,13 @@ __global__ void __launch_bounds__(LT_THREADS)
                    const E *shifts, const float *stats)
 {
     strip s = strip_of(p);
-    if (!s.is)
+    if (!s.valid)
         return;
-    float mean = stats[2 * s.group], root = stats[2 * s.group + 1];
+    float mean = stats[2 * s.group], rstd = stats[2 * s.group + 1];
     float scale = lt__value(scales[s.channel]), shift = lt__value(shifts[s.channel]);
 #pragma unroll 2
     for (int64_t i = s.first; i < s.last; i += s.step)
-        y[i] = lt_element<E>::of(LT_LAYER_NORM(lt__value(x[i]), mean, root, scale, shift));
+        y[i] = lt_element<E>::of(LT_LAYER_NORM(lt__value(x[i]), mean, rstd, scale, shift));
 }
 
 template <class E> static lt_status forward(lt_call *c)
@@ -178,12 +178,12 @@ __global__ void __launch_bounds__(LT_THREADS)
                 lt_two *parts)
 {
     strip s = strip_of(p);
-    float mean = s.is ? stats[2 * s.group] : 0, root = s.is ? stats[2 * s.group + 1] : 0;
+    float mean = s.valid ? stats[2 * s.group] : 0, rstd = s.valid ? stats[2 * s.group + 1] : 0;
     lt_two sum = lt_two_sums::start();
 #pragma unroll 2
-    for (int64_t i = s.first; s.is && i < s.last; i += s.step) {
+    for (int64_t i = s.first; s.valid && i < s.last; i += s.step) {
         float d = lt__value(dy[i]);
-        sum.a += (double)(d * LT_LAYER_H(lt__value(x[i]), mean, root));
+        sum.a += (double)(d * LT_LAYER_H(lt__value(x[i]), mean, rstd));
         sum.b += (double)d;
     }
     put_part(p, s, sum, parts);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt_row r = lt__row_of(p.group);
     lt_two sum = join_group(p, r, parts, scale);
     double n = (double)(p.rows * p.width);
-    if (r.is && r.lane == 0)
+    if (r.valid && r.lane == 0)
         means[r.index] = lt_two{sum.a / n, sum.b / n};
 }
 
@@ -207,15 +207,15 @@ __global__ void __launch_bounds__(LT_THREADS)
               const float *stats, const lt_two *means, bool add)
 {
     strip s = strip_of(p);
-    if (!s.is)
+    if (!s.valid)
         return;
-    float mean = stats[2 * s.group], root = stats[2 * s.group + 1];
+    float mean = stats[2 * s.group], rstd = stats[2 * s.group + 1];
     float mean_gh = (float)means[s.group].a, mean_g = (float)means[s.group].b;
     float scale = lt__value(scales[s.channel]);
 #pragma unroll 2
     for (int64_t i = s.first; i < s.last; i += s.step) {
-        float h = LT_LAYER_H(lt__value(x[i]), mean, root), g = lt__value(dy[i]) * scale;
-        float d = LT_LAYER_NORM_BACK(g, h, root, mean_g, mean_gh);
+        float h = LT_LAYER_H(lt__value(x[i]), mean, rstd), g = lt__value(dy[i]) * scale;
+        float d = LT_LAYER_NORM_BACK(g, h, rstd, mean_g, mean_gh);
         dx[i] = lt_element<E>::of(add ? lt__value(dx[i]) + d : d);
     }
 }

@@ -27,23 +27,23 @@ __global__ void __launch_bounds__(LT_THREADS)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
-    double center = r.is && p.n > 0 ? (double)lt__value(x[r.first]) : 0;
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    double center = r.valid && p.n > 0 ? (double)lt__value(x[r.first]) : 0;
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         double d = (double)lt__value(x[r.first + i]) - center;
         sums.a += d;
         sums.b += d * d;
     }
     sums = lt__join_row<lt_two_sums>(p, sums);
-    if (!r.is)
+    if (!r.valid)
         return;
-    double n = (double)p.n, miss = sums.a / n, var = (sums.b - miss * sums.a) / n;
-    float mean = (float)(center + miss), root = (float)(1 / sqrt((var < 0 ? 0 : var) + eps));
+    double n = (double)p.n, mean_offset = sums.a / n, var = (sums.b - mean_offset * sums.a) / n;
+    float mean = (float)(center + mean_offset), rstd = (float)(1 / sqrt((var < 0 ? 0 : var) + eps));
     if (r.lane == 0) {
         stats[2 * r.index] = mean;
-        stats[2 * r.index + 1] = root;
+        stats[2 * r.index + 1] = rstd;
     }
     for (int64_t i = r.lane; i < p.n; i += p.lanes)
-        y[r.first + i] = lt_element<E>::of(LT_LAYER_NORM(lt__value(x[r.first + i]), mean, root,
+        y[r.first + i] = lt_element<E>::of(LT_LAYER_NORM(lt__value(x[r.first + i]), mean, rstd,
                                                          lt__value(scale[i]), lt__value(shift[i])));
 }
 
@@ -69,19 +69,19 @@ __global__ void __launch_bounds__(LT_THREADS)
               const float *stats, bool add)
 {
     lt_row r = lt__row_of(p);
-    float mean = r.is ? stats[2 * r.index] : 0, root = r.is ? stats[2 * r.index + 1] : 0;
+    float mean = r.valid ? stats[2 * r.index] : 0, rstd = r.valid ? stats[2 * r.index + 1] : 0;
     lt_two sums = lt_two_sums::start();
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         float g = lt__value(dy[r.first + i]) * lt__value(scale[i]);
         sums.a += (double)g;
-        sums.b += (double)(g * LT_LAYER_H(lt__value(x[r.first + i]), mean, root));
+        sums.b += (double)(g * LT_LAYER_H(lt__value(x[r.first + i]), mean, rstd));
     }
     sums = lt__join_row<lt_two_sums>(p, sums);
     float mean_g = (float)(sums.a / (double)p.n), mean_gh = (float)(sums.b / (double)p.n);
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         float g = lt__value(dy[r.first + i]) * lt__value(scale[i]);
-        float h = LT_LAYER_H(lt__value(x[r.first + i]), mean, root);
-        float d = LT_LAYER_NORM_BACK(g, h, root, mean_g, mean_gh);
+        float h = LT_LAYER_H(lt__value(x[r.first + i]), mean, rstd);
+        float d = LT_LAYER_NORM_BACK(g, h, rstd, mean_g, mean_gh);
         dx[r.first + i] = lt_element<E>::of(add ? lt__value(dx[r.first + i]) + d : d);
     }
 }
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt_column at = lt__column_of(p);
     lt_two sums = lt_two_sums::start();
 #pragma unroll 2
-    for (int64_t r = at.first + at.lane; at.is && r < at.last; r += p.lanes) {
+    for (int64_t r = at.first + at.lane; at.valid && r < at.last; r += p.lanes) {
         float g = lt__value(dy[r * p.width + at.index]);
         float v = lt__value(x[r * p.width + at.index]);
         float h = LT_LAYER_H(v, stats[2 * r], stats[2 * r + 1]);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(LT_THREADS)
         sums.b += (double)g;
     }
     sums = lt__join_lanes<lt_two_sums>(sums, p.columns, p.lanes);
-    if (at.is && at.lane == 0)
+    if (at.valid && at.lane == 0)
         parts[at.part * p.width + at.index] = sums;
 }
 

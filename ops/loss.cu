@@ -4,7 +4,7 @@
 #include "ops/loss.h"
 
 enum { X_IN, Y_IN };
-enum { TURNS = 8 }; /* packs per thread */
+enum { PACKS = 8 }; /* packs per thread */
 
 /* sums[block] = the sum of (x - y)^2 over the elements of the block. */
 template <class E>
@@ -13,8 +13,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 {
     enum { V = 16 / sizeof(E) };
     double sum = 0;
-    int64_t i = ((int64_t)blockIdx.x * TURNS * LT_THREADS + threadIdx.x) * V;
-    for (int turn = 0; turn < TURNS; turn++, i += LT_THREADS * V) {
+    int64_t i = ((int64_t)blockIdx.x * PACKS * LT_THREADS + threadIdx.x) * V;
+    for (int pack = 0; pack < PACKS; pack++, i += LT_THREADS * V) {
         lt_pack<E, V> a = lt__load<V>(x, i, n, wide), b = lt__load<V>(y, i, n, wide);
         for (int k = 0; k < V; k++) {
             double d = lt__value(a.at[k]) - lt__value(b.at[k]);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 static int64_t blocks_for(const lt_tensor *x)
 {
-    return lt__ceil_div(x->count, TURNS * LT_THREADS * (x->dtype == LT_F32 ? 4 : 8));
+    return lt__ceil_div(x->count, PACKS * LT_THREADS * (x->dtype == LT_F32 ? 4 : 8));
 }
 
 static size_t scratch(const lt_call *c, bool backward)

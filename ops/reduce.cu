@@ -8,7 +8,7 @@ enum { AXIS, KEEP }; /* options of all ops in this file */
 
 enum {
     ENOUGH_BLOCKS = 512, /* with this many blocks, rows are not split into parts */
-    MIN_TURNS = 8,       /* rows per thread at least, so that a part is worth its join */
+    MIN_ROWS = 8,        /* rows per thread at least, so that a part is worth its join */
     ACCUMULATOR = 16     /* bytes of the largest accumulator; a load reads at most one */
 };
 
@@ -29,9 +29,9 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     p->parts = 1;
     p->blocks = (unsigned)lt__ceil_div(width, p->columns);
     int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__reduction_blocks(p);
-    if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * MIN_TURNS * turn)
+    if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * MIN_ROWS * turn)
         return;
-    int64_t parts = lt__least(rows / (MIN_TURNS * turn), lt__ceil_div(ENOUGH_BLOCKS, blocks));
+    int64_t parts = lt__least(rows / (MIN_ROWS * turn), lt__ceil_div(ENOUGH_BLOCKS, blocks));
     p->part = lt__ceil_div(lt__ceil_div(rows, parts), turn) * turn;
     p->parts = (unsigned)lt__ceil_div(rows, p->part);
 }

@@ -20,7 +20,7 @@ struct largest {
 template <class E> __device__ float largest_of(const lt_row_plan &p, const lt_row &r, const E *x)
 {
     float a = largest::start();
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes)
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes)
         a = largest::join(a, lt__value(x[r.first + i * p.stride]));
     return lt__join_row<largest>(p, a);
 }
@@ -30,7 +30,7 @@ template <class E>
 __device__ lt_two exps_of(const lt_row_plan &p, const lt_row &r, const E *x, float most)
 {
     lt_two sums = lt_two_sums::start();
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         float offset = lt__value(x[r.first + i * p.stride]) - most;
         sums.a += (double)lt__exp_f32(offset);
         sums.b += (double)offset;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     float most = largest_of(p, r, x);
     double total = exps_of(p, r, x, most).a;
     float factor = (float)(AS_LOG ? log(total) : 1 / total);
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         int64_t at = r.first + i * p.stride;
         float v = lt__value(x[at]);
         y[at] = lt_element<E>::of(AS_LOG ? LT_LOG_SOFTMAX(v, most, factor)
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(LT_THREADS)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         int64_t at = r.first + i * p.stride;
         sums.a += (double)(AS_LOG ? lt__value(dy[at]) : lt__value(dy[at]) * lt__value(y[at]));
     }
     float sum = (float)lt__join_row<lt_two_sums>(p, sums).a;
-    for (int64_t i = r.lane; r.is && i < p.n; i += p.lanes) {
+    for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         int64_t at = r.first + i * p.stride;
         float g = lt__value(dy[at]), v = lt__value(y[at]);
         float d = AS_LOG ? LT_LOG_SOFTMAX_BACK(g, lt__exp_f32(v), sum) : LT_SOFTMAX_BACK(g, v, sum);
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt_row r = lt__row_of(p);
     float most = largest_of(p, r, x);
     lt_two sums = exps_of(p, r, x, most);
-    if (!r.is || r.lane > 0)
+    if (!r.valid || r.lane > 0)
         return;
     int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     bool is_class = label >= 0 && label < p.n;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(LT_THREADS)
                      const label_numbers labels, const float *kept, const E *dloss, bool add)
 {
     lt_row r = lt__row_of(p);
-    if (!r.is)
+    if (!r.valid)
         return;
     double g = (double)lt__value(*dloss) / (double)p.outer;
     lt_row_gradient of = lt__row_gradient(g, kept[2 * r.index + 1], labels.label_smoothing, p.n);

@@ -1,5 +1,6 @@
 /* state.c - opens and closes Lua states, and the functions of luatrain.h that use them. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,8 +56,12 @@ static uint64_t variable(lua_State *L, const char *name, uint64_t most)
         return 0;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || value > most)
-        luaL_error(L, "environment variable %s must be a whole number, but is '%s'", name, text);
+    if (*text < '0' || *text > '9' || *end || errno || value > most) {
+        char limit[24];
+        snprintf(limit, sizeof limit, "%llu", (unsigned long long)most);
+        luaL_error(L, "environment variable %s must be an integer from 0 to %s, but is '%s'", name,
+                   limit, text);
+    }
     return value;
 }
 

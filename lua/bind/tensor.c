@@ -34,7 +34,7 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
 
 bool lt__number_fits(lua_State *L, int index, lt_dtype dtype)
 {
-    return lua_isinteger(L, index) ? lt__dtype_holds_integer(dtype, lua_tointeger(L, index))
+    return lua_isinteger(L, index) ? lt__dtype_can_represent_integer(dtype, lua_tointeger(L, index))
                                    : lt__dtype_can_represent(dtype, lua_tonumber(L, index));
 }
 

@@ -32,9 +32,9 @@ typedef struct row {
 } row;
 
 typedef struct lt_lua_times {
-    row *rows;      /* hash table with open addressing */
-    size_t n, room; /* rows in use, and allocated: a power of 2 */
-    bool lost;      /* a call was not counted because memory ran out */
+    row *rows;          /* hash table with open addressing */
+    size_t n, capacity; /* rows in use, and allocated: a power of 2 */
+    bool lost;          /* a call was not counted because memory ran out */
 } lt_lua_times;
 
 /* ==== The table =============================================================================== */
@@ -46,11 +46,11 @@ static size_t hash(const key *k)
 }
 
 /* Returns the row of k, or the empty row to use for it. */
-static row *find_row(row *rows, size_t room, const key *k)
+static row *find_row(row *rows, size_t capacity, const key *k)
 {
-    size_t i = hash(k) & (room - 1);
+    size_t i = hash(k) & (capacity - 1);
     while (rows[i].calls > 0 && memcmp(&rows[i].key, k, sizeof *k) != 0)
-        i = (i + 1) & (room - 1);
+        i = (i + 1) & (capacity - 1);
     return &rows[i];
 }
 
@@ -58,18 +58,18 @@ static row *find_row(row *rows, size_t room, const key *k)
  * of memory. */
 static bool grow(lt_lua_times *t)
 {
-    if (4 * (t->n + 1) <= 3 * t->room)
+    if (4 * (t->n + 1) <= 3 * t->capacity)
         return true;
-    size_t room = t->room > 0 ? 2 * t->room : FIRST_ROOM;
-    row *rows = calloc(room, sizeof *rows);
+    size_t capacity = t->capacity > 0 ? 2 * t->capacity : FIRST_ROOM;
+    row *rows = calloc(capacity, sizeof *rows);
     if (!rows)
         return false;
-    for (size_t i = 0; i < t->room; i++)
+    for (size_t i = 0; i < t->capacity; i++)
         if (t->rows[i].calls > 0)
-            *find_row(rows, room, &t->rows[i].key) = t->rows[i];
+            *find_row(rows, capacity, &t->rows[i].key) = t->rows[i];
     free(t->rows);
     t->rows = rows;
-    t->room = room;
+    t->capacity = capacity;
     return true;
 }
 
@@ -148,7 +148,7 @@ static void add_call(void *ud, const lt_call *call, bool backward, double second
         return;
     }
     set_key(&k, call, backward);
-    row *r = find_row(t->rows, t->room, &k);
+    row *r = find_row(t->rows, t->capacity, &k);
     if (r->calls == 0) {
         r->key = k;
         t->n++;
@@ -227,7 +227,7 @@ static int op_times(lua_State *L)
     if (!t)
         return 1;
     lt_set_timer(s->ctx, NULL, NULL);
-    for (size_t i = 0, n = 0; i < t->room; i++)
+    for (size_t i = 0, n = 0; i < t->capacity; i++)
         if (t->rows[i].calls > 0) {
             push_row(L, &t->rows[i]);
             lua_rawseti(L, -2, (lua_Integer)++n);

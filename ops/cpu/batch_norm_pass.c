@@ -113,9 +113,9 @@ LT_INLINE bool has_lanes(const lt_pass *p, int form)
 LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
                              int64_t n, void *to)
 {
-    const float *restrict mean = p->coefs + AT_MEAN * p->room + k;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->room + k;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->room + k;
+    const float *restrict mean = p->coefs + AT_MEAN * p->capacity + k;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity + k;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity + k;
     const void *x = p->x, *more = p->residual;
     lt_bounds act = p->act;
     int64_t units = p->units;
@@ -149,9 +149,9 @@ LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t 
     int sides = form == PAIRS ? 2 : 1, of_side = VECTORS / sides;
     lt_vec mean[VECTORS], factor[VECTORS], shift[VECTORS];
     UNROLL(v, VECTORS) {
-        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->room + v * LT_LANES);
-        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->room + v * LT_LANES);
-        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->room + v * LT_LANES);
+        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->capacity + v * LT_LANES);
+        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->capacity + v * LT_LANES);
+        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->capacity + v * LT_LANES);
     }
     for (int64_t j = 0; j < n; j += of_side * LT_LANES) {
         UNROLL(u, of_side) {
@@ -224,14 +224,14 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
 
 /* Adds g and g (x - center) to the sums, over units [first, end) of `rows` rows. The first of these
  * rows begins at unit i. */
-LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
+LT_INLINE void sum_strip(const lt_pass *p, int form, int mode, int rows, int64_t i, int64_t first,
                          int64_t end)
 {
     const float *restrict center = p->center;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
-    float *restrict sum = p->lanes + AT_SUM * p->room;
-    float *restrict product = p->lanes + AT_PRODUCT * p->room;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity;
+    float *restrict sum = p->lanes + AT_SUM * p->capacity;
+    float *restrict product = p->lanes + AT_PRODUCT * p->capacity;
     const void *x = p->x, *y = p->y, *dy = p->dy;
     lt_bounds act = p->act;
     int64_t units = p->units;
@@ -244,10 +244,10 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
             for (int r = 0; r < rows; r++) {
                 int64_t at = i + r * units + k;
                 float d = get(x, at, form, side) - center[lane];
-                float g = gate == MOMENTS ? d : get(dy, at, form, side);
-                if (gate == BY_Y)
+                float g = mode == MOMENTS ? d : get(dy, at, form, side);
+                if (mode == ACT_OF_Y)
                     g = lt__act_grad(act, get(y, at, form, side), g);
-                if (gate == BY_X)
+                if (mode == ACT_OF_X)
                     g = lt__act_grad(act, d * factor[lane] + shift[lane], g);
                 s += g;
                 q += g * d;
@@ -258,29 +258,30 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
 }
 
 /* Sums rows of any width. */
-LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
+LT_INLINE void sum_rows(const lt_pass *p, int form, int mode)
 {
     int64_t i = 0, units = p->units;
     for (; i + BAND * units <= p->n; i += BAND * units)
         for (int64_t k = 0; k < units; k += STRIP) {
             int64_t next = i + BAND * (units + k) + AHEAD;
             prefetch(p->x, next, BAND * STRIP, form);
-            if (gate != MOMENTS)
+            if (mode != MOMENTS)
                 prefetch(p->dy, next, BAND * STRIP, form);
-            if (gate == BY_Y)
+            if (mode == ACT_OF_Y)
                 prefetch(p->y, next, BAND * STRIP, form);
-            sum_strip(p, form, gate, BAND, i, k, least(k + STRIP, units));
+            sum_strip(p, form, mode, BAND, i, k, least(k + STRIP, units));
         }
     for (; i < p->n; i += units)
-        sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
+        sum_strip(p, form, mode, 1, i, 0, least(units, p->n - i));
 }
 
 /* The same for rows of LANES lanes. The sums stay in registers and memory is read in order, which
  * suits the prefetchers. */
-LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
+LT_INLINE void sum_lanes(const lt_pass *p, int form, int mode)
 {
-    const float *factor = p->coefs + AT_FACTOR * p->room, *shift = p->coefs + AT_SHIFT * p->room;
-    float *sum = p->lanes + AT_SUM * p->room, *product = p->lanes + AT_PRODUCT * p->room;
+    const float *factor = p->coefs + AT_FACTOR * p->capacity,
+                *shift = p->coefs + AT_SHIFT * p->capacity;
+    float *sum = p->lanes + AT_SUM * p->capacity, *product = p->lanes + AT_PRODUCT * p->capacity;
     lt_bounds act = p->act;
     lt_vec s[VECTORS], q[VECTORS], center[VECTORS];
     UNROLL(v, VECTORS) {
@@ -294,10 +295,10 @@ LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
             int side = v / of_side, lane = v * LT_LANES;
             int64_t at = i + v % of_side * LT_LANES;
             lt_vec d = get_vec(p->x, at, form, side) - center[v];
-            lt_vec g = gate == MOMENTS ? d : get_vec(p->dy, at, form, side);
-            if (gate == BY_Y)
+            lt_vec g = mode == MOMENTS ? d : get_vec(p->dy, at, form, side);
+            if (mode == ACT_OF_Y)
                 g = passed_vec(act, get_vec(p->y, at, form, side), g);
-            if (gate == BY_X)
+            if (mode == ACT_OF_X)
                 g = passed_vec(act, d * lt__load_f32(factor + lane) + lt__load_f32(shift + lane),
                                g);
             s[v] += g;
@@ -311,13 +312,13 @@ LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
 }
 
 /* dx (+)= factor g + slope (x - mean) + offset */
-LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
+LT_INLINE void backward_rows(const lt_pass *p, int form, int mode, bool add)
 {
-    const float *restrict mean = p->coefs + AT_MEAN * p->room;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
-    const float *restrict slope = p->coefs + AT_SLOPE * p->room;
-    const float *restrict offset = p->coefs + AT_OFFSET * p->room;
+    const float *restrict mean = p->coefs + AT_MEAN * p->capacity;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity;
+    const float *restrict slope = p->coefs + AT_SLOPE * p->capacity;
+    const float *restrict offset = p->coefs + AT_OFFSET * p->capacity;
     const void *x = p->x, *y = p->y, *dy = p->dy;
     void *out = p->out;
     lt_bounds act = p->act;
@@ -331,9 +332,9 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
             {
                 int64_t lane = k + side * units;
                 float d = get(x, i + k, form, side) - mean[lane], g = get(dy, i + k, form, side);
-                if (gate == BY_Y)
+                if (mode == ACT_OF_Y)
                     g = lt__act_grad(act, get(y, i + k, form, side), g);
-                if (gate == BY_X)
+                if (mode == ACT_OF_X)
                     g = lt__act_grad(act, d * factor[lane] + shift[lane], g);
                 v[side] = LT_NORMALISED_BACK(g, d, factor[lane], slope[lane], offset[lane]);
             }
@@ -374,7 +375,7 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
         }                                                                                          \
     } while (0)
 #define FIXED_FORM(...) FIXED_OF(form, p->form, FLOATS, HALVES, PAIRS, __VA_ARGS__)
-#define FIXED_GATE(...) FIXED_OF(gate, p->gate, OPEN, BY_Y, BY_X, __VA_ARGS__)
+#define FIXED_MODE(...) FIXED_OF(mode, p->mode, PLAIN, ACT_OF_Y, ACT_OF_X, __VA_ARGS__)
 
 LT_SIMD static void forward_pass(const lt_pass *p)
 {
@@ -390,27 +391,27 @@ LT_SIMD static void residual_pass(const lt_pass *p)
 }
 
 /* Sums with the fastest loop. */
-LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
+LT_INLINE void sum_by(const lt_pass *p, int form, int mode)
 {
     if (has_lanes(p, form))
-        sum_lanes(p, form, gate);
+        sum_lanes(p, form, mode);
     else
-        sum_rows(p, form, gate);
+        sum_rows(p, form, mode);
 }
 
 LT_SIMD static void moment_pass(const lt_pass *p) { FIXED_FORM(sum_by(p, form, MOMENTS);); }
 
 LT_SIMD static void product_pass(const lt_pass *p)
 {
-    FIXED_FORM(FIXED_GATE(sum_by(p, form, gate);););
+    FIXED_FORM(FIXED_MODE(sum_by(p, form, mode);););
 }
 
 LT_SIMD static void backward_pass(const lt_pass *p)
 {
-    FIXED_FORM(FIXED_GATE(FIXED(add, p->add, backward_rows(p, form, gate, add););););
+    FIXED_FORM(FIXED_MODE(FIXED(add, p->add, backward_rows(p, form, mode, add););););
 }
 
 void lt__forward_pass(const lt_pass *p) { forward_pass(p); }
 void lt__residual_pass(const lt_pass *p) { residual_pass(p); }
-void lt__sum_pass(const lt_pass *p) { p->gate == MOMENTS ? moment_pass(p) : product_pass(p); }
+void lt__sum_pass(const lt_pass *p) { p->mode == MOMENTS ? moment_pass(p) : product_pass(p); }
 void lt__backward_pass(const lt_pass *p) { backward_pass(p); }

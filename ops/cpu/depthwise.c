@@ -397,14 +397,14 @@ static int64_t parts_of(const lt_conv *v)
 
 /* dw (+)= the sums of the parts, which are `room` floats apart, for vector h of block b. */
 static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, int64_t parts,
-                        int64_t room, const float *sums)
+                        int64_t capacity, const float *sums)
 {
     int64_t channels = task->conv->in, first = channel_of(b, channels, half) + h;
     sums += (b * vectors_of(half) + h) * TAPS * LT_LANES;
     for (int k = 0; k < TAPS; k++) {
         lt_vec sum = {0};
         for (int64_t part = 0; part < parts; part++)
-            sum += lt__load_f32(sums + part * room + k * LT_LANES);
+            sum += lt__load_f32(sums + part * capacity + k * LT_LANES);
         for (int lane = 0; lane < LT_LANES; lane++) {
             int64_t channel = first + lane * vectors_of(half);
             if (channel >= b * block_of(half) && channel < channels)
@@ -419,17 +419,17 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
     bool half = p->to.half;
     int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);
     int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
-    int64_t room = vectors * TAPS * LT_LANES;
+    int64_t capacity = vectors * TAPS * LT_LANES;
     (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t part = 0; part < parts; part++) {
-        memset(sums + part * room, 0, (size_t)room * sizeof *sums);
+        memset(sums + part * capacity, 0, (size_t)capacity * sizeof *sums);
         for (int64_t g = all * part / parts; g < all * (part + 1) / parts; g++)
-            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * room);
+            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * capacity);
     }
-    LT_PARALLEL_FOR(c, parts * room)
+    LT_PARALLEL_FOR(c, parts * capacity)
     for (int64_t i = 0; i < vectors; i++)
-        put_weights(task, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, room,
+        put_weights(task, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, capacity,
                     sums);
 }
 
@@ -522,21 +522,21 @@ static lt_status depthwise_run(const lt_call *c, const lt_conv_task *task)
     bool turned = back && way == BY_ONE;
     float *zeros = c->scratch;
     char *rest = (char *)(zeros + room_of(v->in));
-    float *room = (float *)(rest + 2 * REST);
+    float *capacity = (float *)(rest + 2 * REST);
     images x = images_of(v, w->in, task->x, back ? NULL : rest);
     images y = images_of(v, w->out, task->y, task->kind == LT_CONV ? NULL : rest + REST);
     pass p = {.from = back ? y : x,
               .to = back ? x : y,
               .zeros = zeros,
-              .w = room,
+              .w = capacity,
               .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0],
               .add = task->add};
     memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
     if (task->kind == LT_CONV_WEIGHTS) {
-        sum_weights(c, task, &p, way, room);
+        sum_weights(c, task, &p, way, capacity);
         return LT_OK;
     }
-    pack(task, x.half, turned, room);
+    pack(task, x.half, turned, capacity);
     compute(c, &p, way);
     return LT_OK;
 }

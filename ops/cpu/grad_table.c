@@ -10,12 +10,12 @@ struct lt_grad_table {
     lt_device *device;                  /* the accelerator, or NULL */
     lt_grad_stats *on_host, *on_device; /* rows on the CPU; on the accelerator, or NULL */
     bool *is_on_device;
-    int room;
+    int capacity;
 };
 
 static void free_rows(lt_grad_table *table)
 {
-    size_t rows = (size_t)table->room;
+    size_t rows = (size_t)table->capacity;
     lt__free(table->ctx, table->on_host, rows * sizeof *table->on_host);
     lt__free(table->ctx, table->is_on_device, rows * sizeof *table->is_on_device);
     if (table->on_device)
@@ -24,15 +24,15 @@ static void free_rows(lt_grad_table *table)
 }
 
 /* Grows the table to hold `row`. Keeps the existing rows. */
-static lt_status make_room(lt_grad_table *table, int row)
+static lt_status reserve(lt_grad_table *table, int row)
 {
-    int room = table->room ? table->room : 64;
-    while (room <= row)
-        room *= 2;
-    if (room == table->room)
+    int capacity = table->capacity ? table->capacity : 64;
+    while (capacity <= row)
+        capacity *= 2;
+    if (capacity == table->capacity)
         return LT_OK;
-    size_t rows = (size_t)room, before = (size_t)table->room;
-    lt_grad_table more = {.ctx = table->ctx, .device = table->device, .room = room};
+    size_t rows = (size_t)capacity, before = (size_t)table->capacity;
+    lt_grad_table more = {.ctx = table->ctx, .device = table->device, .capacity = capacity};
     more.on_host = lt__alloc_zero(table->ctx, rows * sizeof *more.on_host);
     more.is_on_device = lt__alloc_zero(table->ctx, rows * sizeof *more.is_on_device);
     if (table->device)
@@ -58,7 +58,7 @@ lt_grad_table *lt_grad_table_new(lt_ctx *ctx)
         return NULL;
     table->ctx = lt__ctx_retain(ctx);
     table->device = ctx->devices[1];
-    if (make_room(table, 0) == LT_OK)
+    if (reserve(table, 0) == LT_OK)
         return table;
     lt_grad_table_free(table);
     return NULL;
@@ -76,7 +76,7 @@ void lt_grad_table_free(lt_grad_table *table)
 
 lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by)
 {
-    LT_TRY(make_room(table, row));
+    LT_TRY(reserve(table, row));
     LT_TRY(lt__check_alive(x));
     table->is_on_device[row] = !x->storage->device->is_host;
     table->on_host[row] = (lt_grad_stats){0};
@@ -88,7 +88,7 @@ lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, dou
 
 lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by)
 {
-    LT_TRY(make_room(table, row));
+    LT_TRY(reserve(table, row));
     LT_TRY(lt__check_alive(x));
     table->is_on_device[row] = !x->storage->device->is_host;
     if (table->is_on_device[row])
@@ -100,7 +100,7 @@ lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, dou
 
 lt_status lt_grad_table_clear(lt_grad_table *table, int row)
 {
-    LT_TRY(make_room(table, row));
+    LT_TRY(reserve(table, row));
     table->on_host[row] = (lt_grad_stats){0};
     return table->is_on_device[row] ? table->device->fill(table->device, &table->on_device[row],
                                                           LT_U8, sizeof *table->on_device, 0)

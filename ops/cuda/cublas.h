@@ -71,7 +71,7 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
 
 /* ==== Calls of ops ============================================================================ */
 
-/* Bytes of call->scratch. LT_NO_SCRATCH if planning failed with an error other than
+/* Bytes of call->scratch. LT_SCRATCH_FAILED if planning failed with an error other than
  * LT_EUNSUPPORTED. */
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward);
 lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c);

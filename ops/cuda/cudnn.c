@@ -210,10 +210,10 @@ lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
 /* ==== Creation and release ==================================================================== */
 
 /* Creates the properties of the device that json describes, or of this machine's if it is NULL. */
-static lt_desc properties(lt_cudnn *d, lt_desc_list *pile, const char *json)
+static lt_desc properties(lt_cudnn *d, lt_desc_list *list, const char *json)
 {
     const int32_t index = d->env->index;
-    lt_desc device = lt__desc_new(d, pile, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    lt_desc device = lt__desc_new(d, list, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     if (json)
         lt__desc_set(d, device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
                      (int64_t)strlen(json), json);

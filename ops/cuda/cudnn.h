@@ -88,8 +88,8 @@ char *lt__cudnn_properties(lt_cudnn *d);
 
 /* ==== Calls of ops ============================================================================ */
 
-/* Bytes of call->scratch for the functions below. LT_NO_SCRATCH if planning failed with an error
- * other than LT_EUNSUPPORTED. */
+/* Bytes of call->scratch for the functions below. LT_SCRATCH_FAILED if planning failed with an
+ * error other than LT_EUNSUPPORTED. */
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward);
 lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c);
 /* Computes the gradient of input i, which is 0 (x) or 1 (w), and writes or adds it as the call

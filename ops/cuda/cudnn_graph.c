@@ -6,23 +6,23 @@ enum { BETWEEN = 100 }; /* id of the intermediate tensor; operands have their ow
 
 /* ==== Descriptors ============================================================================= */
 
-lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type)
+lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *list, cudnnBackendDescriptorType_t type)
 {
     lt_desc made = NULL;
-    if (d->status == CUDNN_STATUS_SUCCESS && pile->n == LT_MAX_MADE)
+    if (d->status == CUDNN_STATUS_SUCCESS && list->n == LT_MAX_MADE)
         d->status = CUDNN_STATUS_INTERNAL_ERROR;
     if (d->status == CUDNN_STATUS_SUCCESS)
         d->status = d->t.cudnnBackendCreateDescriptor(type, &made);
     if (d->status == CUDNN_STATUS_SUCCESS)
-        pile->at[pile->n++] = made;
+        list->at[list->n++] = made;
     return made;
 }
 
-void lt__desc_truncate(lt_cudnn *d, lt_desc_list *pile, int left)
+void lt__desc_truncate(lt_cudnn *d, lt_desc_list *list, int left)
 {
-    while (pile->n > left)
-        if (pile->at[--pile->n])
-            d->t.cudnnBackendDestroyDescriptor(pile->at[pile->n]);
+    while (list->n > left)
+        if (list->at[--list->n])
+            d->t.cudnnBackendDestroyDescriptor(list->at[list->n]);
 }
 
 void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttributeType_t type,

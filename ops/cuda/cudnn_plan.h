@@ -46,9 +46,9 @@ struct lt_cudnn {
 /* Once d->status is a failure, all but lt__desc_truncate() do nothing. */
 
 /* Creates a descriptor that the list owns. Borrowed. NULL on failure. */
-lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type);
+lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *list, cudnnBackendDescriptorType_t type);
 /* Destroys all but the first `left` descriptors of the list. */
-void lt__desc_truncate(lt_cudnn *d, lt_desc_list *pile, int left);
+void lt__desc_truncate(lt_cudnn *d, lt_desc_list *list, int left);
 void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttributeType_t type,
                   int64_t n, const void *values);
 void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);

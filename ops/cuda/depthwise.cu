@@ -16,7 +16,7 @@
 #include "ops/cuda/tile.h"
 
 enum { X, W, B };
-enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, TURNS = 4 };
+enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, PATCHES = 4 };
 enum { MAX_VECTOR = 4, MAX_COLUMNS = 32 };
 
 /* Elements of a pixel that a thread loads at once. */
@@ -169,7 +169,7 @@ static lt_status run_pass(const lt_cuda *cuda, pass p, int64_t images, const voi
     for (int i = 0; i < 2; i++)
         p.patches[i] = (p.to[i] + (WAY == BACK ? p.pad : 0) + PATCH - 1) / PATCH;
     p.all = (int)images * p.patches[0] * p.patches[1];
-    p.part = LT_THREADS / p.columns * TURNS;
+    p.part = LT_THREADS / p.columns * PATCHES;
     return lt__launch(cuda, lt__ceil_div(p.all, p.part) * p.blocks, pass_kernel<E, V, WAY>, p,
                       (const E *)from, (const E *)w, (const E *)bias, (E *)to);
 }
@@ -294,11 +294,11 @@ static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v-
  * sums must depend only on the shapes. */
 template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
 {
-    enum { ENOUGH_BLOCKS = 1024, MIN_TURNS = 8 };
+    enum { ENOUGH_BLOCKS = 1024, MIN_PATCHES = 8 };
     put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
     p->all = (int)pixels_of(v);
     int64_t down = LT_THREADS / p->columns, most = lt__ceil_div(ENOUGH_BLOCKS, p->blocks);
-    int64_t parts = lt__ceil_div(p->all, down * MIN_TURNS);
+    int64_t parts = lt__ceil_div(p->all, down * MIN_PATCHES);
     parts = parts < most ? parts : most;
     p->part = parts > 0 ? (int)lt__ceil_div(p->all, parts) : 0;
     return p->part > 0 ? lt__ceil_div(p->all, p->part) : 0;

@@ -30,10 +30,10 @@ static inline size_t lt__cuda_padded(size_t bytes)
 }
 
 /* For lt_kernels.scratch: the maximum of `most` and the bytes of one part. status is the result of
- * planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give LT_NO_SCRATCH. */
+ * planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give LT_SCRATCH_FAILED. */
 static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t bytes)
 {
-    size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
+    size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_SCRATCH_FAILED;
     return part > most ? part : most;
 }
 

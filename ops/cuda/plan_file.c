@@ -32,7 +32,7 @@ typedef struct entry {
 struct lt_plan_file {
     char *path, *stamp;
     entry *at;
-    int n, room;
+    int n, capacity;
     bool changed;
 };
 
@@ -60,13 +60,13 @@ const char *lt__plan_file_find(const lt_plan_file *plans, const char *key)
 static bool append(lt_plan_file *plans, const char *key, size_t key_bytes, const char *value,
                    size_t value_bytes)
 {
-    if (plans->n == plans->room) {
-        int room = plans->room ? 2 * plans->room : 64;
-        entry *at = realloc(plans->at, (size_t)room * sizeof *at);
+    if (plans->n == plans->capacity) {
+        int capacity = plans->capacity ? 2 * plans->capacity : 64;
+        entry *at = realloc(plans->at, (size_t)capacity * sizeof *at);
         if (!at)
             return false;
         plans->at = at;
-        plans->room = room;
+        plans->capacity = capacity;
     }
     entry e = {strndup(key, key_bytes), strndup(value, value_bytes)};
     if (!e.key || !e.value) {

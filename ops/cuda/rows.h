@@ -41,7 +41,7 @@ static inline int64_t lt__row_blocks(const lt_row_plan *p)
 
 /* The row of a thread. */
 typedef struct lt_row {
-    bool is;              /* false if this thread has no row */
+    bool valid;           /* false if this thread has no row */
     int64_t index, first; /* index of the row; offset of its first element */
     int lane;
 } lt_row;
@@ -51,7 +51,7 @@ __device__ inline lt_row lt__row_of(const lt_row_plan &p)
     int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
     int64_t o = (int64_t)(blockIdx.x / p.blocks) * p.group + threadIdx.x / (p.columns * p.lanes);
     lt_row r;
-    r.is = column < p.stride && o < p.outer;
+    r.valid = column < p.stride && o < p.outer;
     r.index = o * p.stride + column;
     r.first = o * p.n * p.stride + column;
     r.lane = (int)threadIdx.x / p.columns % p.lanes;
@@ -80,9 +80,9 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 {
     enum {
         ENOUGH_BLOCKS = 512, /* more parts are not needed to fill the device */
-        MIN_TURNS = 8,       /* minimum rows per thread, to limit the cost of joining parts */
+        MIN_ROWS = 8,        /* minimum rows per thread, to limit the cost of joining parts */
         /* maximum rows per thread, as the rounding error of f32 sums grows with them */
-        MAX_TURNS = 256
+        MAX_ROWS = 256
     };
     lt_column_plan p = {};
     p.rows = rows;
@@ -92,8 +92,8 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     p.blocks = (unsigned)lt__ceil_div(width, p.columns);
     if (width == 0)
         return p;
-    int64_t parts = lt__least(lt__ceil_div(ENOUGH_BLOCKS, p.blocks), rows / (MIN_TURNS * p.lanes));
-    int64_t least = lt__ceil_div(rows, (int64_t)MAX_TURNS * p.lanes);
+    int64_t parts = lt__least(lt__ceil_div(ENOUGH_BLOCKS, p.blocks), rows / (MIN_ROWS * p.lanes));
+    int64_t least = lt__ceil_div(rows, (int64_t)MAX_ROWS * p.lanes);
     parts = parts > least ? parts : least;
     p.part = parts > 0 ? lt__ceil_div(lt__ceil_div(rows, parts), p.lanes) * p.lanes : 1;
     p.parts = (unsigned)lt__ceil_div(rows, p.part);
@@ -101,7 +101,7 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 }
 
 typedef struct lt_column {      /* the column and rows of a thread */
-    bool is;                    /* false if this thread has no column */
+    bool valid;                 /* false if this thread has no column */
     int64_t index, first, last; /* column; rows [first, last) of its part */
     int64_t part;
     int lane, among; /* index down the rows; index among the block's columns */
@@ -113,7 +113,7 @@ __device__ inline lt_column lt__column_of(const lt_column_plan &p)
     c.among = (int)threadIdx.x % p.columns;
     c.lane = (int)threadIdx.x / p.columns;
     c.index = (int64_t)(blockIdx.x % p.blocks) * p.columns + c.among;
-    c.is = c.index < p.width;
+    c.valid = c.index < p.width;
     c.part = blockIdx.x / p.blocks;
     c.first = c.part * p.part;
     c.last = c.first + p.part < p.rows ? c.first + p.part : p.rows;

@@ -49,13 +49,13 @@ struct lt_slice {
 /* The rows that a thread loads, in the tile that begins at row `first`. Rows beyond the edge repeat
  * the last row; their results are not stored. */
 template <class F> struct lt_tile_loader {
-    enum { TURNS = LT_TILE * LT_SLICE / LT_THREADS };
-    typename F::Row row[TURNS];
+    enum { LOADS = LT_TILE * LT_SLICE / LT_THREADS };
+    typename F::Row row[LOADS];
 
     __device__ lt_tile_loader(const F &f, int batch, int first, int rows)
     {
 #pragma unroll
-        for (int q = 0; q < TURNS; q++) {
+        for (int q = 0; q < LOADS; q++) {
             int i = first + (f.along ? (int)threadIdx.x / LT_SLICE + q * (LT_THREADS / LT_SLICE)
                                      : (int)threadIdx.x % LT_TILE);
             row[q] = f.row(batch, i < rows ? i : rows - 1);
@@ -63,7 +63,7 @@ template <class F> struct lt_tile_loader {
     }
 
     /* Loads the terms starting at `first` into the slice. Terms >= last are zero. */
-    __device__ void bring(const F &f, lt_slice &slice, int first, int last) const
+    __device__ void load(const F &f, lt_slice &slice, int first, int last) const
     {
         int down = threadIdx.x / LT_TILE, across = threadIdx.x % LT_TILE;
         if (f.along) {
@@ -72,7 +72,7 @@ template <class F> struct lt_tile_loader {
         }
         typename F::Term term = f.term(first + down);
 #pragma unroll
-        for (int q = 0; q < TURNS; q++) {
+        for (int q = 0; q < LOADS; q++) {
             int k = down + (f.along ? 0 : q * (LT_THREADS / LT_TILE));
             int i = across + (f.along ? q * (LT_THREADS / LT_SLICE) : 0);
             if (!f.along && q > 0)
@@ -142,8 +142,8 @@ __global__ void LT_FOUR_BLOCKS lt__tile_kernel(const __grid_constant__ lt_tiles 
     lt_tile_loader<B> columns(b, batch, left, t.n);
 #pragma unroll 1
     for (int k = first; k < last; k += LT_SLICE) {
-        rows.bring(a, of_a, k, last);
-        columns.bring(b, of_b, k, last);
+        rows.load(a, of_a, k, last);
+        columns.load(b, of_b, k, last);
         __syncthreads();
         lt__add_slices(of_a, of_b, down, across, sum);
         __syncthreads();

@@ -267,7 +267,7 @@ static lt_status never(void *ud, lt_tensor *x, lt_tensor *grad)
 
 static lt_scaling scaling_of(scaled *s)
 {
-    return (lt_scaling){.ud = s, .seed = seed, .join = never, .complete = complete};
+    return (lt_scaling){.ud = s, .seed = seed, .rescale = never, .complete = complete};
 }
 
 TEST(a_dry_run_has_its_own_scaling)

@@ -94,7 +94,7 @@ TEST(one_arena_in_order_of_addition)
 }
 
 typedef struct lender {
-    double memory[8 + LT_GRAD_ROOM / sizeof(double)];
+    double memory[8 + LT_GRAD_SPARE_BYTES / sizeof(double)];
     int lent, came_back;
 } lender;
 

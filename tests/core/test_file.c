@@ -393,8 +393,8 @@ TEST(hostile_headers_are_refused)
         {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the name 'k' occurs twice"},
         {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ must be one object"},
         {"{\"__metadata__\":\"x\"}", 0, "__metadata__ must be one object"},
-        {"{\"__metadata__\":{\"k\":1}}", 0, "the metadata 'k' is not a string"},
-        {"{\"__metadata__\":{\"k\":{}}}", 0, "the metadata 'k' is not a string"},
+        {"{\"__metadata__\":{\"k\":1}}", 0, "metadata 'k' is not a string"},
+        {"{\"__metadata__\":{\"k\":{}}}", 0, "metadata 'k' is not a string"},
         {"{\"a\\u0000b\":" TENSOR("U8", "[1]", "[0,1]") "}", 1,
          "is a control character in a string"},
         {"{\"a\nb\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is a control character in a string"},
@@ -486,8 +486,8 @@ TEST(long_and_similar_names_are_compared_fast)
 {
     enum { N = 3000, LENGTH = 8000 };
     lt_ctx *ctx = context();
-    size_t room = (size_t)N * (LENGTH + 80), used = 8;
-    char *bytes = malloc(room);
+    size_t capacity = (size_t)N * (LENGTH + 80), used = 8;
+    char *bytes = malloc(capacity);
     for (int i = 0; i < N; i++) {
         used += (size_t)sprintf(bytes + used, i ? ",\"" : "{\"");
         memset(bytes + used, 'x', LENGTH);

@@ -290,7 +290,7 @@ static inline void run_on_device(machine *m, const lt_def *def, lt_call *call, b
     lt_device *device = m->cuda.device;
     const lt_kernels *k = &m->cuda.op[def->id];
     size_t bytes = k->scratch ? k->scratch(call, backward) : 0;
-    if (bytes == LT_NO_SCRATCH)
+    if (bytes == LT_SCRATCH_FAILED)
         FAIL("%s", lt_errmsg());
     call->scratch = bytes ? device->alloc(device, bytes) : NULL;
     int64_t before = m->count(SHIM_WAITS);

@@ -8,18 +8,18 @@
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 
 /* Appends the shape of input i: "2x3", "i64:5" or "-". */
-static void add_shape(const op_case *c, int i, char *text, size_t room)
+static void add_shape(const op_case *c, int i, char *text, size_t capacity)
 {
     size_t used = strlen(text);
     const char *kind = c->in[i].kind;
-    used += (size_t)snprintf(text + used, room - used, "%s", i > 0 ? ", " : "");
+    used += (size_t)snprintf(text + used, capacity - used, "%s", i > 0 ? ", " : "");
     if (!is_float_kind(kind))
-        used +=
-            (size_t)snprintf(text + used, room - used, "%s:", lt_dtype_name(dtype_of_kind(kind)));
+        used += (size_t)snprintf(text + used, capacity - used,
+                                 "%s:", lt_dtype_name(dtype_of_kind(kind)));
     for (int k = 0; k < c->in[i].ndim; k++)
-        used += (size_t)snprintf(text + used, room - used, "%s%lld", k > 0 ? "x" : "",
+        used += (size_t)snprintf(text + used, capacity - used, "%s%lld", k > 0 ? "x" : "",
                                  (long long)c->in[i].dims[k]);
-    snprintf(text + used, room - used, "%s", c->in[i].ndim == 0 ? "-" : "");
+    snprintf(text + used, capacity - used, "%s", c->in[i].ndim == 0 ? "-" : "");
 }
 
 /* The call of a case. Its results may differ from the reference by any number. */

@@ -26,11 +26,11 @@ static void write_gzip(const void *data, size_t bytes)
     CHECK_EQ(gzclose(file), Z_OK);
 }
 
-static size_t read_back(unsigned char *data, size_t room)
+static size_t read_back(unsigned char *data, size_t capacity)
 {
     FILE *file = fopen(path, "rb");
     CHECK(file != NULL);
-    size_t n = fread(data, 1, room, file);
+    size_t n = fread(data, 1, capacity, file);
     fclose(file);
     return n;
 }

@@ -1,4 +1,4 @@
-/* test_device_train.c - complete trainings on the emulated accelerator, by lt.fit and by Lua
+/* test_device_train.c - complete training runs on the emulated accelerator, by lt.fit and by Lua
  * scripts. Weights, losses and accuracies must have the bits of the CPU's reference kernels, and
  * the CPU must not access device memory. */
 #include <lauxlib.h>

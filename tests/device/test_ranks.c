@@ -441,7 +441,7 @@ static void *run_step(void *ud)
     lt_step_status step_status;
     lt_opt opts[LT_MAX_OPT];
     lt_bucket_filter filter = {
-        .ud = r, .tail = LT_MAX_TAIL, .look = never, .pack = pack, .unpack = unpack};
+        .ud = r, .tail = LT_MAX_TAIL, .measure_late = never, .pack = pack, .unpack = unpack};
     lt_ctx *ctx =
         lt_open(&(lt_config){.device = r->number && r->job->at == ON_OWN ? "cuda:1" : "cuda:0",
                              .threads = 1,

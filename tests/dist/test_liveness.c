@@ -53,9 +53,9 @@ static int find_listeners(struct sockaddr_in door[MAX_FDS])
     int n = 0;
     for (int fd = 0; fd < MAX_FDS; fd++) {
         int listens = 0;
-        socklen_t bytes = sizeof listens, room = sizeof *door;
+        socklen_t bytes = sizeof listens, capacity = sizeof *door;
         if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens &&
-            getsockname(fd, (struct sockaddr *)&door[n], &room) == 0)
+            getsockname(fd, (struct sockaddr *)&door[n], &capacity) == 0)
             n++;
     }
     return n;

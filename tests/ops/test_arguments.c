@@ -38,16 +38,16 @@ typedef struct wild_call {
 } wild_call;
 
 /* One of option k's words, or an invalid word. */
-static void make_word(rolls *r, const lt_schema *s, int k, char *word, size_t room)
+static void make_word(rolls *r, const lt_schema *s, int k, char *word, size_t capacity)
 {
     const char *at = s->opt[k].words;
     for (int64_t n = roll(r, 4); n > 0 && at[strcspn(at, "|,)")] == '|'; n--)
         at += strcspn(at, "|") + 1;
-    snprintf(word, room, "%.*s%s", (int)strcspn(at, "|, )"), at, roll(r, 8) ? "" : "x");
+    snprintf(word, capacity, "%.*s%s", (int)strcspn(at, "|, )"), at, roll(r, 8) ? "" : "x");
 }
 
 /* Appends option k of the signature with a random value. */
-static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t room)
+static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t capacity)
 {
     static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
     char value[64] = "";
@@ -63,7 +63,7 @@ static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t 
             snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s",
                      (long long)roll(r, 8) - 3, n ? "," : "");
     }
-    snprintf(text + strlen(text), room - strlen(text), " %s=%s", s->opt[k].name, value);
+    snprintf(text + strlen(text), capacity - strlen(text), " %s=%s", s->opt[k].name, value);
 }
 
 static void make_call(rolls *r, wild_call *w)

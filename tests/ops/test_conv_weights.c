@@ -119,13 +119,14 @@ static void run(const lt_conv_task *task, int threads, int poison)
     enum { PAGE = 4096 };
     lt_call call = {.threads = threads};
     size_t bytes = lt__conv_weights.scratch(&call, task->conv, task->x.dtype, true),
-           room = (bytes + PAGE - 1) & -PAGE;
-    char *all = mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED || mprotect(all + room, PAGE, PROT_NONE) != 0)
+           capacity = (bytes + PAGE - 1) & -PAGE;
+    char *all =
+        mmap(NULL, capacity + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED || mprotect(all + capacity, PAGE, PROT_NONE) != 0)
         FAIL("out of memory");
-    call.scratch = memset(all + room - bytes, poison, bytes);
+    call.scratch = memset(all + capacity - bytes, poison, bytes);
     CHECK_OK(lt__conv_weights.run(&call, task));
-    munmap(all, room + PAGE);
+    munmap(all, capacity + PAGE);
 }
 
 /* With 16 channels, the last columns of the sums are a single vector in the last panel. */

@@ -179,7 +179,7 @@ end
 
 local function exists(path)
   local there, why = core.exists(path)
-  if why then fail("cannot look for %s: %s", path, why) end
+  if why then fail("cannot check whether %s exists: %s", path, why) end
   return there
 end
 
