@@ -96,10 +96,10 @@ LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== Loss scaling ============================================================================ */
 
-/* A loss scale applies a scaler to the training in a context. Backward multiplies the gradient that
- * it starts with by the scale, and divides the gradient of each leaf by it once that is complete,
- * before its hooks run: all other code sees unscaled gradients. The scale is the same in all
- * backwards of a step.
+/* A loss scale applies a scaler to the training in a context. Backward multiplies the gradient of
+ * the loss by the scale, and divides the gradient of each leaf by it once that is complete, before
+ * its hooks run: all other code sees unscaled gradients. The scale is the same in all backwards of
+ * a step.
  *
  * At an optimizer step the scaler decides whether the step is applied. The decision covers the
  * gradients of all parameters that belonged to any optimizer during backward, as their hooks left
@@ -203,9 +203,9 @@ typedef struct lt_precision_check lt_precision_check;
 /* New. NULL with LT_ENOMEM. */
 LT_API lt_precision_check *lt_precision_check_new(lt_ctx *ctx);
 LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is allowed */
-/* Starts a pass, the first or the second. Backward multiplies the gradient it starts with by 2^k;
- * pass the k of the loss scale in use, or 0. The first pass runs under the current autocast and
- * discards the earlier results; the second runs without autocast. LT_EINVAL or LT_ENOMEM as from
+/* Starts a pass, the first or the second. Backward multiplies the gradient of the loss by 2^k; pass
+ * the k of the loss scale in use, or 0. The first pass runs under the current autocast and discards
+ * the earlier results; the second runs without autocast. LT_EINVAL or LT_ENOMEM as from
  * lt_dry_run_begin(). */
 LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, bool second);
 /* Ends a pass. Must follow each successful begin, even after errors. LT_ENOMEM, or the error of a

@@ -1,7 +1,7 @@
 /* autograd.h - public header of autograd: ops, the tape, backward, hooks. It includes params.h and
  * optim.h.
  *
- * An op is a constant lt_op: a signature text, a shape rule and kernels. A context registers ops by
+ * An op is a constant lt_op: a signature, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
  * runs the kernel and records a node. Only optimizers bypass lt_apply(): they run their update op
  * directly on the arenas. Backward walks the nodes in reverse order. It is not recorded itself, so
@@ -79,8 +79,8 @@ LT_API int lt_schema_find(const lt_schema *schema, const char *option);
 /* Index of a word among those of option k, an LT_WORD; or -1 with "option 'act' must be none, relu
  * or relu6, but is 'rellu' (did you mean 'relu'?)". */
 LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
-/* Fills opts[0..n_opt) from the defaults and a text such as "stride=2 pad=1,1 train=true". text may
- * be NULL. LT_EINVAL if an option is unknown, malformed or given twice, or a required one is
+/* Fills opts[0..n_opt) from the defaults and a string such as "stride=2 pad=1,1 train=true". text
+ * may be NULL. LT_EINVAL if an option is unknown, malformed or given twice, or a required one is
  * missing. */
 LT_MUST lt_status lt_opts_parse(const lt_schema *schema, const char *text, lt_opt *opts);
 /* The two halves of lt_opts_parse(), for bindings. lt_opts_clear() marks all options as not given;
@@ -259,7 +259,7 @@ LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
  * error. out is not set on failure. */
 LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in,
                            const lt_opt *opts, lt_tensor **out);
-/* Runs an op that returns one tensor, by its name and an option text, which may be NULL. The list
+/* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
  * lt_apply().
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL);
@@ -278,9 +278,9 @@ LT_API bool lt_grad_enabled(const lt_ctx *ctx);
 
 /* ==== The tape and backward =================================================================== */
 
-/* on: makes x a leaf that collects a gradient; off: x no longer collects one. LT_EINVAL for the
- * result of a recorded op and for a dead tensor, and with `on` for a buffer or a dtype that is not
- * a float; LT_ENOMEM. */
+/* on: makes x a leaf that collects a gradient; off: x no longer collects one. LT_EINVAL if x is the
+ * result of a recorded op or dead, or if `on` is true and x is a buffer or not of a float dtype;
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
 /* True for leaves that collect a gradient and for all tensors computed from them. */
 LT_API bool lt_requires_grad(const lt_tensor *x);
@@ -357,8 +357,8 @@ LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*f
 
 /* For tests: declares param as the parameter NAME of the fault inf:rank=0:step=7:param=NAME, see
  * lt_config. rank is this rank. If the fault is for this rank, the gradient of param gets an inf in
- * that step. In a context with such a fault, lt_optim_step() fails with LT_EUSAGE before this
- * call. */
+ * that step. In a context with such a fault, lt_optim_step() fails with LT_EUSAGE until this
+ * function is called. */
 LT_API void lt_grad_fault(lt_tensor *param, int rank);
 
 /* The outcome of an optimizer step. */

@@ -42,8 +42,8 @@ typedef struct lt_leaf {
     lt_role role;
     lt_init init;
     lt_tensor *half;            /* last result of lt_half(); refers to this leaf; freed with x */
-    struct lt_segment *segment; /* of a placed parameter or buffer, */
-    int64_t offset;             /* and its first element in it */
+    struct lt_segment *segment; /* of a placed parameter or buffer */
+    int64_t offset;             /* of its first element in the segment */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
 } lt_leaf;
 

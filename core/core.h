@@ -225,9 +225,9 @@ LT_MUST lt_status lt_trace_create(const char *path);
  * ctx. LT_EENV or LT_ENOMEM. */
 LT_MUST lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank);
 typedef enum lt_track { LT_TRACK_STEP, LT_TRACK_COMPUTE, LT_TRACK_COMM } lt_track;
-/* Records a span. Any thread may call it. start is a reading of the monotonic clock and seconds the
- * duration, both in seconds. name must not contain quotes or control characters. Does nothing
- * without lt_trace_open(). */
+/* Records a span. Any thread may call it. start is a reading of the monotonic clock; `seconds` is
+ * the duration. Both are in seconds. name must not contain quotes or control characters. Does
+ * nothing without lt_trace_open(). */
 LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds);
 
 /* ==== Tensors ================================================================================= */
@@ -330,7 +330,7 @@ LT_API void lt_scope_pop(lt_ctx *ctx);
  * made. */
 LT_API void lt_keep(lt_tensor *x);
 /* Moves x from the innermost scope to the enclosing one, or out of all scopes, and drops its
- * history. A step calls it for the tensors that it returns. Does nothing if x is not in the
+ * history. lt.step in Lua calls it for the tensors that it returns. Does nothing if x is not in the
  * innermost scope. */
 LT_API void lt_keep_outer(lt_tensor *x);
 LT_API bool lt_is_dead(const lt_tensor *x);
@@ -357,7 +357,7 @@ LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t
 LT_API void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,
                       uint32_t out[4]);
 /* Fills x with uniform numbers in [low, high). low and high are first rounded to the dtype of x; if
- * they are equal then, all elements are low. The seed is the context's. Element i is the number
+ * that makes them equal, all elements are low. The seed is the context's. Element i is the number
  * first + i of the stream; numbers 2j and 2j + 1 are computed from the lt_random() words of index
  * j. LT_EINVAL if x is not of a float dtype, if low > high, if low or high is not finite in that
  * dtype, or if high - low overflows in double. */

@@ -110,14 +110,14 @@ void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 int lt__cuda_index(const char *text);
 /* The device of ctx with this name: "cpu", "cuda:0", or "cuda". NULL with LT_EENV. */
 lt_device *lt__device_find(lt_ctx *ctx, const char *name);
-/* Copies bytes between two devices or within one; at least one of two different devices must be the
- * CPU, else LT_EINVAL. Between two devices it blocks until the copy is done, so the caller may
- * change the CPU memory afterwards. */
+/* Copies bytes between two devices or within one. LT_EINVAL if the devices differ and neither is
+ * the CPU. Between two devices it blocks until the copy is done, so the caller may change the CPU
+ * memory afterwards. */
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
 
-/* Slots of 8 bytes of an accelerator's pinned memory. The first request allocates all of them. take
- * returns the number of a free slot, or -1 if there is none or no pinned memory. Only the context's
- * thread takes slots; another thread may use one and give it back. */
+/* 8-byte slots in an accelerator's pinned memory. The first request allocates all of them.
+ * lt__pinned_slot_take() returns the number of a free slot, or -1 if there is none or no pinned
+ * memory. Only the context's thread takes slots; another thread may use one and give it back. */
 int lt__pinned_slot_take(lt_ctx *ctx, lt_device *device);
 void *lt__pinned_slot(const lt_ctx *ctx, int slot); /* its address */
 void lt__pinned_slot_give(lt_ctx *ctx, int slot);

@@ -15,9 +15,8 @@ enum { LT_PLUGIN_PATH = PATH_MAX + 64 };
 
 /* Writes the path of libluatrain-NAME.so to file. Returns false if it is not found. */
 bool lt__plugin_find(const char *name, char file[LT_PLUGIN_PATH]);
-/* Loads the plugin in file and never unloads it, since MPI and CUDA do not support unloading.
- * Stores the address of the function exported as symbol in *function, a function pointer.
- * LT_EENV. */
+/* Loads the plugin in file and never unloads it, since MPI and CUDA do not support unloading. Sets
+ * *function, a function pointer, to the function that the plugin exports as symbol. LT_EENV. */
 lt_status lt__plugin_open(const char *file, const char *symbol, void *function);
 
 #endif

@@ -8,7 +8,8 @@
 
 typedef struct lt_queue lt_queue;
 
-/* Creates a queue for at most `room` items; room must be at least 1. New. NULL with LT_ENOMEM. */
+/* Creates a queue for at most `capacity` items; capacity must be at least 1. New. NULL with
+ * LT_ENOMEM. */
 lt_queue *lt__queue_new(int capacity);
 /* Frees the queue, but not its items. No thread may still be using it. NULL is allowed. */
 void lt__queue_free(lt_queue *queue);

@@ -50,8 +50,8 @@ struct lt_scope { /* tensors that lose their memory together */
     lt_tensor *first;
 };
 
-/* Creates an uninitialised tensor on a device of ctx. With kept it belongs to no scope, otherwise
- * to the current scope. New. */
+/* Creates an uninitialised tensor on a device of ctx. If kept is true, it belongs to no scope,
+ * otherwise to the current scope. New. */
 lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
                           const int64_t *dims, bool kept);
 /* Copies x into a tensor of this dtype on the same device, outside any scope. New. */

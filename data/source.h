@@ -19,7 +19,7 @@ typedef struct lt_bytes { /* a growing buffer; its owner frees it */
 } lt_bytes;
 
 /* Returns a buffer of at least this many bytes; old contents are lost. NULL with LT_ENOMEM. The
- * owner finally calls free(buffer->data). */
+ * owner must call free(buffer->data) at the end. */
 uint8_t *lt__bytes_reserve(lt_bytes *buffer, size_t bytes);
 
 typedef struct lt_image { /* (h, w, c), dense; does not own its pixels */
