@@ -24,7 +24,7 @@ static inline lt_bounds lt__bounds(const lt_call *c)
     return of[lt__word(c, ACT)];
 }
 
-/* Entry i of `of`, which is c->in or c->d_in, or NULL if the call does not have input i. */
+/* of[i], or NULL if the call does not have input i. of: c->in or c->d_in. */
 static inline lt_tensor *lt__optional(const lt_call *c, lt_tensor **of, int i)
 {
     return i < c->n_in ? of[i] : NULL;
@@ -98,7 +98,7 @@ static inline lt_status lt__check_rows(const lt_call *c)
 /* ==== Arithmetic ============================================================================== */
 
 /* LT_NORMALISED is y before the residual is added and act is applied; LT_NORMALISED_BACK is dx.
- * d: x - mean; g: dy where act passes it, else 0. Both take floats or vectors of floats. */
+ * d: x - mean; g: dy where act passes it, else 0. Both macros take floats or vectors of floats. */
 #define LT_NORMALISED(x, mean, factor, shift) (((x) - (mean)) * (factor) + (shift))
 #define LT_NORMALISED_BACK(g, d, factor, slope, offset)                                            \
     ((factor) * (g) + ((slope) * (d) + (offset)))
@@ -181,8 +181,8 @@ enum { MOMENTS, PLAIN, ACT_OF_Y, ACT_OF_X };
 typedef struct lt_pass {
     /* units in total; units of a row; floats per row of coefs and of lanes */
     int64_t n, units, capacity;
-    const float *coefs, *center; /* (COEFFICIENTS, room); (room): a value for each lane */
-    float *lanes;                /* (SUMS, room): the center and the sums of each lane */
+    const float *coefs, *center; /* (COEFFICIENTS, capacity); (capacity): a value for each lane */
+    float *lanes;                /* (SUMS, capacity): the center and the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
     int form, mode;        /* values of the enums above */

@@ -12,9 +12,9 @@ extern "C" {
 
 /* Opens a context as lt_ctx_new(config) does, with all ops registered. Programs start here.
  * config->device may also name an accelerator: new tensors are then allocated on it. Each op
- * computes on the device of its inputs. Loaders and files keep their internal buffers on the CPU.
- * The accelerator's plugin, libluatrain-cuda.so, is searched for in the folder $LUATRAIN_PLUGINS,
- * then where it was built or installed.
+ * computes on the device of its inputs. Data loaders and safetensors I/O keep their internal
+ * buffers on the CPU. The accelerator's plugin, libluatrain-cuda.so, is searched for in the folder
+ * $LUATRAIN_PLUGINS, then where it was built or installed.
  * New. NULL with the errors of lt_ctx_new(), or LT_EENV if the accelerator cannot be used. With
  * "auto" this is not an error: the context uses the CPU and logs the reason, at debug level if the
  * plugin is missing or the machine has no accelerator, otherwise as a warning. */
@@ -25,7 +25,7 @@ LT_API lt_ctx *lt_open(const lt_config *config);
  * ctx must be from lt_open(), or NULL for the CPU backend. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
-/* x *= by, and merges the statistics of the old elements of x into *stats, in a single pass.
+/* x *= by, and merges the statistics of x before scaling into *stats, in a single pass.
  * LT_EINVAL unless x has a float dtype and `by` is a power of two. A power of two scales f32 and
  * f64 exactly unless they overflow or underflow. stats may be NULL. If it is not, and x is on an
  * accelerator, the call blocks until the result is known. Not recorded for backward. */
@@ -40,7 +40,7 @@ LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 typedef struct lt_grad_table lt_grad_table;
 LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
-/* Like lt_rescale(), but sets the row to the statistics of the old elements of x. */
+/* Like lt_rescale(), but sets the row to the statistics of x before scaling. */
 LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by);
 /* Sets the row to the statistics that by * x would have; `by` is a power of two. Leaves x
  * unchanged. */

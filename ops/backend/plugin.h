@@ -34,7 +34,8 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
     lt_kernels op[LT_OPS];
     /* The functions below enqueue their work in the device's stream. Statistics and checks are in
      * device memory. */
-    /* Like lt_rescale(), but sets *stats to the statistics of the old x. stats may be NULL. */
+    /* Like lt_rescale(), but sets *stats to the statistics of x before scaling. stats may be
+     * NULL. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_grad_stats *stats);
     /* *stats = the statistics that by * x would have; x is unchanged. */
     lt_status (*measure)(const lt_tensor *x, double by, lt_grad_stats *stats);

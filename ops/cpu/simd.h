@@ -51,8 +51,8 @@ LT_INLINE void lt__store_bf16(uint16_t *to, lt_vec v)
     memcpy(to, &half, sizeof half);
 }
 
-/* Loads 32 bf16 as two vectors of floats, the even and the odd elements. Each takes one instruction
- * on words that contain a pair, and no element changes its lane. */
+/* Loads 32 bf16 as two vectors of floats, the even and the odd elements. Each vector takes one
+ * shift or mask of 32-bit words, without a shuffle. */
 LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
 {
     lt_vec_u32 pairs;

@@ -53,7 +53,7 @@ typedef struct lt_cuda {
 static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
 {
     lt_cuda *cuda = (lt_cuda *)ctx->devices[1];
-    (void)cudaSetDevice(cuda->index); /* the next CUDA call reports an error too */
+    (void)cudaSetDevice(cuda->index); /* if it fails, so does the next CUDA call */
     return cuda;
 }
 
@@ -223,10 +223,10 @@ static inline lt_status lt__require_kernels(const lt_cuda *cuda, const lt_tensor
 /* ==== Indices ================================================================================= */
 
 /* An index that is out of range. The kernel finds it while the host runs ahead, so it is written to
- * pinned host memory and reported by the next wait, as other deferred errors are. The report is
- * about the first call with a bad index. It names the index that is largest as an unsigned number:
- * a negative one if there is any. Until the report, results that depend on a bad index are NaN, so
- * that training does not seem to succeed. */
+ * pinned host memory and reported by the next wait, as other deferred errors are. If several calls
+ * have bad indices, only the first of these calls is reported. If a call has several bad indices,
+ * the largest one as an unsigned number is reported, so negative ones come first. Results that
+ * depend on a bad index are NaN, so that training does not seem to succeed before the report. */
 typedef struct lt_bad_id {
     int64_t kind;             /* a value below; LT_NO_BAD_ID is 0 */
     int64_t place, id, limit; /* position and value of the index; number of valid values */
@@ -259,8 +259,8 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 
 /* ==== Dispatch on dtypes ====================================================================== */
 
-/* Runs the body once with E as the element type. For other dtypes, returns lt__no_kernel() from the
- * calling function. */
+/* Runs the body once with E as the element type of f32, f16 or bf16. For other dtypes, returns
+ * lt__no_kernel() from the calling function. */
 #define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
     switch (dtype) {                                                                               \
         LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                     \

@@ -71,7 +71,8 @@ void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
 /* Builds p->plan with the first engine that the configuration allows, that can be built, and whose
  * workspace is within the limit. Sets p->choice. p->plan stays NULL if there is no such engine. */
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
-/* Builds p->plan from p->choice of an earlier run. Returns false if that fails. */
+/* Builds p->plan from the choice of an earlier run, and sets p->choice. Returns false if the plan
+ * cannot be built. */
 bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice);
 
 #endif

@@ -45,7 +45,7 @@ static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
            : dtype == LT_U8                     ? 1
                                                 : 2;
 }
-/* The name of a dtype, instead of lt_dtype_name(). */
+/* The name of a dtype. Replaces lt_dtype_name() for the same reason. */
 static inline const char *lt__cuda_dtype_name(int dtype)
 {
     static const char *const names[] = {

@@ -4,9 +4,9 @@
  * The libraries are opened with the accelerator: this is cheap and provides the versions that the
  * accelerator's name contains. The first call that needs a library creates its handle, because a
  * handle loads kernel code and takes device memory. Every library is optional. If cuDNN or cuBLASLt
- * is missing or too old, or cannot start, or if its headers were missing at build time, our own
- * kernels run instead, without tensor cores, and the first call that would have used the library
- * logs one warning. Without NCCL, ranks sum their gradients on the host.
+ * is missing or too old, or fails to initialize, or if its headers were missing at build time, our
+ * own kernels run instead, without tensor cores, and the first call that would have used the
+ * library logs one warning. Without NCCL, ranks sum their gradients on the host.
  */
 #ifndef LT_OPS_CUDA_NVIDIA_H
 #define LT_OPS_CUDA_NVIDIA_H

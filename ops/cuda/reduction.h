@@ -52,8 +52,8 @@ typedef struct lt_reduction_end { /* how to turn the final accumulators into res
 
 /* Joins the accumulators of each set of `lanes` threads that are `columns` apart, and returns the
  * result to every thread of the set. All threads of the block must call it. A second call for the
- * same F needs a barrier before it, unless only lane 0 uses the result, which it reads from its own
- * slot. */
+ * same F overwrites the slots, so it needs a barrier before it, unless only lane 0 uses the result:
+ * lane 0 reads its own slot. */
 template <class F>
 __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
 {
