@@ -19,7 +19,7 @@ typedef struct lt_bucket_item { /* a parameter */
     int bucket;
     lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
     bool frozen;         /* was frozen at the first backward of the step */
-    bool has_optim;      /* an optimizer has x, so stats may decide whether the step is applied */
+    bool has_optim;      /* x has an optimizer, so stats may decide whether the step is applied */
     bool measured;       /* stats are up to date */
     lt_grad_stats stats; /* of the gradient, if measured */
     lt_grad_stats stats_before; /* of the shards already in the tree sums of this step */

@@ -330,7 +330,7 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     lt_tensor *const *x;   /* (n) its parameters that have a gradient on this rank. Borrowed */
     int n;
     /* of the gradients that decide whether the step is applied: those that some rank has added to
-     * in this step and whose parameter an optimizer has */
+     * in this step and whose parameters belong to an optimizer */
     lt_grad_stats stats;
     double largest; /* if in_f16: largest finite magnitude in all gradients of x */
     /* (count) gradients of this rank; in unpack(), the sums over all ranks, after division by

@@ -4,7 +4,7 @@
  * Messages from one rank to another on one channel arrive in the order of sending. The caller
  * ensures that each has the number of bytes that the receiver expects. Several threads may make
  * calls at the same time, except close(). Only sum() and close() block. But while a thread is in
- * sum(), send() and receive() wait until it returns, and test() reports that nothing is done.
+ * sum(), send() and receive() wait until it returns, and test() returns 0.
  */
 #ifndef LT_DIST_NET_H
 #define LT_DIST_NET_H

@@ -45,8 +45,8 @@ void lt__ring_close(lt_ring *ring);
  * for all ranks but the previous member. Borrowed. */
 const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
-/* Checks the signature of a collective, and exchanges locations. A collective of the ring, as are
- * all functions below except send and receive. LT_EDESYNC if the previous member's signature
+/* Checks the signature of a collective, and exchanges locations. A collective of the ring, like
+ * lt__ring_allreduce() and lt__ring_broadcast(). LT_EDESYNC if the previous member's signature
  * differs, or LT_EPEER. */
 lt_status lt__ring_match(lt_ring *ring, const lt_coll_sig *sig);
 /* Fails with LT_EPEER and a message that this member was waiting for a rank that was lost. */

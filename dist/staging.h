@@ -13,7 +13,7 @@
 typedef struct lt_staging { /* initially all zeros, except the device */
     lt_device *device;
     struct lt_stage {
-        void *at; /* (room) bytes of pinned CPU memory */
+        void *at; /* (capacity) bytes of pinned CPU memory */
         size_t capacity;
         uint64_t mark; /* of the upload from it; 0 if no upload is pending */
     } stage[2];        /* used in turn */
@@ -21,8 +21,8 @@ typedef struct lt_staging { /* initially all zeros, except the device */
     uint64_t last; /* mark of the last upload; 0 if the stream already waits for it */
 } lt_staging;
 
-/* If *room is less than `bytes`, replaces *at with `bytes` bytes of pinned CPU memory, and sets
- * *room. The contents are lost. LT_ENOMEM, or an earlier failure of the device. */
+/* If *capacity is less than `bytes`, replaces *at with `bytes` bytes of pinned CPU memory, and
+ * sets *capacity. The contents are lost. LT_ENOMEM, or an earlier failure of the device. */
 LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *capacity, size_t bytes);
 
 /* Allocates buffers for the largest bucket of a plan and its tail. On the rank's thread, while no
