@@ -16,7 +16,7 @@ static inline void use_commas(void)
     ssize_t n = readlink("/proc/self/exe", path, PATH_MAX);
     CHECK(n > 0);
     path[n] = '\0';
-    for (int up = 0; up < 2; up++) /* from tests/ROOM/test_x */
+    for (int up = 0; up < 2; up++) /* from tests/MODULE/test_x */
         *strrchr(path, '/') = '\0';
     strcat(path, "/locale");
     setenv("LOCPATH", path, 1);

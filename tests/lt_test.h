@@ -8,8 +8,9 @@
  *
  * Tests register themselves and run in file order; `./test_x NAME...` runs only the named ones. A
  * failed check prints file:line and ends its test, even from a helper function. In a thread that
- * the test created, it only records the failure. Arguments are evaluated once. The last line is
- * `N passed, N failed, N skipped`; the exit code is 1 if a test failed.
+ * the test created, it prints and records the failure, and the thread continues. Arguments are
+ * evaluated once. The last line is `N passed, N failed, N skipped`; the exit code is 1 if a test
+ * failed.
  */
 #ifndef LT_TEST_H
 #define LT_TEST_H

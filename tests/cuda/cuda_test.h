@@ -53,14 +53,15 @@ static inline lt_tensor *exact_copy(lt_tensor *x)
     return y;
 }
 
-/* Twice the largest rounding error of a number near 1. */
+/* The largest relative error when a number is rounded to dtype. */
 static inline double rounding(lt_dtype dtype)
 {
     return dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F16 ? 0x1p-11 : 0x1p-24;
 }
 
-/* Compares with an exact result. The value, and the part of it that was added to `old`, are each
- * rounded to `dtype` `times` times; numbers below f16's range are rounded to 2^-24. */
+/* Compares with an exact result, which includes `old` if that is not NULL. Tolerates `times`
+ * roundings to dtype of the result and of what was added to `old`, plus 2^-23, because f16 numbers
+ * near zero are multiples of 2^-24. */
 static inline void compare(const char *what, lt_tensor *got, lt_tensor *want, lt_tensor *old,
                            lt_dtype dtype, int times)
 {

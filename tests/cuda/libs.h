@@ -50,7 +50,7 @@ static inline stand_in_nccl *open_nccl(void)
     return state;
 }
 
-/* From now on a backend that opens finds cuDNN and cuBLASLt, or finds both too old. */
+/* Backends opened from now on find cuDNN and cuBLASLt, or find that both are too old. */
 static inline void use_libraries(bool yes)
 {
 #ifdef LT_WITH_CUDNN

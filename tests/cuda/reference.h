@@ -190,10 +190,13 @@ static inline char *fetch(machine *m, const mirror *t)
     return got;
 }
 
-typedef struct slack { /* absolute tolerance, in addition to the spacings of each element: */
-    double spacings;   /* this many f32 spacings at the largest element */
-    double least;      /* or at this value if it is larger than that, */
-    double by;         /* plus this */
+/* An absolute tolerance: spacings * spacing(LT_F32, max(largest, least)) + by, where largest is the
+ * largest finite magnitude in the tensor. It is added to the tolerance in spacings of each
+ * element. If spacings is 0, it is just by. */
+typedef struct slack {
+    double spacings;
+    double least;
+    double by;
 } slack;
 
 /* Checks that each element on the device differs from that on the host by at most `spacings`
@@ -237,7 +240,7 @@ typedef struct spec { /* of a call to test */
     bool special;
     int shift;
     slack slack;
-    double offset, apart; /* added to the first input; added per column of it */
+    double offset, apart; /* offset + k * apart is added to column k of the first input */
     uint32_t positive;    /* bit i: all values of input i are positive */
     int ids;              /* if not 0, integers are between 0 and ids - 1 */
     int64_t first_row;
@@ -344,7 +347,7 @@ static inline void adjust(lt_tensor *x, double by, bool positive, int ids)
     }
 }
 
-/* Adds k apart to column k of x, which is f32. */
+/* Adds k * apart to column k of x, which is f32. */
 static inline void spread(lt_tensor *x, double apart)
 {
     for (int64_t i = 0; i < x->count && apart != 0; i++)

@@ -8,11 +8,11 @@
 typedef struct stand_in_nccl {
     int version;       /* of the library; 0: 2.28.9 */
     int slow;          /* polls that report "in progress" before a call completes */
-    int fail, hang;    /* number of the sum, from 1, that never completes; 0: none */
-    int rank;          /* on this rank the sum `fail` ends with an error */
+    int fail, hang;    /* numbers of two sums, from 1, that never complete; 0: none */
+    int rank;          /* rank on which sum `fail` ends with an error instead */
     bool refuses;      /* no communicator can be created */
     int live;          /* communicators created and not freed */
-    int aborted, sums; /* aborted communicators and sums, of all ranks together */
+    int aborted, sums; /* communicators aborted, and sums started, by all ranks */
 } stand_in_nccl;
 
 #endif

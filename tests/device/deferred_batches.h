@@ -45,8 +45,8 @@ static inline void check_batches(int workers)
     lt_ctx_free(ctx);
 }
 
-/* Copies an epoch of batches that ctx makes from a data set of bytes, normalized and augmented, to
- * x. */
+/* Makes an epoch of normalized and augmented batches in ctx, from a data set of bytes, and copies
+ * them to x. */
 static inline void read_batches(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int workers, char *x)
 {
     enum { IMAGES = 20, H = 5, W = 3 };

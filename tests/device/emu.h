@@ -10,8 +10,8 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-/* From now on plugins are searched in the folder of this test program, or in a subfolder such as
- * "/emu". */
+/* From now on plugins are searched for in the folder of this test program, or in a subfolder such
+ * as "/emu". */
 static inline void use_plugins(const char *below)
 {
     char path[PATH_MAX + 8];

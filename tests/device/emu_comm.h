@@ -18,7 +18,7 @@ enum { RANKS = 8 };
 typedef struct table { /* of one job */
     char id[LT_COMM_ID_BYTES];
     int size, refs, joined;
-    int posts, taken; /* how often a rank has posted a part, or taken a sum */
+    int posts, taken; /* number of parts posted and of sums taken, by all ranks */
     bool broken;      /* a rank left during a sum */
     /* The parts and tails that the ranks posted, for even and odd sums: a rank may post the next
      * part before the others have taken this sum. */

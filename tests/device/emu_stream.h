@@ -39,7 +39,7 @@ typedef struct emu {
     size_t used;
     char name[24];
     pthread_mutex_t lock;     /* guards the fields below, and the memory while it is open */
-    uint64_t queued, done;    /* positions in the stream: of its end, and waited for by the host */
+    uint64_t queued, done;    /* stream positions: the end; the last that the host waited for */
     uint64_t copies;          /* number of uploads and downloads so far */
     uint64_t marks;           /* number of marks so far */
     point mark[LT_MAX_MARKS]; /* the latest ones */

@@ -72,7 +72,7 @@ static inline int fake_receive(void *self, int from, int channel, void *data, si
     return fake_start(self, false, from, channel, data, bytes, r);
 }
 
-/* Moves the bytes of the op that can be moved at once. Returns whether there were any. */
+/* Moves as many bytes of the op as possible in one memcpy(). Returns whether there were any. */
 static inline bool fake_move(fake *f, fake_op *op)
 {
     int from = op->is_send ? f->rank : op->other, to = op->is_send ? op->other : f->rank;

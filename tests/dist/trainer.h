@@ -26,19 +26,19 @@ typedef enum odd {
     ODD_DATA
 } odd;
 
-typedef struct plan { /* a training */
-    odd odd;          /* what rank 1 does differently from step 3 */
+typedef struct plan { /* a training run */
+    odd odd;          /* how rank 1 differs, beginning with step 3 */
     int ranks;
     lt_dtype dtype;
     int rows[STEPS];   /* rows of the global batch */
     int micro_batches; /* micro-batches of a share */
-    bool grows, tells; /* one more micro-batch in each step; tells the reducer */
+    bool grows, tells; /* one more micro-batch in each step; the reducer is given the number */
     bool rare;         /* the rank with row 0 uses RARE */
     bool late;         /* ranks pause sometimes */
     bool norm;         /* batch norm is the first layer */
     bool sync;         /* sync batch norm follows the first layer */
     bool breaks;       /* backward fails on rank 1 in step 3 */
-    bool stops;        /* rank 1 requests a stop from step 3 */
+    bool stops;        /* rank 1 requests a stop in step 3 */
     bool changes;      /* bucket sizes and times of sending differ from step to step */
     bool poisons;      /* a rank without rows has infinite gradients */
     const struct lt_bucket_filter *filter; /* its ud is set to the rank */
@@ -343,8 +343,8 @@ static void *run_rank(void *ud)
     r->result->status = train(r);
     if (r->result->status != LT_OK) {
         snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
-        bool says = r->plan->breaks ||
-                    r->result->status == LT_EDONE; /* the reducer reports it, or nobody does */
+        /* a reducer reports a failed backward; a rank that leaves is not reported */
+        bool says = r->plan->breaks || r->result->status == LT_EDONE;
         if (r->group && !says)
             lt_group_fail(r->group);
     }

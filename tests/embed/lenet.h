@@ -32,8 +32,8 @@ static void lenet_close(lenet *net)
     memset(net, 0, sizeof *net);
 }
 
-/* For images of side x side with one channel; side must be a multiple of 4. Close the net also if
- * this fails. */
+/* For images of side x side with one channel; side must be a multiple of 4. Call lenet_close()
+ * even if this fails. */
 static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
 {
     int64_t pixels = side / 4 * (side / 4);
@@ -69,7 +69,7 @@ static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
     return lt_opts_parse(&lt_optim_def(net->optim)->schema, "lr=0.05 momentum=0.9", net->options);
 }
 
-/* y = op(x, w, b); x is taken; it may be NULL from a failed layer. New. */
+/* y = op(x, w, b); x is taken; it is NULL if the previous layer failed. New. */
 static lt_tensor *lenet_layer(lenet *net, lt_tensor *x, const char *op, const char *options,
                               lt_tensor *w, lt_tensor *b)
 {
@@ -106,7 +106,7 @@ static lt_status lenet_learn(lenet *net, lt_tensor *x, lt_tensor *labels, double
     return status;
 }
 
-/* As lenet_learn(), in a scope, which frees the temporaries of the step. */
+/* Like lenet_learn(), in a scope, which frees the temporaries of the step. */
 static lt_status lenet_step(lenet *net, lt_tensor *x, lt_tensor *labels, double *loss)
 {
     LT_TRY(lt_scope_push(net->ctx));

@@ -241,8 +241,8 @@ static inline double uniform(uint64_t seed, uint64_t i)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Mean 0, deviation 1, from four uniform numbers, with operations that are exact in every
- * language. */
+/* Mean 0, standard deviation 1, from four uniform numbers. The operations give the same bits in
+ * every language. */
 static inline double normal(uint64_t seed, uint64_t i)
 {
     double sum = uniform(seed, 4 * i) + uniform(seed, 4 * i + 1) + uniform(seed, 4 * i + 2) +

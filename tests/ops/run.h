@@ -22,7 +22,8 @@ typedef struct result {
 
 static int faults; /* found so far in the current op */
 
-/* Prints and counts a fault; the test continues with its next check. */
+/* Counts a fault and prints it if it is one of the first 20. The test continues with its next
+ * check. */
 __attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)
 {
     char text[400];
@@ -46,7 +47,7 @@ static void free_result(result *r)
         block_free(&r->part[i]);
 }
 
-/* Writes the name of a part in the fixture and in messages, such as "grad.x". */
+/* Writes the name of a part, such as "grad.x", to name. The fixture and messages use it. */
 static const char *part_name(const op_case *c, int part, char name[32])
 {
     if (part < GRAD)
