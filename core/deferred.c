@@ -13,7 +13,7 @@ struct lt_deferred {
     lt_device *device;
     int slot;       /* or -1: value is valid */
     lt_dtype dtype; /* of the element in the slot */
-    uint64_t mark;  /* behind the copy */
+    uint64_t mark;  /* after the copy */
     double value;
 };
 

@@ -93,7 +93,7 @@ uint16_t lt__f32_to_f16(float f)
         return (uint16_t)(sign | shift_nearest(a - ((127u - 15) << 23), 13));
     if (a <= 0x33000000) /* at most 2^-25, half the smallest subnormal */
         return (uint16_t)sign;
-    /* unit 2^(exponent - 150); converted to unit 2^-24 below */
+    /* in units of 2^((a >> 23) - 150); the shift converts it to units of 2^-24 */
     uint32_t fraction = (a & 0x7fffff) | 0x800000;
     return (uint16_t)(sign | shift_nearest(fraction, 126 - (int)(a >> 23)));
 }

@@ -8,12 +8,12 @@
  *
  * The JSON parser is cJSON, which is laxer than this format: it lets a NUL cut strings short,
  * accepts invalid UTF-8, rounds numbers, and builds a tree of up to forty times the size of the
- * text. Therefore scan_header() checks the text first. cJSON allocates the tree in its own memory;
- * its size is bounded by MAX_VALUES, and it is freed before lt_file_open() returns.
+ * text. Therefore scan_header() checks the text first. cJSON allocates the tree with malloc().
+ * MAX_VALUES bounds its size, and lt_file_open() frees it before it returns.
  *
- * lt_file_open() or lt_file_verify() detects any single flipped bit in a file that we wrote. Where
- * the format itself gives no way to notice it, the digest does. A file still counts as ours if one
- * character around its digest is wrong, such as a letter of the key.
+ * lt_file_open() or lt_file_verify() detects any single flipped bit in a file that we wrote. The
+ * digest detects the flips that leave the file valid. A file still counts as ours if one character
+ * around its digest is wrong, such as a letter of the key.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -140,7 +140,7 @@ static lt_status read_at(const lt_file *f, uint64_t offset, void *to, size_t byt
     return LT_OK;
 }
 
-/* The number of characters around our digest that differ in a header of n bytes. */
+/* The number of characters around the digest of a header that differ from what save.c writes. */
 static int unlike_ours(const char *header, uint64_t n)
 {
     static const char begin[] = LT_DIGEST_BEGIN;
@@ -190,8 +190,8 @@ static lt_status load_header(lt_file *f)
     return LT_OK;
 }
 
-/* Rejects what cJSON would accept, and bounds the memory it needs: afterwards there are only
- * objects, lists, strings and counts, at most three levels deep and without NUL. */
+/* Rejects what cJSON accepts but the format does not, and bounds cJSON's memory. A header that
+ * passes has only objects, lists, strings and counts, at most three levels deep and without NUL. */
 static lt_status scan_header(const lt_file *f)
 {
     const char *s = f->text, *wrong = s[0] == '{' ? NULL : "does not begin an object";
@@ -359,8 +359,8 @@ static lt_status order_entries(lt_file *f)
     return LT_OK;
 }
 
-/* Copies a string of the tree to *room and advances it. The strings replace the header's text,
- * which is always longer. */
+/* Copies a string of the tree to *strings, which it advances. The strings replace the header's
+ * text, which is always longer. */
 static const char *keep_string(char **strings, const char *string)
 {
     char *kept = *strings;

@@ -7,9 +7,10 @@
  * of the smallest free range that can hold it. Untouched memory therefore stays in one piece and is
  * used last; on a CPU it is not resident.
  *
- * Nothing is stored in the blocks, since the CPU may be unable to write there. The number of free
- * ranges is at most the number of regions plus the number of blocks in use. Room for all of them,
- * and for the range about to be merged, is reserved on allocation, so freeing cannot fail.
+ * The allocator stores nothing in the blocks, since the CPU may be unable to write there. The
+ * number of free ranges is at most the number of regions plus the number of blocks in use. Room for
+ * all of them, and for the range about to be merged, is reserved on allocation, so freeing cannot
+ * fail.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* pinned.c - slots of 8 bytes in one block of pinned memory, for single elements; see tensor.h. */
+/* pinned.c - slots of 8 bytes in one block of pinned memory, for single elements; see device.h. */
 #include <stdlib.h>
 
 #include "core/tensor.h"

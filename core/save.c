@@ -1,8 +1,8 @@
 /* save.c - replaces files atomically and writes files of named tensors. file.c reads them and
  * describes the format.
  *
- * Whatever happens, path has the old file or the complete new one. The writer allocates nothing: it
- * generates the header twice, the first time only to count its bytes.
+ * Whatever happens, path names either the old file or the complete new one. The writer does not
+ * allocate memory for the header: it generates it twice, the first time only to count its bytes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -39,8 +39,9 @@ static int sync_descriptor(int fd)
     return failed ? errno : 0;
 }
 
-/* Finds the regular file that path refers to, through symbolic links, and its permissions; path
- * itself and 0 if there is no file yet. Other kinds of files, such as devices, are not replaced. */
+/* Finds the regular file that path refers to, through symbolic links, and its permissions. If there
+ * is no file yet, target is path itself and *mode is 0. Other kinds of files, such as devices, are
+ * not replaced. */
 static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mode)
 {
     struct stat now;

@@ -1,7 +1,8 @@
 /* status.c - status codes, their texts, and the error message of each thread.
  *
- * The message is the library's only thread-local state. Its buffer has a fixed size, so reporting a
- * failure cannot fail. If a prefix does not fit, the end of the message is cut off, not the start.
+ * The message and its status code are the library's only thread-local state. The buffer has a fixed
+ * size, so reporting a failure cannot fail. If a prefix does not fit, the end of the message is cut
+ * off, not the start.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,8 +16,9 @@ static void *pass(void *gate)
     return NULL;
 }
 
-/* The stack size of OpenMP's threads: OMP_STACKSIZE, in KiB or in the unit it names. 0 if it is not
- * set, or if the OpenMP runtime would not accept it either. */
+/* The stack size of OpenMP's threads: OMP_STACKSIZE, or GOMP_STACKSIZE if that is not set, in KiB
+ * or in the unit it names. 0 if neither is set, or if the OpenMP runtime would not accept the value
+ * either. */
 static size_t stack_bytes(void)
 {
     static const char units[] = "BKMG";
@@ -46,7 +47,7 @@ static lt_status try_threads(int n)
         return lt_fail(LT_ENOMEM, "out of memory for a context");
     pthread_attr_init(&attr);
     if (stack > 0)
-        /* if too small, the default stays, as in OpenMP */
+        /* fails if it is too small, which leaves the default, as in OpenMP */
         (void)pthread_attr_setstacksize(&attr, stack);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
