@@ -1,8 +1,8 @@
 /* folder.c - a source of image files: path/CLASS/NAME.jpg.
  *
  * The names are listed once and sorted. So the indices of images and classes depend only on the
- * names; the system's order of directory entries would shuffle differently on each machine. All
- * names are stored back to back in one block, since there may be a million of them.
+ * names. The order in which the system lists a directory differs between machines, and so would the
+ * shuffle. All names are stored back to back in one block, since there may be a million of them.
  */
 #define _GNU_SOURCE /* qsort_r */
 #include <dirent.h>
@@ -102,7 +102,7 @@ static bool is_image(const char *name)
 
 /* Directory entries that were skipped because they are not files. */
 typedef struct left_out {
-    int64_t n, class;         /* class: of the first one; negative if it is a class itself */
+    int64_t n, class;         /* class: of the first one; -1 if it is not in a class */
     char first[NAME_MAX + 1]; /* first in byte order */
     mode_t kind;              /* its file type; 0 for a dangling link */
     int error;                /* why the link cannot be followed */
@@ -150,8 +150,8 @@ static const char *describe(const folder *f, const left_out *l, char text[512])
     return text;
 }
 
-/* Lists the folders in path as classes if class < 0, otherwise the images in path, of this
- * class. */
+/* If class < 0, lists the folders in path as classes. Otherwise lists the images in path, which
+ * belong to this class. */
 static lt_status list_folder(folder *f, const char *path, int64_t class, left_out *l)
 {
     int error = 0;

@@ -33,8 +33,8 @@ static void *allocate(size_t bytes)
     return p;
 }
 
-/* Only PNG decoding reallocates, with doubled sizes: the compressed data, and the rows if there are
- * more than the header says. */
+/* Only PNG decoding reallocates: it doubles the buffer of the compressed data, and that of the rows
+ * if there are more than the header says. */
 static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 {
     char *p = bytes <= 2 * (size_t)MAX_BYTES ? realloc(old, bytes) : NULL;
