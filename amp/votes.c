@@ -86,7 +86,8 @@ static int exponent_for(int true_exponent)
                                           : exponent;
 }
 
-/* An exponent out of the range of a vote comes closer to it each time the bucket is sent again. */
+/* If the largest exponent is outside the range of a vote, each resend brings it closer to that
+ * range. */
 bool lt__wire_scales_unpack(lt_wire_scales *w, int bucket, const float *numbers)
 {
     int packed = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];

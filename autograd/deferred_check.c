@@ -58,7 +58,7 @@ lt_status lt__fail_norm(int64_t step, double norm)
                    isnan(norm) ? "nan" : "inf", (long long)step);
 }
 
-/* The step check has arrived on the host: acts on it. */
+/* Acts on the step check, which has arrived on the host. */
 static void resolve(lt_ctx *ctx, lt_deferred_check *check)
 {
     lt_step_check v = *check->on_host;

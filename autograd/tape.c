@@ -259,7 +259,8 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
 
 bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->collects); }
 
-/* Waits until no other thread writes gradients. In backward this is impossible. */
+/* Waits until no other thread writes gradients. Does not wait within backward: the exchange that
+ * writes them cannot end before backward does. */
 static void synchronize_grads(lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;

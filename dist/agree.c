@@ -61,7 +61,8 @@ void lt__agree_write(lt_reducer *r, lt_rank_record *own)
 
 /* ==== Comparing as text ======================================================================= */
 
-/* Room for `lines` lines and a terminating zero. New, for free(). NULL with LT_ENOMEM. */
+/* Room for `lines` lines and a terminating NUL. New; release it with free(). NULL with
+ * LT_ENOMEM. */
 static char *new_text(int lines)
 {
     char *text = calloc((size_t)lines + 1, LINE);
