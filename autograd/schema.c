@@ -32,7 +32,8 @@ static bool is_in_names(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/* Reads a name of letters, digits and underscores into name[room]. False if empty or too long. */
+/* Reads a name of letters, digits and underscores into name[capacity]. False if it is empty or too
+ * long. */
 static bool take_name(const char **p, char *name, size_t capacity)
 {
     skip_blanks(p);

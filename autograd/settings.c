@@ -45,13 +45,13 @@ static void add_to_digest(struct lt_autograd *ag, const lt_step_settings *noted)
 
 static lt_status reserve(struct lt_autograd *ag, int n)
 {
-    if (n <= ag->noted_room)
+    if (n <= ag->noted_capacity)
         return LT_OK;
     lt_step_settings *more = realloc(ag->noted, (size_t)n * sizeof *more);
     if (!more)
         return lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
     ag->noted = more;
-    ag->noted_room = n;
+    ag->noted_capacity = n;
     return LT_OK;
 }
 

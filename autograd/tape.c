@@ -317,7 +317,7 @@ static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
         return lt_fail(
             LT_EINVAL,
             "on_grad: this tensor already has the maximum of %d hooks; a hook that registers "
-            "itself doubles them in every backward",
+            "itself doubles their number in every backward",
             LT_MAX_HOOKS);
     lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
     if (!own)

@@ -164,7 +164,7 @@ struct lt_autograd {
     uint32_t digest;     /* see lt_steps_digest() */
     uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */
     struct lt_step_settings *noted;
-    int n_noted, noted_room;
+    int n_noted, noted_capacity;
     bool noted_read; /* the next step starts a new list */
 };
 

@@ -173,7 +173,7 @@ static lt_status load_header(lt_file *f)
     LT_TRY(read_at(f, 0, &length, sizeof length));
     if (length > LT_MAX_HEADER)
         return lt__bad(f->path,
-                       "the header would have %llu bytes, but the format allows %d; is this a "
+                       "its header has %llu bytes, but the format allows at most %d; is this a "
                        "safetensors file?",
                        (lt_ull)length, LT_MAX_HEADER);
     if (length > f->bytes - sizeof length)
@@ -377,7 +377,7 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
         if (strcmp(item->string, LT_METADATA) != 0)
             f->n++;
         else if (metadata || !cJSON_IsObject(item))
-            return lt__bad(f->path, "%s must be one object", LT_METADATA);
+            return lt__bad(f->path, "%s must occur once and be an object", LT_METADATA);
         else
             metadata = item;
     }
@@ -553,7 +553,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     memcpy(like.dims, e->dims, (size_t)e->ndim * sizeof *like.dims);
     LT_TRY(lt__check_alive(dst));
     if (!lt__same_dims(dst, &like))
-        return lt__bad(f->path, "tensor '%s' is %s, but is to be read into %s",
+        return lt__bad(f->path, "tensor '%s' is %s and cannot be read into %s",
                        LT_PRINTABLE(e->key.name), lt_describe(&like, (char[96]){0}, 96),
                        lt_describe(dst, (char[96]){0}, 96));
     lt_dtype dtype = (lt_dtype)dst->dtype;
@@ -595,6 +595,6 @@ lt_status lt_file_verify(lt_file *f)
     lt_sha256_end(&sha, found);
     if (strcmp(said, found) == 0)
         return LT_OK;
-    return lt__bad(f->path, "it is damaged: its digest is %.8s..., that of its content is %.8s...",
+    return lt__bad(f->path, "it is damaged: it has digest %.8s..., but its content has %.8s...",
                    LT_PRINTABLE(said), found);
 }

@@ -21,7 +21,7 @@ enum { MIN_REGION = 32 << 20, HEADROOM = 256 << 20 };
 
 /* ==== Ranges in the order of their addresses ================================================== */
 
-static bool need_room(lt_ranges *r, size_t n)
+static bool reserve(lt_ranges *r, size_t n)
 {
     if (n <= r->capacity)
         return true;
@@ -117,8 +117,8 @@ static bool grow(lt_device *device, size_t bytes)
 void *lt__large_block_alloc(lt_device *device, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;
-    if (!need_room(&large->all, large->all.n + 1) ||
-        !need_room(&large->free, large->all.n + large->taken + 3))
+    if (!reserve(&large->all, large->all.n + 1) ||
+        !reserve(&large->free, large->all.n + large->taken + 3))
         return NULL;
     lt_range *from = best_fit(&large->free, bytes);
     if (!from && grow(device, bytes))

@@ -51,7 +51,7 @@ static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mo
         return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
     }
     if (!S_ISREG(now.st_mode))
-        return lt__bad(path, "this is not a regular file; it is not replaced");
+        return lt__bad(path, "this is not a regular file, so it is not replaced");
     *mode = now.st_mode & 0777;
     return realpath(path, target) ? LT_OK : lt__bad(path, "cannot resolve it: %s", strerror(errno));
 }
@@ -266,8 +266,8 @@ static lt_status check_content(const content *c, uint64_t *header)
         return lt_fail(LT_EINVAL, "%s: a name or a metadata value is not UTF-8", c->path);
     if (*header > LT_MAX_HEADER)
         return lt_fail(LT_EINVAL,
-                       "%s: names and metadata take %llu bytes, but the format allows %d", c->path,
-                       (lt_ull)*header, LT_MAX_HEADER);
+                       "%s: names and metadata take %llu bytes, but the format allows at most %d",
+                       c->path, (lt_ull)*header, LT_MAX_HEADER);
     return LT_OK;
 }
 

@@ -11,11 +11,11 @@
 
 /* File names may come from untrusted sources. Control codes must not reach the terminal, and a long
  * name must leave space for the reason in the message. */
-const char *lt__short_path(const char *path, char capacity[LT_SHORT_PATH_BYTES])
+const char *lt__short_path(const char *path, char buffer[LT_SHORT_PATH_BYTES])
 {
     enum { DOTS = 3, MOST = LT_SHORT_PATH_BYTES - DOTS - 1 };
     const uint8_t *from = (const uint8_t *)path, *end = from + strlen(path);
-    char *to = capacity;
+    char *to = buffer;
     if (end - from > MOST) {
         from = end - MOST;
         const void *slash = memchr(from, '/', MOST);
@@ -30,7 +30,7 @@ const char *lt__short_path(const char *path, char capacity[LT_SHORT_PATH_BYTES])
         from += wide;
     }
     *to = '\0';
-    return capacity;
+    return buffer;
 }
 
 int lt__open_regular(const char *path, int64_t *bytes)

@@ -230,7 +230,7 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
     if (f->sized && (image->h != source->h || image->w != source->w))
         return lt_fail(LT_EDATA,
                        "%s has %lldx%lld pixels (height x width), but the first image has "
-                       "%lldx%lld; choose a size to resize all to",
+                       "%lldx%lld; set a size to which all images are resized",
                        LT_SHORT_PATH(path), (long long)image->h, (long long)image->w,
                        (long long)source->h, (long long)source->w);
     *label = file->class;

@@ -194,7 +194,7 @@ typedef struct jpeg {
     int scans;
     uint64_t visits; /* block visits of all scans */
     uint64_t bits;   /* visits that read at least one bit */
-    bool adobe;      /* has Adobe's segment, which says what 4 components mean */
+    bool adobe;      /* Adobe's segment has a transform that luatrain reads: CMYK or YCCK */
 } jpeg;
 
 static lt_status damaged(const char *what)
@@ -214,7 +214,7 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
                        "it is a JPEG with %d bits per colour; luatrain reads those with 8", p[0]);
     if (p[5] != 1 && p[5] != 3 && p[5] != 4)
         return lt_fail(LT_EDATA,
-                       "it is a JPEG with %d colours; luatrain reads those with 1, 3 and 4", p[5]);
+                       "it is a JPEG with %d colours; luatrain reads those with 1, 3 or 4", p[5]);
     j->height = read16(p + 1);
     j->width = read16(p + 3);
     j->components = p[5];
@@ -351,10 +351,11 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
         at += 4 + bytes;
     }
     if (j.components == 0 || j.scanned != (1u << j.components) - 1)
-        return lt_fail(LT_EDATA, "the JPEG ends before all of its color components");
+        return lt_fail(LT_EDATA, "the JPEG ends before the data of all its colour components");
     if (j.components == 4 && !j.adobe)
-        return lt_fail(LT_EDATA, "the JPEG has four colours but does not say which (the Adobe "
-                                 "segment is missing)");
+        return lt_fail(LT_EDATA,
+                       "the JPEG has four colours, but no Adobe segment with transform 0 or 2, "
+                       "which would say what they are");
     return LT_OK;
 }
 

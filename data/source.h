@@ -61,7 +61,7 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 /* Makes a path safe to show in messages: no terminal control codes, and only the end of a long
  * path. */
 #define LT_SHORT_PATH_BYTES 204 /* bytes: "...", 200 of the path, NUL */
-const char *lt__short_path(const char *path, char capacity[LT_SHORT_PATH_BYTES]);
+const char *lt__short_path(const char *path, char buffer[LT_SHORT_PATH_BYTES]);
 #define LT_SHORT_PATH(path) lt__short_path((path), (char[LT_SHORT_PATH_BYTES]){0})
 
 /* Opens a regular file and stores its length in *bytes. Returns the descriptor, or -1 with

@@ -180,9 +180,9 @@ enum { MOMENTS, PLAIN, ACT_OF_Y, ACT_OF_X };
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
 typedef struct lt_pass {
     /* units in total; units of a row; floats per row of coefs and of lanes */
-    int64_t n, units, capacity;
-    const float *coefs, *center; /* (COEFFICIENTS, capacity); (capacity): a value for each lane */
-    float *lanes;                /* (SUMS, capacity): the center and the sums of each lane */
+    int64_t n, units, pitch;
+    const float *coefs, *center; /* (COEFFICIENTS, pitch); (pitch): a value for each lane */
+    float *lanes;                /* (SUMS, pitch): the center and the sums of each lane */
     const void *x, *dy, *y, *residual;
     void *out;
     int form, mode;        /* values of the enums above */

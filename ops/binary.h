@@ -16,17 +16,17 @@
  * and y >= 0. For negative x, dy is NaN, because log(x) is not a real number. */
 /* clang-format off */
 #define LT_BINARY_LIST(X)                                                                          \
-    X(add, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y; x and y broadcast.",               \
+    X(add, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y, with broadcasting.",               \
       x + y, dz, dz)                                                                               \
-    X(sub, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 1, "x - y; x and y broadcast.",               \
+    X(sub, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 1, "x - y, with broadcasting.",               \
       x - y, dz, -dz)                                                                              \
-    X(mul, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0, "x * y; x and y broadcast.",               \
+    X(mul, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0, "x * y, with broadcasting.",               \
       x * y, dz * y, dz * x)                                                                       \
     X(div, NUMERICS, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0,                                            \
-      "x / y; x and y broadcast, integers truncate toward zero, and an integer / 0 is 0.",         \
+      "x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.",    \
       LT_QUOTIENT(x, y), dz / y, -dz * ((x / y) / y))                                              \
     X(pow, NUMERICS, LT_COSTLY, LT_CAST_F32, BOTH, 0,                                              \
-      "x^y; x and y broadcast, and an integer to a negative power truncates toward zero.",         \
+      "x^y, with broadcasting. An integer to a negative power is truncated toward zero.",         \
       LT_POWER(x, y),                                                                              \
       y == 0 ? 0 : dz * (y * pow(x, y - 1)),                                                       \
       x == 0 && y >= 0 ? 0 : dz * (pow(x, y) * log(x)))

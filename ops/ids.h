@@ -4,7 +4,7 @@
 #ifndef LT_OPS_IDS_H
 #define LT_OPS_IDS_H
 
-#define LT_BAD_LABEL_TEXT "labels[%lld] is %lld, but x has %lld classes (labels count from 0)"
-#define LT_BAD_ROW_TEXT "ids[%lld] is %lld, but w has %lld rows (ids count from 0)"
+#define LT_BAD_LABEL_TEXT "labels[%lld] is %lld, but x has %lld classes (labels start at 0)"
+#define LT_BAD_ROW_TEXT "ids[%lld] is %lld, but w has %lld rows (ids start at 0)"
 
 #endif

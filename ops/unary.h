@@ -30,7 +30,7 @@
     /* These comparisons let a NaN pass through. */                                                \
     X(relu, LT_CHEAP, LT_CAST_ANY, OUT, "y = max(x, 0) for each element of x.",                    \
       x < 0 ? 0 : x, y <= 0 ? 0 : dy)                                                              \
-    X(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "y = min(max(x, 0), 6) for each element.",                \
+    X(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "y = min(max(x, 0), 6) for each element of x.",           \
       x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)                                        \
     X(gelu, LT_COSTLY, LT_CAST_ANY, IN,                                                            \
       "y = x (1 + erf(x / sqrt(2))) / 2 for each element of x (exact, not the tanh form).",        \

@@ -179,7 +179,7 @@ static const struct option {
     setter set;   /* NULL for --help and --version */
     int on_ranks; /* ANY or SAME */
 } options[] = {
-    {"device", "auto|cpu|cuda[:I]", "device that computes (auto: CUDA if available)", set_device,
+    {"device", "auto|cpu|cuda[:I]", "device to compute on (auto: CUDA if available)", set_device,
      ANY},
     {"threads", "N", "CPU threads of each rank (the available CPUs, divided among the ranks)",
      set_threads, ANY},
@@ -193,8 +193,9 @@ static const struct option {
     {"out", "DIR", "folder of the run (a new one, runs/SCRIPT-N)", set_path, ANY},
     {"resume", "auto|PATH|never", "auto: resume the run in DIR (auto if --out is given)", set_path,
      ANY},
-    {"save-every", "N", "save a checkpoint every N steps, besides each epoch and every 10 minutes",
-     set_count, SAME},
+    {"save-every", "N",
+     "save a checkpoint every N steps, in addition to each epoch and every 10 minutes", set_count,
+     SAME},
     {"max-steps", "N", "stop after step N of the run and save", set_count, SAME},
     {"wire", "fp32|fp16|bf16", "dtype of gradients sent between ranks (fp32)", set_wire, SAME},
     {"sums", "auto|host|nccl",
@@ -236,7 +237,8 @@ void print_help(FILE *to)
     }
     fprintf(
         to,
-        "\nAll options but help and version can be set by variables: LUATRAIN_SEED=7 is --seed 7.\n"
+        "\nEach option except help and version has an environment variable: LUATRAIN_SEED=7 is\n"
+        "--seed 7. Defaults are in parentheses.\n"
         "LUATRAIN_PLUGINS=FOLDER: folder to search first for the plugins for MPI and CUDA.\n"
         "A script that does not exist is searched for among the models of luatrain.\n"
         "A script named - is read from stdin.\n"
@@ -346,7 +348,7 @@ static void warn_of_variables(void)
         const struct option *near = nearest_option(word);
         if (!near || !near->set || strcmp(near->name, word) == 0)
             continue;
-        fprintf(stderr, "luatrain: warning: unknown variable %.*s (did you mean %s?)\n",
+        fprintf(stderr, "luatrain: warning: unknown environment variable %.*s (did you mean %s?)\n",
                 (int)strcspn(*entry, "="), *entry, variable_of(near, name));
     }
 }
@@ -371,7 +373,7 @@ static lt_status read_flag(settings *s, char ***at)
     if (!o)
         return unknown_option(arg);
     if (!o->value && equals)
-        return lt_fail(LT_EUSAGE, "--%s accepts no value", o->name);
+        return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
     if (o->set)
         return set_option(s, o, !o->value ? "1" : equals ? equals + 1 : *(*at)++);
     s->text = s->text ? s->text : o->name;

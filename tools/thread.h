@@ -17,7 +17,7 @@ static inline lt_status thread_start(pthread_t *thread, void *(*run)(void *ud), 
     pthread_sigmask(SIG_BLOCK, &all, &before);
     int error = pthread_create(thread, NULL, run, ud);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error == 0 ? LT_OK : lt_fail(LT_ENOMEM, "no thread can be started: %s", strerror(error));
+    return error == 0 ? LT_OK : lt_fail(LT_ENOMEM, "cannot start a thread: %s", strerror(error));
 }
 
 #endif

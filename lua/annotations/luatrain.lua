@@ -386,7 +386,7 @@ Tensor.abs = lt.abs
 
 ---`add(x, y)`
 ---
----x + y; x and y broadcast.
+---x + y, with broadcasting.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -633,7 +633,7 @@ function lt.data.set(given) end
 
 ---`div(x, y)`
 ---
----x / y; x and y broadcast, integers truncate toward zero, and an integer / 0 is 0.
+---x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1079,7 +1079,7 @@ Tensor.mse_loss = lt.mse_loss
 
 ---`mul(x, y)`
 ---
----x * y; x and y broadcast.
+---x * y, with broadcasting.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1392,7 +1392,7 @@ Tensor.permute = lt.permute
 
 ---`pow(x, y)`
 ---
----x^y; x and y broadcast, and an integer to a negative power truncates toward zero.
+---x^y, with broadcasting. An integer to a negative power is truncated toward zero.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1426,7 +1426,7 @@ Tensor.relu = lt.relu
 
 ---`relu6(x)`
 ---
----y = min(max(x, 0), 6) for each element.
+---y = min(max(x, 0), 6) for each element of x.
 ---@param x luatrain.Tensor|number
 ---@return luatrain.Tensor
 function lt.relu6(x) end
@@ -1576,7 +1576,7 @@ function lt.steps() end
 
 ---`sub(x, y)`
 ---
----x - y; x and y broadcast.
+---x - y, with broadcasting.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor

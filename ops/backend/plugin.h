@@ -73,8 +73,8 @@ static inline bool lt__same_version(const char *version, char *text, size_t byte
     if (strcmp(version, LT_VERSION) == 0)
         return true;
     snprintf(text, bytes,
-             "libluatrain-cuda.so is from luatrain %s, but this is luatrain %s; use both from one "
-             "build",
+             "libluatrain-cuda.so is from luatrain %s, but this is luatrain %s; use both from the "
+             "same build",
              LT_VERSION, version);
     return false;
 }

@@ -113,9 +113,9 @@ LT_INLINE bool has_lanes(const lt_pass *p, int form)
 LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
                              int64_t n, void *to)
 {
-    const float *restrict mean = p->coefs + AT_MEAN * p->capacity + k;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity + k;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity + k;
+    const float *restrict mean = p->coefs + AT_MEAN * p->pitch + k;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->pitch + k;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->pitch + k;
     const void *x = p->x, *more = p->residual;
     lt_bounds act = p->act;
     int64_t units = p->units;
@@ -149,9 +149,9 @@ LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t 
     int sides = form == PAIRS ? 2 : 1, of_side = VECTORS / sides;
     lt_vec mean[VECTORS], factor[VECTORS], shift[VECTORS];
     UNROLL(v, VECTORS) {
-        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->capacity + v * LT_LANES);
-        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->capacity + v * LT_LANES);
-        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->capacity + v * LT_LANES);
+        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->pitch + v * LT_LANES);
+        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->pitch + v * LT_LANES);
+        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->pitch + v * LT_LANES);
     }
     for (int64_t j = 0; j < n; j += of_side * LT_LANES) {
         UNROLL(u, of_side) {
@@ -228,10 +228,10 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int mode, int rows, int64_t
                          int64_t end)
 {
     const float *restrict center = p->center;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity;
-    float *restrict sum = p->lanes + AT_SUM * p->capacity;
-    float *restrict product = p->lanes + AT_PRODUCT * p->capacity;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->pitch;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->pitch;
+    float *restrict sum = p->lanes + AT_SUM * p->pitch;
+    float *restrict product = p->lanes + AT_PRODUCT * p->pitch;
     const void *x = p->x, *y = p->y, *dy = p->dy;
     lt_bounds act = p->act;
     int64_t units = p->units;
@@ -279,9 +279,8 @@ LT_INLINE void sum_rows(const lt_pass *p, int form, int mode)
  * suits the prefetchers. */
 LT_INLINE void sum_lanes(const lt_pass *p, int form, int mode)
 {
-    const float *factor = p->coefs + AT_FACTOR * p->capacity,
-                *shift = p->coefs + AT_SHIFT * p->capacity;
-    float *sum = p->lanes + AT_SUM * p->capacity, *product = p->lanes + AT_PRODUCT * p->capacity;
+    const float *factor = p->coefs + AT_FACTOR * p->pitch, *shift = p->coefs + AT_SHIFT * p->pitch;
+    float *sum = p->lanes + AT_SUM * p->pitch, *product = p->lanes + AT_PRODUCT * p->pitch;
     lt_bounds act = p->act;
     lt_vec s[VECTORS], q[VECTORS], center[VECTORS];
     UNROLL(v, VECTORS) {
@@ -314,11 +313,11 @@ LT_INLINE void sum_lanes(const lt_pass *p, int form, int mode)
 /* dx (+)= factor g + slope (x - mean) + offset */
 LT_INLINE void backward_rows(const lt_pass *p, int form, int mode, bool add)
 {
-    const float *restrict mean = p->coefs + AT_MEAN * p->capacity;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->capacity;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->capacity;
-    const float *restrict slope = p->coefs + AT_SLOPE * p->capacity;
-    const float *restrict offset = p->coefs + AT_OFFSET * p->capacity;
+    const float *restrict mean = p->coefs + AT_MEAN * p->pitch;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->pitch;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->pitch;
+    const float *restrict slope = p->coefs + AT_SLOPE * p->pitch;
+    const float *restrict offset = p->coefs + AT_OFFSET * p->pitch;
     const void *x = p->x, *y = p->y, *dy = p->dy;
     void *out = p->out;
     lt_bounds act = p->act;

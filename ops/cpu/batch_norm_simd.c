@@ -25,7 +25,7 @@ enum { LINE = 16, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
 
 typedef struct {
     int64_t rows, channels, n;    /* n: elements of x */
-    int64_t width, capacity;      /* lanes of a wide row; floats that one takes in scratch */
+    int64_t width, pitch;         /* lanes of a wide row; floats that one takes in scratch */
     int64_t block, group, groups; /* elements per block and per group; number of groups */
     int64_t lead;                 /* elements of a group whose mean is its center */
     int form, sides;
@@ -42,7 +42,7 @@ static plan plan_for(const lt_tensor *x)
     p.width = p.channels > 0 ? p.channels : 1;
     if (p.width < LANES)
         p.width = ceil_to(LANES, p.width);
-    p.capacity = ceil_to(p.width, LINE) + LINE; /* padded, so that rows do not share cache sets */
+    p.pitch = ceil_to(p.width, LINE) + LINE; /* padded, so that rows do not share cache sets */
     int64_t rows = BLOCK / p.width;
     p.block = p.width * (rows > BLOCK_ROWS ? rows : BLOCK_ROWS);
     int64_t blocks = p.n > 0 ? (p.n + p.block - 1) / p.block : 1;
@@ -60,13 +60,13 @@ size_t lt__batch_norm_scratch(const lt_call *c, bool backward)
 {
     (void)backward;
     plan p = plan_for(c->in[X]);
-    return (size_t)((COEFFICIENTS + c->threads * SUMS) * p.capacity) * sizeof(float) +
+    return (size_t)((COEFFICIENTS + c->threads * SUMS) * p.pitch) * sizeof(float) +
            (size_t)(p.groups * 2 * p.channels) * sizeof(double);
 }
 
 static float *coefficients(const lt_call *c, const plan *p, int which)
 {
-    return (float *)c->scratch + which * p->capacity;
+    return (float *)c->scratch + which * p->pitch;
 }
 
 static float *lanes(const lt_call *c, const plan *p, int thread)
@@ -113,7 +113,7 @@ static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t fi
 {
     return (lt_pass){.n = least(n, p->n - first) / p->sides,
                      .units = p->width / p->sides,
-                     .capacity = p->capacity,
+                     .pitch = p->pitch,
                      .coefs = coefficients(c, p, 0),
                      .center = coefficients(c, p, AT_MEAN),
                      .lanes = lanes(c, p, thread),
@@ -172,10 +172,10 @@ static int64_t end_of_group(const plan *p, int64_t g) { return least((g + 1) * p
 /* Adds the sums of g and of g (x - center) over a block to sums (2, channels). */
 static void add_sums(const plan *p, const lt_pass *q, double *sums)
 {
-    memset(q->lanes + AT_SUM * p->capacity, 0, (size_t)(2 * p->capacity) * sizeof(float));
+    memset(q->lanes + AT_SUM * p->pitch, 0, (size_t)(2 * p->pitch) * sizeof(float));
     lt__sum_pass(q);
-    reduce_lanes(p, q->lanes + AT_SUM * p->capacity, sums);
-    reduce_lanes(p, q->lanes + AT_PRODUCT * p->capacity, sums + p->channels);
+    reduce_lanes(p, q->lanes + AT_SUM * p->pitch, sums);
+    reduce_lanes(p, q->lanes + AT_PRODUCT * p->pitch, sums + p->channels);
 }
 
 /* Computes the sums of x - center and of its square over elements [first, end). */
@@ -186,7 +186,7 @@ static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, in
     for (int64_t i = first; i < end; i += p->block) {
         lt_pass q = pass_over(c, p, thread, i, least(p->block, end - i));
         q.mode = MOMENTS;
-        q.center = q.lanes + AT_CENTER * p->capacity;
+        q.center = q.lanes + AT_CENTER * p->pitch;
         add_sums(p, &q, sums);
     }
 }
@@ -195,7 +195,7 @@ static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, in
 static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
 {
     double *sums = group_sums(c, p, g), *squares = sums + p->channels;
-    float *center = lanes(c, p, thread) + AT_CENTER * p->capacity;
+    float *center = lanes(c, p, thread) + AT_CENTER * p->pitch;
     int64_t first = g * p->group, end = end_of_group(p, g), lead = least(first + p->lead, end);
     memset(center, 0, (size_t)p->width * sizeof *center);
     sum_moments(c, p, thread, first, lead, sums);

@@ -395,16 +395,16 @@ static int64_t parts_of(const lt_conv *v)
     return parts < 1 ? 1 : lt__least(parts, MAX_PARTS);
 }
 
-/* dw (+)= the sums of the parts, which are `room` floats apart, for vector h of block b. */
+/* dw (+)= the sums of the parts, which are `pitch` floats apart, for vector h of block b. */
 static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, int64_t parts,
-                        int64_t capacity, const float *sums)
+                        int64_t weights, const float *sums)
 {
     int64_t channels = task->conv->in, first = channel_of(b, channels, half) + h;
     sums += (b * vectors_of(half) + h) * TAPS * LT_LANES;
     for (int k = 0; k < TAPS; k++) {
         lt_vec sum = {0};
         for (int64_t part = 0; part < parts; part++)
-            sum += lt__load_f32(sums + part * capacity + k * LT_LANES);
+            sum += lt__load_f32(sums + part * weights + k * LT_LANES);
         for (int lane = 0; lane < LT_LANES; lane++) {
             int64_t channel = first + lane * vectors_of(half);
             if (channel >= b * block_of(half) && channel < channels)
@@ -419,17 +419,17 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
     bool half = p->to.half;
     int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);
     int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
-    int64_t capacity = vectors * TAPS * LT_LANES;
+    int64_t weights = vectors * TAPS * LT_LANES;
     (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t part = 0; part < parts; part++) {
-        memset(sums + part * capacity, 0, (size_t)capacity * sizeof *sums);
+        memset(sums + part * weights, 0, (size_t)weights * sizeof *sums);
         for (int64_t g = all * part / parts; g < all * (part + 1) / parts; g++)
-            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * capacity);
+            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * weights);
     }
-    LT_PARALLEL_FOR(c, parts * capacity)
+    LT_PARALLEL_FOR(c, parts * weights)
     for (int64_t i = 0; i < vectors; i++)
-        put_weights(task, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, capacity,
+        put_weights(task, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, weights,
                     sums);
 }
 
@@ -439,7 +439,10 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
  * weights or sums. */
 enum { REST = 2 * LINE }; /* bytes for the copied pixels of a tensor */
 
-static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
+static int64_t padded_channels(int64_t channels)
+{
+    return blocks_of(channels, true) * block_of(true);
+}
 
 /* Packs (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), with zeros beyond the channels. */
 static void pack(const lt_conv_task *task, bool half, bool turned, float *packed)
@@ -521,22 +524,22 @@ static lt_status depthwise_run(const lt_call *c, const lt_conv_task *task)
     int way = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
     bool turned = back && way == BY_ONE;
     float *zeros = c->scratch;
-    char *rest = (char *)(zeros + room_of(v->in));
-    float *capacity = (float *)(rest + 2 * REST);
+    char *rest = (char *)(zeros + padded_channels(v->in));
+    float *weights = (float *)(rest + 2 * REST);
     images x = images_of(v, w->in, task->x, back ? NULL : rest);
     images y = images_of(v, w->out, task->y, task->kind == LT_CONV ? NULL : rest + REST);
     pass p = {.from = back ? y : x,
               .to = back ? x : y,
               .zeros = zeros,
-              .w = capacity,
+              .w = weights,
               .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0],
               .add = task->add};
-    memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
+    memset(zeros, 0, (size_t)padded_channels(v->in) * sizeof *zeros);
     if (task->kind == LT_CONV_WEIGHTS) {
-        sum_weights(c, task, &p, way, capacity);
+        sum_weights(c, task, &p, way, weights);
         return LT_OK;
     }
-    pack(task, x.half, turned, capacity);
+    pack(task, x.half, turned, weights);
     compute(c, &p, way);
     return LT_OK;
 }
@@ -547,8 +550,9 @@ static size_t depthwise_scratch(const lt_call *c, const lt_conv *v, lt_dtype dty
     if (!fits(v))
         return 0;
     int64_t sums = backward ? parts_of(v) * TAPS : 0;
-    int64_t vectors = 1 + (sums > PACKED ? sums : PACKED); /* for each of room_of() channels */
-    return (size_t)(room_of(v->in) * vectors) * sizeof(float) + 2 * REST;
+    int64_t vectors = 1 +
+                      (sums > PACKED ? sums : PACKED); /* for each of padded_channels() channels */
+    return (size_t)(padded_channels(v->in) * vectors) * sizeof(float) + 2 * REST;
 }
 
 const lt_conv_impl lt__depthwise = {"depthwise", depthwise_accepts, depthwise_scratch,

@@ -110,7 +110,7 @@ static lt_status failed(dnnl_status_t status)
 
 /* oneDNN 3.2 does not check all allocations for the code that it generates. It crashes, or throws
  * an exception that C cannot catch. So this fails first if memory is short. */
-static lt_status check_room(void)
+static lt_status check_memory(void)
 {
     enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
     return lt__can_map(ROOM) ? LT_OK
@@ -310,7 +310,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
         return p;
     if (lt__plan_cache_is_full(&d->plans))
         plans_free(d);
-    if (check_room() != LT_OK || !(p = lt__alloc_zero(d->ctx, sizeof *p)))
+    if (check_memory() != LT_OK || !(p = lt__alloc_zero(d->ctx, sizeof *p)))
         return NULL;
     drafts m = {.free_w = NULL};
     p->key = *k;
@@ -329,7 +329,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
 static struct lt_dnnl *state_of(lt_ctx *ctx)
 {
     struct lt_dnnl *d = ctx->slots.ops->dnnl;
-    if (d || check_room() != LT_OK || !(d = lt__alloc_zero(ctx, sizeof *d)))
+    if (d || check_memory() != LT_OK || !(d = lt__alloc_zero(ctx, sizeof *d)))
         return d;
     d->ctx = ctx;
     d->plans.key_bytes = sizeof(key);

@@ -12,8 +12,8 @@
 
 enum { MAX_KNOBS = 64, MAX_CONFIGS = 60, MAX_NOTES = 16 };
 /* The search has its own descriptor list. A plan's list contains graph, engine, knobs and plan. */
-_Static_assert((int)MAX_CONFIGS + 1 < (int)LT_MAX_MADE, "a list has room");
-_Static_assert((int)MAX_KNOBS + 32 < (int)LT_MAX_MADE, "a list has room");
+_Static_assert((int)MAX_CONFIGS + 1 < (int)LT_MAX_MADE, "a list is long enough");
+_Static_assert((int)MAX_KNOBS + 32 < (int)LT_MAX_MADE, "a list is long enough");
 
 /* Whether the configuration allows an engine with this numerical note. in_order: its sums must have
  * a fixed order. */

@@ -72,7 +72,7 @@ TEST(hooks_that_double_in_every_backward_are_an_error)
     CHECK_STR(
         lt_errmsg(),
         "on_grad: this tensor already has the maximum of 1000 hooks; a hook that registers itself "
-        "doubles them in every backward");
+        "doubles their number in every backward");
     CHECK_EQ(backwards, 10);
     lt_release(x);
     finish(ctx);

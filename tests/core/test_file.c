@@ -147,7 +147,7 @@ TEST(reading_into_converts)
         CHECK_NEAR(((double *)lt_data(f64))[i], i % 2049, 0);
     }
     CHECK_FAILS(lt_file_read_into(f, 0, other), LT_EFILE,
-                "tensor 'w' is 3x3001 i32, but is to be read into 9003 f64");
+                "tensor 'w' is 3x3001 i32 and cannot be read into 9003 f64");
     CHECK_MSG(path);
     CHECK(lt_file_read(f, lt_file_find(f, "v")) == NULL);
     CHECK_MSG("has 1 tensors; index -1 is out of range");
@@ -221,7 +221,7 @@ TEST(every_flipped_bit_is_detected)
         if (lt_file_verify(f) == LT_OK)
             FAIL("flipped bit %zu of byte %zu is not detected", bit % 8, bit / 8);
         CHECK_EQ(lt_errcode(), LT_EFILE);
-        CHECK_MSG("flipped.safetensors: it is damaged: its digest is ");
+        CHECK_MSG("flipped.safetensors: it is damaged: it has digest ");
         CHECK_EQ(lt_file_count(f), 3);
         for (int i = 0; i < 3; i++) {
             lt_tensor *x = lt_file_read(f, i);
@@ -251,7 +251,7 @@ TEST(the_message_about_damage_has_both_digests)
     lt_sha256_add(&s, bytes, n);
     lt_sha256_end(&s, hex);
     snprintf(text, sizeof text,
-             "it is damaged: its digest is 00000000..., that of its content is %.8s...", hex);
+             "it is damaged: it has digest 00000000..., but its content has %.8s...", hex);
     CHECK_FAILS(lt_file_verify(f), LT_EFILE, text);
     lt_file_close(f);
     done(ctx);
@@ -391,8 +391,9 @@ TEST(hostile_headers_are_refused)
         {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"\\u0061\":" TENSOR("U8", "[1]", "[1,2]") "}", 2,
          "'a' occurs twice"},
         {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the name 'k' occurs twice"},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ must be one object"},
-        {"{\"__metadata__\":\"x\"}", 0, "__metadata__ must be one object"},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0,
+         "__metadata__ must occur once and be an object"},
+        {"{\"__metadata__\":\"x\"}", 0, "__metadata__ must occur once and be an object"},
         {"{\"__metadata__\":{\"k\":1}}", 0, "metadata 'k' is not a string"},
         {"{\"__metadata__\":{\"k\":{}}}", 0, "metadata 'k' is not a string"},
         {"{\"a\\u0000b\":" TENSOR("U8", "[1]", "[0,1]") "}", 1,
@@ -441,7 +442,7 @@ TEST(declared_lengths_are_not_trusted)
         memcpy(bytes, &lengths[i], 8);
         spit(path, bytes, sizeof bytes);
         refuse(ctx, path, LT_EFILE,
-               lengths[i] > 100000000 ? "the format allows 100000000" : "the file only 10");
+               lengths[i] > 100000000 ? "the format allows at most 100000000" : "the file only 10");
     }
     CHECK(lt_memory_stats(ctx).peak < 65536);
     done(ctx);

@@ -33,7 +33,7 @@ TEST(machines_that_cannot_run_the_backend)
     machine m = machine_open();
     check_refusal(-1,
                   "libluatrain-cuda.so is from luatrain " LT_VERSION
-                  ", but this is luatrain 0.0.9; use both from one build",
+                  ", but this is luatrain 0.0.9; use both from the same build",
                   "0.0.9", 0);
     m.set_machine(0, 0, 0);
     check_refusal(LT_NO_ACCELERATOR, "no NVIDIA driver (libcuda.so.1) is installed", LT_VERSION, 0);

@@ -380,8 +380,8 @@ TEST(without_a_size_all_images_must_match_the_first)
     CHECK_OK(s->read(s, 0, &buffers, &image, &label));
     CHECK_FAILS(s->read(s, 1, &buffers, &image, &label), LT_EDATA, "");
     snprintf(text, sizeof text,
-             "%s has 1x1 pixels (height x width), but the first image has 13x17; choose a size to "
-             "resize all to",
+             "%s has 1x1 pixels (height x width), but the first image has 13x17; set a size to "
+             "which all images are resized",
              in_root("x/2.png"));
     CHECK_STR(lt_errmsg(), text);
     lt_source_release(s);

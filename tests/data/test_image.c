@@ -290,10 +290,10 @@ TEST(unsupported_jpegs_are_refused)
     f = load("baseline.jpg");
     f.bytes[frame + 3] = 14; /* two components; the third is treated as padding */
     f.bytes[frame + 9] = 2;
-    check_refused(&f, "it is a JPEG with 2 colours; luatrain reads those with 1, 3 and 4");
+    check_refused(&f, "it is a JPEG with 2 colours; luatrain reads those with 1, 3 or 4");
     f = load("cmyk.jpg");
     f.bytes[find(&f, "Adobe", 5)] = 'a';
-    check_refused(&f, "the JPEG has four colours but does not say which");
+    check_refused(&f, "the JPEG has four colours, but no Adobe segment with transform 0 or 2");
 }
 
 /* Overwrites bytes of a JPEG, at an offset from the first occurrence of a marker. */
@@ -378,7 +378,8 @@ TEST(a_jpeg_defines_all_that_it_uses)
 {
     check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not define");
     check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not define");
-    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its color components");
+    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2,
+                    "ends before the data of all its colour components");
     check_jpeg_with("\xff\xc0", 0, "\xff\xfe", 2, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 4, "\x02", 1, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 5, "\x09", 1, "the scan header of the JPEG is damaged");

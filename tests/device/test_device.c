@@ -115,7 +115,7 @@ TEST(a_plugin_of_another_version)
     CHECK(!lt__same_version("0.0.1", text, sizeof text));
     CHECK_STR(text,
               "libluatrain-cuda.so is from luatrain " LT_VERSION ", but this is luatrain 0.0.1; "
-              "use both from one build");
+              "use both from the same build");
 }
 
 TEST(opening_a_device)

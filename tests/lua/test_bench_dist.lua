@@ -112,7 +112,7 @@ T.test("invalid arguments", function()
     ["bench dist"] = "bench: dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2",
     ["--ranks 2 bench dist --step 3"] = "bench: unknown option '--step' (did you mean '--steps'?)",
     ["--ranks 2 bench dist --most x"] = "bench: --most must be a positive integer, but is 'x'",
-    ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation accepts no value",
+    ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation takes no value",
     ["--ranks 2 --out x bench dist"] = "bench: --out has no effect here",
     ["--ranks 2 bench dist --link 0"] = "bench: --link must be above 0 Gbit/s",
     ["--ranks 2 --deterministic --vranks 4 bench dist"] =

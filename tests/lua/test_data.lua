@@ -548,7 +548,7 @@ T.test("CIFAR-10 as folders", function()
   write("jpg/train/c/2.png", png(31, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
           ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), but the first image has "
-          .. "32x32; choose a size to resize all to"):format(folder))
+          .. "32x32; set a size to which all images are resized"):format(folder))
 end)
 
 T.finish()

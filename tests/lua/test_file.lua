@@ -56,7 +56,7 @@ T.test("a flipped bit is found on loading", function()
   local before = net:sha256()
   lt.save(path, nn.sequential{nn.linear{2, 3}})
   flip(-1)
-  local words = "^PATH: it is damaged: its digest is %x+%.%.%., that of its content is %x+%.%.%.$"
+  local words = "^PATH: it is damaged: it has digest %x+%.%.%., but its content has %x+%.%.%.$"
   damaged(lt.load, words)
   damaged(load_net, words)
   T.equal(net:sha256(), before)

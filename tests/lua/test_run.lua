@@ -114,7 +114,8 @@ T.test("a hook that registers itself is called again at the next backward", func
   T.equal(calls, 3)
   local ok, why = pcall(function() while true do x:sum():backward() end end)
   assert(not ok and why:find("on_grad: this tensor already has the maximum of 1000 hooks; "
-                             .. "a hook that registers itself doubles them in every backward"))
+                             .. "a hook that registers itself doubles their number in every "
+                             .. "backward"))
   local y = lt.tensor({1, 2}):requires_grad()
   y:on_grad(function() y:sum():backward() end)
   ok, why = pcall(function() y:sum():backward() end)

@@ -399,12 +399,12 @@ TEST(exact_messages)
         {"cast", "dtype=f99", "2 f32",
          "cast: option 'dtype' must be a dtype such as f32, but is 'f99'"},
         {"cross_entropy", "", "2x1 f32; 2 i64",
-         "cross_entropy: labels[0] is 1, but x has 1 classes (labels count from 0)"},
+         "cross_entropy: labels[0] is 1, but x has 1 classes (labels start at 0)"},
         {"cross_entropy", "", "2x3 f32; 2 f32",
          "cross_entropy: labels must have an integer dtype (i64, i32 or u8), but is f32; cast it, "
          "e.g. labels:cast('i64')"},
         {"embedding", "", "1x3 f32; 2 i64",
-         "embedding: ids[0] is 1, but w has 1 rows (ids count from 0)"},
+         "embedding: ids[0] is 1, but w has 1 rows (ids start at 0)"},
         {"mse_loss", "", "2x3 f32; 3 f32",
          "mse_loss: y must have the shape of x (2x3), but is 3 f32"},
         {"max", "", "0x3 f32", "max: axis 1 of x (0x3 f32) must not be empty"},
@@ -433,11 +433,11 @@ TEST(invalid_labels_and_ids_are_data_errors)
     lt_tensor *ids = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){3}, labels);
     CHECK(lt_run(ctx, "cross_entropy", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, but x has 3 classes (labels count "
-                           "from 0)");
+    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, but x has 3 classes (labels start "
+                           "at 0)");
     CHECK(lt_run(ctx, "embedding", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, but w has 3 rows (ids count from 0)");
+    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, but w has 3 rows (ids start at 0)");
     lt_release(x);
     lt_release(ids);
     lt_ctx_free(ctx);

@@ -21,7 +21,7 @@ return function(list, known, o, help, refuse)
       for k = 1, #names do names[k] = "--" .. names[k] end
       refuse("unknown option '%s'%s", list[i], check.hint(list[i], names, " (--help lists them)"))
     elseif wants == true and list[i]:find("=", 1, true) then
-      refuse("--%s accepts no value", name)
+      refuse("--%s takes no value", name)
     elseif wants ~= true and not list[i]:find("=", 1, true) then
       i = i + 1
       text = list[i] or refuse("--%s requires a value", name)
