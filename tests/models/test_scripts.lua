@@ -1,5 +1,5 @@
--- test_scripts.lua - each script in models/ trains for two steps, at image sizes that suit its
--- nets; two of them run to the end.
+-- test_scripts.lua - two steps of each script in models/, at image sizes that suit its nets, and
+-- the script's flags. Two scripts also run to the end. test_recipes.lua tests train_recipe.lua.
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
 local T = require "lt_test"

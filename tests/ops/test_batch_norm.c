@@ -1,6 +1,7 @@
 /* test_batch_norm.c - compares the fast batch norm with the reference on random shapes: few
- * channels, odd numbers of channels, more than fit a vector, short last rows; with and without
- * residual and activation, in training and evaluation, in f32, and in bf16 with f32 parameters.
+ * channels, odd numbers of channels, more channels than a vector has lanes, and sizes that leave
+ * the last wide row incomplete; with and without residual and activation, in training and
+ * evaluation, in f32, and in bf16 with f32 parameters.
  *
  * The truth is the reference kernel in f64 on the same, rounded inputs. Memory is poisoned.
  * Backward runs on leaves, whose gradients are written once and then added to, or on results of
@@ -46,7 +47,8 @@ static trial make_trial(uint64_t *seed, int64_t rows, int64_t channels, lt_dtype
     trial t = {.dims = {rows, channels}};
     t.residual = draw(seed, 2);
     t.made = draw(seed, 2);
-    /* If y is rounded to 6, its gradient is 0, but not that of the truth. */
+    /* No relu6 in bf16 with a residual: where rounding raises y to 6, the gradient is 0, but the
+     * true gradient is not. */
     int64_t kinds = t.residual && dtype != LT_F32 ? 2 : 3;
     snprintf(t.options, sizeof t.options, "train=%s act=%s", draw(seed, 3) ? "true" : "false",
              acts[draw(seed, kinds)]);
@@ -206,7 +208,7 @@ TEST(random_shapes)
     close_all(c);
 }
 
-/* Groups of many blocks; results written with streaming stores, also in parts of rows. */
+/* Groups consist of many blocks. Streaming stores write whole rows or parts of rows. */
 TEST(a_long_batch)
 {
     uint64_t seed = 77;
@@ -254,7 +256,7 @@ TEST(a_large_mean_loses_no_precision)
     lt_ctx_free(ctx);
 }
 
-/* Rounding an f32 NaN with its lowest bits set to bf16 could overflow to a zero. */
+/* Rounding to bf16 could turn an f32 NaN whose low bits are all 1 into a zero, by overflow. */
 TEST(a_NaN_parameter_stays_NaN)
 {
     const uint32_t bits = 0x7fffffff;
