@@ -48,7 +48,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
     return status;
 }
 
-/* As sum_with_tail(), but sums a copy, because the memory after the bucket may be in use. */
+/* Like sum_with_tail(), but sums a copy, because the memory after the bucket may be in use. */
 static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
                              float *numbers)
 {

@@ -368,7 +368,7 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
                            : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements",
                                      (long long)count);
     for (int64_t i = 0; status == LT_OK && i < count; i++) {
-        ((float *)sum.data)[i] = 1; /* pages never written all share one page of zeros */
+        ((float *)sum.data)[i] = 1; /* until written, all pages map to one page of zeros */
         if (mpi)
             mpi[i] = 1;
     }
