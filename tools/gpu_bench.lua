@@ -1,5 +1,5 @@
--- gpu_bench.lua - compares whole training steps on a GPU with PyTorch, as a table, in at most ten
--- minutes. tools/gpu_bench runs it.
+-- gpu_bench.lua - prints a table that compares whole training steps of luatrain and PyTorch on a
+-- GPU. By default, it takes at most ten minutes. tools/gpu_bench runs it.
 --
 -- As in tools/bench, each measurement runs in its own process: ours, the peer's (eager, then
 -- as a CUDA graph), ours again; the ratio uses the mean of ours. A process runs groups of steps,
@@ -164,7 +164,7 @@ local function times_text(a, b)
   return a and b and a > 0 and b > 0 and ("%.2fx"):format(a / b) or "-"
 end
 
--- Prints the speedup of mixed precision, for us and for the peer, over its f32 and its TF32.
+-- Prints the speedup of fp16, ours and the peer's, over its own f32 and over the peer's TF32.
 local function report_gains(models, batch)
   for _, model in ipairs(models) do
     local half, single = find(model, "fp16", batch), find(model, "f32", batch)

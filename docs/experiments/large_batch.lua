@@ -1,5 +1,6 @@
--- large_batch.lua - trains ResNet-20 on CIFAR-10 with large batches. The learning rate is that of
--- batches of 128 or proportional to the batch, with or without warm-up, with SGD or LARS.
+-- large_batch.lua - trains ResNet-20 on CIFAR-10 with large batches, with SGD or LARS, and with or
+-- without warm-up. The learning rate for batches of 128 is scaled in proportion to the batch size,
+-- or used unchanged with --unscaled.
 --
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024 --unscaled --warmup 0

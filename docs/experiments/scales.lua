@@ -1,6 +1,7 @@
--- scales.lua - prints a table about the loss scale in runs with --amp fp16 --amp-check N: the
--- number of skipped steps, the smallest and the largest scale, and the mean fraction of gradient
--- elements that underflowed, without the first check, whose scale no step has tried yet.
+-- scales.lua - prints a table with one line per run with --amp fp16 --amp-check N: the number of
+-- skipped steps, the smallest and the largest loss scale, and the mean fraction of gradient
+-- elements that underflowed. The mean excludes the first check, because no step has tried its scale
+-- yet.
 --
 --   luatrain scales.lua mn-fp16-0 mn-dynamic-0 > scales.txt
 print "                     skipped         scale   underflow"
