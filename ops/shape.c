@@ -64,7 +64,7 @@ const lt_op lt__op_reshape = {
 typedef struct {
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    int64_t from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* steps in src and dst, in elements */
+    int64_t from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* strides of src and dst, in elements */
 } moves;
 
 /* Fills *m. axes[i]: the axis of src that becomes axis i of dst. */
@@ -102,8 +102,8 @@ static void plan_moves(moves *m, int ndim, const int64_t *src_dims, const int *a
 
 enum { TILE = 1024, LINE = 16 }; /* elements of a tile, and of its side along dst's last axis */
 
-/* dst[r][j] (+)= src[j][r] for r < rows and j < n. A row of dst has `to` elements, a row of src
- * `from`. */
+/* dst[r][j] (+)= src[j][r] for r < rows and j < n. `to` and `from` are the row strides of dst and
+ * src, in elements. */
 static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, const void *src,
                       int64_t from, int64_t rows, int64_t n, bool add)
 {
