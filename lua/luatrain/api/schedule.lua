@@ -28,8 +28,8 @@ local ramps = {
   -- that the weights have moved would grow like this. A linear ramp from 0 doubles the rate in its
   -- second step and barely changes it in the last. But the rate that a net tolerates grows with the
   -- rate at which it is trained: its sharpness settles at the limit that the rate sets (Cohen et
-  -- al. 2021, arXiv:2103.00065). docs/experiments/large_batch.txt compares the ramps; in a short
-  -- training, exponential is the best.
+  -- al. 2021, arXiv:2103.00065). docs/experiments/large_batch.txt compares the ramps; in a
+  -- short training run, exponential is the best.
   exponential = function(t, start) return start ^ (1 - t) end,
 }
 
