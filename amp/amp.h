@@ -41,11 +41,11 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  *           or 3 bits, and when gradients overflow less than an interval after k grew: that growth
  *           was a mistake and should not be repeated too soon. Any other overflow, which may be a
  *           passing one, resets it to 20.
- *           k is also lowered ahead of an overflow, to a value that fits 99.9 % of a normal
- *           distribution of the gradients' exponents. Its mean and deviation are averages over
- *           recent steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax uses
- *           the difference of two averages over different spans as the variance, which is wrong
- *           while gradients grow or shrink. Here the variance is twice the mean square of the
+ *           k is also lowered ahead of an overflow, so that the range of f16 covers 99.9 % of a
+ *           normal distribution of the gradients' exponents. Its mean and deviation are averages
+ *           over recent steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax
+ *           uses the difference of two averages over different spans as the variance, which is
+ *           wrong while gradients grow or shrink. Here the variance is twice the mean square of the
  *           distances above the mean, so that shrinking gradients do not lower the scale. One step
  *           has a weight of at most 1 % in the variance, so that it does not lower the scale for
  *           long.
@@ -85,8 +85,8 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
 /* A scaler that starts with 2^k; k is clamped to LT_SCALE_MIN..LT_SCALE_MAX. interval is for the
  * dynamic policy; 0 means 2000. */
 LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
-/* LT_EINVAL, with the name of the field, if a field is out of range. No history leads to such a
- * state. */
+/* LT_EINVAL, with the name of the field, if a field is out of range. lt_scaler_update() never
+ * produces such a state. */
 LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
 /* Reports a step whose loss was multiplied by 2^k, and adjusts k. The largest finite magnitude of
  * its gradients, still scaled, was in [2^exponent, 2^(exponent + 1)); LT_NO_EXPONENT if all were 0.

@@ -27,7 +27,7 @@ struct lt_loss_scale {
     lt_scaled_step step, recent[LT_STEPS_KEPT]; /* the last step; recent ones, at number % 8 */
     bool found_inf_here;  /* this rank has a gradient in this step that is not finite */
     bool detects_anomaly; /* in this step: see anomaly.h */
-    /* describes the first result in this step that was not finite; "" if all were */
+    /* describes the first result in this step that was not finite; "" if all were finite */
     char anomaly[LT_ANOMALY_BYTES];
 };
 

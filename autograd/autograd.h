@@ -160,8 +160,8 @@ typedef struct lt_step_check {
 #define LT_SCRATCH_FAILED SIZE_MAX
 
 /* The kernels of an accelerator for one op. They accept f16 and bf16 tensors directly, and return
- * when the work is queued in the stream of the device. The rules of lt_op for backward apply to
- * them too: grad_in_place and `add`. */
+ * when the work is queued in the stream of the device. The rules of lt_op.grad_in_place and
+ * lt_call.add apply to them too. */
 typedef struct lt_kernels {
     /* Bytes of device memory. LT_SCRATCH_FAILED on failure, with this thread's message set. May be
      * NULL, which means 0 bytes. */
@@ -204,8 +204,8 @@ struct lt_op {
     uint32_t save; /* LT_SAVE_* */
     /* bit i: the gradient of input i is d_out[0] itself, if their counts and dtypes are equal */
     uint32_t same_grad;
-    /* bit i, for one input: d_in[i] may share the memory of d_out[0] if nothing else reads
-     * d_out[0]. The kernel must read an element before it writes it, and write all other d_in
+    /* bit i, set for at most one input: d_in[i] may share the memory of d_out[0] if nothing else
+     * reads d_out[0]. The kernel must read an element before it writes it, and write all other d_in
      * first */
     uint8_t grad_in_place;
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
@@ -482,7 +482,7 @@ LT_API void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud);
  * that can be recomputed from them; other tensors are NULL. */
 LT_API void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud);
 /* For op hooks: runs the kernel of call again with f32 instead of f16 and bf16. *value = element
- * `index` of the new out[i], or in backward of d_in[i], without the earlier value that the kernel
+ * `index` of the new out[i]; with `backward`, of d_in[i] without the earlier value that the kernel
  * adds to. LT_EUNSUPPORTED for in-place ops, and if other ranks would have to take part. */
 LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, int64_t index,
                                    double *value);

@@ -28,10 +28,10 @@ LT_API bool lt_is_buffer(const lt_tensor *x);
 /* The half copy of a placed f32 parameter: its values in dtype (f16 or bf16), for ops to read.
  * Gradients of results computed from it are added to the parameter's own gradient, in f32. This
  * call refreshes the values of the whole arena if an optimizer, an op or a function such as
- * lt_copy() has written a parameter since. It does not notice writes through lt_data(). Borrowed
- * until the parameter is freed or its half copy in the other dtype is requested. NULL with
- * LT_EINVAL if param is not a placed f32 parameter or dtype is not f16 or bf16, with LT_ENOMEM, or
- * with the device's error. */
+ * lt_copy() has written a parameter since the last refresh. It does not notice writes through
+ * lt_data(). Borrowed until the parameter is freed or its half copy in the other dtype is
+ * requested. NULL with LT_EINVAL if param is not a placed f32 parameter or dtype is not f16 or
+ * bf16, with LT_ENOMEM, or with the device's error. */
 LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 
 /* A tree of parameters. lt_params_place() allocates memory: one segment per dtype. A segment is two
@@ -56,7 +56,7 @@ LT_API void lt_params_free(lt_params *params);
  * same tensor again makes an alias. LT_EINVAL for a duplicate name, for a tensor that is neither,
  * and for one of another context; LT_ENOMEM. */
 LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
-/* Gives all pending parameters and buffers memory and initial values. The values depend only on the
+/* Allocates all pending parameters and buffers, and initialises them. The values depend only on the
  * seed, the name, and how many trees of this context were placed before. LT_ENOMEM; LT_EINVAL for
  * an invalid initialiser or too many elements. */
 LT_MUST lt_status lt_params_place(lt_params *params);

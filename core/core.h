@@ -93,7 +93,7 @@ LT_API lt_status lt_errcode(void);
     } while (0)
 
 /* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, or -1. If
- * no spelling is close, a name whose last part, after - or _, is word matches: weight_decay for
+ * no spelling is close, returns a name that ends with word after a - or _: weight_decay for
  * decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
@@ -185,13 +185,13 @@ LT_API int lt_thread_limit(void);
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 
-/* Requests that the training run in ctx stop. That run saves its state, clears the request with
+/* Requests a stop of the training run in ctx. That run saves its state, clears the request with
  * lt_stop(ctx, 0) and returns LT_ESTOPPED. Safe in signal handlers and from any thread. reason is
  * the signal number. Returns false and does nothing if there is no listener. With reason 0 it
  * clears the request and returns false. */
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
-/* Adds or removes a listener for stop requests. A request that arrives as the last listener leaves
- * stays set for the next listener, so no request is lost between two training runs. */
+/* Adds or removes a listener for stop requests. If a request arrives while the last listener is
+ * being removed, it stays set for the next one, so no request is lost between two training runs. */
 LT_API void lt_stop_listen(lt_ctx *ctx, bool on);
 /* The reason of the pending stop request, or 0. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
@@ -291,8 +291,8 @@ LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
  * the device's error. */
 typedef struct lt_deferred lt_deferred;
 LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
-/* Blocks until the value has arrived. One thread other than the context's may call it. Also returns
- * pending errors of the accelerator. */
+/* Blocks until the value has arrived. Also returns pending errors of the accelerator. One thread
+ * other than the context's may also call it. */
 LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
 LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
 /* Like lt_item(), but as an integer; exact for i64. */

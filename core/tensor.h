@@ -59,7 +59,7 @@ lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype);
 /* Returns x if it is on the CPU, otherwise a copy on the CPU outside any scope. New. */
 lt_tensor *lt__on_host(lt_tensor *x);
 /* Creates a tensor over elements [offset, offset + count(dims)) of storage. storage is kept. The
- * tensor is in the current scope unless kept. New. */
+ * argument kept has the same meaning as in lt__tensor_new(). New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
                            int64_t offset, bool kept);
 /* A view of x that starts at element `offset`. x must be alive. New. */
