@@ -51,7 +51,7 @@ static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mo
         return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
     }
     if (!S_ISREG(now.st_mode))
-        return lt__bad(path, "this is not a regular file, so it is not replaced");
+        return lt__bad(path, "this is not a regular file; it is not replaced");
     *mode = now.st_mode & 0777;
     return realpath(path, target) ? LT_OK : lt__bad(path, "cannot resolve it: %s", strerror(errno));
 }

@@ -323,7 +323,7 @@ TEST(unwritable_paths_are_refused)
     mkdir(in_folder("sub"), 0700);
     int files = count_files();
     CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE,
-                "this is not a regular file, so it is not replaced");
+                "this is not a regular file; it is not replaced");
     CHECK_EQ(count_files(), files);
     lt_release(x);
     done(ctx);
