@@ -375,7 +375,9 @@ typedef struct lt_external_memory { /* memory from elsewhere; deleter(ud, data) 
     void *ud;
 } lt_external_memory;
 
-/* Callbacks of dist's reducer around backward and steps, called with ud. Each may be NULL. */
+struct lt_optim;
+
+/* Callbacks of dist around backward and steps, called with ud. Each may be NULL. */
 typedef struct lt_grad_callbacks {
     void *ud;
     /* Backward starts: the uses of all leaves are counted; no gradient has been computed. */
@@ -386,6 +388,12 @@ typedef struct lt_grad_callbacks {
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Called before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
+    /* Called instead of the update op, with the complete options of each group, and the factor by
+     * which gradients are to be multiplied (clipping). step_status is LT_APPLIED, LT_SKIPPED or
+     * LT_ACCUMULATING. The pending batch-norm statistics are those of the step, and are discarded
+     * afterwards. If NULL, the optimizer updates its parameters. */
+    lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
+                       lt_step_status step_status, double factor);
     /* Called before lt_grad() and lt_zero_grad(), except in backward: waits until no other thread
      * writes gradients. */
     void (*synchronize)(void *ud);

@@ -1,42 +1,15 @@
-/* optim.c - runs an update op over flat ranges of parameters that have gradients, and computes the
- * norm of these gradients.
- *
- * Parameters that are adjacent in an arena, belong to one group and all have a gradient form one
- * range, which takes one kernel call, unless the update op must run on whole parameters. The zero
- * padding between them is updated too: every update op maps zeros to zeros.
- */
+/* optim.c - runs an update op over the ranges of parameters that have gradients, and computes the
+ * norm of these gradients. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "autograd/tape.h"
+#include "autograd/ranges.h"
 #include "core/hash.h"
-
-enum { MAX_SLOTS = LT_MAX_IN - 2 };
-
-typedef struct item {
-    lt_tensor *x;
-    int arena, group;
-} item;
-typedef struct arena {
-    lt_segment *segment;
-    lt_storage *slot[MAX_SLOTS];
-} arena;
-
-struct lt_optim {
-    lt_ctx *ctx;
-    const lt_def *def;
-    uint32_t number;                          /* of the optimizer in its context, from 1 */
-    int n_slots, n_items, n_arenas, capacity; /* capacity of both arrays */
-    item *items;                              /* sorted by arena, then offset */
-    arena *arenas;
-    uint64_t backwards;   /* count of the context's backwards at the last step */
-    lt_pending_step last; /* the last step */
-};
 
 static int by_place(const void *a, const void *b)
 {
-    const item *x = a, *y = b;
+    const lt_optim_item *x = a, *y = b;
     if (x->arena != y->arena)
         return x->arena < y->arena ? -1 : 1;
     int64_t ox = x->x->leaf->offset, oy = y->x->leaf->offset;
@@ -53,7 +26,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
         a++;
     if (a == o->n_arenas) {
         lt_segment *segment = x->leaf->segment;
-        o->arenas[a] = (arena){.segment = segment};
+        o->arenas[a] = (lt_optim_slots){.segment = segment};
         atomic_fetch_add_explicit(&segment->refs, 1, memory_order_relaxed);
         o->n_arenas++;
         LT_TRY(lt__segment_need_grads(segment));
@@ -68,7 +41,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
                                       (size_t)segment->count, 0));
         }
     }
-    o->items[o->n_items++] = (item){.x = lt_retain(x), .arena = a};
+    o->items[o->n_items++] = (lt_optim_item){.x = lt_retain(x), .arena = a};
     x->leaf->optims++;
     return LT_OK;
 }
@@ -157,7 +130,7 @@ void lt_optim_free(lt_optim *o)
     lt__ctx_release(ctx);
 }
 
-static item *item_of(lt_optim *o, const lt_tensor *x)
+static lt_optim_item *item_of(lt_optim *o, const lt_tensor *x)
 {
     for (int i = 0; i < o->n_items; i++)
         if (o->items[i].x == x)
@@ -168,7 +141,7 @@ static item *item_of(lt_optim *o, const lt_tensor *x)
 
 lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 {
-    item *it = item_of(o, param);
+    lt_optim_item *it = item_of(o, param);
     if (!it)
         return LT_EINVAL;
     if (group < 0)
@@ -179,7 +152,7 @@ lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 
 lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
 {
-    item *it = item_of(o, param);
+    lt_optim_item *it = item_of(o, param);
     if (!it || k < 0 || k >= o->n_slots)
         return NULL;
     return lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype, param->ndim,
@@ -193,54 +166,21 @@ const char *lt_optim_slot_name(const lt_optim *o, int k)
 
 const lt_def *lt_optim_def(const lt_optim *o) { return o->def; }
 
-/* ==== Ranges ================================================================================== */
-
-static bool takes_part(const item *it) { return it->x->leaf->collects && it->x->leaf->has_grad; }
-
-/* The first item after items[i] that does not continue its range. */
-static int end_of_range(const lt_optim *o, int i)
+/* The next range of parameters that have a gradient, for the update op. */
+static bool next_grads(const lt_optim *o, lt_optim_range *r)
 {
-    const item *last = &o->items[i];
-    int64_t step = 64 / (int64_t)lt_dtype_bytes((lt_dtype)last->x->dtype);
-    int j = i + 1;
-    if (o->def->op->whole_params)
-        return j;
-    for (; j < o->n_items; j++) {
-        const item *it = &o->items[j];
-        int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;
-        if (it->arena != last->arena || it->group != last->group || !takes_part(it) ||
-            it->x->leaf->offset != next)
-            break;
-        last = it;
-    }
-    return j;
+    return lt_optim_next_range(o, NULL, o->def->op->whole_params, r);
 }
 
-typedef struct range {
-    int first, end; /* items [first, end) */
-    arena *in;
-    int64_t offset, count; /* elements of the arena, including padding between parameters */
-} range;
-
-/* *r = the next range that starts at items[r->end] or later; false if there is none. */
-static bool next_range(const lt_optim *o, range *r)
+static lt_segment *segment_of(const lt_optim *o, const lt_optim_range *r)
 {
-    int i = r->end;
-    while (i < o->n_items && !takes_part(&o->items[i]))
-        i++;
-    if (i == o->n_items)
-        return false;
-    int end = end_of_range(o, i);
-    const lt_tensor *last = o->items[end - 1].x;
-    int64_t offset = o->items[i].x->leaf->offset;
-    *r = (range){i, end, &o->arenas[o->items[i].arena], offset,
-                 last->leaf->offset + last->count - offset};
-    return true;
+    return o->arenas[r->arena].segment;
 }
 
-static lt_tensor *tensor_over(const range *r, lt_storage *storage)
+/* The elements of a range in storage, one of the arenas of its segment. New. */
+static lt_tensor *tensor_over(const lt_optim *o, const lt_optim_range *r, lt_storage *storage)
 {
-    return lt__tensor_over(storage, r->in->segment->dtype, 1, &r->count, r->offset, true);
+    return lt__tensor_over(storage, segment_of(o, r)->dtype, 1, &r->count, r->offset, true);
 }
 
 /* LT_EINVAL if some gradients were scaled by a loss scale that is no longer in use: only that one
@@ -250,7 +190,7 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     const lt_scaling *scaling = &o->ctx->slots.autograd->scaling;
     for (int i = 0; i < o->n_items; i++) {
         const lt_leaf *leaf = o->items[i].x->leaf;
-        if (takes_part(&o->items[i]) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
+        if (lt_optim_has_grad(o, i) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
             return lt_fail(
                 LT_EINVAL,
                 "%s cannot use gradients of a loss scale that is no longer in use; close the scale "
@@ -364,11 +304,11 @@ static lt_device *device_of(const lt_optim *o)
 static lt_tensor *add_squares(lt_optim *o)
 {
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
-    range r = {0};
+    lt_optim_range r = {0};
     lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
     lt_status status = total && squares ? lt_fill(total, 0) : lt_errcode();
-    while (status == LT_OK && may_apply(o->ctx) && next_range(o, &r)) {
-        lt_tensor *grads = tensor_over(&r, r.in->segment->grads);
+    while (status == LT_OK && may_apply(o->ctx) && next_grads(o, &r)) {
+        lt_tensor *grads = tensor_over(o, &r, segment_of(o, &r)->grads);
         status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
                        : LT_ENOMEM;
         lt_release(grads);
@@ -450,13 +390,14 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
 /* ==== A step ================================================================================== */
 
 /* Runs the update op over a range and its slots. */
-static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts, const double *factor)
+static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt *opts,
+                              const double *factor)
 {
     lt_tensor *in[LT_MAX_IN] = {NULL};
     const lt_op *op = o->def->op;
     int n = o->n_slots + 2;
     lt_call call = {.ctx = o->ctx,
-                    .device = r->in->segment->values->device,
+                    .device = segment_of(o, r)->values->device,
                     .op = op,
                     .schema = &o->def->schema,
                     .opt = opts,
@@ -465,9 +406,10 @@ static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts, c
                     .factor = factor};
     lt_status status = LT_OK;
     for (int i = 0; i < n && status == LT_OK; i++) {
-        in[i] = tensor_over(r, i == 0   ? r->in->segment->values
-                               : i == 1 ? r->in->segment->grads
-                                        : r->in->slot[i - 2]);
+        in[i] = tensor_over(o, r,
+                            i == 0   ? segment_of(o, r)->values
+                            : i == 1 ? segment_of(o, r)->grads
+                                     : o->arenas[r->arena].slot[i - 2]);
         status = in[i] ? LT_OK : LT_ENOMEM;
     }
     if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
@@ -479,20 +421,24 @@ static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts, c
     return status;
 }
 
-static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups,
-                            const double *factor)
+static lt_status check_groups(const lt_optim *o, int n_groups)
 {
-    range r = {0};
     for (int i = 0; i < o->n_items; i++)
         if (o->items[i].group >= n_groups)
             return lt_fail(LT_EINVAL,
                            "a parameter is in group %d, but options were given for %d groups",
                            o->items[i].group, n_groups);
-    while (next_range(o, &r)) {
-        LT_TRY(update_range(o, &r, options[o->items[r.first].group], factor));
-        r.in->segment->updates++;
-        for (int i = r.first; i < r.end; i++)
-            o->items[i].x->leaf->version++;
+    return LT_OK;
+}
+
+static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups,
+                            const double *factor)
+{
+    lt_optim_range r = {0};
+    LT_TRY(check_groups(o, n_groups));
+    while (next_grads(o, &r)) {
+        LT_TRY(update_range(o, &r, options[r.group], factor));
+        lt_optim_updated(o, &r);
     }
     return LT_OK;
 }
@@ -506,7 +452,7 @@ static lt_status check_backward(const lt_optim *o)
     if (ag->backwards != o->backwards || ag->in_backward || ag->dry_run.on)
         return LT_OK;
     for (int i = 0; i < o->n_items; i++) {
-        if (takes_part(&o->items[i]))
+        if (lt_optim_has_grad(o, i))
             return LT_OK;
         wanted |= o->items[i].x->leaf->collects;
     }
@@ -516,6 +462,19 @@ static lt_status check_backward(const lt_optim *o)
                      "an optimizer step has no gradients: no backward has run since the last step; "
                      "call loss:backward() first")
                : LT_OK;
+}
+
+/* Passes the step to lt_grad_callbacks.apply, which applies it here or elsewhere. */
+static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups,
+                         const double *factor)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    LT_TRY(check_groups(o, n_groups));
+    LT_TRY(know_outcome(o->ctx));
+    lt_status status =
+        ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, factor ? *factor : 1);
+    lt_bn_stats_clear(o->ctx);
+    return status;
 }
 
 /* Updates weights and running statistics, unless the step is skipped. */
@@ -541,6 +500,8 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_group
     const double *factor = NULL;
     if (most > 0)
         LT_TRY(clip(o, most, &own, &factor, squares));
+    if (o->ctx->slots.autograd->callbacks.apply)
+        return pass_on(o, options, n_groups, factor);
     if (is_on_cpu(o))
         LT_TRY(know_outcome(o->ctx));
     return apply_or_not(o, options, n_groups, factor);

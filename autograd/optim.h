@@ -62,6 +62,33 @@ LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
 LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 
+/* ==== For code that applies steps itself: lt_grad_callbacks.apply ============================= */
+
+LT_API int lt_optim_count(const lt_optim *optim); /* number of parameters */
+/* Parameter i in layout order; NULL past the end. Borrowed. */
+LT_API lt_tensor *lt_optim_param(const lt_optim *optim, int i);
+/* Whether the next step would update parameter i: it has a gradient and is not frozen. */
+LT_API bool lt_optim_has_grad(const lt_optim *optim, int i);
+
+/* Adjacent parameters of one group in one arena. All zeros before the first range. */
+typedef struct lt_optim_range {
+    int first, end; /* parameters [first, end) */
+    int arena, group;
+    int64_t offset, count; /* elements of the arena, including padding between parameters */
+} lt_optim_range;
+/* Replaces *range by the next one; false if there is none. present (lt_optim_count()) selects
+ * parameters; NULL means those of lt_optim_has_grad(). whole_params: each parameter is a range. */
+LT_API bool lt_optim_next_range(const lt_optim *optim, const bool *present, bool whole_params,
+                                lt_optim_range *range);
+LT_API int lt_optim_arenas(const lt_optim *optim); /* number of arenas */
+/* All elements of an arena's part, (count): the values, the gradients, or slot k of the optimizer
+ * as LT_OPTIM_SLOT + k. New, outside any scope. NULL if there is no such part, or with
+ * LT_ENOMEM. */
+enum { LT_OPTIM_VALUES, LT_OPTIM_GRADS, LT_OPTIM_SLOT };
+LT_API lt_tensor *lt_optim_arena(lt_optim *optim, int arena, int part);
+/* Must be called after the values of a range were written through lt_optim_arena(). */
+LT_API void lt_optim_updated(lt_optim *optim, const lt_optim_range *range);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,82 @@
+/* ranges.c - ranges of an optimizer's parameters.
+ *
+ * Parameters that are adjacent in an arena, belong to one group and all have a gradient form one
+ * range, which takes one kernel call, unless an op must run on whole parameters. The zero padding
+ * between them is updated too: every update op maps zeros to zeros.
+ */
+#include "autograd/ranges.h"
+
+bool lt_optim_has_grad(const lt_optim *o, int i)
+{
+    const lt_leaf *leaf = o->items[i].x->leaf;
+    return leaf->collects && leaf->has_grad;
+}
+
+static bool is_present(const lt_optim *o, const bool *present, int i)
+{
+    return present ? present[i] : lt_optim_has_grad(o, i);
+}
+
+/* The first parameter after i that does not continue its range. */
+static int end_of_range(const lt_optim *o, const bool *present, int i)
+{
+    const lt_optim_item *last = &o->items[i];
+    int64_t step = 64 / (int64_t)lt_dtype_bytes((lt_dtype)last->x->dtype);
+    int j = i + 1;
+    for (; j < o->n_items; j++) {
+        const lt_optim_item *it = &o->items[j];
+        int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;
+        if (it->arena != last->arena || it->group != last->group || !is_present(o, present, j) ||
+            it->x->leaf->offset != next)
+            break;
+        last = it;
+    }
+    return j;
+}
+
+bool lt_optim_next_range(const lt_optim *o, const bool *present, bool whole_params,
+                         lt_optim_range *r)
+{
+    int i = r->end;
+    while (i < o->n_items && !is_present(o, present, i))
+        i++;
+    if (i == o->n_items)
+        return false;
+    int end = whole_params ? i + 1 : end_of_range(o, present, i);
+    const lt_optim_item *first = &o->items[i];
+    const lt_tensor *last = o->items[end - 1].x;
+    *r = (lt_optim_range){.first = i,
+                          .end = end,
+                          .arena = first->arena,
+                          .group = first->group,
+                          .offset = first->x->leaf->offset,
+                          .count = last->leaf->offset + last->count - first->x->leaf->offset};
+    return true;
+}
+
+int lt_optim_count(const lt_optim *o) { return o->n_items; }
+
+lt_tensor *lt_optim_param(const lt_optim *o, int i)
+{
+    return i >= 0 && i < o->n_items ? o->items[i].x : NULL;
+}
+
+int lt_optim_arenas(const lt_optim *o) { return o->n_arenas; }
+
+lt_tensor *lt_optim_arena(lt_optim *o, int a, int part)
+{
+    if (a < 0 || a >= o->n_arenas || part < 0 || part >= LT_OPTIM_SLOT + o->n_slots)
+        return NULL;
+    const lt_optim_slots *arena = &o->arenas[a];
+    lt_storage *storage = part == LT_OPTIM_VALUES  ? arena->segment->values
+                          : part == LT_OPTIM_GRADS ? arena->segment->grads
+                                                   : arena->slot[part - LT_OPTIM_SLOT];
+    return lt__tensor_over(storage, arena->segment->dtype, 1, &arena->segment->count, 0, true);
+}
+
+void lt_optim_updated(lt_optim *o, const lt_optim_range *r)
+{
+    o->arenas[r->arena].segment->updates++;
+    for (int i = r->first; i < r->end; i++)
+        o->items[i].x->leaf->version++;
+}

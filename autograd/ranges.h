@@ -1,0 +1,31 @@
+/* ranges.h - the state of an optimizer, and the flat ranges of its parameters. Private to autograd.
+ */
+#ifndef LT_AUTOGRAD_RANGES_H
+#define LT_AUTOGRAD_RANGES_H
+
+#include "autograd/tape.h"
+
+enum { LT_MAX_SLOTS = LT_MAX_IN - 2 };
+
+typedef struct lt_optim_item { /* a parameter */
+    lt_tensor *x;              /* kept */
+    int arena, group;
+} lt_optim_item;
+
+typedef struct lt_optim_slots {
+    lt_segment *segment;
+    lt_storage *slot[LT_MAX_SLOTS];
+} lt_optim_slots;
+
+struct lt_optim {
+    lt_ctx *ctx;
+    const lt_def *def;
+    uint32_t number;                          /* of the optimizer in its context, from 1 */
+    int n_slots, n_items, n_arenas, capacity; /* capacity of both arrays */
+    lt_optim_item *items;                     /* sorted by arena, then offset */
+    lt_optim_slots *arenas;
+    uint64_t backwards;   /* count of the context's backwards at the last step */
+    lt_pending_step last; /* the last step */
+};
+
+#endif
