@@ -22,7 +22,8 @@
     X(embedding)                                                              /* embedding.c */    \
     X(softmax) X(log_softmax) X(cross_entropy)                                /* softmax.c */      \
     X(mse_loss)                                                               /* loss.c */         \
-    X(add_squares) X(sgd_step) X(momentum_step) X(lars_step) X(adam_step)     /* update.c */
+    X(add_squares) X(sgd_step) X(momentum_step) X(lars_step) X(adam_step)     /* update.c */     \
+    X(dc_grad) X(gap_grad) X(ddc_step) X(ordered_step)                        /* delay.c */
 /* clang-format on */
 
 #endif

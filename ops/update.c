@@ -8,34 +8,37 @@
  */
 #include "ops/update.h"
 
-enum { BLOCK = 16384 }; /* elements */
+enum { BLOCK = LT_UPDATE_BLOCK };
 enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };
 
-/* LT_EINVAL unless all inputs have one float dtype and the same number of elements as w. */
-static lt_status check_arenas(const lt_call *c)
+lt_status lt__check_arenas(const lt_call *c, int n)
 {
-    LT_TRY(lt__same_float(c, c->n_in));
-    for (int i = G; i < c->n_in; i++)
-        if (c->in[i]->count != c->in[W]->count)
-            return lt_fail(LT_EINVAL,
-                           "%s must have the same number of elements as w (%s), but is %s",
-                           lt__in_name(c, i), LT_TEXT(c->in[W]), LT_TEXT(c->in[i]));
+    LT_TRY(lt__same_float(c, n));
+    for (int i = 1; i < n && i < c->n_in; i++)
+        if (c->in[i] && c->in[i]->count != c->in[0]->count)
+            return lt_fail(
+                LT_EINVAL, "%s must have the same number of elements as %s (%s), but is %s",
+                lt__in_name(c, i), c->schema->in[0].name, LT_TEXT(c->in[0]), LT_TEXT(c->in[i]));
     return LT_OK;
 }
 
-/* Runs block over all elements. Each element is updated independently, so the result does not
- * depend on how they are divided into blocks. */
-static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n))
+lt_status lt__check_decay(const lt_call *c, int k)
 {
-    int64_t n = c->in[W]->count;
+    double value = lt__number(c, k);
+    if (value >= 0 && value < 1)
+        return LT_OK;
+    return lt_fail(LT_EINVAL, "%s must be at least 0 and below 1, but is %g",
+                   c->schema->opt[k].name, value);
+}
+
+lt_status lt__for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n))
+{
+    int64_t n = c->in[0]->count;
     LT_PARALLEL_FOR(c, n * c->n_in)
-    for (int64_t i = 0; i < n; i += BLOCK)
-        block(c, i, n - i < BLOCK ? n - i : BLOCK);
+    for (int64_t i = 0; i < n; i += LT_UPDATE_BLOCK)
+        block(c, i, n - i < LT_UPDATE_BLOCK ? n - i : LT_UPDATE_BLOCK);
     return LT_OK;
 }
-
-/* The factor of the gradients from clipping, or 1. */
-static double factor_of(const lt_call *c) { return c->factor ? *c->factor : 1; }
 
 /* ==== Sums of squares ========================================================================= */
 
@@ -119,7 +122,7 @@ static lt_status sgd_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
     LT_TRY(lt__number_in(c, SGD_WEIGHT_DECAY, 0, INFINITY));
-    return check_arenas(c);
+    return lt__check_arenas(c, c->n_in);
 }
 
 LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
@@ -128,13 +131,13 @@ LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict w = (T *)c->in[W]->data + first;
         const T *restrict g = (const T *)c->in[G]->data + first;
         LT_SGD_NUMBERS(c)
-        scale *= (T)factor_of(c);
+        scale *= (T)lt__grad_factor(c);
         for (int64_t i = 0; i < n; i++)
             LT_SGD_STEP(w[i], g[i])
     );
 }
 
-static lt_status sgd(lt_call *c) { return for_blocks(c, sgd_block); }
+static lt_status sgd(lt_call *c) { return lt__for_blocks(c, sgd_block); }
 
 const lt_op lt__op_sgd_step = {
     .sig = "sgd_step(w, g; lr#, weight_decay=0.0, scale=1.0)",
@@ -151,7 +154,7 @@ static lt_status momentum_shape(lt_call *c)
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
     LT_TRY(lt__number_in(c, MOMENTUM, 0, INFINITY));
     LT_TRY(lt__number_in(c, MOMENTUM_WEIGHT_DECAY, 0, INFINITY));
-    return check_arenas(c);
+    return lt__check_arenas(c, c->n_in);
 }
 
 LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
@@ -161,14 +164,14 @@ LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
         const T *restrict g = (const T *)c->in[G]->data + first;
         T *restrict v = (T *)c->in[SLOT]->data + first;
         LT_MOMENTUM_NUMBERS(c)
-        scale *= (T)factor_of(c);
+        scale *= (T)lt__grad_factor(c);
         for (int64_t i = 0; i < n; i++) {
             LT_MOMENTUM_STEP(w[i], g[i], v[i])
         }
     );
 }
 
-static lt_status momentum(lt_call *c) { return for_blocks(c, momentum_block); }
+static lt_status momentum(lt_call *c) { return lt__for_blocks(c, momentum_block); }
 
 const lt_op lt__op_momentum_step = {
     .sig = "momentum_step(w, g, v; lr#, momentum=0.9, nesterov=false, weight_decay=0.0, scale=1.0)",
@@ -185,7 +188,7 @@ static lt_status lars_shape(lt_call *c)
 {
     for (int k = LR; k <= LARS_EPS; k++)
         LT_TRY(lt__number_in(c, k, 0, INFINITY));
-    return check_arenas(c);
+    return lt__check_arenas(c, c->n_in);
 }
 
 /* One sum for each block. Later the first element is the ratio. */
@@ -201,7 +204,7 @@ static double lars_ratio(const lt_call *c)
     if (!lt__flag(c, ADAPT))
         return 1;
     double w = sqrt(sum_squares(c, c->in[W], c->scratch));
-    double scale = lt__number(c, LARS_SCALE) * factor_of(c);
+    double scale = lt__number(c, LARS_SCALE) * lt__grad_factor(c);
     double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(scale);
     return lt__lars_ratio(w, g, lt__number(c, TRUST), lt__number(c, LARS_WEIGHT_DECAY),
                           lt__number(c, LARS_EPS));
@@ -215,7 +218,7 @@ LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict v = (T *)c->in[SLOT]->data + first;
         T ratio = (T)*(const double *)c->scratch;
         LT_LARS_NUMBERS(c)
-        scale *= (T)factor_of(c);
+        scale *= (T)lt__grad_factor(c);
         for (int64_t i = 0; i < n; i++) {
             LT_LARS_STEP(w[i], g[i], v[i], ratio)
         }
@@ -225,7 +228,7 @@ LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
 static lt_status lars(lt_call *c)
 {
     *(double *)c->scratch = lars_ratio(c);
-    return for_blocks(c, lars_block);
+    return lt__for_blocks(c, lars_block);
 }
 
 const lt_op lt__op_lars_step = {
@@ -249,15 +252,11 @@ static lt_status adam_shape(lt_call *c)
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
     LT_TRY(lt__number_in(c, STEP, 1, INFINITY));
     for (int k = BETA1; k <= BETA2; k++)
-        if (!(lt__number(c, k) >= 0 && lt__number(c, k) < 1))
-            return lt_fail(LT_EINVAL, "%s must be at least 0 and below 1, but is %g",
-                           c->schema->opt[k].name, lt__number(c, k));
+        LT_TRY(lt__check_decay(c, k));
     LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
     LT_TRY(lt__number_in(c, ADAM_WEIGHT_DECAY, 0, INFINITY));
-    return check_arenas(c);
+    return lt__check_arenas(c, c->n_in);
 }
-
-#define SQRT(x) _Generic((x), float : sqrtf, double : sqrt)(x)
 
 LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
 {
@@ -267,14 +266,14 @@ LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict m = (T *)c->in[SLOT]->data + first;
         T *restrict v = (T *)c->in[SLOT2]->data + first;
         LT_ADAM_NUMBERS(c)
-        scale *= (T)factor_of(c);
+        scale *= (T)lt__grad_factor(c);
         for (int64_t i = 0; i < n; i++) {
-            LT_ADAM_STEP(w[i], g[i], m[i], v[i], SQRT)
+            LT_ADAM_STEP(w[i], g[i], m[i], v[i], LT_SQRT)
         }
     );
 }
 
-static lt_status adam(lt_call *c) { return for_blocks(c, adam_block); }
+static lt_status adam(lt_call *c) { return lt__for_blocks(c, adam_block); }
 
 const lt_op lt__op_adam_step = {
     .sig = "adam_step(w, g, m, v; lr#, step#, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "

@@ -1,120 +1,50 @@
-/* update.cu - the CUDA side of update.c: one in-place pass over flat arenas, 16 bytes of each at a
- * time. */
+/* update.cu - the CUDA side of update.c. */
 #include "ops/cuda/reduction.h"
+#include "ops/cuda/update.h"
 #include "ops/update.h"
 
 enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };
 
 /* ==== Steps =================================================================================== */
 
-/* The arenas of a call: w, g and the slots that the update uses. */
-template <class E> struct arenas {
-    E *at[4];
-    int64_t count;
-    const int32_t *skip;  /* the call's skip flag, or NULL */
-    const double *factor; /* the call's factor for gradients, or NULL */
-    bool wide;
-};
-
-/* F is an update. It has SLOTS, the number of slots; `scale`, the factor of gradients; and a device
- * function step(w, g, first slot, second slot). */
-template <class F, class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    update_kernel(F f, const __grid_constant__ arenas<E> a)
-{
-    enum { V = 16 / sizeof(E), N = F::SLOTS + 2 };
-    if (a.skip && *a.skip)
-        return;
-    if (a.factor)
-        f.scale *= (float)*a.factor;
-    int64_t first = (int64_t)blockIdx.x * (LT_THREADS * V);
-    int64_t i = first + (int64_t)threadIdx.x * (a.wide ? V : 1);
-    if (a.wide && i + V <= a.count) {
-        lt_pack<E, V> p[4] = {};
-        for (int k = 0; k < N; k++)
-            p[k] = *(const lt_pack<E, V> *)(a.at[k] + i);
-        for (int j = 0; j < V; j++) {
-            float v[4];
-            for (int k = 0; k < 4; k++)
-                v[k] = lt__value(p[k].at[j]);
-            f.step(v[W], v[G], v[SLOT], v[SLOT2]);
-            for (int k = 0; k < N; k++)
-                p[k].at[j] = lt_element<E>::of(v[k]);
-        }
-        for (int k = 0; k < N; k++)
-            if (k != G)
-                *(lt_pack<E, V> *)(a.at[k] + i) = p[k];
-        return;
-    }
-#pragma unroll 1
-    for (int j = 0; j < V && i < a.count; j++, i += a.wide ? 1 : LT_THREADS) {
-        float v[4] = {};
-        for (int k = 0; k < N; k++)
-            v[k] = lt__value(a.at[k][i]);
-        f.step(v[W], v[G], v[SLOT], v[SLOT2]);
-        for (int k = 0; k < N; k++)
-            if (k != G)
-                a.at[k][i] = lt_element<E>::of(v[k]);
-    }
-}
-
-template <class F, class E> static lt_status launch_update(lt_call *c, const F &f)
-{
-    arenas<E> a = {};
-    a.count = c->in[W]->count;
-    a.skip = c->skip;
-    a.factor = c->factor;
-    a.wide = true;
-    for (int k = 0; k < F::SLOTS + 2; k++) {
-        a.at[k] = (E *)c->in[k]->data;
-        a.wide &= (uintptr_t)a.at[k] % 16 == 0;
-    }
-    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(a.count, LT_THREADS * (16 / sizeof(E))),
-                      update_kernel<F, E>, f, a);
-}
-
-template <class F> static lt_status update(lt_call *c, const F &f)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (launch_update<F, E>(c, f));)
-}
-
 typedef float T; /* dtype of the hyperparameters and of each step */
 
 struct sgd_update {
-    enum { SLOTS = 0 };
+    enum { N = 2, WRITES = 1 << W, SCALED = 1 };
     T lr, weight_decay, scale;
-    __device__ void step(T &w, T g, T &, T &) const { LT_SGD_STEP(w, g) }
+    __device__ void step(T *x) const { LT_SGD_STEP(x[W], x[G]) }
 };
 
 static lt_status sgd(lt_call *c)
 {
     LT_SGD_NUMBERS(c)
-    return update(c, sgd_update{lr, weight_decay, scale});
+    return lt__update(c, sgd_update{lr, weight_decay, scale});
 }
 
 struct momentum_update {
-    enum { SLOTS = 1 };
+    enum { N = 3, WRITES = 1 << W | 1 << SLOT, SCALED = 1 };
     bool nesterov;
     T lr, momentum, weight_decay, scale;
-    __device__ void step(T &w, T g, T &v, T &) const { LT_MOMENTUM_STEP(w, g, v) }
+    __device__ void step(T *x) const { LT_MOMENTUM_STEP(x[W], x[G], x[SLOT]) }
 };
 
 static lt_status momentum_step(lt_call *c)
 {
     LT_MOMENTUM_NUMBERS(c)
-    return update(c, momentum_update{nesterov, lr, momentum, weight_decay, scale});
+    return lt__update(c, momentum_update{nesterov, lr, momentum, weight_decay, scale});
 }
 
 struct adam_update {
-    enum { SLOTS = 2 };
+    enum { N = 4, WRITES = 1 << W | 1 << SLOT | 1 << SLOT2, SCALED = 1 };
     T scale, keep, coupled, new1, old2, new2, step_size, unbias, eps;
-    __device__ void step(T &w, T g, T &m, T &v) const { LT_ADAM_STEP(w, g, m, v, sqrtf) }
+    __device__ void step(T *x) const { LT_ADAM_STEP(x[W], x[G], x[SLOT], x[SLOT2], sqrtf) }
 };
 
 static lt_status adam(lt_call *c)
 {
     LT_ADAM_NUMBERS(c)
-    return update(c, adam_update{scale, keep, coupled, new1, old2, new2, step_size, unbias, eps});
+    return lt__update(c,
+                      adam_update{scale, keep, coupled, new1, old2, new2, step_size, unbias, eps});
 }
 
 /* ==== Sums of squares ========================================================================= */
@@ -186,10 +116,10 @@ static __global__ void find_ratio(double *number, bool adapt, double trust, doub
 }
 
 struct lars_update {
-    enum { SLOTS = 1 };
+    enum { N = 3, WRITES = 1 << W | 1 << SLOT, SCALED = 1 };
     T lr, momentum, weight_decay, scale;
     const double *ratio;
-    __device__ void step(T &w, T g, T &v, T &) const { LT_LARS_STEP(w, g, v, (T)*ratio) }
+    __device__ void step(T *x) const { LT_LARS_STEP(x[W], x[G], x[SLOT], (T)*ratio) }
 };
 
 static lt_status lars(lt_call *c)
@@ -203,7 +133,7 @@ static lt_status lars(lt_call *c)
     LT_TRY(lt__launch(cuda, 1, find_ratio, number, lt__flag(c, ADAPT), lt__number(c, TRUST),
                       lt__number(c, LARS_WEIGHT_DECAY), lt__number(c, LARS_EPS),
                       lt__number(c, LARS_SCALE), c->factor));
-    return update(c, lars_update{lr, momentum, weight_decay, scale, number + RATIO});
+    return lt__update(c, lars_update{lr, momentum, weight_decay, scale, number + RATIO});
 }
 
 static size_t lars_scratch(const lt_call *c, bool backward)

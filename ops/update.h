@@ -18,6 +18,26 @@ enum { MOMENTUM = 1, NESTEROV, MOMENTUM_WEIGHT_DECAY, MOMENTUM_SCALE };
 enum { LARS_MOMENTUM = 1, LARS_WEIGHT_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
 enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCALE };
 
+/* ==== Helpers of update.c and delay.c, on the CPU ============================================ */
+
+enum { LT_UPDATE_BLOCK = 16384 }; /* elements */
+
+/* LT_EINVAL unless all inputs 0..n-1 that are present have one float dtype and the same number of
+ * elements as input 0. */
+lt_status lt__check_arenas(const lt_call *c, int n);
+/* Checks that option k is in [0, 1): "momentum must be at least 0 and below 1, but is 1". */
+lt_status lt__check_decay(const lt_call *c, int k);
+/* Runs block over all elements of input 0. Each element is updated independently, so the result
+ * does not depend on how they are divided into blocks. */
+lt_status lt__for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n));
+/* The factor of the gradients from clipping, or 1. */
+static inline double lt__grad_factor(const lt_call *c) { return c->factor ? *c->factor : 1; }
+
+/* The square root of a float or a double. */
+#define LT_SQRT(x) _Generic((x), float : sqrtf, double : sqrt)(x)
+
+/* ==== Numbers and steps ====================================================================== */
+
 #define LT_SGD_NUMBERS(c)                                                                          \
     T lr = (T)lt__number(c, LR);                                                                   \
     T weight_decay = (T)lt__number(c, SGD_WEIGHT_DECAY);                                           \

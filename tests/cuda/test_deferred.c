@@ -179,6 +179,8 @@ TEST(skipped_updates)
         check_skip(&m, "momentum_step", "lr=0.1", 3, skip);
         check_skip(&m, "lars_step", "lr=0.1", 3, skip);
         check_skip(&m, "adam_step", "lr=0.1 step=1", 4, skip);
+        check_skip(&m, "dc_grad", "lam=0.1", 3, skip);
+        check_skip(&m, "ordered_step", "lr=0.1 late=1", 3, skip);
         check_skip(&m, "batch_norm_update", "count=8 momentum=0.1", 4, skip);
     }
     lt_ctx_free(m.ctx);
@@ -186,18 +188,25 @@ TEST(skipped_updates)
 
 /* ==== Factors ================================================================================= */
 
-/* Runs an update on the device and copies its n tensors, weights and state, to out. */
-static void run_update(machine *m, const char *op, const char *options, int n, const double *factor,
-                       float *out)
+enum { COUNT_W = 1001 };
+typedef float update_values[LT_MAX_IN][COUNT_W]; /* weights, gradients and state */
+
+/* Runs an update on the device, with the gradients multiplied by `by`, and copies its n tensors to
+ * out. */
+static void run_update(machine *m, const char *op, const char *options, int n, float by,
+                       const double *factor, update_values out)
 {
-    enum { COUNT_W = 1001 };
     lt_opt opts[LT_MAX_OPT];
-    mirror t[4];
-    lt_tensor *in[4];
+    mirror t[LT_MAX_IN];
+    lt_tensor *in[LT_MAX_IN];
     const lt_def *def = lt_op_find(m->ctx, op);
     CHECK_OK(lt_opts_parse(&def->schema, options, opts));
     for (int i = 0; i < n; i++) {
-        lt_tensor *x = values(m, LT_F32, 1, &(int64_t){COUNT_W}, (uint32_t)i + 1, false);
+        int64_t count = i == 5 ? 3 : COUNT_W; /* input 5 is the statistics of ddc_step */
+        lt_tensor *x = values(m, LT_F32, 1, &count, (uint32_t)i + 1, false);
+        adjust(x, 0, n == 6 && i == 3, 0); /* its mean squares */
+        for (int64_t k = 0; i == 1 && k < count; k++)
+            ((float *)x->data)[k] *= by;
         t[i] = mirror_of(m, x, 0);
         in[i] = on_device(&t[i]);
     }
@@ -211,7 +220,7 @@ static void run_update(machine *m, const char *op, const char *options, int n, c
                  .device = m->cuda.device};
     run_on_device(m, def, &c, false);
     for (int i = 0; i < n; i++) {
-        get(m, out + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
+        get(m, out[i], t[i].tensor.data, (size_t)t[i].tensor.count * sizeof(float));
         mirror_free(m, &t[i]);
     }
 }
@@ -226,16 +235,39 @@ TEST(updates_with_a_factor)
                  {"momentum_step", "lr=0.1 weight_decay=0.01", 3},
                  {"lars_step", "lr=0.1 weight_decay=0.01", 3},
                  {"adam_step", "lr=0.1 step=1 weight_decay=0.01", 4}};
-    static float got[4 * 1001], want[4 * 1001];
+    static update_values got, want;
     machine m = machine_open();
     double factor = 0.3;
     void *there = put(&m, &factor, sizeof factor);
     for (int i = 0; i < COUNT(cases); i++) {
         char scaled[64];
         snprintf(scaled, sizeof scaled, "%s scale=0.3", cases[i].options);
-        run_update(&m, cases[i].op, scaled, cases[i].n, NULL, want);
-        run_update(&m, cases[i].op, cases[i].options, cases[i].n, there, got);
-        CHECK(memcmp(got, want, (size_t)cases[i].n * 1001 * sizeof(float)) == 0);
+        run_update(&m, cases[i].op, scaled, cases[i].n, 1, NULL, want);
+        run_update(&m, cases[i].op, cases[i].options, cases[i].n, 1, there, got);
+        CHECK(memcmp(got, want, (size_t)cases[i].n * sizeof *got) == 0);
+    }
+    m.cuda.device->free(m.cuda.device, there, sizeof factor);
+    lt_ctx_free(m.ctx);
+}
+
+/* For ops without that option: a factor has the same effect as smaller gradients. */
+TEST(updates_with_delayed_gradients_and_a_factor)
+{
+    static const struct {
+        const char *op, *options;
+        int n;
+    } cases[] = {{"ddc_step", "lr=0.1 r=0.5 q=0.75 weight_decay=0.01", 6},
+                 {"ddc_step", "lr=0.1 r=0.5 q=0.75 lam=0.01", 6},
+                 {"ordered_step", "lr=0.1 weight_decay=0.01 late=2 opens=true", 3}};
+    static update_values got, want;
+    machine m = machine_open();
+    double factor = 0.25;
+    void *there = put(&m, &factor, sizeof factor);
+    for (int i = 0; i < COUNT(cases); i++) {
+        run_update(&m, cases[i].op, cases[i].options, cases[i].n, 0.25f, NULL, want);
+        run_update(&m, cases[i].op, cases[i].options, cases[i].n, 1, there, got);
+        for (int k = 0; k < cases[i].n; k++)
+            CHECK((memcmp(got[k], want[k], sizeof *got) == 0) == (k != 1));
     }
     m.cuda.device->free(m.cuda.device, there, sizeof factor);
     lt_ctx_free(m.ctx);

@@ -302,6 +302,27 @@ TEST(casts)
 
 /* ==== Updates ================================================================================= */
 
+/* Checks an op on n tensors of several sizes and, with stats, on a tensor of three. positive: bit i
+ * for a tensor that must not be negative. */
+static void check_update(machine *m, const char *op, const char *options, int n, bool stats,
+                         uint32_t positive, int spacings)
+{
+    static const char *const counts[] = {"1", "33", "4096", "40001", "0"};
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(counts); i++) {
+            char shapes[64] = "";
+            for (int j = 0; j < n; j++)
+                sprintf(shapes + strlen(shapes), "%s%s", j ? ", " : "", counts[i]);
+            strcat(shapes, stats ? ", 3" : "");
+            check(m, (spec){.op = op,
+                            .options = options,
+                            .dtype = floats[d],
+                            .shapes = shapes,
+                            .positive = positive,
+                            .spacings = spacings});
+        }
+}
+
 TEST(updates)
 {
     static const struct {
@@ -315,21 +336,78 @@ TEST(updates)
                {"lars_step", "lr=0.1 adapt=false", 3},
                {"adam_step", "lr=0.1 step=3 weight_decay=0.1", 4},
                {"adam_step", "lr=0.1 step=1 weight_decay=0.1 decoupled=true scale=2.0", 4}};
-    static const char *const counts[] = {"1", "33", "4096", "40001", "0"};
     machine m = machine_open();
-    for (int k = 0; k < COUNT(ops); k++)
-        for (int d = 0; d < COUNT(floats); d++)
-            for (int i = 0; i < COUNT(counts); i++) {
-                char shapes[64] = "";
-                for (int j = 0; j < ops[k].n; j++)
-                    sprintf(shapes + strlen(shapes), "%s%s", j ? ", " : "", counts[i]);
-                bool lars = ops[k].op[0] == 'l'; /* its rate has a ratio of norms */
-                check(&m, (spec){.op = ops[k].op,
-                                 .options = ops[k].options,
-                                 .dtype = floats[d],
-                                 .shapes = shapes,
-                                 .spacings = lars});
-            }
+    for (int k = 0; k < COUNT(ops); k++) {
+        bool lars = ops[k].op[0] == 'l'; /* its rate has a ratio of norms */
+        check_update(&m, ops[k].op, ops[k].options, ops[k].n, false, 0, lars);
+    }
+    lt_ctx_free(m.ctx);
+}
+
+TEST(updates_with_delayed_gradients)
+{
+    machine m = machine_open();
+    check_update(&m, "dc_grad", "lam=0.5 weight_decay=0.01", 3, false, 0, 0);
+    check_update(&m, "dc_grad", "lam=0.5", 4, false, 1 << 3, 0);
+    check_update(&m, "dc_grad", "lam=2 adaptive=true", 4, false, 1 << 3, 0);
+    check_update(&m, "gap_grad", "lr=0.1 correction=0.5 weight_decay=0.01", 5, false, 1 << 4, 0);
+    check_update(&m, "ordered_step", "lr=0.1 late=0", 3, false, 0, 0);
+    check_update(&m, "ordered_step", "lr=0.1 weight_decay=0.1 late=2 opens=true", 3, false, 0, 0);
+    /* the limit is a ratio of norms */
+    check_update(&m, "ddc_step", "lr=0.1 weight_decay=0.01 r=0.5 q=0.75", 5, true, 1 << 3, 1);
+    check_update(&m, "ddc_step", "lr=0.1 r=1 q=1 lam=0.01", 5, true, 1 << 3, 1);
+    lt_ctx_free(m.ctx);
+}
+
+/* The statistics are f64, as in training. With lam=0 the limit is 1, so the bits are equal. */
+TEST(statistics_of_ddc_step)
+{
+    machine m = machine_open();
+    for (int k = 0; k < 2 * COUNT(floats); k++)
+        check(&m, (spec){.op = "ddc_step",
+                         .options = k % 2 ? "lr=0.1 r=0.5 q=0.75" : "lr=0.1 r=0.5 q=0.75 lam=0",
+                         .dtype = floats[k / 2],
+                         .shapes = "5001, 5001, 5001, 5001, 5001, f64:3",
+                         .positive = 1 << 3,
+                         .spacings = k % 2 ? 64 : 0});
+    lt_ctx_free(m.ctx);
+}
+
+/* On the device v is the gradient itself; on the host it is a copy. */
+TEST(gap_grad_without_momentum)
+{
+    enum { GRAD, WEIGHTS, BACKUP, V, MS, N_IN };
+    machine m = machine_open();
+    const lt_def *def = lt_op_find(m.ctx, "gap_grad");
+    for (int k = 0; k < 2 * COUNT(floats); k++) {
+        mirror t[N_IN];
+        lt_opt opts[LT_MAX_OPT];
+        lt_tensor *host[N_IN], *device[N_IN];
+        must(lt_opts_parse(&def->schema, "lr=0.1 correction=0.5 weight_decay=0.1", opts));
+        for (int i = 0; i < N_IN; i++) {
+            uint32_t seed = i == V ? 1 : 1 + (uint32_t)i;
+            host[i] = values(&m, floats[k / 2], 1, &(int64_t){4099}, seed, false);
+            adjust(host[i], 0, i == MS, 0);
+            t[i] = mirror_of(&m, host[i], k % 2);
+        }
+        for (int i = 0; i < N_IN; i++)
+            device[i] = on_device(&t[i == V ? GRAD : i]);
+        lt_call c = {.ctx = m.ctx,
+                     .device = m.ctx->devices[0],
+                     .op = def->op,
+                     .schema = &def->schema,
+                     .opt = opts,
+                     .n_in = N_IN,
+                     .in = host};
+        must(lt__run_kernel(&c, def, false));
+        c.in = device;
+        c.device = m.cuda.device;
+        run_on_device(&m, def, &c, false);
+        for (int i = 0; i < N_IN; i++) {
+            compare(&m, def->schema.in[i].name, &t[i], 0);
+            mirror_free(&m, &t[i]);
+        }
+    }
     lt_ctx_free(m.ctx);
 }
 

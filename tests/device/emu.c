@@ -2,7 +2,7 @@
  * its own functions can access, while they run; any other access ends the process with SIGSEGV. Its
  * kernels are the reference kernels of the host's ops. They widen f16 and bf16 as the host does, so
  * results have the bits of a CPU with lt_config.reference. Like a GPU it has no f64, except for
- * casts and the total of add_squares.
+ * casts, the total of add_squares and the statistics of ddc_step.
  *
  * Work in its stream runs at once. But copies to memory of alloc_host(), and uploads from there,
  * run as late as possible: when the host waits for them or calls stream_wait(). So a download()
@@ -198,7 +198,8 @@ static lt_status run(lt_call *c, bool backward)
     emu *e = emu_of(c->device);
     const char *name = c->schema->name;
     LT_TRY(check(e, c, backward));
-    bool allows_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
+    bool allows_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "ddc_step") == 0 ||
+                      strcmp(name, "cast") == 0;
     if (is_f64(c, backward) && !allows_f64)
         return e->host->fail(LT_EUNSUPPORTED,
                              "%s does not compute in f64; copy the tensors "

@@ -425,6 +425,76 @@ TEST(exact_messages)
     lt_ctx_free(ctx);
 }
 
+TEST(exact_messages_of_in_place_ops)
+{
+    static const struct {
+        const char *op, *options, *in, *message;
+    } wrong[] = {
+        {"dc_grad", "lam=-1", "4 f32; 4 f32; 4 f32", "dc_grad: lam must be at least 0, but is -1"},
+        {"dc_grad", "lam=1 rho=1", "4 f32; 4 f32; 4 f32",
+         "dc_grad: rho must be at least 0 and below 1, but is 1"},
+        {"dc_grad", "lam=1 weight_decay=-1", "4 f32; 4 f32; 4 f32",
+         "dc_grad: weight_decay must be at least 0, but is -1"},
+        {"dc_grad", "lam=1 adaptive=true", "4 f32; 4 f32; 4 f32",
+         "dc_grad: tensor ms is missing; adaptive=true requires it"},
+        {"dc_grad", "lam=1", "4 f32; 5 f32; 4 f32",
+         "dc_grad: w must have the same number of elements as g (4 f32), but is 5 f32"},
+        {"gap_grad", "lr=-1 correction=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32",
+         "gap_grad: lr must be at least 0, but is -1"},
+        {"gap_grad", "lr=1 correction=0", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32",
+         "gap_grad: correction must be above 0 and at most 1, but is 0"},
+        {"gap_grad", "lr=1 correction=1.5", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32",
+         "gap_grad: correction must be above 0 and at most 1, but is 1.5"},
+        {"gap_grad", "lr=1 correction=1 rho=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32",
+         "gap_grad: rho must be at least 0 and below 1, but is -1"},
+        {"gap_grad", "lr=1 correction=1 weight_decay=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32",
+         "gap_grad: weight_decay must be at least 0, but is -1"},
+        {"ddc_step", "lr=-1 r=1 q=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: lr must be at least 0, but is -1"},
+        {"ddc_step", "lr=1 r=1 q=1 momentum=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: momentum must be at least 0, but is -1"},
+        {"ddc_step", "lr=1 r=1 q=1 weight_decay=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: weight_decay must be at least 0, but is -1"},
+        {"ddc_step", "lr=1 r=2 q=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: r must be a number from 0 to 1, but is 2"},
+        {"ddc_step", "lr=1 r=1 q=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: q must be a number from 0 to 1, but is -1"},
+        {"ddc_step", "lr=1 r=1 q=1 lam=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: lam must be at least 0, but is -1"},
+        {"ddc_step", "lr=1 r=1 q=1 cap=-1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: cap must be at least 0, but is -1"},
+        {"ddc_step", "lr=1 r=1 q=1 rho=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 f64",
+         "ddc_step: rho must be at least 0 and below 1, but is 1"},
+        {"ddc_step", "lr=1 r=1 q=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 4 f64",
+         "ddc_step: stats must be 3 floats, but is 4 f64"},
+        {"ddc_step", "lr=1 r=1 q=1", "4 f32; 4 f32; 4 f32; 4 f32; 4 f32; 3 i64",
+         "ddc_step: stats must be 3 floats, but is 3 i64"},
+        {"ordered_step", "lr=1 late=0 momentum=1", "4 f32; 4 f32; 4 f32",
+         "ordered_step: momentum must be at least 0 and below 1, but is 1"},
+        {"ordered_step", "lr=1 late=-1", "4 f32; 4 f32; 4 f32",
+         "ordered_step: late must be at least 0, but is -1"},
+        {"ordered_step", "lr=1 late=1,2", "4 f32; 4 f32; 4 f32",
+         "ordered_step: late must be one integer, but got 2"},
+        {"ordered_step", "lr=-1 late=1", "4 f32; 4 f32; 4 f32",
+         "ordered_step: lr must be at least 0, but is -1"},
+        {"ordered_step", "lr=1 late=1 weight_decay=-1", "4 f32; 4 f32; 4 f32",
+         "ordered_step: weight_decay must be at least 0, but is -1"},
+    };
+    lt_ctx *ctx = lt_open(NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        lt_tensor *in[LT_MAX_LIST] = {NULL};
+        lt_opt opts[LT_MAX_OPT];
+        int n = tensors_from(ctx, wrong[i].in, in);
+        const lt_def *def = lt_op_find(ctx, wrong[i].op);
+        CHECK_OK(lt_opts_parse(&def->schema, wrong[i].options, opts));
+        CHECK_EQ(lt_apply(ctx, def, in, n, opts, NULL), LT_EINVAL);
+        CHECK_STR(lt_errmsg(), wrong[i].message);
+        while (n-- > 0)
+            lt_release(in[n]);
+    }
+    lt_ctx_free(ctx);
+}
+
 TEST(invalid_labels_and_ids_are_data_errors)
 {
     lt_ctx *ctx = lt_open(NULL);

@@ -142,10 +142,59 @@ def lars(w, g, v, lr, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8):
     return ()
 
 
+def dc_grad(g, w, backup, ms=None, *, lam, rho=0.95, weight_decay=0.0):
+    """Corrects g for its delay, by the formula of DC-ASGD; with ms its adaptive version."""
+    g, w, backup = g.detach(), w.detach(), backup.detach()
+    d = g + weight_decay * w
+    if ms is not None:
+        ms = ms.detach()
+        ms.copy_(rho * ms + (1 - rho) * d.square())
+        lam = lam / (ms + 1e-7).sqrt()
+    g.add_(lam * d.square() * (w - backup))
+    return ()
+
+
+def gap_grad(g, w, backup, v, ms, *, lr, correction, rho=0.999, weight_decay=0.0):
+    """Divides g and the weight decay by the penalty of gap-aware training."""
+    g, w, backup, v, ms = (x.detach() for x in (g, w, backup, v, ms))
+    ms.copy_(rho * ms + (1 - rho) * v.square())
+    penalty = 1 + (w - backup).abs() / (lr * (ms / correction).sqrt() + 1e-8)
+    g.copy_((g + weight_decay * w) / penalty - weight_decay * w)
+    return ()
+
+
+def ddc(w, g, v, s, backup, stats, *, lr, r, q, momentum=0.9, weight_decay=0.0, lam=20.0, cap=1.0,
+        rho=0.95):
+    """A step of DDC-ASGD."""
+    w, g, v, s, backup, stats = (x.detach() for x in (w, g, v, s, backup, stats))
+    s.copy_(rho * s + (1 - rho) * g.square())
+    c = lam * g.square() * (w - backup) / (s + 1e-7).sqrt()
+    c_norm, g_norm = c.square().sum().sqrt(), g.square().sum().sqrt()
+    factor = min(1.0, cap * g_norm / (c_norm + 1e-7)) if c_norm > 0 else 1.0
+    d = q * (g + factor * c + weight_decay * w)
+    w.sub_(lr * (momentum * v + d))
+    v.copy_(momentum * v + r * d)
+    stats.add_(torch.tensor([factor * c_norm / g_norm if g_norm > 0 else 0.0, factor < 1, 1]))
+    return ()
+
+
+def ordered(w, g, v, *, lr, late, opens=False, momentum=0.9, weight_decay=0.0):
+    """A step of Ordered Momentum, with its sums written out."""
+    w, g, v = w.detach(), g.detach(), v.detach()
+    d = g + weight_decay * w
+    if opens:
+        v.mul_(momentum)
+        w.sub_(lr * v)
+    v.add_(momentum**late * d)
+    w.sub_(lr * sum(momentum**j for j in range(late + 1)) * d)
+    return ()
+
+
 HELPERS = {"torch": torch, "F": F, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
            "AdamW": torch.optim.AdamW, "conv2d": conv2d, "max_pool2d": max_pool2d,
            "avg_pool2d": avg_pool2d, "batch_norm": batch_norm, "merge": merge, "running": running,
-           "add_squares": add_squares, "step": step, "lars": lars}
+           "add_squares": add_squares, "step": step, "lars": lars,
+           "dc_grad": dc_grad, "gap_grad": gap_grad, "ddc": ddc, "ordered": ordered}
 
 
 # ==== The cases ====
