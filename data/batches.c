@@ -1,5 +1,5 @@
 /* batches.c - one pass over a source: worker threads prepare batches ahead, in the order of the
- * epoch.
+ * epoch or of the caller's requests.
  *
  * The owner's thread does everything except the images. It determines the order, allocates the
  * tensors of the next few batches, cuts each batch into chunks and puts them into a queue. Workers
@@ -16,7 +16,6 @@
  * are uploaded as bytes and normalised on the accelerator.
  */
 #include <limits.h>
-#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -24,13 +23,13 @@
 #include <string.h>
 
 #include "core/queue.h"
+#include "data/options.h"
 #include "data/sample.h"
 
 enum {
-    AHEAD = 4,  /* batches in preparation */
-    SENT = 2,   /* of these, batches uploaded ahead to an accelerator */
-    CHUNK = 16, /* images; small, so that an abandoned pass ends soon */
-    MAX_WORKERS = 1024
+    AHEAD = 4, /* batches in preparation */
+    SENT = 2,  /* of these, batches uploaded ahead to an accelerator */
+    CHUNK = 16 /* images; small, so that an abandoned pass ends soon */
 };
 
 typedef struct chunk { /* part of a batch; a unit of work */
@@ -69,6 +68,9 @@ struct lt_batches {
     int64_t n, batch; /* images in the source; images per batch */
     int64_t planned;  /* position of the first image not in a slot yet */
     int shard;        /* number of shards of that image's batch that are in slots */
+    /* with on_request: positions of requested batches that are not in a slot yet, oldest first */
+    int64_t requests[LT_MAX_REQUESTS];
+    int n_requests;
 
     slot slots[AHEAD]; /* a ring buffer of n_slots */
     int n_slots, head, busy;
@@ -265,12 +267,33 @@ static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
     s->n_open = s->n_chunks;
 }
 
+/* The position of the first image of the next batch to prepare. n if there is none. */
+static int64_t next_position(const lt_batches *b)
+{
+    if (!b->spec.options.on_request)
+        return b->planned;
+    return b->n_requests > 0 ? b->requests[0] : b->n;
+}
+
+/* Advances next_position() by a batch of `rows` images, or by one of its shards. */
+static void advance(lt_batches *b, int64_t rows)
+{
+    if (b->spec.options.on_request) {
+        b->n_requests--;
+        memmove(b->requests, b->requests + 1, (size_t)b->n_requests * sizeof *b->requests);
+        return;
+    }
+    b->shard = (b->shard + 1) % b->spec.options.shards;
+    b->planned += b->shard == 0 ? rows : 0;
+}
+
 /* Starts the preparation of the next batch. */
 static lt_status plan(lt_batches *b)
 {
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->spec.source;
-    int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
+    int64_t start = next_position(b), left = b->n - start;
+    int64_t all = left < b->batch ? left : b->batch, first, count;
     lt_shard(all, b->spec.options.grain, b->spec.options.rank + b->shard, b->spec.options.ranks,
              &first, &count);
     if (count == 0) {
@@ -286,12 +309,19 @@ static lt_status plan(lt_batches *b)
         give_back(s);
         return lt_errcode();
     }
-    cut(b, s, b->planned + first, count);
+    cut(b, s, start + first, count);
     for (int i = 0; i < s->n_chunks && b->n_workers > 0; i++)
         lt__queue_put(b->to_do, &s->chunks[i]);
-    b->shard = (b->shard + 1) % b->spec.options.shards;
-    b->planned += b->shard == 0 ? all : 0;
+    advance(b, all);
     b->busy++;
+    return LT_OK;
+}
+
+/* Starts the preparation of batches, as long as there are free slots. */
+static lt_status plan_ahead(lt_batches *b)
+{
+    while (b->busy < b->n_slots && next_position(b) < b->n)
+        LT_TRY(plan(b));
     return LT_OK;
 }
 
@@ -379,8 +409,7 @@ static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor
 lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 {
     *x = *y = NULL;
-    while (b->planned < b->n && b->busy < b->n_slots)
-        LT_TRY(plan(b));
+    LT_TRY(plan_ahead(b));
     if (b->busy == 0)
         return LT_OK;
     slot *s = &b->slots[b->head];
@@ -392,6 +421,29 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
     b->busy--;
     send_ahead(b);
     return LT_OK;
+}
+
+lt_status lt_batches_request(lt_batches *b, int64_t first)
+{
+    if (!b->spec.options.on_request)
+        return lt_fail(LT_EINVAL, "batches: only a pass with on_request accepts requests");
+    if (first < 0 || first >= b->n)
+        return lt_fail(LT_EINVAL,
+                       "batches: position %lld was requested, but the source has %lld images, "
+                       "counted from 0",
+                       (long long)first, (long long)b->n);
+    if (b->busy + b->n_requests == LT_MAX_REQUESTS)
+        return lt_fail(LT_EINVAL,
+                       "batches: %d requests are outstanding, the maximum; take a batch before the "
+                       "next request",
+                       LT_MAX_REQUESTS);
+    b->requests[b->n_requests++] = first;
+    lt_status status = plan_ahead(b);
+    if (status != LT_OK)
+        b->n_requests--; /* this request is still the last: plan() takes the oldest */
+    else
+        send_ahead(b);
+    return status;
 }
 
 int64_t lt_batches_count(const lt_batches *b)
@@ -407,79 +459,16 @@ lt_batch_stats lt_batches_stats(const lt_batches *b) { return b->stats; }
 
 /* ==== Opening and closing ===================================================================== */
 
-static lt_status check(const lt_source *source, const lt_batch_options *o)
+/* Sizes the pass by its options. */
+static void set_sizes(lt_batches *b)
 {
-    int64_t side = source->h < source->w ? source->h : source->w;
-    bool part = o->area > 0 && o->area < 1;
-    if (o->batch < 1)
-        return lt_fail(LT_EINVAL, "batches: batch must be at least 1, but is %lld",
-                       (long long)o->batch);
-    if (o->first < 0 || o->first > source->count)
-        return lt_fail(LT_EINVAL,
-                       "batches: first must be 0 to %lld, the number of images, but is %lld",
-                       (long long)source->count, (long long)o->first);
-    if (!lt__is_float(o->dtype) && (o->dtype != LT_U8 || source->dtype != LT_U8))
-        return lt_fail(LT_EINVAL, "batches: dtype must be a float dtype%s, but is %s",
-                       source->dtype == LT_U8 ? " or u8" : "", lt_dtype_name(o->dtype));
-    for (int i = 0; i < LT_MAX_CHANNELS; i++)
-        if (!isfinite(o->mean[i]))
-            return lt_fail(LT_EINVAL, "batches: mean must be finite, but channel %d has %g", i + 1,
-                           o->mean[i]);
-        else if (!isfinite(o->std[i]) || o->std[i] < 0)
-            return lt_fail(LT_EINVAL, "batches: std must be positive, but channel %d has %g", i + 1,
-                           o->std[i]);
-    if (o->crop < 0 || (o->crop > 0 && o->crop >= side))
-        return lt_fail(LT_EINVAL,
-                       "batches: crop must be 0 to %lld pixels, less than the size of the images "
-                       "(%lldx%lld), but is %lld",
-                       (long long)side - 1, (long long)source->h, (long long)source->w,
-                       (long long)o->crop);
-    if (!(o->area >= 0 && o->area <= 1))
-        return lt_fail(LT_EINVAL, "batches: area must be a fraction above 0 and up to 1, but is %g",
-                       o->area);
-    if (part && o->crop > 0)
-        return lt_fail(LT_EINVAL, "batches: area and crop cannot be combined; choose one");
-    if (part && source->dtype != LT_U8)
-        return lt_fail(LT_EINVAL, "batches: area requires u8 images, but these are %s",
-                       lt_dtype_name(source->dtype));
-    int64_t last = (int64_t)o->rank + (o->shards > 0 ? o->shards - 1 : 0);
-    if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
-        return lt_fail(LT_EINVAL, "batches: rank %lld is out of range for %d ranks",
-                       (long long)last, o->ranks);
-    if (o->grain < 0)
-        return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
-                       (long long)o->grain);
-    if (o->workers > MAX_WORKERS)
-        return lt_fail(LT_EINVAL, "batches: workers must be at most %d, but is %d", MAX_WORKERS,
-                       o->workers);
-    return LT_OK;
-}
-
-static int worker_count(int wanted, bool in_files)
-{
-    if (wanted != 0)
-        return wanted > 0 ? wanted : 0;
-    return in_files ? lt_cpu_count() : 1;
-}
-
-static void set_options(lt_batches *b, const lt_batch_options *options)
-{
-    lt_batch_options *o = &b->spec.options;
-    const lt_source *source = b->spec.source;
-    *o = *options;
-    for (int i = 0; i < LT_MAX_CHANNELS; i++)
-        o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
-    o->area = o->area == 0 ? 1 : o->area;
-    o->ranks = o->ranks == 0 ? 1 : o->ranks;
-    o->shards = o->shards == 0 ? 1 : o->shards;
-    o->grain = o->grain == 0 ? 1 : o->grain;
-    b->n = source->count;
+    const lt_batch_options *o = &b->spec.options;
+    b->n = b->spec.source->count;
     b->batch = o->batch < b->n ? o->batch : b->n > 0 ? b->n : 1;
     b->planned = o->first;
-    b->n_workers = worker_count(o->workers, source->in_files);
-    b->stats.workers = b->n_workers;
+    b->n_workers = b->stats.workers = o->workers;
     b->n_slots = b->n_workers > 0 ? AHEAD : 1;
-    if (b->n_slots > lt_batches_count(b))
+    if (!o->on_request && b->n_slots > lt_batches_count(b))
         b->n_slots = (int)lt_batches_count(b);
 }
 
@@ -536,7 +525,8 @@ static lt_status make_buffers(lt_batches *b)
 
 lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options)
 {
-    if (check(source, options) != LT_OK)
+    lt_batch_options checked;
+    if (lt__batch_options_read(source, options, &checked) != LT_OK)
         return NULL;
     lt_batches *b = calloc(1, sizeof *b);
     if (!b) {
@@ -546,7 +536,8 @@ lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_option
     b->ctx = lt__ctx_retain(ctx);
     b->spec.source = lt_source_retain(source);
     b->spec.seed = lt_seed(ctx);
-    set_options(b, options);
+    b->spec.options = checked;
+    set_sizes(b);
     if (make_table(b) != LT_OK || make_order(b) != LT_OK || make_buffers(b) != LT_OK) {
         lt_batches_free(b);
         return NULL;

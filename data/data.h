@@ -94,7 +94,8 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-#define LT_MAX_CHANNELS 4 /* channels that have a mean and std; others are not normalised */
+#define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */
+#define LT_MAX_REQUESTS 16 /* requests outstanding at a time, see lt_batches_request() */
 
 typedef struct lt_batch_options { /* zero selects the default, if there is one */
     int64_t batch;                /* images per batch (the last may have fewer); required */
@@ -102,6 +103,9 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* with the context's seed, determines the order and the random augmentation */
     uint64_t epoch;
     int64_t first; /* number of images of the epoch to skip, to resume a pass */
+    /* the pass returns only batches requested with lt_batches_request(). Requires first = 0 and at
+     * most one rank */
+    bool on_request;
     /* each batch is reduced to the shard of this rank; if that has no rows, to the first row of the
      * batch. ranks = 0: whole batches */
     int rank, ranks;
@@ -137,7 +141,8 @@ typedef struct lt_batches lt_batches;
 LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
 /* Stops the worker threads and waits for them. NULL is allowed. */
 LT_API void lt_batches_free(lt_batches *batches);
-/* The number of batches that the pass returns, at most INT64_MAX. */
+/* The number of batches that the pass returns, at most INT64_MAX. With on_request, the number that
+ * it would return otherwise. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* Returns the next batch on the context's device: *x (b, h, w, c) = (value - mean) / std, where the
  * value of a u8 image is byte / 255, or the bytes themselves if dtype is u8; and *y (b) i64. Both
@@ -147,6 +152,15 @@ LT_API int64_t lt_batches_count(const lt_batches *batches);
  * call fail with LT_EDATA and the name of the file, so an incomplete pass never ends like a
  * complete one. Also LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
+/* Requests a batch from a pass with on_request: the min(batch, n - first) images from position
+ * `first` of the epoch's order, where n is the number of images in the source. first counts from 0,
+ * need not be a multiple of batch, and may repeat an earlier request. lt_batches_next() returns the
+ * batches in the order of the requests, and both NULL if no request is outstanding. Worker threads
+ * prepare the next 4 outstanding batches ahead. Call it from the thread that calls
+ * lt_batches_next(). To drop outstanding requests, free the pass. A request that fails is not
+ * outstanding. LT_EINVAL without on_request, if first is not from 0 to n - 1, or if LT_MAX_REQUESTS
+ * requests are outstanding already. Also LT_ENOMEM, or the device's error. */
+LT_MUST lt_status lt_batches_request(lt_batches *batches, int64_t first);
 
 typedef struct lt_batch_stats {
     double wait_s;  /* seconds lt_batches_next() waited for images */

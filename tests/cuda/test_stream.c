@@ -174,6 +174,15 @@ TEST(batches)
     check_batches_of_bytes();
 }
 
+TEST(requested_batches)
+{
+    use_plugins("");
+    check_requested_batches(1);
+    check_requested_batches(3);
+    check_requested_batches(-1);
+    check_uploads_at_requests();
+}
+
 TEST(abandoned_batches)
 {
     use_plugins("");

@@ -1,15 +1,9 @@
 /* test_batches.c - batches: every image once, in the order of the seed and with exact values, for
  * any number of workers. test_sample.c tests how a single image is processed.
  */
-#define _GNU_SOURCE /* RTLD_NEXT */
-#include <dlfcn.h>
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
+#include "tests/data/threads.h"
 
-#include "data/source.h"
-#include "tests/lt_test.h"
+#include "tests/data/numbers.h"
 
 enum { N = 10 }; /* images in most tests */
 
@@ -331,53 +325,6 @@ TEST(running_out_of_memory_is_an_error)
 
 /* ==== Threads ================================================================================= */
 
-/* A source of 1x1x1 images whose byte and label are the image's number. Reading an image takes
- * `pause` microseconds, and fails from number fail_at on. */
-typedef struct numbers {
-    lt_source base;
-    int64_t fail_at;
-    unsigned pause;
-    atomic_int reads;
-    atomic_bool open_to_signals, freed;
-} numbers;
-
-static lt_status read_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
-                             lt_image *image, int64_t *label)
-{
-    numbers *s = (numbers *)source;
-    sigset_t blocked;
-    uint8_t *pixel = lt__bytes_reserve(&buffers->decoded, 1);
-    s->reads++;
-    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
-    if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGTERM))
-        s->open_to_signals = true;
-    if (s->pause > 0)
-        usleep(s->pause);
-    if (i >= s->fail_at)
-        return lt_fail(LT_EDATA, "number %d is bad", (int)i);
-    *pixel = (uint8_t)i;
-    *label = i;
-    *image = (lt_image){pixel, LT_U8, 1, 1, 1};
-    return LT_OK;
-}
-
-static void free_numbers(lt_source *source) { ((numbers *)source)->freed = true; }
-
-static void open_numbers(numbers *s, int64_t count)
-{
-    memset(s, 0, sizeof *s);
-    s->base = (lt_source){.refs = 1,
-                          .count = count,
-                          .h = 1,
-                          .w = 1,
-                          .c = 1,
-                          .dtype = LT_U8,
-                          .in_files = true,
-                          .read = read_number,
-                          .free = free_numbers};
-    s->fail_at = count;
-}
-
 /* Stores the labels of a pass in order and checks that each image has its label. Returns the number
  * of images. */
 static int64_t run(lt_ctx *ctx, numbers *s, const lt_batch_options *options, int64_t *labels)
@@ -427,20 +374,6 @@ TEST(batches_do_not_depend_on_the_number_of_workers)
         }
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
-}
-
-/* The number of threads that can still be started; -1: no limit. Used by the pthread_create below,
- * which replaces libc's. */
-static int threads_left = -1;
-
-int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *ud)
-{
-    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
-    if (threads_left == 0)
-        return EAGAIN;
-    threads_left -= threads_left > 0;
-    return real(thread, attr, body, ud);
 }
 
 static void keep_line(void *ud, lt_log_level level, const char *line)

@@ -45,6 +45,78 @@ static inline void check_batches(int workers)
     lt_ctx_free(ctx);
 }
 
+/* A source of 100 images of (2, 2, 1) f32: image i has values 4 i + 0..3 and label i. New. */
+static inline lt_source *open_quads(lt_ctx *ctx)
+{
+    float all[400];
+    int64_t label[100];
+    for (int i = 0; i < 400; i++)
+        all[i] = (float)i;
+    for (int i = 0; i < 100; i++)
+        label[i] = i;
+    lt_tensor *images = lt_tensor_from(ctx, LT_F32, 4, (int64_t[]){100, 2, 2, 1}, all);
+    lt_tensor *labels = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){100}, label);
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_release(images);
+    lt_release(labels);
+    return source;
+}
+
+/* Requests batches in another order than the epoch's, and takes all of them before it waits for any
+ * of them. The memory of a slot is reused for a smaller and a larger batch. */
+static inline void check_requested_batches(int workers)
+{
+    enum { BATCHES = 40, BATCH = 7 };
+    lt_ctx *ctx = open_device();
+    lt_tensor *x[BATCHES], *y[BATCHES];
+    lt_source *source = open_quads(ctx);
+    lt_batch_options options = {.batch = BATCH, .workers = workers, .on_request = true};
+    lt_batches *batches = lt_batches_new(ctx, source, &options);
+    CHECK(batches != NULL);
+    for (int i = 0; i < BATCHES + LT_MAX_REQUESTS; i++) {
+        if (i >= LT_MAX_REQUESTS)
+            CHECK_OK(lt_batches_next(batches, &x[i - LT_MAX_REQUESTS], &y[i - LT_MAX_REQUESTS]));
+        if (i < BATCHES)
+            CHECK_OK(lt_batches_request(batches, i * 37 % 100));
+    }
+    for (int i = 0; i < BATCHES; i++) {
+        float got[BATCH * 4];
+        int64_t label[BATCH], first = i * 37 % 100, n = 100 - first;
+        CHECK_EQ(lt_count(y[i]), n < BATCH ? n : BATCH);
+        CHECK_OK(lt_read(x[i], got));
+        CHECK_OK(lt_read(y[i], label));
+        for (int64_t k = 0; k < lt_count(x[i]); k++)
+            CHECK(got[k] == (float)(4 * first + k));
+        for (int64_t k = 0; k < lt_count(y[i]); k++)
+            CHECK_EQ(label[k], first + k);
+        lt_release(x[i]);
+        lt_release(y[i]);
+    }
+    lt_batches_free(batches);
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+}
+
+/* A request uploads earlier requested batches that are complete. */
+static inline void check_uploads_at_requests(void)
+{
+    lt_ctx *ctx = open_device();
+    lt_source *source = open_quads(ctx);
+    lt_batch_options options = {.batch = 7, .workers = 1, .on_request = true};
+    lt_batches *batches = lt_batches_new(ctx, source, &options);
+    CHECK(batches != NULL);
+    size_t before = lt_device_memory_stats(ctx).live;
+    for (int i = 0; i < LT_MAX_REQUESTS && lt_device_memory_stats(ctx).live == before; i++) {
+        CHECK_OK(lt_batches_request(batches, i));
+        usleep(20000 * (unsigned)(i + 1)); /* up to 2.7 s in all */
+    }
+    CHECK(lt_device_memory_stats(ctx).live > before);
+    lt_batches_free(batches);
+    lt_source_release(source);
+    CHECK_EQ(lt_device_memory_stats(ctx).live, before);
+    lt_ctx_free(ctx);
+}
+
 /* Makes an epoch of normalized and augmented batches in ctx, from a data set of bytes, and copies
  * them to x. */
 static inline void read_batches(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int workers, char *x)

@@ -49,6 +49,15 @@ TEST(batches)
     check_batches_of_bytes();
 }
 
+TEST(requested_batches)
+{
+    use_emu();
+    check_requested_batches(1);
+    check_requested_batches(3);
+    check_requested_batches(-1);
+    check_uploads_at_requests();
+}
+
 TEST(abandoned_batches)
 {
     use_emu();
@@ -71,5 +80,6 @@ TEST(without_pinned_memory)
     lt_release(x);
     lt_ctx_free(ctx);
     check_batches(1);
+    check_requested_batches(1);
     unsetenv("EMU");
 }
