@@ -348,7 +348,8 @@ typedef enum lt_purpose {
     LT_RNG_SHUFFLE,
     LT_RNG_AUGMENT,
     LT_RNG_SYNTHETIC,
-    LT_RNG_MIXUP
+    LT_RNG_MIXUP,
+    LT_RNG_DELAY
 } lt_purpose;
 
 /* Computes one Philox block: 128 random bits from a counter and a key. */

@@ -14,6 +14,7 @@
 #define LUATRAIN_DIST_H
 
 #include "autograd/autograd.h"
+#include "dist/async.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -14,11 +14,11 @@ lt_status lt__fault_check(const lt_ctx *ctx, int size)
     return LT_OK;
 }
 
-lt_status lt__fault_trigger(const lt_ctx *ctx, int rank)
+lt_status lt__fault_trigger(const lt_ctx *ctx, int rank, int64_t step)
 {
     const lt_fault *f = &ctx->fault;
     if (f->kind == LT_FAULT_NONE || f->rank != rank ||
-        (f->kind != LT_FAULT_DELAY && f->number != ctx->step + 1))
+        (f->kind != LT_FAULT_DELAY && f->number != step))
         return LT_OK;
     switch (f->kind) {
     case LT_FAULT_KILL: kill(getpid(), SIGKILL); break;

@@ -6,8 +6,8 @@
 
 /* LT_EUSAGE if the fault of ctx names a rank that is not below `size`. */
 lt_status lt__fault_check(const lt_ctx *ctx, int size);
-/* Injects the fault of ctx if it is for this rank and its next step. A delay is injected in every
- * step. Call it when a step begins. LT_EDONE if the fault makes the rank leave. */
-lt_status lt__fault_trigger(const lt_ctx *ctx, int rank);
+/* Injects the fault of ctx if it is for this rank and this step, from 1. A delay is injected in
+ * every step. Call it when a step begins. LT_EDONE if the fault makes the rank leave. */
+lt_status lt__fault_trigger(const lt_ctx *ctx, int rank, int64_t step);
 
 #endif

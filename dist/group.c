@@ -88,6 +88,8 @@ int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->
 
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
+lt_mail *lt__group_mail(lt_group *g) { return g->transport->mail(g->self); }
+
 bool lt__group_alloc_shared(lt_group *g, size_t bytes, lt_external_memory *memory)
 {
     return g->transport->alloc_shared && g->transport->alloc_shared(g->self, bytes, memory);

@@ -3,6 +3,7 @@
 #define LT_DIST_GROUP_H
 
 #include "dist/dist.h"
+#include "dist/mail/mail.h"
 #include "dist/net.h"
 
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
@@ -22,6 +23,7 @@ typedef struct lt_transport {
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*set_location)(void *self, const char *where, int64_t step);
+    lt_mail *(*mail)(void *self); /* see lt__group_mail() */
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI_Allreduce, for comparison in benchmarks; or NULL */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
@@ -39,6 +41,10 @@ typedef struct lt_transport {
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
                         double timeout);
 double lt__group_timeout(const lt_group *group); /* seconds */
+
+/* The mailbox of this rank, opened by the first call. Borrowed until the group is closed. NULL with
+ * LT_ENOMEM or LT_EPEER. */
+lt_mail *lt__group_mail(lt_group *group);
 
 /* Makes all further sums tree sums over the ranks, so that their bits do not depend on the number
  * of nodes. All ranks must call it. LT_EUSAGE unless all nodes have the same number of ranks, with

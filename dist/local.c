@@ -17,6 +17,7 @@ typedef struct shared { /* one for all ranks of the job */
 typedef struct local { /* the state of one rank */
     lt_shm shm, side;  /* one for each channel */
     shared *shared;
+    lt_mail *mail;
 } local;
 
 static lt_shm *shm_of(void *self) { return &((local *)self)->shm; }
@@ -91,9 +92,12 @@ static void release(shared *s)
         free(s);
 }
 
+static lt_mail *mail(void *self) { return ((local *)self)->mail; }
+
 static void leave(void *self)
 {
     local *l = self;
+    lt__mail_close(l->mail, 0);
     lt__shm_leave(&l->shm);
     release(l->shared);
     free(l);
@@ -111,6 +115,7 @@ static const lt_transport transport = {
     .fail = fail,
     .failure = failure,
     .set_location = set_location,
+    .mail = mail,
     .is_reporter = is_reporter,
     .set_spin = set_spin,
     .cpus = cpus,
@@ -130,11 +135,15 @@ static shared *shared_new(int size)
     return s;
 }
 
-static lt_group *member(shared *s, int rank, int size, const lt_group_config *config)
+/* box is taken. */
+static lt_group *member(shared *s, lt_mail *box, int rank, int size, const lt_group_config *config)
 {
     local *l = calloc(1, sizeof *l);
-    if (!l)
+    if (!l) {
+        lt__mail_close(box, 0);
         return NULL;
+    }
+    l->mail = box;
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
     l->shm = (lt_shm){.control = (lt_shm_control *)s->control,
@@ -151,14 +160,18 @@ lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
     static const lt_group_config defaults;
     if (n < 1 || n > LT_MAX_SUMMANDS)
         return lt_fail(LT_EUSAGE, "a process must have 1 to %d ranks, not %d", LT_MAX_SUMMANDS, n);
+    lt_mail *box[LT_MAX_SUMMANDS];
+    LT_TRY(lt__mail_open_local(n, box));
     shared *s = shared_new(n);
     lt_status status = s ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
-    int made = 0;
+    int made = 0, taken = 0;
     while (status == LT_OK && made < n) {
-        group[made] = member(s, made, n, config ? config : &defaults);
+        group[made] = member(s, box[taken++], made, n, config ? config : &defaults);
         status = group[made] ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
         made += status == LT_OK;
     }
+    while (taken < n)
+        lt__mail_close(box[taken++], 0);
     while (status != LT_OK && made > 0)
         lt_group_close(group[--made]);
     if (s)

@@ -47,6 +47,7 @@ typedef struct mpi_transport {
     lt_notices *notices;   /* of other nodes; NULL if not the first rank of its node */
     lt_liveness *liveness; /* of other nodes; likewise */
     lt_group_config config;
+    lt_mail *mail;              /* NULL until the first lt__group_mail() */
     pthread_mutex_t lock;       /* guards the field below */
     char before[LT_SEEN_BYTES]; /* location of the previous node: see lt__ring_last_seen() */
 } mpi_transport;
@@ -372,6 +373,7 @@ static void close_transport(void *self)
 {
     mpi_transport *c = self;
     bool failed = leave(c) != LT_OK;
+    lt__mail_close(c->mail, failed ? 0 : 1);
     if (!lt__notices_finish(c->notices, c->shm.timeout) || failed)
         return;
     tell(&c->config, "MPI_Finalize");
@@ -380,8 +382,16 @@ static void close_transport(void *self)
     free_transport(c);
 }
 
+static lt_mail *mail(void *self)
+{
+    mpi_transport *c = self;
+    if (!c->mail)
+        c->mail = lt__mail_open_net(&c->net);
+    return c->mail;
+}
+
 static const lt_transport transport = {
-    .name = "cluster",
+    .name = "mpi",
     .allreduce = allreduce,
     .allreduce_side = allreduce_side,
     .broadcast = broadcast,
@@ -393,6 +403,7 @@ static const lt_transport transport = {
     .fail = fail,
     .failure = failure,
     .set_location = set_location,
+    .mail = mail,
     .alloc_shared = alloc_shared,
     .mpi_allreduce = mpi_allreduce,
     .is_reporter = is_reporter,

@@ -16,7 +16,7 @@ typedef struct lt_request { /* a pending send or receive; only the network reads
     uint64_t word[2];
 } lt_request;
 
-enum { LT_NET_DATA, LT_NET_SIDE, LT_NET_CONTROL, LT_NET_NOTICES }; /* channels */
+enum { LT_NET_DATA, LT_NET_SIDE, LT_NET_CONTROL, LT_NET_NOTICES, LT_NET_MAIL }; /* channels */
 
 typedef struct lt_net {
     char name[64]; /* "Open MPI v4.1.4" */

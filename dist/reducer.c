@@ -415,7 +415,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     lt_reducer *r = ud;
     if (r->begun_step != ctx->step + 1) {
         r->begun_step = ctx->step + 1;
-        LT_TRY(lt__fault_trigger(ctx, r->rank));
+        LT_TRY(lt__fault_trigger(ctx, r->rank, ctx->step + 1));
     }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and so did the other ranks");

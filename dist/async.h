@@ -1,0 +1,134 @@
+/* async.h - asynchronous training. Included by dist.h.
+ *
+ * Workers compute gradients of different batches at the same time, each from the newest weights
+ * when it begins. A server applies each gradient when it arrives, although the weights have changed
+ * since. A rule says how. Batches are numbered by tickets, in the order of the data; each ticket is
+ * applied once. A step is one applied gradient.
+ */
+#ifndef LUATRAIN_ASYNC_H
+#define LUATRAIN_ASYNC_H
+
+#include "autograd/autograd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lt_async lt_async;
+struct lt_group;
+
+enum { LT_ASYNC_UNBOUNDED = -1, LT_ASYNC_HELD = 4 };
+
+typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 */
+    int worker;
+    int64_t ticket;
+    int64_t read; /* version of the weights from which its gradient was computed */
+} lt_async_step;
+
+typedef struct lt_async_config { /* zero means default */
+    const char *rule;            /* such as "ddc"; borrowed for the call. Required */
+    double lam;        /* strength of delay compensation; the default depends on the rule */
+    int64_t staleness; /* no applied gradient is older than this; LT_ASYNC_UNBOUNDED */
+    int64_t drop;      /* gradients of this delay or more are dropped; LT_ASYNC_UNBOUNDED */
+    int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; default 1 */
+
+    /* Live: the ranks of a group are the workers. */
+    struct lt_group *group; /* borrowed; NULL: a simulation */
+    lt_ctx *server;         /* on rank 0: an unused context on the CPU with the same ops. Taken */
+    lt_tensor *const
+        *buffers;  /* (n_buffers) of the net, such as running statistics; borrowed for */
+    int n_buffers; /* the call. The same on all ranks */
+
+    /* Replay: this process computes the steps of a trace, in their order. */
+    const lt_async_step *trace; /* (n_trace) borrowed for the call; NULL: a simulation */
+    int64_t n_trace;
+
+    /* Simulation: this process computes for all workers, one after the other, under a virtual
+     * clock. Worker i takes times[i % n_times] * exp(sigma * N(0, 1)) seconds for a batch. */
+    int workers;         /* at least 1 */
+    double sigma;        /* at least 0 */
+    const double *times; /* (n_times) positive; borrowed for the call. NULL: 1 s for each worker */
+    int n_times;
+} lt_async_config;
+
+typedef enum lt_async_kind {
+    LT_ASYNC_COMPUTE, /* compute the gradient of a batch, and take an optimizer step */
+    LT_ASYNC_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
+    LT_ASYNC_LOST,    /* a worker has failed, or was silent for too long (`dropped`); its tickets,
+                       * as many as `ticket` says, are issued again */
+    LT_ASYNC_STOP,    /* training is stopped; ticket: the code of lt_async_stop() */
+    LT_ASYNC_DONE     /* every ticket is applied or skipped */
+} lt_async_kind;
+
+typedef struct lt_async_event {
+    lt_async_kind kind;
+    int worker;
+    int64_t ticket;
+    int64_t read; /* version of the weights that the worker reads or has read */
+    /* COMPUTE: tickets that the worker will compute after this one */
+    int64_t reserved[LT_ASYNC_HELD - 1];
+    int n_reserved;
+    /* PUSH: */
+    int64_t applied;    /* version that the push made; 0 if it was skipped or dropped */
+    int64_t delay;      /* versions made between the worker's pull and this push */
+    bool dropped;       /* its ticket is issued again */
+    int64_t done_below; /* every ticket below this one is applied or skipped */
+    double loss, lr;    /* of its batch: the sum over its backward passes; of group 0 */
+    double time;        /* virtual time in seconds */
+} lt_async_event;
+
+/* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
+ * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
+ * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;
+ * LT_ENOMEM. */
+LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
+/* Resets the gradient callbacks of ctx. NULL is allowed. */
+LT_API void lt_async_free(lt_async *async);
+/* Sets the number of tickets; it must not decrease. LT_EINVAL. */
+LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
+/* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
+ * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
+ * so random numbers depend on it. The net has the weights of version `read` then. After PUSH, the
+ * net has the weights that the server has now. LT_EUSAGE if the optimizer step is missing; the
+ * errors of kernels; LT_ENOMEM. */
+LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
+/* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
+ * evaluate them. lt_async_read_kept() writes them to the net. In a simulation both do nothing.
+ * LT_EINVAL if the moment was not kept; LT_ENOMEM. */
+LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
+LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
+/* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
+ * them. In a simulation it does nothing. */
+LT_MUST lt_status lt_async_read(lt_async *async);
+/* Rank 0, live: suspends the server, or continues it. While it is suspended, lt_async_poll()
+ * returns the pushes and lost workers that were not reported yet, without waiting. False if there
+ * are none; then the server's state is that after all events so far, and can be saved. In a
+ * simulation both do nothing. */
+LT_API void lt_async_pause(lt_async *async, bool on);
+LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
+/* Rank 0, live: stops training as soon as this version is made, as lt_async_stop() does. Gradients
+ * that arrive later are ignored. */
+LT_API void lt_async_stop_at(lt_async *async, int64_t version, int code);
+/* Rank 0: stops training. Each worker gets LT_ASYNC_STOP, with this code as its ticket, when it has
+ * pushed. */
+LT_API void lt_async_stop(lt_async *async, int code);
+/* Every ticket below this one is applied or skipped. On rank 0. */
+LT_API int64_t lt_async_done_below(const lt_async *async);
+LT_API int64_t lt_async_version(const lt_async *async); /* number of applied gradients */
+
+/* Tensor i of the state, for a checkpoint, and its name; NULL past the last one or with LT_ENOMEM.
+ * New. With the parameters and the optimizer's slots, these tensors are the state of the server. */
+enum { LT_ASYNC_NAME = 48 };
+LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
+/* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
+ * workers start anew: the tickets that they held are issued again. Their number, rule and bounds
+ * may differ from those of the checkpoint. *fresh: the number of tensors that it does not have;
+ * they start at zero. LT_EFILE if the state is damaged or does not fit the optimizer; LT_EINVAL if
+ * more tickets were issued than there are now; LT_ENOMEM. */
+LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
+                                   lt_tensor *const *tensors, int n, int *fresh);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,78 @@
+/* flat.c - tensors in the layout of an optimizer's arenas; see flat.h. */
+#include <stdlib.h>
+
+#include "core/tensor.h"
+#include "dist/async/flat.h"
+
+/* part: as for lt_optim_arena(); or NEW. */
+enum { NEW = -1 };
+
+static lt_tensor *new_arena(lt_optim *optim, int a, int part)
+{
+    lt_tensor *x = lt_optim_arena(optim, a, part == NEW ? LT_OPTIM_VALUES : part);
+    if (!x || part != NEW)
+        return x;
+    lt_tensor *own =
+        lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, 1, &x->count, true);
+    lt_release(x);
+    if (own && lt_fill(own, 0) == LT_OK)
+        return own;
+    lt_release(own);
+    return NULL;
+}
+
+static lt_status open_flat(lt_optim *optim, int part, lt_flat *flat)
+{
+    int n = lt_optim_arenas(optim);
+    *flat = (lt_flat){.n = n, .arena = calloc((size_t)n + 1, sizeof *flat->arena)};
+    bool ok = flat->arena != NULL;
+    for (int a = 0; ok && a < n; a++)
+        ok = (flat->arena[a] = new_arena(optim, a, part)) != NULL;
+    if (ok)
+        return LT_OK;
+    lt__flat_free(flat);
+    return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+}
+
+lt_status lt__flat_new(lt_optim *optim, lt_flat *flat) { return open_flat(optim, NEW, flat); }
+
+lt_status lt__flat_over(lt_optim *optim, int part, lt_flat *flat)
+{
+    return open_flat(optim, part, flat);
+}
+
+void lt__flat_free(lt_flat *flat)
+{
+    for (int a = 0; flat->arena && a < flat->n; a++)
+        lt_release(flat->arena[a]);
+    free(flat->arena);
+    *flat = (lt_flat){0};
+}
+
+lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from)
+{
+    for (int a = 0; a < to->n; a++)
+        LT_TRY(lt_copy(to->arena[a], from->arena[a]));
+    return LT_OK;
+}
+
+lt_status lt__flat_zero(const lt_flat *flat)
+{
+    for (int a = 0; a < flat->n; a++)
+        LT_TRY(lt_fill(flat->arena[a], 0));
+    return LT_OK;
+}
+
+lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *r)
+{
+    const lt_tensor *x = flat->arena[r->arena];
+    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, 1, &r->count, r->offset, true);
+}
+
+size_t lt__flat_bytes(const lt_flat *flat)
+{
+    size_t bytes = 0;
+    for (int a = 0; a < flat->n; a++)
+        bytes += (size_t)flat->arena[a]->count * lt_dtype_bytes((lt_dtype)flat->arena[a]->dtype);
+    return bytes;
+}

@@ -1,0 +1,29 @@
+/* flat.h - tensors in the layout of an optimizer's arenas: copies of weights and gradients, and
+ * state per parameter. Private to dist.
+ */
+#ifndef LT_DIST_ASYNC_FLAT_H
+#define LT_DIST_ASYNC_FLAT_H
+
+#include "autograd/autograd.h"
+
+typedef struct lt_flat { /* all zeros: not open */
+    int n;               /* arenas */
+    lt_tensor **arena;   /* (n), each with all elements of an arena */
+} lt_flat;
+
+/* Opens a flat with zeros, in new memory. LT_ENOMEM; *flat is not open then. */
+LT_MUST lt_status lt__flat_new(lt_optim *optim, lt_flat *flat);
+/* Opens a flat over the values, the gradients or a slot of the optimizer; part as for
+ * lt_optim_arena(). LT_ENOMEM. */
+LT_MUST lt_status lt__flat_over(lt_optim *optim, int part, lt_flat *flat);
+void lt__flat_free(lt_flat *flat); /* may be not open */
+/* Copies all elements. The flats must be of the same optimizer, or of optimizers with equal
+ * parameters. The device's error. */
+LT_MUST lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from);
+LT_MUST lt_status lt__flat_zero(const lt_flat *flat);
+/* The elements of a range. New. NULL with LT_ENOMEM. */
+lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *range);
+/* The bytes of all elements. */
+size_t lt__flat_bytes(const lt_flat *flat);
+
+#endif

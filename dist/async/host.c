@@ -1,0 +1,460 @@
+/* host.c - the server thread of live asynchronous training; see host.h. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "dist/async/host.h"
+#include "dist/async/mirror.h"
+#include "dist/async/server.h"
+
+static const double TICK_SECONDS = 0.1; /* between two looks for silent workers */
+
+typedef struct member {   /* a worker */
+    double heard;         /* when its last message arrived */
+    int64_t read;         /* version that it computes with */
+    bool computing, told; /* told: it got LT_HOST_STOP, or that all tickets are done */
+} member;
+
+typedef struct kept { /* values and buffers of a moment */
+    struct kept *next;
+    int64_t ticket; /* when all below it are done */
+    char *data;     /* NULL before that moment */
+} kept;
+
+struct lt_host {
+    lt_mail *mail;
+    lt_inbox to_root;
+    double silence;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t resumed;
+    bool paused; /* handles no message */
+    lt_ctx *ctx;
+    lt_mirror mirror;
+    lt_server server;
+    lt_gradient gradient; /* of the push that is applied */
+    member *members;
+    int n;
+    bool stopped, closing;
+    int code;     /* of the stop */
+    int64_t last; /* training stops at this version; 0: at none */
+    kept *kept;
+    lt_status status; /* of the first failure of the server, */
+    char text[512];   /* and its message */
+};
+
+/* ==== Answers ================================================================================= */
+
+static void send(lt_host *h, int to, lt_message *m)
+{
+    if (!m)
+        return; /* out of memory: the worker is declared lost after some time */
+    if (to != 0) {
+        lt__mail_send(h->mail, to, m);
+    } else {
+        m->from = 0;
+        lt__inbox_put(&h->to_root, m);
+    }
+}
+
+static void report(lt_host *h, const lt_async_event *event)
+{
+    lt_message *m = lt__message_new(LT_HOST_EVENT, sizeof *event);
+    if (m)
+        memcpy(m->data, event, sizeof *event);
+    send(h, 0, m);
+}
+
+static void stop_worker(lt_host *h, int i)
+{
+    lt_message *m = lt__message_new(LT_HOST_STOP, 0);
+    h->members[i].told = true;
+    if (m)
+        m->number[0] = h->code;
+    send(h, i, m);
+}
+
+static lt_status grant(lt_host *h, const lt_grant *g)
+{
+    bool any = g->n > 0;
+    lt_message *m = lt__message_new(LT_HOST_GRANT, any ? h->mirror.layout.bytes : 0);
+    if (!m)
+        return LT_ENOMEM;
+    m->number[0] = g->version;
+    m->number[1] = g->n;
+    memcpy(m->number + 2, g->ticket, sizeof g->ticket);
+    lt_status status = any ? lt__layout_pack(&h->mirror.layout, m->data) : LT_OK;
+    if (status != LT_OK) {
+        lt__message_free(m);
+        return status;
+    }
+    h->members[g->worker].computing = any;
+    h->members[g->worker].told = !any;
+    h->members[g->worker].read = g->version;
+    send(h, g->worker, m);
+    return LT_OK;
+}
+
+static lt_status answer_pulls(lt_host *h)
+{
+    lt_grant g;
+    for (bool any = !h->stopped; any;) {
+        LT_TRY(lt__server_grant(&h->server, &g, &any));
+        if (any)
+            LT_TRY(grant(h, &g));
+    }
+    return LT_OK;
+}
+
+/* ==== Messages ================================================================================ */
+
+static lt_status keep_values(lt_host *h)
+{
+    int64_t done = lt__order_done_below(h->server.order);
+    for (kept *k = h->kept; k; k = k->next) {
+        if (k->data || done < k->ticket)
+            continue;
+        if (!(k->data = malloc(h->mirror.layout.bytes + 1)))
+            return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
+        LT_TRY(lt__layout_pack(&h->mirror.layout, k->data));
+    }
+    return LT_OK;
+}
+
+static double number_of(const lt_message *m, int i)
+{
+    double value;
+    memcpy(&value, &m->number[i], sizeof value);
+    return value;
+}
+
+static lt_status push(lt_host *h, const lt_message *m)
+{
+    lt_push p;
+    member *w = &h->members[m->from];
+    if (h->last > 0 && lt__order_version(h->server.order) >= h->last) {
+        w->computing = false; /* its ticket will be issued again if training is resumed */
+        return LT_OK;
+    }
+    LT_TRY(lt__gradient_unpack(&h->gradient, &h->mirror.layout, m));
+    LT_TRY(lt__server_push(&h->server, m->from, m->number[LT_PUSH_NUMBER], &h->gradient, &p));
+    if (p.kind == LT_PUSH_FENCED)
+        send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
+    if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
+        return LT_OK;
+    w->computing = false;
+    lt_async_event event = {
+        .kind = LT_ASYNC_PUSH,
+        .worker = m->from,
+        .ticket = p.ticket,
+        .read = w->read,
+        .applied = p.kind == LT_PUSH_APPLIED ? lt__order_version(h->server.order) : 0,
+        .delay = p.delay,
+        .dropped = p.kind == LT_PUSH_DROPPED,
+        .done_below = lt__order_done_below(h->server.order),
+        .loss = number_of(m, LT_PUSH_LOSS),
+        .lr = number_of(m, LT_PUSH_LR),
+        .time = lt__seconds()};
+    LT_TRY(keep_values(h));
+    report(h, &event);
+    h->stopped |= h->last > 0 && lt__order_version(h->server.order) >= h->last;
+    return LT_OK;
+}
+
+/* Declares a worker lost, and reports it to rank 0. */
+static void lose(lt_host *h, int i, bool silent)
+{
+    if (lt__order_is_lost(h->server.order, i) || h->members[i].told)
+        return; /* a worker that knows that training is over may leave */
+    int held = lt__order_lose(h->server.order, i);
+    h->members[i].computing = false;
+    h->members[i].told = true;
+    report(h, &(lt_async_event){
+                  .kind = LT_ASYNC_LOST, .worker = i, .ticket = held, .dropped = silent});
+}
+
+static lt_status handle(lt_host *h, const lt_message *m)
+{
+    h->members[m->from].heard = lt__seconds();
+    switch (m->kind) {
+    case LT_HOST_PULL:
+        if (h->stopped)
+            stop_worker(h, m->from);
+        else if (lt__order_is_lost(h->server.order, m->from))
+            send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
+        else
+            return lt__order_pull(h->server.order, m->from);
+        return LT_OK;
+    case LT_HOST_PUSH: return push(h, m);
+    default: lose(h, m->from, false); return LT_OK;
+    }
+}
+
+static void look_for_silent_workers(lt_host *h)
+{
+    double now = lt__seconds();
+    for (int i = 0; i < h->n; i++)
+        if (h->members[i].computing && now - h->members[i].heard > h->silence)
+            lose(h, i, true);
+}
+
+/* ==== The thread ============================================================================== */
+
+/* After a failure of the server, all workers are told to stop, and rank 0 gets the failure. */
+static void fail(lt_host *h, lt_status status)
+{
+    if (h->status == LT_OK) {
+        h->status = status;
+        strncpy(h->text, lt_errmsg(), sizeof h->text - 1);
+    }
+    h->stopped = true;
+}
+
+static void stop_waiting(lt_host *h)
+{
+    for (int i = 0; h->stopped && i < h->n; i++)
+        if (!h->members[i].computing && !h->members[i].told)
+            stop_worker(h, i);
+}
+
+/* Whether all workers but rank 0 know that training is over, or are lost. */
+static bool all_told(const lt_host *h)
+{
+    bool all = true;
+    for (int i = 1; i < h->n; i++)
+        all &= h->members[i].told && !h->members[i].computing;
+    return all;
+}
+
+static bool run_once(lt_host *h, const lt_message *m)
+{
+    pthread_mutex_lock(&h->lock);
+    while (h->paused)
+        pthread_cond_wait(&h->resumed, &h->lock);
+    if (m && h->status == LT_OK) {
+        lt_status status = handle(h, m);
+        if (status != LT_OK)
+            fail(h, status);
+    }
+    look_for_silent_workers(h);
+    if (!h->stopped) {
+        lt_status status = answer_pulls(h);
+        if (status != LT_OK)
+            fail(h, status);
+    }
+    stop_waiting(h);
+    bool over = h->closing && all_told(h);
+    pthread_mutex_unlock(&h->lock);
+    return !over;
+}
+
+static void *run(void *ud)
+{
+    lt_host *h = ud;
+    for (bool more = true; more;) {
+        lt_message *m = lt__mail_take(h->mail, TICK_SECONDS);
+        more = run_once(h, m);
+        lt__message_free(m);
+    }
+    return NULL;
+}
+
+/* ==== Opening ================================================================================= */
+
+static void free_host(lt_host *h)
+{
+    lt__gradient_free(&h->gradient);
+    lt__server_close(&h->server);
+    lt__mirror_close(&h->mirror);
+    lt_ctx_free(h->ctx);
+    lt__inbox_free(&h->to_root);
+    pthread_cond_destroy(&h->resumed);
+    pthread_mutex_destroy(&h->lock);
+    free(h->members);
+    for (kept *k; (k = h->kept); free(k)) {
+        h->kept = k->next;
+        free(k->data);
+    }
+    free(h);
+}
+
+static lt_status open_host(lt_host *h, const lt_layout *of, const lt_async_config *config)
+{
+    h->members = calloc((size_t)h->n, sizeof *h->members);
+    if (!h->members)
+        return lt_fail(LT_ENOMEM, "out of memory for %d workers", h->n);
+    for (int i = 0; i < h->n; i++)
+        h->members[i].heard = lt__seconds();
+    LT_TRY(lt__mirror_open(&h->mirror, h->ctx, of));
+    LT_TRY(lt__server_open(&h->server, h->ctx, h->mirror.optim, config));
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int error = pthread_create(&h->thread, NULL, run, h);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return error == 0 ? LT_OK : lt_fail(LT_ENOMEM, "cannot start a thread for the server");
+}
+
+lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
+                       const lt_async_config *config, double silence)
+{
+    lt_host *h = calloc(1, sizeof *h);
+    if (!h) {
+        lt_ctx_free(ctx);
+        lt_fail(LT_ENOMEM, "out of memory for the server");
+        return NULL;
+    }
+    h->mail = mail;
+    h->ctx = ctx;
+    h->n = config->workers;
+    h->silence = silence;
+    lt__inbox_open(&h->to_root);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->resumed, NULL);
+    if (open_host(h, of, config) == LT_OK)
+        return h;
+    free_host(h);
+    return NULL;
+}
+
+void lt__host_close(lt_host *h)
+{
+    if (!h)
+        return;
+    pthread_mutex_lock(&h->lock);
+    h->stopped = h->closing = true;
+    pthread_mutex_unlock(&h->lock);
+    pthread_join(h->thread, NULL);
+    free_host(h);
+}
+
+lt_inbox *lt__host_inbox(lt_host *h) { return &h->to_root; }
+
+/* ==== Calls by rank 0 ========================================================================= */
+
+lt_status lt__host_set_limit(lt_host *h, int64_t tickets)
+{
+    pthread_mutex_lock(&h->lock);
+    lt_status status = lt__order_set_limit(h->server.order, tickets);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+int64_t lt__host_done_below(lt_host *h)
+{
+    pthread_mutex_lock(&h->lock);
+    int64_t done = lt__order_done_below(h->server.order);
+    pthread_mutex_unlock(&h->lock);
+    return done;
+}
+
+int64_t lt__host_version(lt_host *h)
+{
+    pthread_mutex_lock(&h->lock);
+    int64_t version = lt__order_version(h->server.order);
+    pthread_mutex_unlock(&h->lock);
+    return version;
+}
+
+void lt__host_pause(lt_host *h, bool on)
+{
+    pthread_mutex_lock(&h->lock);
+    h->paused = on;
+    pthread_cond_broadcast(&h->resumed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+void lt__host_stop_at(lt_host *h, int64_t version, int code)
+{
+    pthread_mutex_lock(&h->lock);
+    h->last = version;
+    h->code = code;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void lt__host_stop(lt_host *h, int code)
+{
+    pthread_mutex_lock(&h->lock);
+    h->stopped = true;
+    h->code = code;
+    pthread_mutex_unlock(&h->lock);
+}
+
+lt_status lt__host_read(lt_host *h, const lt_layout *to)
+{
+    pthread_mutex_lock(&h->lock);
+    lt_status status = lt__mirror_copy(to, &h->mirror.layout);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+lt_status lt__host_keep_at(lt_host *h, int64_t ticket)
+{
+    kept *k = calloc(1, sizeof *k);
+    if (!k)
+        return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
+    pthread_mutex_lock(&h->lock);
+    *k = (kept){.next = h->kept, .ticket = ticket};
+    h->kept = k;
+    lt_status status = keep_values(h);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+lt_status lt__host_read_kept(lt_host *h, int64_t ticket, const lt_layout *to)
+{
+    pthread_mutex_lock(&h->lock);
+    kept **link = &h->kept, *k;
+    while ((k = *link) && !(k->ticket == ticket && k->data))
+        link = &k->next;
+    lt_status status =
+        k ? lt__layout_unpack(to, k->data)
+          : lt_fail(LT_EINVAL, "the values of ticket %lld were not kept", (long long)ticket);
+    if (k) {
+        *link = k->next;
+        free(k->data);
+        free(k);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+lt_status lt__host_status(lt_host *h)
+{
+    pthread_mutex_lock(&h->lock);
+    lt_status status = h->status == LT_OK ? LT_OK : lt_fail(h->status, "%s", h->text);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+static lt_tensor *copy_to(lt_ctx *ctx, lt_tensor *x)
+{
+    lt_tensor *copy = lt_tensor_new(ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
+    if (copy && lt_copy(copy, x) == LT_OK)
+        return copy;
+    lt_release(copy);
+    return NULL;
+}
+
+lt_tensor *lt__host_state(lt_host *h, lt_ctx *ctx, int i, char name[LT_ASYNC_NAME])
+{
+    const double time = 0;
+    pthread_mutex_lock(&h->lock);
+    lt_tensor *x = lt__server_state(&h->server, i, &time, 1, name), *copy = NULL;
+    if (x)
+        copy = copy_to(ctx, x);
+    lt_release(x);
+    pthread_mutex_unlock(&h->lock);
+    return copy;
+}
+
+lt_status lt__host_restore(lt_host *h, const char *const *names, lt_tensor *const *tensors, int n,
+                           int *fresh)
+{
+    double time;
+    pthread_mutex_lock(&h->lock);
+    lt_status status = lt__server_restore(&h->server, names, tensors, n, &time, 1, fresh);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}

@@ -1,0 +1,69 @@
+/* host.h - the thread on rank 0 that runs the server of live asynchronous training. Private to
+ * dist.
+ *
+ * Workers send it pulls and pushes, and it answers pulls with tickets and the current values. Rank
+ * 0 itself is a worker, too; what the host sends to it, including a report of each push, goes into
+ * an inbox of its own.
+ */
+#ifndef LT_DIST_ASYNC_HOST_H
+#define LT_DIST_ASYNC_HOST_H
+
+#include "dist/async.h"
+#include "dist/async/layout.h"
+#include "dist/mail/inbox.h"
+
+/* Kinds of messages, with their numbers. */
+enum {
+    LT_HOST_PULL, /* to the host */
+    LT_HOST_PUSH, /* to the host, with a gradient: see lt__gradient_pack(), and the numbers below */
+    LT_HOST_LEAVE,  /* to the host: the worker has failed */
+    LT_HOST_GRANT,  /* to a worker: version, number of tickets, tickets; data: values, buffers */
+    LT_HOST_FENCED, /* to a worker: it was declared lost */
+    LT_HOST_STOP,   /* to a worker: training is stopped; a code */
+    LT_HOST_EVENT   /* to rank 0, with an lt_async_event */
+};
+/* The numbers of a push, after those of the gradient. The last two are doubles. */
+enum { LT_PUSH_NUMBER = 4, LT_PUSH_LOSS, LT_PUSH_LR };
+
+typedef struct lt_host lt_host;
+
+/* Starts the host. mail: of rank 0; borrowed. ctx: of the server, with all ops; taken, also on
+ * failure. of: the layout of rank 0, with the initial values. silence: seconds without a message
+ * after which a worker that computes is declared lost. New. NULL with LT_EUSAGE for a wrong
+ * setting, or LT_ENOMEM. */
+lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
+                       const lt_async_config *config, double silence);
+/* Ends the thread, once all workers have been told that training is over, or are lost. NULL is
+ * allowed. */
+void lt__host_close(lt_host *host);
+/* The messages for rank 0. */
+lt_inbox *lt__host_inbox(lt_host *host);
+
+/* Any thread of rank 0 may call the functions below. */
+
+/* The first failure of the server, with its message; or LT_OK. */
+LT_MUST lt_status lt__host_status(lt_host *host);
+LT_MUST lt_status lt__host_set_limit(lt_host *host, int64_t tickets);
+int64_t lt__host_done_below(lt_host *host);
+int64_t lt__host_version(lt_host *host);
+/* Stops granting tickets: each pull is answered by LT_HOST_STOP. */
+void lt__host_stop(lt_host *host, int code);
+/* Stops as soon as this version is made: later pushes are ignored. */
+void lt__host_stop_at(lt_host *host, int64_t version, int code);
+/* Suspends the server, or continues it. */
+void lt__host_pause(lt_host *host, bool on);
+/* Copies the server's values, buffers and optimizer slots to a layout. The device's error. */
+LT_MUST lt_status lt__host_read(lt_host *host, const lt_layout *to);
+/* Keeps the values and buffers of the moment when all tickets below `ticket` are done. LT_ENOMEM.
+ * */
+LT_MUST lt_status lt__host_keep_at(lt_host *host, int64_t ticket);
+/* Writes the values and buffers that were kept for `ticket` to a layout, and forgets them.
+ * LT_EINVAL if the moment has not come, or was not kept. */
+LT_MUST lt_status lt__host_read_kept(lt_host *host, int64_t ticket, const lt_layout *to);
+/* A copy of tensor i of the state in ctx; see lt_async_state(). */
+lt_tensor *lt__host_state(lt_host *host, lt_ctx *ctx, int i, char name[LT_ASYNC_NAME]);
+/* Restores a state; see lt_async_restore(). */
+LT_MUST lt_status lt__host_restore(lt_host *host, const char *const *names,
+                                   lt_tensor *const *tensors, int n, int *fresh);
+
+#endif

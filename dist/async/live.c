@@ -1,0 +1,281 @@
+/* live.c - asynchronous training on the ranks of a group; see async.h. Every rank is a worker. Rank
+ * 0 also runs the server, in a thread of its own. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "dist/async/host.h"
+#include "dist/async/worker.h"
+#include "dist/fault.h"
+#include "dist/group.h"
+
+static const double LOOK_SECONDS = 0.2; /* between two looks whether the job has failed */
+
+typedef struct live {
+    lt_async async;
+    lt_group *group; /* borrowed */
+    lt_mail *mail;   /* of the group; borrowed */
+    lt_layout layout;
+    lt_gradient gradient;
+    lt_host *host;     /* on rank 0 */
+    lt_message *early; /* a grant that arrived while rank 0 looked for pushes only; or NULL */
+    bool pulled;       /* the answer to a pull has not arrived yet */
+    bool over;         /* all tickets are done, or training is stopped */
+    int64_t pushes, version;
+} live;
+
+static int rank_of(const live *l) { return lt_group_rank(l->group); }
+
+static void send(live *l, int kind)
+{
+    lt_message *m = lt__message_new(kind, 0);
+    if (m)
+        lt__mail_send(l->mail, 0, m);
+}
+
+/* Pushes the gradient that the caller has computed, if there is one. */
+static lt_status push(live *l)
+{
+    bool any = l->async.gradient != NULL;
+    LT_TRY(lt__async_end(&l->async));
+    if (!any)
+        return LT_OK;
+    lt_message *m = lt__gradient_pack(&l->gradient, &l->layout, LT_HOST_PUSH);
+    if (!m)
+        return lt_errcode();
+    m->number[LT_PUSH_NUMBER] = l->pushes++;
+    memcpy(&m->number[LT_PUSH_LOSS], &l->async.loss, sizeof(double));
+    memcpy(&m->number[LT_PUSH_LR], &l->async.lr, sizeof(double));
+    lt__mail_send(l->mail, 0, m);
+    return LT_OK;
+}
+
+static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
+{
+    int n = (int)m->number[1];
+    l->pulled = false;
+    if (n == 0) {
+        l->over = true;
+        *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+        return LT_OK;
+    }
+    if (m->bytes != l->layout.bytes || n > LT_ASYNC_HELD)
+        return lt_fail(LT_EDESYNC, "the net of rank %d differs from that of rank 0", rank_of(l));
+    LT_TRY(lt__layout_unpack(&l->layout, m->data));
+    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
+                              .worker = rank_of(l),
+                              .ticket = m->number[2],
+                              .read = m->number[0],
+                              .n_reserved = n - 1};
+    memcpy(event->reserved, m->number + 3, (size_t)(n - 1) * sizeof *event->reserved);
+    lt__async_begin(&l->async, event->ticket, &l->gradient);
+    return LT_OK;
+}
+
+/* Handles a message. *any is false if it is not an event for the caller. */
+static lt_status handle(live *l, const lt_message *m, lt_async_event *event, bool *any)
+{
+    *any = true;
+    switch (m->kind) {
+    case LT_HOST_GRANT: return begin(l, m, event);
+    case LT_HOST_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
+    case LT_HOST_STOP:
+        l->over = true;
+        *event = (lt_async_event){.kind = LT_ASYNC_STOP, .ticket = m->number[0]};
+        return l->host ? lt__host_status(l->host) : LT_OK;
+    case LT_HOST_FENCED:
+        return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
+                       rank_of(l), lt__group_timeout(l->group));
+    default: /* LT_MAIL_LOST */
+        *any = false;
+        return m->from == 0 && rank_of(l) != 0 ? lt_fail(LT_EPEER, "rank 0 was lost") : LT_OK;
+    }
+}
+
+/* The next message; waits for it at most `seconds`. New. */
+static lt_message *take(live *l, double seconds)
+{
+    lt_message *early = l->early;
+    l->early = NULL;
+    return early     ? early
+           : l->host ? lt__inbox_take(lt__host_inbox(l->host), seconds)
+                     : lt__mail_take(l->mail, seconds);
+}
+
+static lt_status check_job(const live *l)
+{
+    char text[512];
+    int rank;
+    lt_status code;
+    if (lt_group_failure(l->group, &rank, &code, text, sizeof text))
+        return lt_fail(LT_EPEER, "rank %d has failed: %s", rank, text);
+    return LT_OK;
+}
+
+static lt_status next(lt_async *async, lt_async_event *event)
+{
+    live *l = (live *)async;
+    LT_TRY(push(l));
+    if (!l->pulled && !l->over) {
+        send(l, LT_HOST_PULL);
+        l->pulled = true;
+    }
+    for (bool any = false; !any;) {
+        lt_message *m = take(l, l->over ? 0 : LOOK_SECONDS);
+        lt_status status = m ? handle(l, m, event, &any) : check_job(l);
+        lt__message_free(m);
+        LT_TRY(status);
+        if (!m && l->over) {
+            *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+            return LT_OK;
+        }
+    }
+    return LT_OK;
+}
+
+/* ==== Other functions ========================================================================= */
+
+static lt_status set_limit(lt_async *async, int64_t tickets)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_set_limit(l->host, tickets) : LT_OK;
+}
+
+static int64_t done_below(const lt_async *async)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_done_below(l->host) : 0;
+}
+
+static int64_t version(const lt_async *async)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_version(l->host) : 0;
+}
+
+static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_state(l->host, l->async.ctx, i, name) : NULL;
+}
+
+static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
+                         int n, int *fresh)
+{
+    const live *l = (const live *)async;
+    *fresh = 0;
+    return l->host ? lt__host_restore(l->host, names, tensors, n, fresh) : LT_OK;
+}
+
+static lt_status keep_at(lt_async *async, int64_t ticket)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_keep_at(l->host, ticket) : LT_OK;
+}
+
+static lt_status read_kept(lt_async *async, int64_t ticket)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_read_kept(l->host, ticket, &l->layout) : LT_OK;
+}
+
+static void pause_server(lt_async *async, bool on)
+{
+    const live *l = (const live *)async;
+    if (l->host)
+        lt__host_pause(l->host, on);
+}
+
+static bool poll(lt_async *async, lt_async_event *event)
+{
+    live *l = (live *)async;
+    for (lt_message *m; l->host && (m = lt__inbox_take(lt__host_inbox(l->host), 0));) {
+        if (m->kind == LT_HOST_EVENT) {
+            memcpy(event, m->data, sizeof *event);
+            lt__message_free(m);
+            return true;
+        }
+        l->early = m; /* there is at most one: rank 0 has one pull */
+    }
+    return false;
+}
+
+static void stop_at(lt_async *async, int64_t version, int code)
+{
+    const live *l = (const live *)async;
+    if (l->host)
+        lt__host_stop_at(l->host, version, code);
+}
+
+static lt_status read_server(lt_async *async)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_read(l->host, &l->layout) : LT_OK;
+}
+
+static void stop(lt_async *async, int code)
+{
+    const live *l = (const live *)async;
+    if (l->host)
+        lt__host_stop(l->host, code);
+}
+
+static void free_live(lt_async *async)
+{
+    live *l = (live *)async;
+    if (l->mail && !l->over && !l->host)
+        send(l, LT_HOST_LEAVE);
+    lt__host_close(l->host);
+    lt__message_free(l->early);
+    lt__gradient_free(&l->gradient);
+    lt__layout_close(&l->layout);
+    free(l);
+}
+
+static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
+{
+    lt_status status = lt__fault_check(ctx, lt_group_size(l->group));
+    if (status == LT_OK)
+        status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
+    if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
+        status = lt_errcode();
+    if (status != LT_OK || rank_of(l) > 0) {
+        lt_ctx_free(config->server);
+        return status;
+    }
+    lt_async_config own = *config;
+    own.workers = lt_group_size(l->group);
+    l->host = lt__host_open(l->mail, config->server, &l->layout, &own, lt__group_timeout(l->group));
+    return l->host ? LT_OK : lt_errcode();
+}
+
+lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
+{
+    static const lt_async_kind_of functions = {.next = next,
+                                               .set_limit = set_limit,
+                                               .done_below = done_below,
+                                               .version = version,
+                                               .state = state,
+                                               .restore = restore,
+                                               .free = free_live,
+                                               .keep_at = keep_at,
+                                               .read_kept = read_kept,
+                                               .read = read_server,
+                                               .stop = stop,
+                                               .stop_at = stop_at,
+                                               .pause = pause_server,
+                                               .poll = poll};
+    live *l = calloc(1, sizeof *l);
+    if (!l) {
+        lt_ctx_free(config->server);
+        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+        return NULL;
+    }
+    l->async.of = &functions;
+    l->group = config->group;
+    l->async.rank = lt_group_rank(config->group);
+    if (open_live(l, ctx, optim, config) == LT_OK)
+        return &l->async;
+    free_live(&l->async);
+    return NULL;
+}

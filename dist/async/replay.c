@@ -1,0 +1,211 @@
+/* replay.c - replays a trace of asynchronous training in one process; see async.h. The order of
+ * pulls and pushes is that of the trace, under any rule. With the rule of the trace, the weights
+ * are the same as in the run that wrote it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "dist/async/server.h"
+#include "dist/async/worker.h"
+
+typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
+    int worker;
+    int64_t ticket, read;
+    bool computed;
+    double loss, lr;
+    lt_gradient *gradient; /* of its worker */
+} entry;
+
+typedef struct replay {
+    lt_async async;
+    lt_server server;
+    entry *entries;
+    int64_t n, version, done;
+    int64_t tickets;        /* above the highest ticket of the trace */
+    bool *is_done;          /* (tickets) */
+    lt_gradient *gradients; /* (workers) */
+    int workers;
+    entry *computing;
+} replay;
+
+static lt_status finish_computing(replay *r)
+{
+    LT_TRY(lt__async_end(&r->async));
+    if (r->computing) {
+        r->computing->loss = r->async.loss;
+        r->computing->lr = r->async.lr;
+    }
+    r->computing = NULL;
+    return LT_OK;
+}
+
+/* The next entry that reads the current version; NULL if all of them are computed. */
+static entry *next_to_compute(const replay *r)
+{
+    for (int64_t i = r->version; i < r->n; i++) {
+        entry *e = &r->entries[i];
+        if (!e->computed && e->read == r->version)
+            return e;
+    }
+    return NULL;
+}
+
+static lt_status begin(replay *r, entry *e, lt_async_event *event)
+{
+    LT_TRY(lt__rule_pull(r->server.rule, e->worker));
+    *event = (lt_async_event){
+        .kind = LT_ASYNC_COMPUTE, .worker = e->worker, .ticket = e->ticket, .read = e->read};
+    e->computed = true;
+    r->computing = e;
+    lt__async_begin(&r->async, e->ticket, e->gradient);
+    return LT_OK;
+}
+
+static lt_status apply(replay *r, lt_async_event *event)
+{
+    const entry *e = &r->entries[r->version];
+    int64_t delay = r->version - e->read;
+    if (e->gradient->skip)
+        return lt_fail(LT_EUSAGE, "ticket %lld was applied in the trace, but is skipped now",
+                       (long long)e->ticket);
+    LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, delay));
+    r->version++;
+    r->is_done[e->ticket] = true;
+    while (r->done < r->tickets && r->is_done[r->done])
+        r->done++;
+    *event = (lt_async_event){.kind = LT_ASYNC_PUSH,
+                              .worker = e->worker,
+                              .ticket = e->ticket,
+                              .read = e->read,
+                              .applied = r->version,
+                              .delay = delay,
+                              .done_below = r->done,
+                              .loss = e->loss,
+                              .lr = e->lr};
+    return LT_OK;
+}
+
+static lt_status next(lt_async *async, lt_async_event *event)
+{
+    replay *r = (replay *)async;
+    LT_TRY(finish_computing(r));
+    entry *e = next_to_compute(r);
+    if (e)
+        return begin(r, e, event);
+    if (r->version < r->n)
+        return apply(r, event);
+    *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+    return LT_OK;
+}
+
+/* ==== Other functions ========================================================================= */
+
+static lt_status set_limit(lt_async *async, int64_t tickets)
+{
+    const replay *r = (const replay *)async;
+    if (tickets >= r->tickets)
+        return LT_OK;
+    return lt_fail(LT_EUSAGE, "the trace has ticket %lld, but the run has only %lld tickets",
+                   (long long)r->tickets - 1, (long long)tickets);
+}
+
+static int64_t done_below(const lt_async *async) { return ((const replay *)async)->done; }
+static int64_t version(const lt_async *async) { return ((const replay *)async)->version; }
+
+static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
+{
+    (void)async, (void)i, (void)name;
+    return NULL;
+}
+
+static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
+                         int n, int *fresh)
+{
+    (void)async, (void)names, (void)tensors, (void)n, (void)fresh;
+    return lt_fail(LT_EUSAGE, "the replay of a trace cannot be resumed");
+}
+
+static void free_replay(lt_async *async)
+{
+    replay *r = (replay *)async;
+    for (int i = 0; r->gradients && i < r->workers; i++)
+        lt__gradient_free(&r->gradients[i]);
+    lt__server_close(&r->server);
+    free(r->gradients);
+    free(r->entries);
+    free(r->is_done);
+    free(r);
+}
+
+/* ==== Opening ================================================================================= */
+
+static lt_status bad_trace(int64_t i, const char *why)
+{
+    return lt_fail(LT_EUSAGE, "step %lld of the trace %s", (long long)i + 1, why);
+}
+
+/* Checks that each worker pushes between two pulls, and that each ticket occurs once. */
+static lt_status check_trace(replay *r, const lt_async_step *trace)
+{
+    int64_t *pushed = calloc((size_t)r->workers, sizeof *pushed); /* version of the last push */
+    lt_status status = pushed ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for a trace");
+    for (int64_t i = 0; status == LT_OK && i < r->n; i++) {
+        const lt_async_step *s = &trace[i];
+        if (s->worker < 0 || s->worker >= r->workers)
+            status = bad_trace(i, "has an invalid worker");
+        else if (s->read < pushed[s->worker] || s->read > i)
+            status = bad_trace(i, "has an impossible delay");
+        else if (s->ticket < 0 || r->is_done[s->ticket])
+            status = bad_trace(i, "has an invalid ticket");
+        if (status != LT_OK)
+            break;
+        pushed[s->worker] = i + 1;
+        r->is_done[s->ticket] = true;
+        r->entries[i] = (entry){.worker = s->worker,
+                                .ticket = s->ticket,
+                                .read = s->read,
+                                .gradient = &r->gradients[s->worker]};
+    }
+    free(pushed);
+    memset(r->is_done, 0, (size_t)r->tickets);
+    return status;
+}
+
+static lt_status open_replay(replay *r, lt_ctx *ctx, lt_optim *optim, const lt_async_config *c)
+{
+    LT_TRY(lt__server_open(&r->server, ctx, optim, c));
+    r->workers = c->workers;
+    r->n = c->n_trace;
+    r->entries = calloc((size_t)r->n + 1, sizeof *r->entries);
+    for (int64_t i = 0; i < r->n; i++)
+        if (c->trace[i].ticket >= r->tickets)
+            r->tickets = c->trace[i].ticket + 1;
+    r->is_done = calloc((size_t)r->tickets + 1, sizeof *r->is_done);
+    r->gradients = calloc((size_t)r->workers, sizeof *r->gradients);
+    if (!r->entries || !r->is_done || !r->gradients)
+        return lt_fail(LT_ENOMEM, "out of memory for a trace");
+    return check_trace(r, c->trace);
+}
+
+lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
+{
+    static const lt_async_kind_of functions = {.next = next,
+                                               .set_limit = set_limit,
+                                               .done_below = done_below,
+                                               .version = version,
+                                               .state = state,
+                                               .restore = restore,
+                                               .free = free_replay};
+    replay *r = calloc(1, sizeof *r);
+    if (!r) {
+        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+        return NULL;
+    }
+    r->async.of = &functions;
+    r->async.rank = -1; /* no faults */
+    if (open_replay(r, ctx, optim, config) == LT_OK)
+        return &r->async;
+    free_replay(&r->async);
+    return NULL;
+}

@@ -1,0 +1,257 @@
+/* simulate.c - asynchronous training simulated in one process; see async.h.
+ *
+ * A gradient is computed when its worker pulls, and stored. It is applied when the virtual clock
+ * reaches the end of that worker's computation. The net's own arenas are the server's: at both
+ * moments they contain the right weights, and nothing is exchanged.
+ *
+ * All times depend only on the seed and the number of the pull, so a simulation is deterministic.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/tensor.h"
+#include "dist/async/server.h"
+#include "dist/async/worker.h"
+
+typedef struct worker {
+    bool idle;    /* has pushed, or found no ticket, and pulls next */
+    double end;   /* virtual time at which it pushes; infinity if it does not compute */
+    int64_t pull; /* number of its last pull; orders equal times */
+    int64_t read, pushes;
+    double loss, lr;
+    lt_gradient gradient;
+} worker;
+
+typedef struct simulation {
+    lt_async async;
+    lt_server server;
+    worker *workers;
+    int n_workers;
+    uint64_t seed;
+    double now, sigma, *times;
+    int n_times;
+    int64_t pulls;
+    worker *computing; /* whose gradient the caller computes, or NULL */
+} simulation;
+
+/* ==== Time ==================================================================================== */
+
+/* A standard normal number; Box-Muller, in double. */
+static double normal(uint64_t seed, int64_t pull)
+{
+    uint32_t words[4];
+    lt_random(seed, LT_RNG_DELAY, 0, (uint64_t)pull, words);
+    double u = (words[0] + 1.0) / 4294967296.0, v = words[1] / 4294967296.0;
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+
+static double seconds_of(const simulation *a, int i)
+{
+    double mean = a->n_times > 0 ? a->times[i % a->n_times] : 1;
+    return mean * exp(a->sigma * normal(a->seed, a->workers[i].pull));
+}
+
+/* The worker that pushes next, or NULL if none computes. */
+static worker *next_push(const simulation *a)
+{
+    worker *first = NULL;
+    for (int i = 0; i < a->n_workers; i++) {
+        worker *w = &a->workers[i];
+        if (w->end < INFINITY &&
+            (!first || w->end < first->end || (w->end == first->end && w->pull < first->pull)))
+            first = w;
+    }
+    return first;
+}
+
+/* ==== Opening ================================================================================= */
+
+static lt_status check_times(const lt_async_config *c)
+{
+    if (!(c->sigma >= 0 && isfinite(c->sigma)))
+        return lt_fail(LT_EUSAGE, "sigma must be at least 0, but is %g", c->sigma);
+    for (int i = 0; i < c->n_times; i++)
+        if (!(c->times[i] > 0 && isfinite(c->times[i])))
+            return lt_fail(LT_EUSAGE, "the time of a batch must be positive, but is %g",
+                           c->times[i]);
+    return LT_OK;
+}
+
+static void free_simulation(lt_async *async)
+{
+    simulation *a = (simulation *)async;
+    for (int i = 0; i < a->n_workers; i++)
+        lt__gradient_free(&a->workers[i].gradient);
+    lt__server_close(&a->server);
+    free(a->workers);
+    free(a->times);
+    free(a);
+}
+
+static lt_status open_simulation(simulation *a, lt_ctx *ctx, lt_optim *optim,
+                                 const lt_async_config *c)
+{
+    LT_TRY(check_times(c));
+    LT_TRY(lt__server_open(&a->server, ctx, optim, c));
+    a->n_times = c->n_times;
+    a->times = calloc((size_t)c->n_times + 1, sizeof *a->times);
+    a->workers = calloc((size_t)c->workers, sizeof *a->workers);
+    if (!a->times || !a->workers)
+        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    for (int i = 0; i < c->n_times; i++)
+        a->times[i] = c->times[i];
+    a->n_workers = c->workers;
+    for (int i = 0; i < a->n_workers; i++) {
+        a->workers[i].end = INFINITY;
+        a->workers[i].idle = true;
+    }
+    return LT_OK;
+}
+
+/* ==== Events ================================================================================== */
+
+/* The caller has computed a gradient: its worker pushes it later. */
+static lt_status finish_computing(simulation *a)
+{
+    LT_TRY(lt__async_end(&a->async));
+    if (!a->computing)
+        return LT_OK;
+    a->computing->loss = a->async.loss;
+    a->computing->lr = a->async.lr;
+    a->computing->end = a->now + seconds_of(a, (int)(a->computing - a->workers));
+    a->computing = NULL;
+    return LT_OK;
+}
+
+/* Moves the clock to the end of a worker's computation, and takes its push. */
+static lt_status push(simulation *a, worker *w, lt_async_event *event)
+{
+    lt_push p;
+    int i = (int)(w - a->workers);
+    a->now = w->end;
+    w->end = INFINITY;
+    LT_TRY(lt__server_push(&a->server, i, w->pushes++, &w->gradient, &p));
+    *event = (lt_async_event){
+        .kind = LT_ASYNC_PUSH,
+        .worker = i,
+        .ticket = p.ticket,
+        .read = w->read,
+        .applied = p.kind == LT_PUSH_APPLIED ? lt__order_version(a->server.order) : 0,
+        .delay = p.delay,
+        .dropped = p.kind == LT_PUSH_DROPPED,
+        .done_below = lt__order_done_below(a->server.order),
+        .loss = w->loss,
+        .lr = w->lr,
+        .time = a->now};
+    w->idle = true;
+    return LT_OK;
+}
+
+/* Starts the computation of a granted ticket. */
+static lt_status begin_computing(simulation *a, const lt_grant *g, lt_async_event *event)
+{
+    worker *w = &a->workers[g->worker];
+    w->read = g->version;
+    w->pull = a->pulls++;
+    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
+                              .worker = g->worker,
+                              .ticket = g->ticket[0],
+                              .read = w->read,
+                              .n_reserved = g->n - 1,
+                              .time = a->now};
+    for (int k = 1; k < g->n; k++)
+        event->reserved[k - 1] = g->ticket[k];
+    a->computing = w;
+    lt__async_begin(&a->async, g->ticket[0], &w->gradient);
+    return LT_OK;
+}
+
+/* Lets all idle workers pull, as long as there are tickets. */
+static lt_status pull(simulation *a)
+{
+    bool any = lt__order_done_below(a->server.order) < lt__order_limit(a->server.order);
+    for (int i = 0; any && i < a->n_workers; i++)
+        if (a->workers[i].idle) {
+            LT_TRY(lt__order_pull(a->server.order, i));
+            a->workers[i].idle = false;
+        }
+    return LT_OK;
+}
+
+static lt_status next(lt_async *async, lt_async_event *event)
+{
+    simulation *a = (simulation *)async;
+    lt_grant g;
+    bool any;
+    LT_TRY(finish_computing(a));
+    LT_TRY(pull(a));
+    for (;;) {
+        LT_TRY(lt__server_grant(&a->server, &g, &any));
+        if (any && g.n > 0)
+            return begin_computing(a, &g, event);
+        if (!any)
+            break;
+        a->workers[g.worker].idle = true;
+    }
+    worker *w = next_push(a);
+    if (w)
+        return push(a, w, event);
+    *event = (lt_async_event){.kind = LT_ASYNC_DONE, .time = a->now};
+    return LT_OK;
+}
+
+/* ==== Other functions ========================================================================= */
+
+static lt_server *server_of(lt_async *async) { return &((simulation *)async)->server; }
+static const lt_server *server_in(const lt_async *async)
+{
+    return &((const simulation *)async)->server;
+}
+
+static lt_status set_limit(lt_async *async, int64_t tickets)
+{
+    return lt__order_set_limit(server_of(async)->order, tickets);
+}
+
+static int64_t done_below(const lt_async *async)
+{
+    return lt__order_done_below(server_in(async)->order);
+}
+
+static int64_t version(const lt_async *async) { return lt__order_version(server_in(async)->order); }
+
+static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
+{
+    return lt__server_state(server_in(async), i, &((const simulation *)async)->now, 1, name);
+}
+
+static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
+                         int n, int *fresh)
+{
+    return lt__server_restore(server_of(async), names, tensors, n, &((simulation *)async)->now, 1,
+                              fresh);
+}
+
+lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
+{
+    static const lt_async_kind_of functions = {.next = next,
+                                               .set_limit = set_limit,
+                                               .done_below = done_below,
+                                               .version = version,
+                                               .state = state,
+                                               .restore = restore,
+                                               .free = free_simulation};
+    simulation *a = calloc(1, sizeof *a);
+    if (!a) {
+        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+        return NULL;
+    }
+    a->async.of = &functions;
+    a->async.rank = -1; /* no faults */
+    a->seed = ctx->config.seed;
+    a->sigma = config->sigma;
+    if (open_simulation(a, ctx, optim, config) == LT_OK)
+        return &a->async;
+    free_simulation(&a->async);
+    return NULL;
+}

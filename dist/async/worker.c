@@ -1,0 +1,70 @@
+/* worker.c - the gradient callbacks of asynchronous training; see worker.h. */
+#include "core/tensor.h"
+#include "dist/async/worker.h"
+#include "dist/fault.h"
+
+/* ==== The gradient callbacks ================================================================== */
+
+static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss)
+{
+    lt_async *a = ud;
+    double value;
+    if (!a->gradient)
+        return LT_OK;
+    if (!a->has_backward)
+        LT_TRY(lt__fault_trigger(ctx, a->rank, a->computed));
+    a->has_backward = true;
+    if (loss->count != 1)
+        return LT_OK;
+    LT_TRY(lt_item(loss, 0, &value));
+    a->loss += value;
+    return LT_OK;
+}
+
+/* The learning rate of the first group, or 0. */
+static double lr_of(const lt_optim *optim, const lt_gradient *g)
+{
+    int k = lt_schema_find(&lt_optim_def(optim)->schema, "lr");
+    return k >= 0 && g->n_groups > 0 ? g->options[0][k].f : 0;
+}
+
+static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
+                       lt_step_status step_status, double factor)
+{
+    lt_async *a = ud;
+    if (!a->gradient || a->stepped)
+        return lt_fail(LT_EUSAGE, "in asynchronous training, each batch has one optimizer step");
+    if (optim != a->optim)
+        return lt_fail(LT_EUSAGE, "asynchronous training supports one optimizer; this is another");
+    LT_TRY(lt__gradient_store(a->gradient, a->ctx, optim, options, step_status, factor));
+    LT_TRY(
+        lt__rule_check(a->rule, lt_optim_def(optim), a->gradient->options, a->gradient->n_groups));
+    a->lr = lr_of(optim, a->gradient);
+    a->stepped = true;
+    return LT_OK;
+}
+
+void lt__async_set_callbacks(lt_async *a)
+{
+    lt_set_grad_callbacks(a->ctx, &(lt_grad_callbacks){.ud = a, .begin = add_loss, .apply = store});
+}
+
+/* ==== A batch ================================================================================= */
+
+void lt__async_begin(lt_async *a, int64_t ticket, lt_gradient *gradient)
+{
+    a->ticket = ticket;
+    a->gradient = gradient;
+    a->loss = a->lr = 0;
+    a->stepped = a->has_backward = false;
+    a->computed++;
+    lt_set_step(a->ctx, ticket);
+}
+
+lt_status lt__async_end(lt_async *a)
+{
+    if (a->gradient && !a->stepped)
+        return lt_fail(LT_EUSAGE, "ticket %lld had no optimizer step", (long long)a->ticket);
+    a->gradient = NULL;
+    return LT_OK;
+}

@@ -1,0 +1,31 @@
+/* inbox.h - a list of arrived messages that a thread can wait for. Private to dist/mail. */
+#ifndef LT_DIST_MAIL_INBOX_H
+#define LT_DIST_MAIL_INBOX_H
+
+#include <pthread.h>
+
+#include "dist/mail/mail.h"
+
+typedef struct lt_inbox {
+    pthread_mutex_t lock; /* guards the fields below */
+    pthread_cond_t arrived;
+    lt_message *first, **end;
+    bool closed;
+} lt_inbox;
+
+void lt__inbox_open(lt_inbox *inbox);
+void lt__inbox_free(lt_inbox *inbox); /* frees its messages, too */
+/* Appends a message, taken; frees it instead if the inbox is closed. */
+void lt__inbox_put(lt_inbox *inbox, lt_message *message);
+/* As lt__mail_take(). */
+lt_message *lt__inbox_take(lt_inbox *inbox, double seconds);
+void lt__inbox_close(lt_inbox *inbox);
+
+/* The functions of a transport of messages. */
+struct lt_mail {
+    void (*send)(lt_mail *mail, int to, lt_message *message);
+    void (*close)(lt_mail *mail, double seconds);
+    lt_inbox *inbox;
+};
+
+#endif

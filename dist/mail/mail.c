@@ -1,0 +1,168 @@
+/* mail.c - messages between the threads of one process, and what all transports share; see mail.h.
+ */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "core/tensor.h"
+#include "dist/mail/inbox.h"
+
+lt_message *lt__message_new(int kind, size_t bytes)
+{
+    lt_message *m = aligned_alloc(64, (sizeof *m + bytes + 63) & ~(size_t)63);
+    if (!m) {
+        lt_fail(LT_ENOMEM, "out of memory for a message of %zu bytes", bytes);
+        return NULL;
+    }
+    *m = (lt_message){.kind = kind, .bytes = bytes};
+    return m;
+}
+
+void lt__message_free(lt_message *m) { free(m); }
+
+void lt__mail_send(lt_mail *mail, int to, lt_message *message) { mail->send(mail, to, message); }
+
+lt_message *lt__mail_take(lt_mail *mail, double seconds)
+{
+    return lt__inbox_take(mail->inbox, seconds);
+}
+
+void lt__mail_close(lt_mail *mail, double seconds)
+{
+    if (mail)
+        mail->close(mail, seconds);
+}
+
+/* ==== Inboxes ================================================================================= */
+
+void lt__inbox_open(lt_inbox *b)
+{
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->arrived, NULL);
+    b->first = NULL;
+    b->end = &b->first;
+    b->closed = false;
+}
+
+void lt__inbox_free(lt_inbox *b)
+{
+    for (lt_message *m; (m = b->first);) {
+        b->first = m->next;
+        lt__message_free(m);
+    }
+    pthread_cond_destroy(&b->arrived);
+    pthread_mutex_destroy(&b->lock);
+}
+
+void lt__inbox_put(lt_inbox *b, lt_message *m)
+{
+    pthread_mutex_lock(&b->lock);
+    bool closed = b->closed;
+    if (!closed) {
+        m->next = NULL;
+        *b->end = m;
+        b->end = &m->next;
+        pthread_cond_signal(&b->arrived);
+    }
+    pthread_mutex_unlock(&b->lock);
+    if (closed)
+        lt__message_free(m);
+}
+
+static struct timespec after(double seconds)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    double all = (double)at.tv_nsec * 1e-9 + seconds;
+    at.tv_sec += (time_t)all;
+    at.tv_nsec = (long)((all - (double)(time_t)all) * 1e9);
+    return at;
+}
+
+lt_message *lt__inbox_take(lt_inbox *b, double seconds)
+{
+    struct timespec deadline = after(seconds);
+    int error = 0;
+    pthread_mutex_lock(&b->lock);
+    while (!b->first && !error && seconds > 0)
+        error = pthread_cond_clockwait(&b->arrived, &b->lock, CLOCK_MONOTONIC, &deadline);
+    lt_message *m = b->first;
+    if (m && !(b->first = m->next))
+        b->end = &b->first;
+    pthread_mutex_unlock(&b->lock);
+    return m;
+}
+
+void lt__inbox_close(lt_inbox *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->closed = true;
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* ==== Threads of one process ================================================================== */
+
+typedef struct office { /* the inboxes of all ranks */
+    atomic_int refs;
+    int n;
+    lt_inbox inbox[];
+} office;
+
+typedef struct local { /* the mailbox of one rank */
+    lt_mail mail;
+    office *office;
+    int rank;
+} local;
+
+static void local_send(lt_mail *mail, int to, lt_message *message)
+{
+    local *l = (local *)mail;
+    message->from = l->rank;
+    lt__inbox_put(&l->office->inbox[to], message);
+}
+
+static void release(office *o)
+{
+    if (atomic_fetch_sub(&o->refs, 1) != 1)
+        return;
+    for (int i = 0; i < o->n; i++)
+        lt__inbox_free(&o->inbox[i]);
+    free(o);
+}
+
+static void local_close(lt_mail *mail, double seconds)
+{
+    local *l = (local *)mail;
+    (void)seconds; /* messages have left when they are sent */
+    lt__inbox_close(mail->inbox);
+    for (int i = 0; i < l->office->n; i++) {
+        lt_message *lost = i != l->rank ? lt__message_new(LT_MAIL_LOST, 0) : NULL;
+        if (lost)
+            local_send(mail, i, lost);
+    }
+    release(l->office);
+    free(l);
+}
+
+lt_status lt__mail_open_local(int n, lt_mail **mail)
+{
+    office *o = malloc(sizeof *o + (size_t)n * sizeof *o->inbox);
+    int made = 0;
+    if (!o)
+        return lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", n);
+    atomic_init(&o->refs, 1);
+    o->n = n;
+    for (int i = 0; i < n; i++)
+        lt__inbox_open(&o->inbox[i]);
+    for (local *l; made < n && (l = malloc(sizeof *l)); made++) {
+        *l = (local){{local_send, local_close, &o->inbox[made]}, o, made};
+        atomic_fetch_add(&o->refs, 1);
+        mail[made] = &l->mail;
+    }
+    lt_status status =
+        made == n ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", n);
+    while (status != LT_OK && made > 0)
+        lt__mail_close(mail[--made], 0);
+    release(o);
+    return status;
+}

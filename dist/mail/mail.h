@@ -1,0 +1,53 @@
+/* mail.h - messages from one rank to another that nobody waits for. Private to dist.
+ *
+ * A rank sends without blocking, and takes arrived messages when it wants. Messages from one rank
+ * to another arrive in the order of sending. Unlike collectives, they are independent of the
+ * group's communication thread, and the failure of one rank does not affect the others: they
+ * receive a message of the kind LT_MAIL_LOST.
+ *
+ * Between threads of one process, a message is handed over. Between processes, a thread of the
+ * mailbox carries messages through the network. Any thread of the rank may send and take.
+ */
+#ifndef LT_DIST_MAIL_H
+#define LT_DIST_MAIL_H
+
+#include "core/core.h"
+#include "dist/net.h"
+
+typedef struct lt_mail lt_mail; /* the mailbox of a rank */
+
+enum { LT_MAIL_LOST = -1 }; /* the rank `from` is lost; nothing more arrives from it */
+enum { LT_MESSAGE_NUMBERS = 8 };
+
+typedef struct lt_message {
+    struct lt_message *next; /* for lists of the current owner */
+    int from;                /* set on arrival */
+    int kind;                /* chosen by the sender, at least 0 */
+    int64_t number[LT_MESSAGE_NUMBERS];
+    size_t bytes;
+    _Alignas(64) char data[]; /* (bytes) */
+} lt_message;
+
+/* A message with uninitialized data. New. NULL with LT_ENOMEM. */
+lt_message *lt__message_new(int kind, size_t bytes);
+void lt__message_free(lt_message *message); /* NULL is allowed */
+
+/* Opens the mailboxes of n ranks that are threads of this process: mail (n), all new. LT_ENOMEM; no
+ * mailbox is open then. */
+LT_MUST lt_status lt__mail_open_local(int n, lt_mail **mail);
+/* Opens the mailbox of a process. net is borrowed until the mailbox is closed. New. NULL with
+ * LT_ENOMEM, or with LT_EPEER if another rank is already lost. */
+lt_mail *lt__mail_open_net(const lt_net *net);
+/* Closes a mailbox and frees messages that were not taken. Waits at most `seconds` until sent
+ * messages have left. The other ranks receive LT_MAIL_LOST from a rank that is a thread. NULL is
+ * allowed. */
+void lt__mail_close(lt_mail *mail, double seconds);
+
+/* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the
+ * receiver is lost or has closed its mailbox. */
+void lt__mail_send(lt_mail *mail, int to, lt_message *message);
+/* Removes and returns the message that arrived first. Waits for one at most `seconds`; NULL if
+ * there is none. New. */
+lt_message *lt__mail_take(lt_mail *mail, double seconds);
+
+#endif

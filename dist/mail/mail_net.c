@@ -1,0 +1,242 @@
+/* mail_net.c - messages between processes; see mail.h.
+ *
+ * A thread of the mailbox makes all calls of the network. A receive for the head of the next
+ * message from each rank is always pending; the head says how many bytes of data follow. Messages
+ * to one rank are sent one after the other.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/tensor.h"
+#include "dist/mail/inbox.h"
+
+enum { BUSY_NS = 20 * 1000, IDLE_NS = 500 * 1000, BUSY_ROUNDS = 200 };
+
+typedef struct head { /* sent as raw bytes */
+    int64_t kind, bytes, number[LT_MESSAGE_NUMBERS];
+} head;
+
+typedef struct peer { /* another rank */
+    bool lost;
+    head in;              /* of the message that arrives */
+    lt_message *arriving; /* its data arrives; NULL: its head */
+    lt_request receiving;
+    lt_message *first, **end; /* to be sent; under the lock */
+    lt_message *leaving;      /* is sent; NULL if none */
+    head out;
+    bool head_left; /* the head has been sent */
+    lt_request sending;
+} peer;
+
+typedef struct net_mail {
+    lt_mail mail;
+    lt_inbox inbox;
+    const lt_net *net;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards the lists of messages to be sent, and the fields below */
+    bool closing;         /* the thread ends when nothing is left to send */
+    double deadline;      /* or at this time */
+    peer peer[];
+} net_mail;
+
+/* ==== Receiving =============================================================================== */
+
+static void lose(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    lt_message *lost = lt__message_new(LT_MAIL_LOST, 0);
+    p->lost = true;
+    lt__message_free(p->arriving);
+    p->arriving = NULL;
+    if (!lost)
+        return;
+    lost->from = i;
+    lt__inbox_put(&m->inbox, lost);
+}
+
+static void receive_head(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    if (m->net->receive(m->net->self, i, LT_NET_MAIL, &p->in, sizeof p->in, &p->receiving) != 0)
+        lose(m, i);
+}
+
+static void deliver(net_mail *m, int i)
+{
+    lt__inbox_put(&m->inbox, m->peer[i].arriving);
+    m->peer[i].arriving = NULL;
+    receive_head(m, i);
+}
+
+/* A head has arrived: receives the data, if there is any. Without memory for it, nothing more can
+ * be received from this rank. */
+static void begin_data(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    if (!(p->arriving = lt__message_new((int)p->in.kind, (size_t)p->in.bytes))) {
+        lose(m, i);
+        return;
+    }
+    p->arriving->from = i;
+    memcpy(p->arriving->number, p->in.number, sizeof p->in.number);
+    if (p->in.bytes == 0)
+        deliver(m, i);
+    else if (m->net->receive(m->net->self, i, LT_NET_MAIL, p->arriving->data, p->arriving->bytes,
+                             &p->receiving) != 0)
+        lose(m, i);
+}
+
+/* Whether something arrived from rank i. */
+static bool receive_some(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    int done = p->lost ? 0 : m->net->test(m->net->self, &p->receiving);
+    if (done < 0)
+        lose(m, i);
+    else if (done > 0 && p->arriving)
+        deliver(m, i);
+    else if (done > 0)
+        begin_data(m, i);
+    return done != 0;
+}
+
+/* ==== Sending ================================================================================= */
+
+static lt_message *next_to_send(net_mail *m, peer *p)
+{
+    pthread_mutex_lock(&m->lock);
+    lt_message *message = p->first;
+    if (message && !(p->first = message->next))
+        p->end = &p->first;
+    pthread_mutex_unlock(&m->lock);
+    return message;
+}
+
+static void end_sending(peer *p)
+{
+    lt__message_free(p->leaving);
+    p->leaving = NULL;
+}
+
+static void begin_sending(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    const lt_message *message = p->leaving;
+    p->out = (head){.kind = message->kind, .bytes = (int64_t)message->bytes};
+    memcpy(p->out.number, message->number, sizeof p->out.number);
+    p->head_left = false;
+    if (m->net->send(m->net->self, i, LT_NET_MAIL, &p->out, sizeof p->out, &p->sending) != 0)
+        end_sending(p);
+}
+
+/* Whether something was sent to rank i, or is ready to be sent. */
+static bool send_some(net_mail *m, int i)
+{
+    peer *p = &m->peer[i];
+    if (!p->leaving) {
+        if (!(p->leaving = next_to_send(m, p)))
+            return false;
+        if (p->lost)
+            end_sending(p);
+        else
+            begin_sending(m, i);
+        return true;
+    }
+    int done = m->net->test(m->net->self, &p->sending);
+    if (done == 0)
+        return false;
+    bool has_data = done > 0 && !p->head_left && p->leaving->bytes > 0;
+    p->head_left = true;
+    if (!has_data || m->net->send(m->net->self, i, LT_NET_MAIL, p->leaving->data, p->leaving->bytes,
+                                  &p->sending) != 0)
+        end_sending(p);
+    return true;
+}
+
+static bool is_sending(net_mail *m)
+{
+    bool any = false;
+    for (int i = 0; i < m->net->size; i++)
+        any |= m->peer[i].leaving || m->peer[i].first;
+    return any;
+}
+
+/* ==== The thread ============================================================================== */
+
+static bool is_over(net_mail *m)
+{
+    pthread_mutex_lock(&m->lock);
+    bool over = m->closing && (!is_sending(m) || lt__seconds() > m->deadline);
+    pthread_mutex_unlock(&m->lock);
+    return over;
+}
+
+static void *carry(void *ud)
+{
+    net_mail *m = ud;
+    for (int idle = 0; !is_over(m);) {
+        bool any = false;
+        for (int i = 0; i < m->net->size; i++)
+            if (i != m->net->rank) {
+                any |= receive_some(m, i);
+                any |= send_some(m, i);
+            }
+        idle = any ? 0 : idle + 1;
+        if (!any)
+            nanosleep(&(struct timespec){.tv_nsec = idle < BUSY_ROUNDS ? BUSY_NS : IDLE_NS}, NULL);
+    }
+    return NULL;
+}
+
+/* ==== The mailbox ============================================================================= */
+
+static void net_send(lt_mail *mail, int to, lt_message *message)
+{
+    net_mail *m = (net_mail *)mail;
+    if (to == m->net->rank) {
+        message->from = to;
+        lt__inbox_put(&m->inbox, message);
+        return;
+    }
+    peer *p = &m->peer[to];
+    message->next = NULL;
+    pthread_mutex_lock(&m->lock);
+    *p->end = message;
+    p->end = &message->next;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Pending requests of the network point into the peers, so the mailbox is not freed. */
+static void net_close(lt_mail *mail, double seconds)
+{
+    net_mail *m = (net_mail *)mail;
+    pthread_mutex_lock(&m->lock);
+    m->closing = true;
+    m->deadline = lt__seconds() + seconds;
+    pthread_mutex_unlock(&m->lock);
+    pthread_join(m->thread, NULL);
+    lt__inbox_close(&m->inbox);
+}
+
+lt_mail *lt__mail_open_net(const lt_net *net)
+{
+    net_mail *m = calloc(1, sizeof *m + (size_t)net->size * sizeof *m->peer);
+    if (!m) {
+        lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", net->size);
+        return NULL;
+    }
+    m->mail = (lt_mail){net_send, net_close, &m->inbox};
+    m->net = net;
+    lt__inbox_open(&m->inbox);
+    pthread_mutex_init(&m->lock, NULL);
+    for (int i = 0; i < net->size; i++) {
+        m->peer[i].end = &m->peer[i].first;
+        if (i != net->rank)
+            receive_head(m, i);
+    }
+    if (pthread_create(&m->thread, NULL, carry, m) == 0)
+        return &m->mail;
+    lt_fail(LT_ENOMEM, "the system cannot start a thread for messages");
+    return NULL; /* not freed, because pending requests point into it */
+}

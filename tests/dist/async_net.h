@@ -1,0 +1,111 @@
+/* async_net.h - a small net with batch norm, for tests of asynchronous training. Include it in one
+ * file of a test. */
+#ifndef LT_TESTS_DIST_ASYNC_NET_H
+#define LT_TESTS_DIST_ASYNC_NET_H
+
+#include "dist/dist.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+enum { ROWS = 12, IN = 5, HIDDEN = 7, CLASSES = 3 };
+
+typedef struct net { /* linear, batch_norm, linear */
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w1, *scale, *shift, *mean, *var, *w2, *b2;
+    lt_optim *optim;
+    lt_opt opt[2][LT_MAX_OPT];
+} net;
+
+static inline lt_tensor *add(net *n, lt_tensor *x, const char *name)
+{
+    CHECK(x != NULL);
+    CHECK_OK(lt_params_add(n->params, name, x));
+    return x;
+}
+
+static inline lt_tensor *param(net *n, const char *name, int ndim, int64_t a, int64_t b,
+                               double value)
+{
+    lt_init init = {value == 0 ? LT_INIT_UNIFORM : LT_INIT_CONSTANT, value == 0 ? -0.5 : value,
+                    0.5};
+    return add(n, lt_param_new(n->ctx, LT_F32, ndim, (int64_t[]){a, b}, init), name);
+}
+
+static inline lt_tensor *buffer(net *n, const char *name, double value)
+{
+    lt_init init = {LT_INIT_CONSTANT, value, 0};
+    return add(n, lt_buffer_new(n->ctx, LT_F32, 1, (int64_t[]){HIDDEN}, init), name);
+}
+
+/* Group 0: weights, with weight decay; group 1: the others. options: further ones of group 0. */
+static inline net make(const char *op, const char *options)
+{
+    net n = {.ctx = lt_open(&(lt_config){.seed = 3, .device = "cpu"})};
+    n.params = lt_params_new(n.ctx);
+    n.w1 = param(&n, "w1", 2, HIDDEN, IN, 0);
+    n.scale = param(&n, "scale", 1, HIDDEN, 0, 1);
+    n.shift = param(&n, "shift", 1, HIDDEN, 0, 0.1);
+    n.mean = buffer(&n, "mean", 0);
+    n.var = buffer(&n, "var", 1);
+    n.w2 = param(&n, "w2", 2, CLASSES, HIDDEN, 0);
+    n.b2 = param(&n, "b2", 1, CLASSES, 0, 0.2);
+    CHECK_OK(lt_params_place(n.params));
+    lt_tensor *all[] = {n.w1, n.scale, n.shift, n.w2, n.b2};
+    n.optim = lt_optim_new(n.ctx, op, all, 5);
+    CHECK(n.optim != NULL);
+    lt_tensor *others[] = {n.scale, n.shift, n.b2};
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(lt_optim_set_group(n.optim, others[i], 1));
+    const lt_schema *schema = &lt_optim_def(n.optim)->schema;
+    CHECK_OK(lt_opts_parse(schema, options, n.opt[0]));
+    CHECK_OK(lt_opts_parse(schema, options, n.opt[1]));
+    int decay = lt_schema_find(schema, "weight_decay");
+    n.opt[0][decay].f = 0.01;
+    n.opt[0][decay].n = 1;
+    return n;
+}
+
+static inline void destroy(net *n)
+{
+    lt_tensor *all[] = {n->w1, n->scale, n->shift, n->mean, n->var, n->w2, n->b2};
+    lt_optim_free(n->optim);
+    for (int i = 0; i < 7; i++)
+        lt_release(all[i]);
+    lt_params_free(n->params);
+    lt_ctx_free(n->ctx);
+}
+
+/* One batch: its data depends on the ticket. Forward, backward and an optimizer step. */
+static inline void compute(net *n, int64_t ticket, double clip)
+{
+    int64_t x_dims[] = {ROWS, IN}, y_dims[] = {ROWS};
+    lt_tensor *x = lt_tensor_new(n->ctx, LT_F32, 2, x_dims);
+    lt_tensor *y = lt_tensor_new(n->ctx, LT_I64, 1, y_dims);
+    CHECK_OK(lt_fill_normal(x, LT_RNG_USER, 7, (uint64_t)ticket * ROWS * IN, 0, 1));
+    for (int64_t i = 0; i < ROWS; i++)
+        ((int64_t *)lt_data(y))[i] = (i * 7 + ticket) % CLASSES;
+    lt_tensor *h = lt_run(n->ctx, "linear", NULL, x, n->w1, NULL);
+    lt_tensor *z =
+        lt_run(n->ctx, "batch_norm", "train=true", h, n->scale, n->shift, n->mean, n->var, NULL);
+    lt_tensor *r = lt_run(n->ctx, "relu", NULL, z, NULL);
+    lt_tensor *out = lt_run(n->ctx, "linear", NULL, r, n->w2, n->b2, NULL);
+    lt_tensor *loss = lt_run(n->ctx, "cross_entropy", NULL, out, y, NULL);
+    CHECK(loss != NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    const lt_opt *options[] = {n->opt[0], n->opt[1]};
+    CHECK_OK(lt_optim_step_clipped(n->optim, options, 2, clip, NULL, NULL));
+    lt_tensor *temporary[] = {x, y, h, z, r, out, loss};
+    for (int i = 0; i < 7; i++)
+        lt_release(temporary[i]);
+}
+
+static inline void check_same(net *a, net *b)
+{
+    char x[65], y[65];
+    CHECK_OK(lt_params_sha256(a->params, x));
+    CHECK_OK(lt_params_sha256(b->params, y));
+    CHECK_STR(x, y);
+}
+
+#endif

@@ -1,0 +1,252 @@
+/* test_async.c - simulated asynchronous training: one worker trains like an ordinary run, several
+ * workers see the delays that their times cause, and every ticket is applied once. */
+#include <stdlib.h>
+
+#include "tests/dist/async_net.h"
+
+enum { STEPS = 9, MAX_EVENTS = 4096 };
+
+typedef struct trace {
+    int n;
+    lt_async_event event[MAX_EVENTS];
+} trace;
+
+/* Trains n with a simulation until all tickets are done; t, which may be NULL, gets the pushes. */
+static void simulate(net *n, const lt_async_config *config, int64_t tickets, double clip, trace *t)
+{
+    lt_async *async = lt_async_new(n->ctx, n->optim, config);
+    lt_async_event e;
+    if (!async)
+        FAIL("%s", lt_errmsg());
+    CHECK_OK(lt_async_set_limit(async, tickets));
+    for (int i = 0; i < 100000; i++) {
+        CHECK_OK(lt_async_next(async, &e));
+        if (e.kind == LT_ASYNC_DONE)
+            break;
+        if (e.kind == LT_ASYNC_COMPUTE) {
+            CHECK_EQ(lt_step(n->ctx), e.ticket);
+            compute(n, e.ticket, clip);
+        } else if (t && t->n < MAX_EVENTS) {
+            t->event[t->n++] = e;
+        }
+    }
+    CHECK_EQ(e.kind, LT_ASYNC_DONE);
+    CHECK_EQ(lt_async_done_below(async), tickets);
+    lt_async_free(async);
+}
+
+static const lt_async_config usual = {
+    .rule = "asgd", .staleness = LT_ASYNC_UNBOUNDED, .drop = LT_ASYNC_UNBOUNDED, .workers = 1};
+
+/* ==== One worker ============================================================================== */
+
+static void check_one_worker(const char *rule, const char *op, const char *options, double clip)
+{
+    lt_async_config config = usual;
+    config.rule = rule;
+    net a = make(op, options), b = make(op, options);
+    simulate(&a, &config, STEPS, clip, NULL);
+    for (int i = 0; i < STEPS; i++) {
+        lt_set_step(b.ctx, i);
+        compute(&b, i, clip);
+    }
+    check_same(&a, &b);
+    destroy(&a);
+    destroy(&b);
+}
+
+TEST(one_worker_trains_like_an_ordinary_run)
+{
+    static const char *const rules[] = {"asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc"};
+    for (int i = 0; i < 6; i++) {
+        check_one_worker(rules[i], "momentum_step", "lr=0.1 momentum=0.9", 0);
+        check_one_worker(rules[i], "momentum_step", "lr=0.1 momentum=0.9", 0.1);
+        check_one_worker(rules[i], "sgd_step", "lr=0.1", 0);
+    }
+    check_one_worker("asgd", "adam_step", "lr=0.01 step=1", 0);
+    check_one_worker("dc-a", "lars_step", "lr=0.1", 0);
+}
+
+/* ==== Several workers ========================================================================= */
+
+TEST(delays_follow_the_times_of_workers)
+{
+    lt_async_config config = usual;
+    static trace t;
+    t.n = 0;
+    config.workers = 3;
+    config.times = (double[]){1, 1, 2.5};
+    config.n_times = 3;
+    net n = make("momentum_step", "lr=0.05 momentum=0.5");
+    simulate(&n, &config, 12, 0, &t);
+    CHECK_EQ(t.n, 12);
+    /* workers 0 and 1 push at 1 s and 2 s, worker 2 at 2.5 s */
+    static const int workers[] = {0, 1, 0, 1, 2}, delays[] = {0, 1, 1, 1, 4};
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(t.event[i].worker, workers[i]);
+        CHECK_EQ(t.event[i].delay, delays[i]);
+        CHECK_EQ(t.event[i].applied, i + 1);
+        CHECK_EQ(t.event[i].read + t.event[i].delay + 1, t.event[i].applied);
+    }
+    CHECK_NEAR(t.event[4].time, 2.5, 1e-12);
+    CHECK(t.event[0].loss > 0.5 && t.event[0].lr == 0.05);
+    destroy(&n);
+}
+
+static int count(const trace *t, int64_t ticket)
+{
+    int n = 0;
+    for (int i = 0; i < t->n; i++)
+        n += t->event[i].ticket == ticket && !t->event[i].dropped;
+    return n;
+}
+
+TEST(every_ticket_is_applied_once_within_the_bounds)
+{
+    static trace t;
+    for (int64_t staleness = -1; staleness <= 3; staleness++)
+        for (int64_t drop = 0; drop <= 4; drop += 2) {
+            lt_async_config config = usual;
+            t.n = 0;
+            config.workers = 5;
+            config.held = 2;
+            config.sigma = 0.5;
+            config.staleness = staleness;
+            config.drop = drop > 0 ? drop : LT_ASYNC_UNBOUNDED;
+            net n = make("sgd_step", "lr=0.05");
+            simulate(&n, &config, 40, 0, &t);
+            for (int64_t ticket = 0; ticket < 40; ticket++)
+                CHECK_EQ(count(&t, ticket), 1);
+            for (int i = 0; i < t.n; i++) {
+                bool applied = t.event[i].applied > 0;
+                CHECK(applied == !t.event[i].dropped);
+                CHECK(!applied || staleness < 0 || t.event[i].delay <= staleness);
+                CHECK(!applied || drop == 0 || t.event[i].delay < drop);
+            }
+            destroy(&n);
+        }
+}
+
+TEST(a_simulation_is_deterministic_and_depends_on_the_rule)
+{
+    static const char *const rules[] = {"asgd", "sa",   "dc-c", "dc-a", "dc-m",
+                                        "gap",  "dana", "ormo", "ddc"};
+    char sha256[9][65];
+    for (int i = 0; i < 9; i++) {
+        lt_async_config config = usual;
+        config.rule = rules[i];
+        config.workers = 4;
+        config.sigma = 0.3;
+        net a = make("momentum_step", "lr=0.02 momentum=0.5");
+        net b = make("momentum_step", "lr=0.02 momentum=0.5");
+        simulate(&a, &config, 30, 0, NULL);
+        simulate(&b, &config, 30, 0, NULL);
+        check_same(&a, &b);
+        CHECK_OK(lt_params_sha256(a.params, sha256[i]));
+        for (int k = 0; k < i; k++)
+            if (strcmp(sha256[i], sha256[k]) == 0)
+                FAIL("%s trains like %s", rules[i], rules[k]);
+        destroy(&a);
+        destroy(&b);
+    }
+}
+
+TEST(a_limit_may_grow)
+{
+    lt_async_config config = usual;
+    lt_async_event e;
+    config.workers = 2;
+    net n = make("sgd_step", "lr=0.05");
+    lt_async *async = lt_async_new(n.ctx, n.optim, &config);
+    int computed = 0;
+    for (int64_t limit = 0; limit <= 6; limit += 3) {
+        CHECK_OK(lt_async_set_limit(async, limit));
+        do {
+            CHECK_OK(lt_async_next(async, &e));
+            if (e.kind == LT_ASYNC_COMPUTE) {
+                computed++;
+                compute(&n, e.ticket, 0);
+            }
+        } while (e.kind != LT_ASYNC_DONE);
+        CHECK_EQ(computed, limit);
+    }
+    CHECK_FAILS(lt_async_set_limit(async, 5), LT_EINVAL, "cannot decrease from 6 to 5");
+    lt_async_free(async);
+    compute(&n, 0, 0); /* an ordinary step again */
+    destroy(&n);
+}
+
+/* ==== Misuse ================================================================================== */
+
+static void refuse(const char *op, const char *options, const lt_async_config *config,
+                   const char *message)
+{
+    net n = make(op, options);
+    lt_async *async = lt_async_new(n.ctx, n.optim, config);
+    lt_async_event e;
+    lt_status status = async ? lt_async_set_limit(async, 1) : lt_errcode();
+    if (status == LT_OK)
+        status = lt_async_next(async, &e);
+    if (status == LT_OK) {
+        const lt_opt *groups[] = {n.opt[0], n.opt[1]};
+        lt_tensor *loss = lt_run(n.ctx, "sum", NULL, n.b2, NULL);
+        CHECK_OK(lt_backward(loss, NULL));
+        lt_release(loss);
+        status = lt_optim_step(n.optim, groups, 2, NULL);
+    }
+    CHECK_FAILS(status, LT_EUSAGE, message);
+    lt_async_free(async);
+    destroy(&n);
+}
+
+TEST(wrong_settings_are_refused)
+{
+    lt_async_config c = usual;
+    c.rule = "dcc";
+    refuse("sgd_step", "lr=0.1", &c,
+           "the rule must be asgd, sa, dc-c, dc-a, dc-m, gap, dana, ormo or ddc, but is 'dcc'");
+    c = usual;
+    c.workers = 0;
+    refuse("sgd_step", "lr=0.1", &c, "the number of workers must be from 1 to 4096, but is 0");
+    c = usual;
+    c.sigma = -1;
+    refuse("sgd_step", "lr=0.1", &c, "sigma must be at least 0, but is -1");
+    c = usual;
+    c.times = (double[]){1, 0};
+    c.n_times = 2;
+    refuse("sgd_step", "lr=0.1", &c, "the time of a batch must be positive, but is 0");
+    c = usual;
+    static const char *const own_step[] = {"dana", "ormo", "ddc"};
+    for (int i = 0; i < 3; i++) {
+        char text[100];
+        c.rule = own_step[i];
+        snprintf(text, sizeof text, "the rule %s cannot be used with nesterov = true", c.rule);
+        refuse("momentum_step", "lr=0.1 nesterov=true", &c, text);
+        snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with adam", c.rule);
+        refuse("adam_step", "lr=0.1 step=1", &c, text);
+    }
+}
+
+TEST(each_ticket_needs_one_step_of_one_optimizer)
+{
+    lt_async_event e;
+    net n = make("sgd_step", "lr=0.1");
+    lt_async *async = lt_async_new(n.ctx, n.optim, &usual);
+    const lt_opt *options[] = {n.opt[0], n.opt[1]};
+    CHECK_OK(lt_async_set_limit(async, 2));
+    CHECK_OK(lt_async_next(async, &e));
+    compute(&n, 0, 0);
+    lt_tensor *loss = lt_run(n.ctx, "sum", NULL, n.b2, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_FAILS(lt_optim_step(n.optim, options, 2, NULL), LT_EUSAGE,
+                "each batch has one optimizer step");
+    lt_async_free(async);
+    async = lt_async_new(n.ctx, n.optim, &usual);
+    CHECK_OK(lt_async_set_limit(async, 2));
+    CHECK_OK(lt_async_next(async, &e));
+    CHECK_FAILS(lt_async_next(async, &e), LT_EUSAGE, "ticket 0 had no optimizer step");
+    CHECK_FAILS(lt_async_next(async, &e), LT_EUSAGE, "has failed before");
+    lt_release(loss);
+    lt_async_free(async);
+    destroy(&n);
+}

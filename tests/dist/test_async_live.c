@@ -1,0 +1,282 @@
+/* test_async_live.c - asynchronous training on the ranks of a group that are threads: every ticket
+ * is applied once, lost and silent workers are replaced by the others, values of an epoch are kept.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tests/dist/async_net.h"
+
+enum { RANKS = 3, TICKETS = 60, HALF = 30 };
+
+typedef struct job { /* what all ranks share */
+    const char *rule;
+    int64_t staleness;
+    double timeout;
+    int leaves, hangs; /* ranks that leave or sleep after some tickets; -1: none */
+    int stops_at;      /* rank 0 stops training after this many pushes; 0: never */
+    int done[TICKETS]; /* how often each ticket was applied: by rank 0 */
+    int n_applied, n_lost, silent;
+    int64_t largest_delay;
+    lt_async_step trace[TICKETS];
+    char kept[65], last[65], end[65]; /* SHA-256 of the values */
+} job;
+
+typedef struct rank {
+    job *job;
+    lt_group *group;
+    lt_async_kind ended; /* kind of the last event */
+    lt_status status;
+    char text[256];
+    int computed;
+} rank;
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+static lt_status take_push(job *j, net *n, lt_async *a, const lt_async_event *e)
+{
+    j->n_applied += e->applied > 0;
+    if (e->applied > 0) {
+        j->trace[e->applied - 1] = (lt_async_step){e->worker, e->ticket, e->read};
+        j->done[e->ticket]++;
+        j->largest_delay = e->delay > j->largest_delay ? e->delay : j->largest_delay;
+    }
+    if (j->stops_at == j->n_applied)
+        lt_async_stop(a, 75);
+    if (e->done_below < HALF || j->kept[0])
+        return LT_OK;
+    LT_TRY(lt_async_read_kept(a, HALF));
+    return lt_params_sha256(n->params, j->kept);
+}
+
+static lt_status train(rank *r, net *n, lt_async *a)
+{
+    job *j = r->job;
+    int self = lt_group_rank(r->group);
+    for (lt_async_event e = {0};;) {
+        LT_TRY(lt_async_next(a, &e));
+        r->ended = e.kind;
+        if (e.kind == LT_ASYNC_DONE || e.kind == LT_ASYNC_STOP)
+            return LT_OK;
+        if (e.kind == LT_ASYNC_LOST) {
+            j->n_lost++;
+            j->silent += e.dropped;
+        }
+        if (e.kind == LT_ASYNC_PUSH)
+            LT_TRY(take_push(j, n, a, &e));
+        if (e.kind != LT_ASYNC_COMPUTE)
+            continue;
+        if (self == j->leaves && r->computed == 5)
+            return lt_fail(LT_EUSAGE, "it leaves");
+        if (self == j->hangs && r->computed == 5)
+            sleep_ms(1500);
+        if (j->stops_at > 0)
+            sleep_ms(20); /* so that rank 0 handles events in time */
+        compute(n, e.ticket, 0);
+        r->computed++;
+    }
+}
+
+static void *run_rank(void *ud)
+{
+    rank *r = ud;
+    net n = make("momentum_step", "lr=0.05 momentum=0.5");
+    bool root = lt_group_rank(r->group) == 0;
+    lt_async_config config = {.rule = r->job->rule,
+                              .staleness = r->job->staleness,
+                              .drop = LT_ASYNC_UNBOUNDED,
+                              .group = r->group,
+                              .buffers = (lt_tensor *[]){n.mean, n.var},
+                              .n_buffers = 2,
+                              .server = root ? lt_open(&(lt_config){.device = "cpu"}) : NULL};
+    lt_async *a = lt_async_new(n.ctx, n.optim, &config);
+    r->status = a ? LT_OK : lt_errcode();
+    if (root && a) {
+        r->status = lt_async_keep_at(a, HALF);
+        if (r->status == LT_OK)
+            r->status = lt_async_set_limit(a, TICKETS);
+    }
+    if (r->status == LT_OK)
+        r->status = train(r, &n, a);
+    snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
+    if (root && r->status == LT_OK) {
+        CHECK_OK(lt_async_read(a));
+        CHECK_OK(lt_params_sha256(n.params, r->job->end));
+    }
+    lt_async_free(a);
+    destroy(&n);
+    lt_group_close(r->group);
+    return NULL;
+}
+
+static void run_job(job *j, rank *ranks, int n)
+{
+    lt_group *groups[RANKS];
+    pthread_t threads[RANKS];
+    lt_group_config config = {.timeout = j->timeout};
+    CHECK_OK(lt_local_open(n, &config, groups));
+    for (int i = 0; i < n; i++) {
+        ranks[i] = (rank){.job = j, .group = groups[i]};
+        pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < n; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static const job usual = {
+    .rule = "ddc", .staleness = LT_ASYNC_UNBOUNDED, .leaves = -1, .hangs = -1};
+
+TEST(all_ranks_train_and_each_ticket_is_applied_once)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK_STR(ranks[i].text, "");
+        CHECK_EQ(ranks[i].ended, LT_ASYNC_DONE);
+        CHECK(ranks[i].computed > 0);
+    }
+    for (int t = 0; t < TICKETS; t++)
+        CHECK_EQ(j.done[t], 1);
+    CHECK_EQ(j.n_applied, TICKETS);
+    CHECK(strlen(j.kept) == 64 && strlen(j.end) == 64);
+}
+
+/* Replays a trace in one process; *n gets the trained net. */
+static void replay(const job *j, const char *rule, net *n)
+{
+    lt_async_config config = {.rule = rule,
+                              .workers = RANKS,
+                              .staleness = LT_ASYNC_UNBOUNDED,
+                              .drop = LT_ASYNC_UNBOUNDED,
+                              .trace = j->trace,
+                              .n_trace = TICKETS};
+    *n = make("momentum_step", "lr=0.05 momentum=0.5");
+    lt_async *a = lt_async_new(n->ctx, n->optim, &config);
+    lt_async_event e = {0};
+    if (!a)
+        FAIL("%s", lt_errmsg());
+    CHECK_OK(lt_async_set_limit(a, TICKETS));
+    for (int i = 0; e.kind != LT_ASYNC_DONE; i += e.kind == LT_ASYNC_PUSH) {
+        CHECK_OK(lt_async_next(a, &e));
+        if (e.kind == LT_ASYNC_COMPUTE)
+            compute(n, e.ticket, 0);
+        if (e.kind == LT_ASYNC_PUSH)
+            CHECK_EQ(e.delay, i - j->trace[i].read);
+    }
+    lt_async_free(a);
+}
+
+TEST(a_replay_has_the_same_weights)
+{
+    static const char *const rules[] = {"asgd", "dc-a", "gap", "dana", "ormo", "ddc"};
+    for (int k = 0; k < 6; k++) {
+        rank ranks[RANKS];
+        job j = usual;
+        net n;
+        char sha256[65];
+        j.rule = rules[k];
+        run_job(&j, ranks, RANKS);
+        CHECK_EQ(j.n_applied, TICKETS);
+        replay(&j, rules[k], &n);
+        CHECK_OK(lt_params_sha256(n.params, sha256));
+        CHECK_STR(j.end, sha256);
+        destroy(&n);
+        replay(&j, "sa", &n); /* another rule: the same delays, other weights */
+        destroy(&n);
+    }
+}
+
+/* With one rank, nothing is delayed: it trains like an ordinary run. */
+TEST(one_rank_trains_like_an_ordinary_run)
+{
+    static const char *const rules[] = {"asgd", "dc-a", "ddc"};
+    for (int k = 0; k < 3; k++) {
+        rank ranks[RANKS];
+        job j = usual;
+        char sha256[65];
+        j.rule = rules[k];
+        run_job(&j, ranks, 1);
+        CHECK_STR(ranks[0].text, "");
+        net n = make("momentum_step", "lr=0.05 momentum=0.5");
+        for (int t = 0; t < TICKETS; t++) {
+            lt_set_step(n.ctx, t);
+            compute(&n, t, 0);
+            if (t == HALF - 1) {
+                CHECK_OK(lt_params_sha256(n.params, sha256));
+                CHECK_STR(j.kept, sha256);
+            }
+        }
+        CHECK_OK(lt_params_sha256(n.params, sha256));
+        CHECK_STR(j.end, sha256);
+        destroy(&n);
+    }
+}
+
+TEST(no_applied_gradient_is_older_than_the_bound)
+{
+    for (int64_t staleness = 0; staleness <= 2; staleness++) {
+        rank ranks[RANKS];
+        job j = usual;
+        j.staleness = staleness;
+        run_job(&j, ranks, RANKS);
+        CHECK_EQ(j.n_applied, TICKETS);
+        CHECK(j.largest_delay <= staleness);
+    }
+}
+
+TEST(a_worker_that_fails_is_replaced_by_the_others)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.leaves = 1;
+    run_job(&j, ranks, RANKS);
+    CHECK_STR(ranks[1].text, "it leaves");
+    CHECK_EQ(ranks[0].status, LT_OK);
+    CHECK_EQ(ranks[2].status, LT_OK);
+    CHECK_EQ(j.n_lost, 1);
+    for (int t = 0; t < TICKETS; t++)
+        CHECK_EQ(j.done[t], 1);
+}
+
+TEST(a_silent_worker_is_replaced_and_fenced)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.hangs = 2;
+    j.timeout = 0.4;
+    run_job(&j, ranks, RANKS);
+    CHECK_EQ(ranks[0].status, LT_OK);
+    CHECK_EQ(ranks[1].status, LT_OK);
+    CHECK(j.n_lost == 1 && j.silent == 1);
+    for (int t = 0; t < TICKETS; t++)
+        CHECK_EQ(j.done[t], 1);
+    CHECK_EQ(ranks[2].status, LT_EPEER);
+}
+
+TEST(rank_0_stops_all_workers)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.stops_at = 20;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK_STR(ranks[i].text, "");
+        CHECK_EQ(ranks[i].ended, LT_ASYNC_STOP);
+    }
+    CHECK(j.n_applied >= 20 && j.n_applied < TICKETS);
+}
+
+TEST(without_rank_0_the_others_fail)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.leaves = 0;
+    run_job(&j, ranks, RANKS);
+    CHECK_STR(ranks[0].text, "it leaves");
+    for (int i = 1; i < RANKS; i++)
+        CHECK(ranks[i].status == LT_EPEER || ranks[i].ended == LT_ASYNC_STOP);
+}

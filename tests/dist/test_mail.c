@@ -1,0 +1,225 @@
+/* test_mail.c - messages between ranks: threads of one process, and processes over a fake network
+ * that delivers in pieces. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "dist/mail/mail.h"
+#include "tests/dist/fake_net.h"
+#include "tests/lt_test.h"
+
+enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17 };
+
+typedef struct office { /* the mailboxes of all ranks of a test */
+    lt_mail *mail[RANKS];
+    fake_hub *hub; /* NULL: threads of one process */
+    lt_net net[RANKS];
+} office;
+
+static void open_office(office *o, bool over_net)
+{
+    static const int node_of[RANKS] = {0, 1, 2};
+    *o = (office){0};
+    if (!over_net) {
+        CHECK_OK(lt__mail_open_local(RANKS, o->mail));
+        return;
+    }
+    o->hub = fake_hub_new();
+    for (int i = 0; i < RANKS; i++) {
+        o->net[i] = fake_net_new(o->hub, i, RANKS, node_of);
+        o->mail[i] = lt__mail_open_net(&o->net[i]);
+        CHECK(o->mail[i] != NULL);
+    }
+}
+
+static void close_office(office *o)
+{
+    for (int i = 0; i < RANKS; i++)
+        lt__mail_close(o->mail[i], 1);
+    for (int i = 0; o->hub && i < RANKS; i++)
+        o->net[i].close(o->net[i].self);
+    if (o->hub)
+        fake_hub_free(o->hub);
+}
+
+static char byte_of(int64_t number, size_t i) { return (char)(number * 31 + (int64_t)i * 7); }
+
+static void send(office *o, int from, int to, int64_t number, size_t bytes)
+{
+    lt_message *m = lt__message_new(5, bytes);
+    CHECK(m != NULL);
+    m->number[0] = number;
+    m->number[LT_MESSAGE_NUMBERS - 1] = -number;
+    for (size_t i = 0; i < bytes; i++)
+        m->data[i] = byte_of(number, i);
+    lt__mail_send(o->mail[from], to, m);
+}
+
+/* Takes the next message of rank `to`, which must be this one. */
+static void expect(office *o, int to, int from, int64_t number, size_t bytes)
+{
+    lt_message *m = lt__mail_take(o->mail[to], 10);
+    CHECK(m != NULL);
+    CHECK_EQ(m->kind, 5);
+    CHECK_EQ(m->from, from);
+    CHECK_EQ(m->number[0], number);
+    CHECK_EQ(m->number[LT_MESSAGE_NUMBERS - 1], -number);
+    CHECK_EQ(m->bytes, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        if (m->data[i] != byte_of(number, i))
+            FAIL("byte %zu of message %lld is wrong", i, (long long)number);
+    lt__message_free(m);
+}
+
+static void for_each_transport(void (*fn)(office *o))
+{
+    for (int over_net = 0; over_net < 2; over_net++) {
+        office o;
+        open_office(&o, over_net);
+        fn(&o);
+        close_office(&o);
+    }
+}
+
+static void check_order(office *o)
+{
+    static const size_t bytes[] = {0, 1, 64, 100000, 0, LARGE, 3};
+    for (int i = 0; i < 7; i++)
+        send(o, 0, 1, i, bytes[i]);
+    for (int i = 0; i < 7; i++)
+        expect(o, 1, 0, i, bytes[i]);
+}
+
+TEST(messages_arrive_whole_and_in_order) { for_each_transport(check_order); }
+
+/* Everyone sends before anyone takes: nobody blocks. */
+static void check_all_to_one(office *o)
+{
+    int64_t seen[RANKS] = {0};
+    for (int i = 0; i < 20; i++)
+        for (int from = 0; from < RANKS; from++)
+            send(o, from, 0, i, (size_t)i * 5000);
+    for (int i = 0; i < 20 * RANKS; i++) {
+        lt_message *m = lt__mail_take(o->mail[0], 10);
+        CHECK(m != NULL);
+        CHECK_EQ(m->number[0], seen[m->from]++);
+        lt__message_free(m);
+    }
+}
+
+TEST(nobody_waits_for_the_receiver) { for_each_transport(check_all_to_one); }
+
+static void check_timeout(office *o)
+{
+    double before = lt__seconds();
+    CHECK(lt__mail_take(o->mail[2], 0) == NULL);
+    CHECK(lt__mail_take(o->mail[2], 0.05) == NULL);
+    CHECK(lt__seconds() - before > 0.045);
+    send(o, 2, 2, 9, 10);
+    expect(o, 2, 2, 9, 10);
+}
+
+TEST(taking_waits_at_most_as_long_as_told) { for_each_transport(check_timeout); }
+
+typedef struct sender {
+    office *office;
+    int rank;
+} sender;
+
+static void *send_many(void *ud)
+{
+    sender *s = ud;
+    for (int i = 0; i < 500; i++)
+        send(s->office, s->rank, 1, i, (size_t)(i % 7) * 100);
+    return NULL;
+}
+
+static void check_threads(office *o)
+{
+    pthread_t thread[2];
+    sender senders[2] = {{o, 0}, {o, 2}};
+    int64_t seen[RANKS] = {0};
+    for (int i = 0; i < 2; i++)
+        pthread_create(&thread[i], NULL, send_many, &senders[i]);
+    for (int i = 0; i < 1000; i++) {
+        lt_message *m = lt__mail_take(o->mail[1], 10);
+        CHECK(m && m->number[0] == seen[m->from]++);
+        lt__message_free(m);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+}
+
+TEST(threads_may_send_at_the_same_time) { for_each_transport(check_threads); }
+
+/* ==== Lost ranks ============================================================================== */
+
+static void expect_lost(office *o, int to, int from)
+{
+    lt_message *m = lt__mail_take(o->mail[to], 10);
+    CHECK(m && m->kind == LT_MAIL_LOST && m->from == from);
+    lt__message_free(m);
+}
+
+TEST(a_rank_that_leaves_is_lost_to_the_others)
+{
+    office o;
+    open_office(&o, false);
+    send(&o, 2, 0, 1, 8);
+    lt__mail_close(o.mail[2], 0);
+    o.mail[2] = NULL;
+    expect(&o, 0, 2, 1, 8); /* messages from before arrive */
+    expect_lost(&o, 0, 2);
+    expect_lost(&o, 1, 2);
+    send(&o, 0, 2, 1, 8); /* dropped */
+    send(&o, 0, 1, 2, 8);
+    expect(&o, 1, 0, 2, 8);
+    close_office(&o);
+}
+
+TEST(a_process_that_ends_is_lost_even_in_the_middle_of_a_message)
+{
+    office o;
+    open_office(&o, true);
+    lt_request r;
+    int64_t head[2 + LT_MESSAGE_NUMBERS] = {5, 1000}; /* a head, but no data follows */
+    send(&o, 0, 2, 1, 8);
+    expect(&o, 2, 0, 1, 8);
+    CHECK_EQ(o.net[2].send(o.net[2].self, 0, LT_NET_MAIL, head, sizeof head, &r), 0);
+    while (o.net[2].test(o.net[2].self, &r) == 0)
+        usleep(1000);
+    atomic_store(&o.hub->ended[2], true);
+    expect_lost(&o, 0, 2);
+    expect_lost(&o, 1, 2);
+    send(&o, 0, 1, 2, 8); /* the others go on */
+    expect(&o, 1, 0, 2, 8);
+    send(&o, 0, 2, 3, 8); /* dropped */
+    CHECK(lt__mail_take(o.mail[0], 0.05) == NULL);
+    close_office(&o);
+}
+
+TEST(closing_waits_until_messages_have_left)
+{
+    office o;
+    open_office(&o, true);
+    send(&o, 1, 0, 1, LARGE);
+    lt__mail_close(o.mail[1], 10);
+    o.mail[1] = NULL;
+    expect(&o, 0, 1, 1, LARGE);
+    close_office(&o);
+}
+
+TEST(closing_gives_up_after_a_time)
+{
+    office o;
+    open_office(&o, true);
+    lt__mail_close(o.mail[0], 0); /* takes nothing any more */
+    o.mail[0] = NULL;
+    send(&o, 1, 0, 1, LARGE);
+    double before = lt__seconds();
+    lt__mail_close(o.mail[1], 0.1);
+    o.mail[1] = NULL;
+    CHECK(lt__seconds() - before >= 0.1);
+    close_office(&o);
+}
