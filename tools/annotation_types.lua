@@ -158,6 +158,7 @@ types.signatures = {
   ["Set:sized"] = "size?: integer -> Set",
   ["Batches:close"] = "-- Frees the pass.",
   ["Batches:next"] = "-> Tensor; Tensor -- The next batch: images and labels; nil at the end.",
+  ["Batches:request"] = "first: integer -- Requests the batch from this position, counted from 0.",
   ["Batches:stats"] = "-> table -- Seconds and counts of the loader.",
 
   ["Run:batches"] = "-> fun(): Tensor, Tensor",

@@ -231,6 +231,15 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     return LT_OK;
 }
 
+/* Whether the ranks train asynchronously. */
+static bool is_async(const settings *s) { return s->parallel && !s->simulates; }
+
+/* Whether the other ranks go on if this one fails: it is a thread of asynchronous training. */
+static bool is_expendable(const settings *s, const lt_group *group)
+{
+    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0;
+}
+
 /* Runs the command as one rank of group, or alone if group is NULL. */
 static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
 {
@@ -240,7 +249,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     lt_status status = LT_OK;
     if (group) {
         lt_group_set_threads(group, lt_threads(ctx));
-        status = lt_lua_join(L, group, &s->reducer);
+        status = is_async(s) ? lt_lua_join_async(L, group) : lt_lua_join(L, group, &s->reducer);
     }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
@@ -248,7 +257,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step's deferred check may fail */
-    if (group && is_failure(status))
+    if (group && is_failure(status) && !is_expendable(s, group))
         lt_group_fail(group); /* before lt_lua_close() waits for collectives in flight */
     lt_lua_close(L);
     return status;
@@ -363,11 +372,26 @@ static lt_status run_under_mpi(settings *s)
     return status;
 }
 
+/* LT_EUSAGE for options of synchronous ranks in asynchronous training. */
+static lt_status check_async(const settings *s)
+{
+    const char *name = s->config.deterministic                                   ? "--deterministic"
+                       : s->reducer.vranks > 0                                   ? "--vranks"
+                       : s->reducer.wire == LT_F16 || s->reducer.wire == LT_BF16 ? "--wire"
+                                                                                 : NULL;
+    if (!s->parallel || !name)
+        return LT_OK;
+    return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);
+}
+
 static lt_status run_all(settings *s)
 {
+    LT_TRY(check_async(s));
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);
+    if (several && s->simulates)
+        return lt_fail(LT_EUSAGE, "--simulate is for one process, not for several ranks");
     if (lt_mpi_is_launched())
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
@@ -375,9 +399,11 @@ static lt_status run_all(settings *s)
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
-    if (n == 1 && s->reducer.vranks == 0 && s->reducer.sum_backend != LT_SUM_BACKEND_NCCL)
+    if (n == 1 && s->reducer.vranks == 0 && s->reducer.sum_backend != LT_SUM_BACKEND_NCCL &&
+        !(is_async(s) && s->ranks == 1))
         return run_rank(s, NULL);
-    return run_ranks(&(ranks){.n = n, .group = s->group, .run = run_rank, .ud = s});
+    return run_ranks(&(ranks){
+        .n = n, .group = s->group, .first_decides = is_async(s), .run = run_rank, .ud = s});
 }
 
 /* Opens /dev/null as stdin, stdout and stderr if they are closed. Otherwise the next opened file

@@ -109,6 +109,18 @@ static lt_status set_trace(settings *s, const char *who, const char *value)
     return set_path(s, who, value);
 }
 
+static lt_status set_parallel(settings *s, const char *who, const char *value)
+{
+    s->parallel = true;
+    return set_path(s, who, value);
+}
+
+static lt_status set_simulate(settings *s, const char *who, const char *value)
+{
+    s->simulates = true;
+    return set_path(s, who, value);
+}
+
 static lt_status set_count(settings *s, const char *who, const char *value)
 {
     uint64_t n;
@@ -208,6 +220,10 @@ static const struct option {
      set_deterministic, SAME},
     {"vranks", "V",
      "shards of each batch in a deterministic run, divided among the ranks (--ranks)", set_vranks,
+     SAME},
+    {"parallel", "async=RULE", "train asynchronously, and apply gradients by this rule",
+     set_parallel, SAME},
+    {"simulate", "workers=N,...", "compute for N asynchronous workers in one process", set_simulate,
      SAME},
     {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout, ANY},
     {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count,

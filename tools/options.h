@@ -11,11 +11,12 @@
 
 typedef struct settings {
     lt_config config;
-    lt_log_level level; /* lowest level that is shown */
-    lt_dtype amp;       /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
-    int ranks;          /* ranks in this process; 0 if not given */
-    const char *trace;  /* path of the trace, or NULL */
-    bool under_mpi;     /* this process is one rank of an MPI job */
+    lt_log_level level;       /* lowest level that is shown */
+    lt_dtype amp;             /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
+    int ranks;                /* ranks in this process; 0 if not given */
+    const char *trace;        /* path of the trace, or NULL */
+    bool parallel, simulates; /* --parallel and --simulate are given */
+    bool under_mpi;           /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;
     bool launches;     /* the subcommand is launch */

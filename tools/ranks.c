@@ -22,6 +22,7 @@ typedef struct job {
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t ended;
     int running;             /* ranks that have not ended */
+    bool first_ended;        /* rank 0 has ended */
     lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
 } job;
@@ -57,9 +58,13 @@ static void *run_member(void *ud)
     member *m = ud;
     job *j = m->job;
     lt_status status = j->ranks->run(j->ranks->ud, m->group);
-    if (is_failure(status))
+    bool is_first = lt_group_rank(m->group) == 0, decides = is_first || !j->ranks->first_decides;
+    if (is_failure(status) && decides)
         lt_group_fail(m->group);
+    else if (is_failure(status))
+        fprintf(stderr, "luatrain: warning: rank %d: %s\n", lt_group_rank(m->group), lt_errmsg());
     pthread_mutex_lock(&j->lock);
+    j->first_ended |= is_first;
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
     if (j->ranks->mpi_group || lt_group_rank(m->group) == 0) {
@@ -94,12 +99,13 @@ static void block_signals(sigset_t *before)
 static void leave(const job *j)
 {
     lt_group *mpi_group = j->ranks->mpi_group;
-    if (!mpi_group || lt_group_is_reporter(mpi_group, GRACE))
-        fprintf(stderr, "luatrain: %s\n", j->failed_text);
+    const char *text = j->failed == LT_OK ? j->first_text : j->failed_text;
+    if (*text && (!mpi_group || lt_group_is_reporter(mpi_group, GRACE)))
+        fprintf(stderr, "luatrain: %s\n", text);
     if (j->running == 0)
         lt_group_close(mpi_group);
     fflush(NULL);
-    _exit(lt_exit_code(j->failed));
+    _exit(lt_exit_code(j->failed == LT_OK ? j->first : j->failed));
 }
 
 /* Prints the message of rank 0 if the job ended without a failure. This must be done before any
@@ -123,6 +129,8 @@ static void wait_for_all(job *j)
         if (j->failed != LT_OK && deadline == 0)
             deadline = clock_seconds() +
                        (j->ranks->mpi_group && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
+        if (j->ranks->first_decides && j->first_ended && deadline == 0)
+            deadline = clock_seconds() + GRACE;
         if (deadline != 0 && clock_seconds() > deadline)
             leave(j);
         clock_wait(&j->ended, &j->lock, LOOK_NS);

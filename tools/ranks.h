@@ -9,6 +9,9 @@ typedef struct ranks {
     int n; /* ranks in this process */
     lt_group_config group;
     lt_group *mpi_group; /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
+    /* For threads: the job ends with the status of rank 0, even if others have failed before or
+     * still run a few seconds later. */
+    bool first_decides;
     /* Runs one rank, in its own thread. group is borrowed. */
     lt_status (*run)(void *ud, lt_group *group);
     void *ud;

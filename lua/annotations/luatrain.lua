@@ -224,6 +224,8 @@ function Set:batches(given) end
 ---image once, and the last batch may be smaller. The pass also has pass:stats() and pass:close().
 ---With shard = true, it yields only this rank's shard of each batch, or the batch's first image if
 ---the shard is empty. Groups of `grain` consecutive images of a batch stay on one rank.
+---With on_request = true, it yields only the batches that pass:request(first) requests, in that
+---order. first is the position of the batch's first image in the epoch, counted from 0.
 ---@param given luatrain.batches.Options
 ---@return luatrain.Batches
 function Set:open_batches(given) end
@@ -244,6 +246,10 @@ function Batches:close() end
 ---@return luatrain.Tensor
 ---@return luatrain.Tensor
 function Batches:next() end
+
+---Requests the batch from this position, counted from 0.
+---@param first integer
+function Batches:request(first) end
 
 ---Seconds and counts of the loader.
 ---@return table
@@ -1674,6 +1680,7 @@ function lt.zeros(shape, options) end
 ---@field workers? integer a non-negative integer
 ---@field shard? boolean true or false; default: false
 ---@field grain? integer a positive integer; default: 1
+---@field on_request? boolean true or false; default: false
 
 ---@class luatrain.data.open.Options
 ---@field size? integer a positive integer

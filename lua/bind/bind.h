@@ -50,11 +50,13 @@ typedef struct lt_lua {
     lt_reducer_config reducer_config;
     lt_reducer *reducer;        /* owned; NULL without a group */
     lt_wire_scales wire_scales; /* used if buckets travel in f16 */
-    bool no_sync;               /* bench dist: this rank skips the gradient exchange for now */
-    bool on_root;               /* inside lt.on_root, which only rank 0 runs; see dist.c */
-    int64_t first_row;          /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows;         /* rows of this shard, at least 1; 0 before the first batch */
-    int64_t least_rows;         /* rows of the smallest shard, at least 1 */
+    bool joins_async;           /* the ranks train asynchronously, without a reducer; see async.c */
+    bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
+    bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
+    bool on_root;       /* inside lt.on_root, which only rank 0 runs; see dist.c */
+    int64_t first_row;  /* this shard's first row in the batch, from 0 */
+    int64_t shard_rows; /* rows of this shard, at least 1; 0 before the first batch */
+    int64_t least_rows; /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -176,6 +178,7 @@ void lt__fill_handle(lua_State *L, void **handle, void *object);
 /* Returns the object of the handle in argument 1, borrowed. Raises if the argument is not a handle
  * of this class or was closed. */
 void *lt__check_handle(lua_State *L, const char *class);
+extern const char lt__optim_class[]; /* of handles to an lt_optim */
 
 /* ==== Loading Lua code ======================================================================== */
 
@@ -197,6 +200,7 @@ void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
+void lt__open_async(lua_State *L);
 void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);

@@ -281,11 +281,12 @@ static int new_batches(lua_State *L)
                                 .shuffle = boolean_field(L, 2, "shuffle"),
                                 .epoch = (uint64_t)integer_field(L, 2, "epoch"),
                                 .first = integer_field(L, 2, "first"),
+                                .on_request = boolean_field(L, 2, "on_request"),
                                 .grain = integer_field(L, 2, "grain"),
                                 .crop = integer_field(L, 2, "crop"),
                                 .flip = boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
-    if (boolean_field(L, 2, "shard") && s->group) {
+    if (boolean_field(L, 2, "shard") && s->group && !s->is_async) {
         options.shards = lt__shards(s);
         options.rank = lt_group_rank(s->group) * options.shards;
         options.ranks = lt_group_size(s->group) * options.shards;
@@ -302,7 +303,7 @@ static int new_batches(lua_State *L)
     return 1;
 }
 
-/* batches:next(): returns images and labels, or nil after the last batch. */
+/* batches:next(): returns images and labels, or nil if no batch is left. */
 static int batches_next(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -315,6 +316,22 @@ static int batches_next(lua_State *L)
     lt__fill_box(L, s, x, *x);
     lt__fill_box(L, s, y, *y);
     return 2;
+}
+
+/* batches:request(first): requests the batch that starts at this position of the epoch's order,
+ * counted from 0. */
+static int batches_request(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_settop(L, 2);
+    lt_batches *b = check_open(L, "request");
+    int is_whole;
+    int64_t first = lua_tointegerx(L, 2, &is_whole);
+    if (!is_whole || lua_type(L, 2) != LUA_TNUMBER)
+        lt__refuse(L, s, "batches: pass:request requires a whole number, a position, but got %s",
+                   lt__text(L, 2));
+    lt__check(L, s, lt_batches_request(b, first));
+    return 0;
 }
 
 static int batches_stats(lua_State *L)
@@ -332,8 +349,11 @@ static int batches_stats(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg batches_methods[] = {
-    {"next", batches_next}, {"stats", batches_stats}, {"close", batches_close}, {NULL, NULL}};
+static const luaL_Reg batches_methods[] = {{"next", batches_next},
+                                           {"request", batches_request},
+                                           {"stats", batches_stats},
+                                           {"close", batches_close},
+                                           {NULL, NULL}};
 
 static const luaL_Reg functions[] = {{"exists", exists},
                                      {"read_idx", read_idx},

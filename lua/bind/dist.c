@@ -16,7 +16,7 @@ static lt_group *others(lua_State *L, const char *who)
     lt_lua *s = lt__lua(L);
     if (s->on_root)
         lt__refuse(L, s, "%s requires all ranks, but lt.on_root runs on rank 0 only", who);
-    return s->no_sync ? NULL : s->group;
+    return s->no_sync || s->is_async ? NULL : s->group;
 }
 
 void lt__group_set_location(lua_State *L)
@@ -34,9 +34,14 @@ void lt__group_set_location(lua_State *L)
 
 static int rank_of(const lt_lua *s) { return s->group ? lt_group_rank(s->group) : 0; }
 
-static int size_of(const lt_lua *s) { return s->group ? lt_group_size(s->group) : 1; }
+/* The ranks that train together with this one. */
+static int size_of(const lt_lua *s)
+{
+    return s->group && !s->is_async ? lt_group_size(s->group) : 1;
+}
 
-/* rank(): returns this rank, from 0, and the number of ranks. */
+/* rank(): returns this rank, from 0, and the number of ranks. That is 1 during asynchronous
+ * training, in which a rank computes whole batches. */
 static int rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -132,7 +137,7 @@ static int reduce(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_group *group = others(L, "making an optimizer");
     int n = (int)luaL_len(L, 1);
-    if (!group)
+    if (!group || !s->reducer)
         return 0;
     lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
     for (int i = 0; i < n; i++) {
@@ -187,8 +192,8 @@ static int shard(lua_State *L)
     const lt_lua *s = lt__lua(L);
     int n = lt__shards(s), part = (int)luaL_checkinteger(L, 2) - 1;
     int64_t first, count;
-    lt_shard(luaL_checkinteger(L, 1), grain_at(L), rank_of(s) * n + part, size_of(s) * n, &first,
-             &count);
+    lt_shard(luaL_checkinteger(L, 1), grain_at(L), (s->is_async ? 0 : rank_of(s)) * n + part,
+             size_of(s) * n, &first, &count);
     lua_pushinteger(L, first);
     lua_pushinteger(L, count);
     return 2;
@@ -242,7 +247,7 @@ static int least_rows(lua_State *L)
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    if (others(L, "the last optimizer step"))
+    if (others(L, "the last optimizer step") && s->reducer)
         lt__check(L, s, lt_reducer_compare(s->reducer));
     return 0;
 }
@@ -400,9 +405,32 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
     return lt_reducer_allreduce(s->reducer, numbers, n, backward);
 }
 
-lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
+static lt_status begin_rank(lua_State *L)
 {
     static const char begin[] = "require('luatrain.train.ranks').begin()";
+    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
+    return lt_lua_call(L, 0, 0);
+}
+
+/* The lt_allreduce_fn of asynchronous training, in which workers do not wait for each other. */
+static lt_status refuse_sum(void *ud, double *numbers, int64_t n, bool backward)
+{
+    (void)ud, (void)numbers, (void)n, (void)backward;
+    return lt_fail(LT_EUSAGE, "sync_batch_norm cannot be used in asynchronous training");
+}
+
+lt_status lt_lua_join_async(lua_State *L, lt_group *group)
+{
+    lt_lua *s = lt__lua_of(L);
+    lt_set_allreduce(s->ctx, refuse_sum, NULL);
+    s->group = group;
+    s->joins_async = true;
+    return begin_rank(L);
+}
+
+lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
+{
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducer_config = *config;
@@ -415,7 +443,5 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     s->wire_scales = lt_wire_scales_init();
     LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
-    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
-        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
-    return lt_lua_call(L, 0, 0);
+    return begin_rank(L);
 }

@@ -97,7 +97,7 @@ static int freeze(lua_State *L)
 
 /* ==== Optimizers ============================================================================== */
 
-static const char optim_class[] = "luatrain.Optim";
+const char lt__optim_class[] = "luatrain.Optim";
 
 static int optim_gc(lua_State *L)
 {
@@ -114,7 +114,7 @@ static int new_optim(lua_State *L)
     const char *update = luaL_checkstring(L, 1);
     int n = (int)luaL_len(L, 2);
     lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
-    void **h = lt__push_handle(L, optim_class);
+    void **h = lt__push_handle(L, lt__optim_class);
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 2, i + 1);
         params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
@@ -128,7 +128,7 @@ static int new_optim(lua_State *L)
 static int optim_set_group(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_optim *o = lt__check_handle(L, optim_class);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
     lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
     lt__check(L, s, lt_optim_set_group(o, x, (int)luaL_checkinteger(L, 3) - 1));
     return 0;
@@ -149,7 +149,7 @@ static int optim_step(lua_State *L)
     int n = (int)luaL_len(L, 2);
     lt_opt *values = lua_newuserdatauv(L, (size_t)n * LT_MAX_OPT * sizeof *values, 0);
     const lt_opt **options = lua_newuserdatauv(L, (size_t)n * sizeof *options, 0);
-    lt_optim *o = lt__check_handle(L, optim_class);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
     const lt_schema *schema = &lt_optim_def(o)->schema;
     for (int g = 0; g < n; g++) {
         lua_rawgeti(L, 2, g + 1);
@@ -178,7 +178,7 @@ static int optim_step(lua_State *L)
  * "pending". */
 static int optim_step_status(lua_State *L)
 {
-    lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, optim_class))]);
+    lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, lt__optim_class))]);
     return 1;
 }
 
@@ -189,7 +189,7 @@ static int optim_slot(lua_State *L)
     lt_lua *s = lt__lua(L);
     int k = (int)luaL_checkinteger(L, 2) - 1;
     lt_tensor **box = lt__push_box(L, s);
-    lt_optim *o = lt__check_handle(L, optim_class);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
     const char *name = lt_optim_slot_name(o, k);
     lt_tensor *x = lt__check_tensor(L, s, 3, "optim", "a parameter");
     if (!name)
@@ -217,6 +217,6 @@ static const luaL_Reg functions[] = {{"new_parameter", new_parameter},
 void lt__open_optim(lua_State *L)
 {
     lt__register(L, functions);
-    lt__new_class(L, optim_class, methods, optim_gc);
+    lt__new_class(L, lt__optim_class, methods, optim_gc);
     lua_pop(L, 1);
 }

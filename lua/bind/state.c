@@ -118,6 +118,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_system(L);
     lt__open_times(L);
     lt__open_dist(L);
+    lt__open_async(L);
     lt__open_amp(L);
     lt__open_deferred(L);
     lt__open_check(L);

@@ -114,7 +114,8 @@ T.test("invalid arguments", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
           "batches: 'batch' is missing: batches{batch; shuffle=false, epoch=1, first=0, "
-          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false, grain=1}")
+          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false, grain=1, "
+          .. "on_request=false}")
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
   T.fails(function() train:batches{batch = 0} end,
@@ -217,7 +218,7 @@ T.test("a loop may end early, and a pass has statistics", function()
   T.fails(function() return pass:stats() end, closed)
   pass:close()
   for value, text in pairs{[5] = "5", [{}] = "a table", [set.source] = "userdata"} do
-    for _, method in ipairs{"next", "stats", "close"} do
+    for _, method in ipairs{"next", "request", "stats", "close"} do
       T.fails(function() return pass[method](value) end,
               ("batches: call this as pass:%s(), on the result of set:open_batches, not on %s")
                 :format(method, text))
@@ -225,6 +226,49 @@ T.test("a loop may end early, and a pass has statistics", function()
   end
   T.fails(function() return pass.next() end,
           "batches: call this as pass:next(), on the result of set:open_batches, not on nil")
+end)
+
+T.test("a pass may return requested batches only", function()
+  local set = numbered(30)
+  local order = select(2, set:open_batches{batch = 30, shuffle = true, epoch = 3}:next()):totable()
+  for _, workers in ipairs{0, 2} do
+    local pass <close> = set:open_batches{batch = 8, shuffle = true, epoch = 3, workers = workers,
+                                          on_request = true}
+    T.equal(pass:next(), nil)
+    for _, first in ipairs{16, 3, 24.0, 3} do pass:request(first) end
+    for _, first in ipairs{16, 3, 24, 3} do
+      local x, y = pass:next()
+      T.equal(y:totable(), table.move(order, first + 1, math.min(first + 8, 30), 1, {}))
+      T.equal(x.shape, {math.min(8, 30 - first), 5, 5, 3})
+    end
+    T.equal(pass:next(), nil)
+    T.equal(pass:stats().images, 30)
+
+    for value, text in pairs{["3"] = "'3'", [2.5] = "2.5", [{}] = "a table"} do
+      T.fails(function() pass:request(value) end,
+              "batches: pass:request requires a whole number, a position, but got " .. text)
+    end
+    T.fails(function() pass:request() end,
+            "batches: pass:request requires a whole number, a position, but got nil")
+    T.fails(function() pass:request(30) end,
+            "batches: position 30 was requested, but the source has 30 images, counted from 0")
+    for first = 0, 15 do pass:request(first) end
+    T.fails(function() pass:request(0) end,
+            "batches: 16 requests are outstanding, the maximum; take a batch before the next "
+            .. "request")
+  end
+  local pass = set:open_batches{batch = 8, on_request = true}
+  pass:close()
+  T.fails(function() pass:request(0) end,
+          "batches: this pass over the data was closed; open another with set:batches")
+  T.fails(function() set:open_batches{batch = 8}:request(0) end,
+          "batches: only a pass with on_request accepts requests")
+  T.fails(function() set:open_batches{batch = 8, on_request = true, first = 8} end,
+          "batches: on_request cannot be combined with first")
+  T.fails(function() set:open_batches{batch = 8, on_request = true, shard = true} end,
+          "batches: on_request cannot be combined with shard")
+  T.fails(function() set:batches{batch = 8, on_request = true} end,
+          "batches: on_request requires set:open_batches")
 end)
 
 -- Returns the error of fn(...). The first garbage collection during the call runs the finalizer.

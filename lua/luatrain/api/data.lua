@@ -60,11 +60,15 @@ local function per_channel(name, value, channels)
 end
 
 local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32, crop=0, "
-                      .. "flip=false, area=1.0, workers?:integer, shard=false, grain:count=1}")
+                      .. "flip=false, area=1.0, workers?:integer, shard=false, grain:count=1, "
+                      .. "on_request=false}")
 
 local function open_batches(set, o)
   if o.area <= 0 then                              -- to the core, 0 would mean the whole image
     refuse("batches: 'area' must be a fraction above 0 and up to 1, but is %g", o.area)
+  end
+  if o.on_request and o.shard then
+    refuse "batches: on_request cannot be combined with shard"
   end
   if o.workers == 0 then o.workers = -1 end        -- no workers; to the core, 0 is the default
   return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
@@ -75,6 +79,8 @@ end
 -- image once, and the last batch may be smaller. The pass also has pass:stats() and pass:close().
 -- With shard = true, it yields only this rank's shard of each batch, or the batch's first image if
 -- the shard is empty. Groups of `grain` consecutive images of a batch stay on one rank.
+-- With on_request = true, it yields only the batches that pass:request(first) requests, in that
+-- order. first is the position of the batch's first image in the epoch, counted from 0.
 function Set:open_batches(given) return open_batches(self, batches(given)) end
 
 -- for x, y in set:batches{...} do: the same pass as an iterator. It has no closing value, because a
@@ -83,6 +89,7 @@ function Set:open_batches(given) return open_batches(self, batches(given)) end
 -- its shards one after the other.
 function Set:batches(given)
   local o = batches(given)
+  if o.on_request then refuse "batches: on_request requires set:open_batches" end
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end

@@ -315,4 +315,7 @@ function Optim:load(state, _)
   self[INNER].steps, self[INNER].pending = steps, false
 end
 
+-- For other embedded files: the core's handle of an optimizer.
+function core.handle_of(self) return self[INNER].handle end
+
 return check.strict(optim, "optim")

@@ -1,10 +1,10 @@
 -- checkpoint.lua - saves the state of a run to a file, and finds the file that a run resumes from.
 --
--- FOLDER/step-00000120.safetensors has the tensors of the net (net.*) and of its optimizer
--- (optim.*), and as metadata all other state that the next step depends on. Numbers are written
--- exactly. A digest over the whole file detects damage; the run then resumes from the previous
--- checkpoint, which is why two are kept. A run never starts over silently: if there are checkpoints
--- and none is usable, that is an error.
+-- FOLDER/step-00000120.safetensors has the tensors of the net (net.*), of its optimizer (optim.*)
+-- and of asynchronous training (async.*), and as metadata all other state that the next step
+-- depends on. Numbers are written exactly. A digest over the whole file detects damage; the run
+-- then resumes from the previous checkpoint, which is why two are kept. A run never starts over
+-- silently: if there are checkpoints and none is usable, that is an error.
 
 local core = ...
 local read_file = require "luatrain.api.module".read_file
@@ -82,8 +82,8 @@ local text_of = core.in_c_locale(function(value)
 end)
 
 -- Writes a checkpoint of net, optimizer and state. state is a flat table of numbers and booleans,
--- except for state.optim, a string: the class of the optimizer.
-function checkpoint.save(path, net, optim, state)
+-- except for state.optim, a string: the class of the optimizer. async: see async.lua, or false.
+function checkpoint.save(path, net, optim, state, async)
   local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
   local net_names, net_tensors = net:state()
   for i, name in ipairs(net_names) do
@@ -93,6 +93,7 @@ function checkpoint.save(path, net, optim, state)
   for _, name in ipairs(sorted(slots)) do
     names[#names + 1], tensors[#tensors + 1] = "optim." .. name, slots[name]
   end
+  if async then async:add_state(names, tensors) end
   for _, key in ipairs(sorted(state)) do
     local value = state[key]
     meta[#meta + 1] = key
@@ -232,7 +233,7 @@ end
 -- Restores net and optimizer from a checkpoint, or from the newest one in a folder. Calls
 -- check(state, path) first, which may raise an error to reject it. Returns the state, its path, and
 -- a list of problems with names and other files; state and path are nil if a folder has no
--- checkpoint.
+-- checkpoint. If the checkpoint has tensors async.*, state.async has them by name, without prefix.
 function checkpoint.load(from, net, optim, check)
   local file, state, path, wrong
   if core.list_folder(from) then
@@ -246,6 +247,13 @@ function checkpoint.load(from, net, optim, check)
   check(state, path)
   if path == from then wrong[1] = misnamed(path, state.step) end
   restore(file, path, net, optim)
+  for _, name in ipairs(file:names()) do
+    local own = name:match "^async%.(.*)$"
+    if own then
+      state.async = state.async or {}
+      state.async[own] = file:read(name)
+    end
+  end
   return state, path, wrong
 end
 

@@ -11,11 +11,15 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 -- The number of the run's last step, if its settings stay the same.
 function progress.last_step(run)
   local o = run.settings
+  if run.async then return run.async:last_step() end
   return run.steps + stages.steps(o.stages, run.epoch, run.done, o.epochs, #o.train)
 end
 
 -- The number of samples that the run has trained on, over all epochs.
-function progress.samples(run) return (run.epoch - 1) * #run.settings.train + run.done end
+function progress.samples(run)
+  if run.async then return run.async.samples end
+  return (run.epoch - 1) * #run.settings.train + run.done
+end
 
 -- "8 of 16 steps were skipped", after the prefix `before`; nil if none was skipped.
 function progress.skipped(run, before)
@@ -29,6 +33,7 @@ end
 -- The time of a step by activity, as fractions that add up to 1; `other` is the rest. On an
 -- accelerator the host cannot time forward, backward and optimizer, so they are part of `other`.
 local function fractions(total, waited, spent)
+  if not total then return {} end      -- another rank has computed the step
   local exposed = core.reduced()
   local f = {data = waited / total, exposed_comm = exposed / total}
   if core.device() ~= "cpu" then
@@ -48,9 +53,10 @@ function progress.record(run, step)
   local o, spent = run.settings, step.spent
   local f = fractions(spent.total, step.waited, spent)
   f.step, f.steps = run.steps, progress.last_step(run)
-  f.epoch, f.epochs = run.epoch, o.epochs
+  f.epoch, f.epochs = step.epoch or run.epoch, o.epochs
   f.samples, f.batch, f.images = progress.samples(run), step.rows, #o.train
-  f.loss, f.lr, f.samples_per_s = step.loss, step.rate, step.rows / spent.total
+  f.loss, f.lr, f.samples_per_s = step.loss, step.rate, step.rows / (step.seconds or spent.total)
+  f.worker, f.ticket, f.delay, f.time_s = step.worker, step.ticket, step.delay, step.time
   if run.ranks > 1 then f.wire_bytes = spent.sent end
   if o.scaler then f.scale, f.headroom, f.skipped = o.scaler:at(step.scaled) end
   run.log:step(f)

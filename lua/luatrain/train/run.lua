@@ -25,18 +25,17 @@
 
 local core = ...
 local agree = require "luatrain.train.agree"
+local async = require "luatrain.train.async"
 local amp_check = require "luatrain.api.amp_check"
 local check = require "luatrain.check"
-local checkpoint = require "luatrain.train.checkpoint"
 local command_line = require "luatrain.train.command_line"
-local cost = require "luatrain.train.cost"
+local ending = require "luatrain.train.ending"
 local evaluate = require "luatrain.train.evaluate"
 local exits = require "luatrain.train.exits"
 local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
-local plot = require "luatrain.train.plot"
 local progress = require "luatrain.train.progress"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
@@ -47,7 +46,6 @@ local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
 local Run = require "luatrain.arity".methods "run:"
-local SAVE_SECONDS = 600       -- maximum between two checkpoints
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -114,6 +112,7 @@ local function start(self)
   agree.settings(self)
   local warnings = state.resume(self)
   agree.start(self)
+  self.async = o.async and async.new(self, o.async, self.async, warnings)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
                                    seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
@@ -136,11 +135,12 @@ local function new(given)
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
+  o.async = async.read(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
-    settings = o, began = now, saved_at = now, failed_saves = 0,
+    settings = o, began = now, saved_at = now, saved_step = 0, failed_saves = 0,
     root = rank == 0,                  -- rank 0 logs and saves for all ranks
-    ranks = size, alone = size == 1 and core.shards() == 1,
+    ranks = size, alone = size == 1 and core.shards() == 1 or core.joins_async(),
     stop = false,                      -- the signal by which a rank requested a stop
     shards = core.shards(), shard = 0, -- this rank's shards per batch; the current one, from 1
     losses = {}, spent = false,        -- per shard: its share of the loss; the step's time, bytes
@@ -163,6 +163,7 @@ local function new(given)
     checkpoints = {},                  -- this run's, in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the previous run, if it can be resumed
     observer = observer,                 -- called at each step: see bench.lua
+    async = false,                       -- see async.lua; false if the run is synchronous
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -177,154 +178,26 @@ end
 
 -- ==== Ending =====================================================================================
 
-local function close_loader(self)
-  if self.loader then self.loader:close() end
-  self.loader, self.rows = false, false
-end
-
--- Reads the loss of the last step, if it was deferred, and records the step. A step whose loss is
--- not finite did not change the net: it is subtracted from the position, and an error is raised.
-local function close_step(self)
-  local step = self.open_step
-  if not step then return end
-  self.open_step = false
-  step.loss = deferred.number(step.loss)
-  if step.loss - step.loss ~= 0 then
-    self.steps, self.done = self.steps - 1, self.done - step.rows
-    deferred.check_finite(step.loss, self.steps + 1)
-  end
-  self.loss_sum = self.loss_sum + step.loss * step.rows
-  progress.record(self, step)
-end
-
--- Writes the end line and releases everything. exit: the process's exit code, unless the script
--- changes it; nil if the run is garbage-collected, possibly in the middle of another run.
-local function finish(self, exit)
-  pcall(close_step, self)
-  pcall(core.sync)             -- asynchronous errors no longer matter
-  local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
-  self.phase = "over"
-  close_loader(self)
-  -- If another rank's signal stopped the run, this rank may still get its own.
-  if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
-  if missed then self.log:warn(missed) end
-  local known, sha256 = false, nil
-  if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
-  local fields = {
-    step = self.steps, top1 = self.result and self.result.top1 or nil,
-    wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
-    skipped = scale and scale.skipped or nil, resends = core.wire_scales().resends,
-    weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
-  if self.root then
-    cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
-  end
-  self.log:event("end", fields)
-  if self.failed_saves > 0 then
-    self.log:warn(("%d checkpoint%s could not be saved"):format(
-      self.failed_saves, self.failed_saves == 1 and "" or "s"))
-  end
-  self.log:close()
-  if self.lock then self.lock:close() end
-end
-
--- Excludes the time since `since` from the next step.
-local function exclude_time_since(self, since) self.mark = self.mark + (core.clock() - since) end
-
--- Writes a checkpoint. Returns true, or false and the reason.
-local function save(self)
-  local o, before = self.settings, core.clock()
-  if not self.root then return true end
-  local path = checkpoint.path(self.folder, self.steps)
-  local ok, err = folder.write(self, path, checkpoint.save, path, o.net, o.optim, state.of(self))
-  if ok then checkpoint.prune(self.checkpoints, path) end
-  self.saved_at = core.clock()
-  exclude_time_since(self, before)
-  if not ok then
-    self.failed_saves = self.failed_saves + 1
-    return false, checkpoint.reason(err)
-  end
-  self.saved = true
-  self.log:event("save", {step = self.steps, path = path, wall_s = self.saved_at - before})
-  return true
-end
-
--- A failed save, such as on a full disk, is only a warning.
-local function save_or_warn(self)
-  local ok, err = save(self)
-  if not ok then
-    self.log:warn(("step %d was not saved: %s; training continues"):format(self.steps, err))
-  end
-end
-
--- Ends the run with an error because a required file could not be saved.
-local function give_up(self, what, err)
-  finish(self, 5)
-  core.fail("EFILE", ("%s: %s. Earlier checkpoints are intact; resume from them with the same "
-                      .. "command and --out %s"):format(what, checkpoint.reason(err),
-                                              self.out or self.folder))
-end
-
-local function draw_curves(self)
-  local path = self.folder .. "/curves.svg"
-  local ok, err = folder.write(self, path, function()
-    local events = log.read(self.folder .. "/metrics.jsonl")
-    core.write_file(path, plot.curves(events, self.folder:match "[^/]*$"))
-  end)
-  if not ok then self.log:warn("no curves: " .. checkpoint.reason(err)) end
-end
-
--- Ends the run after its last epoch: saves weights and curves.
-local function complete(self)
-  if not self.root then return finish(self, 0) end
-  local names, tensors = self.settings.net:state()
-  local path = self.folder .. "/weights.safetensors"
-  local ok, err = folder.write(self, path, core.save, names, tensors, path, {})
-  if not ok then give_up(self, "the weights were not saved", err) end
-  draw_curves(self)
-  self.log:note(("done after %s%s: %s has weights.safetensors, curves.svg and metrics.jsonl")
-                :format(log.duration(core.clock() - self.began),
-                        progress.skipped(self, ", ") or "", self.folder))
-  finish(self, 0)
-end
-
--- Ends the run if the script left its loop early. Saves a checkpoint, except in a step that
--- os.exit() interrupted: the net may be ahead of the position. exit: the process's exit code.
-local function leave(self, exit)
-  close_step(self)
-  folder.check(self)
-  local ahead = self.rows and core.steps() ~= self.counter
-  if not ahead and not self.saved and self.steps > 0 then
-    state.check_weights(self)
-    save_or_warn(self)
-  end
-  if self.steps > 0 then
-    self.log:note(("left at step %d, with %d of %d epochs done; resume with:\n  %s")
-                  :format(self.steps, self.epoch - 1, self.settings.epochs,
-                          command_line.line(self.out, self.settings.resume)))
-  end
-  finish(self, exit)
-end
-
 -- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.phase == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(is_done and complete or leave, self, exit)
+  local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
   if ok then return end
-  if self.phase ~= "over" then finish(self, core.exit_code(why)) end
+  if self.phase ~= "over" then ending.finish(self, core.exit_code(why)) end
   error(why, 0)
 end
 
 function meta.__close(self, err)
   if err == nil then return meta.__exit(self, 0) end
-  if self.phase ~= "over" then finish(self, core.exit_code(err)) end
+  if self.phase ~= "over" then ending.finish(self, core.exit_code(err)) end
 end
 
 function meta.__gc(self)
   if self.phase == "over" then return end
   self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
                 :format(self.folder))
-  finish(self, nil)
+  ending.finish(self, nil)
 end
 
 -- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
@@ -333,20 +206,27 @@ local function stop_if_wanted(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
-  close_step(self)
+  ending.close_step(self)
   if reason and self.observer then self.observer:stop(reason) end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
+  if self.async then self.async:stop(early and 0 or 75) end
   core.compare_step()
   state.check_weights(self)
-  local saved, err = save(self)
+  local saved, err = ending.save(self)
   if reason then core.clear_stop() end
-  if not saved then give_up(self, what .. ", but not saved", err) end
-  finish(self, early and 0 or 75)
+  if not saved then ending.give_up(self, what .. ", but not saved", err) end
+  ending.finish(self, early and 0 or 75)
   local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil
   local change = early and not flag and "remove or raise it, then " or ""
   core.fail(early and "EDONE" or "ESTOPPED",
             ("%s, saved in %s; %sresume with:\n  %s"):format(
               what, self.folder, change, command_line.line(self.out, o.resume, flag)))
+end
+
+-- Ends an asynchronous run for another reason than stop_if_wanted().
+local function stopped(self, code, why)
+  ending.finish(self, code)
+  core.fail(code == 0 and "EDONE" or "ESTOPPED", why)
 end
 
 -- ==== The loop ===================================================================================
@@ -369,12 +249,21 @@ function Run:epochs()
   expect(self, "new", "run:epochs", "it was already called, and a run is one loop")
   return function()
     if self.phase == "epoch" then self:report() end
-    if self.epoch > self.settings.epochs then return complete(self) end
+    if self.epoch > self.settings.epochs then return ending.complete(self) end
     stop_if_wanted(self)
     self.stage = stages.at(self.settings.stages, self.epoch)
     self.phase = "epoch"
     return self.epoch
   end
+end
+
+-- Opens a pass over the images of an epoch, from position `first` on, or over requested batches.
+local function open_pass(self, epoch, first, workers, on_request)
+  local o, stage = self.settings, stages.at(self.settings.stages, epoch)
+  return o.train:sized(stage.size):open_batches{
+    batch = stage.batch, shuffle = true, epoch = epoch, first = first, workers = workers,
+    crop = o.augment.crop, flip = o.augment.flip, area = stage.area, shard = not self.async,
+    grain = self.grain, on_request = on_request}
 end
 
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
@@ -384,14 +273,12 @@ function Run:batches()
   local o, stage = self.settings, self.stage
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
-  close_loader(self)
-  if self.done >= #o.train then return function() end end
+  ending.close_loader(self)
+  if self.done >= #o.train and not self.async then return function() end end
   o.net:train()
   self.mark = core.clock()
-  local loader = o.train:sized(stage.size):open_batches{
-    batch = stage.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = stage.area, shard = true,
-    grain = self.grain}
+  if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
+  local loader = open_pass(self, self.epoch, self.done, o.workers)
   self.loader, self.shard = loader, self.shards
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
@@ -402,7 +289,7 @@ function Run:batches()
     core.trace("wait for data", before)
     if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
     self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
-    if not x then return close_loader(self) end
+    if not x then return ending.close_loader(self) end
     self.rows, self.counter = math.min(stage.batch, #o.train - self.done), core.steps()
     return x, y
   end
@@ -412,7 +299,8 @@ end
 local function set_rate(self, rows)
   local o = self.settings
   if o.schedule then
-    local epoch = (progress.samples(self) + rows / 2) / #o.train
+    local samples = self.async and self.async:position() or progress.samples(self)
+    local epoch = (samples + rows / 2) / #o.train
     local factor = o.schedule(epoch, o.epochs)
     if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
       fail("run:step: the schedule must return a non-negative number, but at epoch %.6g it "
@@ -475,11 +363,12 @@ end
 -- a call that needs it.
 local function end_step(self, loss)
   local rows, o = self.rows, self.settings
-  close_step(self)
+  ending.close_step(self)
   if core.steps() == self.counter then
     fail("run:step: the function took no optimizer step; use lt.micro_batches to accumulate "
          .. "gradients")
   end
+  if self.async then return self.async:end_step(loss) end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
   if is_here then deferred.check_finite(loss, self.steps + 1) end
@@ -491,16 +380,13 @@ local function end_step(self, loss)
   self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
   self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
                     spent = self.spent, scaled = o.scaler and o.scaler:latest()}
-  if is_here then close_step(self) end
+  if is_here then ending.close_step(self) end
   local text = self.data_wait:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
   if self.settings.trial then continue_trial(self, self.spent.inside) end
   if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
-  local every = o.save_every
-  if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
-    self:save()
-  end
+  ending.save_if_due(self)
   agree.step(o, self.steps)
   return loss
 end
@@ -518,7 +404,7 @@ function Run:step(fn, ...)
     local o = self.settings
     if o.trial then o.amp = o.trial:precision() end
     self.rate = set_rate(self, self.rows)
-    if o.amp_check then close_step(self) end
+    if o.amp_check then ending.close_step(self) end
     amp_check.begin_step(self, fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.observer then self.observer:begin_step() end
@@ -547,13 +433,14 @@ end
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
-  close_step(self)
+  if self.async and not self.root then return async.no_result(given) end
+  ending.close_step(self)
   local like = {batch = self.stage.batch, size = self.stage.size, amp = o.amp}
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
   end)
-  exclude_time_since(self, before)
+  ending.exclude_time_since(self, before)
   return result
 end
 
@@ -562,16 +449,16 @@ end
 function Run:report(numbers)
   expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was already reported"
                                       or "call it inside: for epoch in run:epochs() do ... end")
-  if self.done == 0 then
+  if self.done == 0 and self.root then      -- other ranks may get no ticket of an epoch
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
   progress.check_report(numbers)
   local before = core.clock()
-  close_step(self)
+  ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
   core.compare_step()
   state.check_weights(self)
-  close_loader(self)
+  ending.close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
   for name, value in pairs(numbers or {}) do
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
@@ -584,16 +471,16 @@ function Run:report(numbers)
   self.result, self.phase = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
-  save_or_warn(self)
+  ending.save_or_warn(self)
   return result
 end
 
 -- Saves a checkpoint now.
 function Run:save()
   check_call(self, "run:save")
-  close_step(self)
+  ending.close_step(self)
   state.check_weights(self)
-  save_or_warn(self)
+  ending.save_or_warn(self)
 end
 
 return new

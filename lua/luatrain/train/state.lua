@@ -69,6 +69,9 @@ function state.of(run)
     s["initial_scaler." .. name] = value
   end
   for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
+  for name, value in pairs(run.async and run.async:numbers() or {}) do
+    s["async." .. name] = value
+  end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.initial) do s["initial." .. name] = value end
   for name, value in pairs(state.settings(o)) do s["current." .. name] = value end
@@ -111,6 +114,10 @@ local function check(o, s, path)
     {"images of %s, but now they are %s", shape_of(s), shape_of(o.train)},
     {"%d classes, but now there are %d", s.classes, o.train.classes},
     {"%s, but the script now makes %s", s.optim or o.optim:class(), o.optim:class()},
+    {"%s training, but now it is %s", s["async.samples"] and "asynchronous" or "synchronous",
+     o.async and "asynchronous" or "synchronous"},
+    {"batches of %d images, which an asynchronous run cannot change to %d", o.async and s.batch,
+     o.async and o.batch},
   } do
     local text, was, is = table.unpack(item)
     if was ~= is then
@@ -185,10 +192,12 @@ end
 
 local function take_over(run, s)
   run.epoch, run.done, run.steps, run.loss_sum = s.epoch, s.done, s.step, s.loss_sum
+  run.saved_step = s.step
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
   run.began = core.clock() - s.seconds
   core.set_step(s.counter)
   core.set_draws(s.draws)
+  run.async = s.async and {tensors = s.async, numbers = part(s, "async.")}  -- for async.new
   core.restore_wire_scales(part(s, "wire_scales."))
   local result = part(s, "report.")
   if next(result) then run.result = result end

@@ -1,0 +1,288 @@
+/* async.c - asynchronous training for the embedded Lua files. */
+#include <stdlib.h>
+
+#include "lua/bind/bind.h"
+
+static const char async_class[] = "luatrain.Async";
+
+/* simulate(optim, rule, workers, sigma, times, staleness, drop, lam): starts a simulation; see
+ * async.h. optim is a handle of new_optim(); times is a list of numbers; staleness, drop and lam
+ * may be nil. Returns a handle with the methods below. */
+static int simulate(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *optim = lt__check_handle(L, lt__optim_class);
+    int n = (int)luaL_len(L, 5);
+    double *times = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *times, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 5, i + 1);
+        times[i] = luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    lt_async_config config = {.rule = luaL_checkstring(L, 2),
+                              .workers = (int)luaL_checkinteger(L, 3),
+                              .sigma = luaL_checknumber(L, 4),
+                              .times = times,
+                              .n_times = n,
+                              .staleness = luaL_optinteger(L, 6, LT_ASYNC_UNBOUNDED),
+                              .drop = luaL_optinteger(L, 7, LT_ASYNC_UNBOUNDED),
+                              .lam = luaL_optnumber(L, 8, 0)};
+    void **handle = lt__push_handle(L, async_class);
+    lt_async *async = lt_async_new(s->ctx, optim, &config);
+    if (!async)
+        lt__raise(L, s);
+    lt__fill_handle(L, handle, async);
+    return 1;
+}
+
+/* replay(optim, rule, workers, trace, lam): replays a trace: a list with worker, ticket and read of
+ * each step in turn. The rest is as for simulate(). */
+static int replay(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *optim = lt__check_handle(L, lt__optim_class);
+    lua_Integer n = luaL_len(L, 4) / 3;
+    lt_async_step *trace = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *trace, 0);
+    for (lua_Integer i = 0; i < n; i++) {
+        for (int k = 1; k <= 3; k++)
+            lua_rawgeti(L, 4, 3 * i + k);
+        trace[i] = (lt_async_step){.worker = (int)luaL_checkinteger(L, -3),
+                                   .ticket = luaL_checkinteger(L, -2),
+                                   .read = luaL_checkinteger(L, -1)};
+        lua_pop(L, 3);
+    }
+    lt_async_config config = {.rule = luaL_checkstring(L, 2),
+                              .workers = (int)luaL_checkinteger(L, 3),
+                              .staleness = LT_ASYNC_UNBOUNDED,
+                              .drop = LT_ASYNC_UNBOUNDED,
+                              .lam = luaL_optnumber(L, 5, 0),
+                              .trace = trace,
+                              .n_trace = n};
+    void **handle = lt__push_handle(L, async_class);
+    lt_async *async = lt_async_new(s->ctx, optim, &config);
+    if (!async)
+        lt__raise(L, s);
+    lt__fill_handle(L, handle, async);
+    return 1;
+}
+
+/* live(optim, buffers, rule, staleness, drop, lam): starts asynchronous training on the ranks of
+ * the group. buffers: the list of the net's buffers. The rest is as for simulate(). Until the
+ * handle is closed, there are no collectives. */
+static int live(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *optim = lt__check_handle(L, lt__optim_class);
+    int n = (int)luaL_len(L, 2);
+    lt_tensor **buffers = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *buffers, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        buffers[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a buffer");
+        lua_pop(L, 1);
+    }
+    lt_async_config config = {.rule = luaL_checkstring(L, 3),
+                              .staleness = luaL_optinteger(L, 4, LT_ASYNC_UNBOUNDED),
+                              .drop = luaL_optinteger(L, 5, LT_ASYNC_UNBOUNDED),
+                              .lam = luaL_optnumber(L, 6, 0),
+                              .buffers = buffers,
+                              .n_buffers = n,
+                              .held = 2, /* the next batch is prepared meanwhile */
+                              .group = s->group};
+    void **handle = lt__push_handle(L, async_class);
+    if (lt_group_rank(s->group) == 0 &&
+        !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
+        lt__raise(L, s);
+    lt_async *async = lt_async_new(s->ctx, optim, &config);
+    if (!async)
+        lt__raise(L, s);
+    lt__fill_handle(L, handle, async);
+    s->is_async = true;
+    return 1;
+}
+
+/* joins_async(): whether the ranks train asynchronously. */
+static int joins_async(lua_State *L)
+{
+    lua_pushboolean(L, lt__lua(L)->joins_async);
+    return 1;
+}
+
+/* async:keep_at(ticket), async:read_kept(ticket), async:read(), async:stop(): see async.h. */
+static int keep_at(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    lt__check(L, lt__lua(L), lt_async_keep_at(async, luaL_checkinteger(L, 2)));
+    return 0;
+}
+
+static int read_kept(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    lt__check(L, lt__lua(L), lt_async_read_kept(async, luaL_checkinteger(L, 2)));
+    return 0;
+}
+
+static int read_server(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_async_read(lt__check_handle(L, async_class)));
+    return 0;
+}
+
+static int stop(lua_State *L)
+{
+    lt_async_stop(lt__check_handle(L, async_class), (int)luaL_optinteger(L, 2, 0));
+    return 0;
+}
+
+/* async:set_limit(n): sets the number of tickets. */
+static int set_limit(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    lt__check(L, lt__lua(L), lt_async_set_limit(async, luaL_checkinteger(L, 2)));
+    return 0;
+}
+
+/* Pushes the kind of an event and its fields. */
+static int push_event(lua_State *L, const lt_async_event *e)
+{
+    static const char *const kinds[] = {[LT_ASYNC_COMPUTE] = "compute",
+                                        [LT_ASYNC_PUSH] = "push",
+                                        [LT_ASYNC_LOST] = "lost",
+                                        [LT_ASYNC_STOP] = "stop",
+                                        [LT_ASYNC_DONE] = "done"};
+    lua_pushstring(L, kinds[e->kind]);
+    lua_pushinteger(L, e->worker);
+    lua_pushinteger(L, e->ticket);
+    lua_pushinteger(L, e->read);
+    if (e->applied > 0)
+        lua_pushinteger(L, e->applied);
+    else
+        lua_pushboolean(L, false);
+    lua_pushinteger(L, e->delay);
+    lua_pushboolean(L, e->dropped);
+    lua_pushnumber(L, e->loss);
+    lua_pushnumber(L, e->lr);
+    lua_pushnumber(L, e->time);
+    lua_pushinteger(L, e->done_below);
+    for (int i = 0; i < e->n_reserved; i++)
+        lua_pushinteger(L, e->reserved[i]);
+    return 11 + e->n_reserved;
+}
+
+/* async:next(): returns the kind of the next event, "compute", "push", "lost", "stop" or "done",
+ * and its fields: worker, ticket, read, applied, delay, dropped, loss, lr, time, done_below,
+ * reserved; see lt_async_event. applied is false if the push was skipped or dropped. */
+static int next(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    lt_async_event e;
+    lt__check(L, lt__lua(L), lt_async_next(async, &e));
+    return push_event(L, &e);
+}
+
+/* async:poll(): returns an event like next(), or nothing. async:pause(on), async:stop_at(version,
+ * code): see async.h. */
+static int poll(lua_State *L)
+{
+    lt_async_event e;
+    return lt_async_poll(lt__check_handle(L, async_class), &e) ? push_event(L, &e) : 0;
+}
+
+static int pause_server(lua_State *L)
+{
+    lt_async_pause(lt__check_handle(L, async_class), lua_toboolean(L, 2));
+    return 0;
+}
+
+static int stop_at(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    lt_async_stop_at(async, luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
+    return 0;
+}
+
+/* async:done_below(): returns the first ticket that is neither applied nor skipped. */
+static int done_below(lua_State *L)
+{
+    lua_pushinteger(L, lt_async_done_below(lt__check_handle(L, async_class)));
+    return 1;
+}
+
+/* async:state(): returns a list of names and a list of tensors: the state for a checkpoint. */
+static int state(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_async *async = lt__check_handle(L, async_class);
+    char name[LT_ASYNC_NAME];
+    lua_newtable(L);
+    lua_newtable(L);
+    for (int i = 0;; i++) {
+        lt_tensor **box = lt__push_box(L, s);
+        if (!(*box = lt_async_state(async, i, name)))
+            break;
+        lua_rawseti(L, 3, i + 1);
+        lua_pushstring(L, name);
+        lua_rawseti(L, 2, i + 1);
+    }
+    lua_settop(L, 3);
+    return 2;
+}
+
+/* async:restore(names, tensors): restores a state. Returns how many tensors start at zero because
+ * the lists do not have them. */
+static int restore(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_async *async = lt__check_handle(L, async_class);
+    int n = (int)luaL_len(L, 2), fresh;
+    const char **names = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *names, 0);
+    lt_tensor **tensors = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *tensors, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        names[i] = luaL_checkstring(L, -1);
+        lua_rawgeti(L, 3, i + 1);
+        tensors[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a tensor");
+        lua_pop(L, 2);
+    }
+    lt__check(L, s, lt_async_restore(async, names, tensors, n, &fresh));
+    lua_pushinteger(L, fresh);
+    return 1;
+}
+
+static int async_gc(lua_State *L)
+{
+    lt_async **async = lua_touserdata(L, 1);
+    if (*async)
+        lt__lua(L)->is_async = false;
+    lt_async_free(*async);
+    *async = NULL;
+    return 0;
+}
+
+static const luaL_Reg functions[] = {{"simulate", simulate},
+                                     {"live", live},
+                                     {"replay", replay},
+                                     {"joins_async", joins_async},
+                                     {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_limit", set_limit},
+                                   {"next", next},
+                                   {"done_below", done_below},
+                                   {"keep_at", keep_at},
+                                   {"read_kept", read_kept},
+                                   {"read", read_server},
+                                   {"stop", stop},
+                                   {"stop_at", stop_at},
+                                   {"pause", pause_server},
+                                   {"poll", poll},
+                                   {"state", state},
+                                   {"restore", restore},
+                                   {"close", async_gc},
+                                   {NULL, NULL}};
+
+void lt__open_async(lua_State *L)
+{
+    int core = lua_gettop(L);
+    lt__register(L, functions);
+    lt__new_class(L, async_class, methods, async_gc);
+    lua_settop(L, core);
+}

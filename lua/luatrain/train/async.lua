@@ -1,0 +1,457 @@
+-- async.lua - asynchronous training of a run: --parallel async=RULE. Each rank is a worker, and
+-- rank 0 also runs the server. With --simulate, one process computes for all workers, one after the
+-- other, under a virtual clock.
+--
+-- A ticket is the number of a batch in the run, from 0: the batches of the first epoch, then those
+-- of the second, and so on. A worker pulls a ticket, computes its gradient from the weights of that
+-- moment, and pushes it; a push is one step. An epoch ends when each of its tickets is applied. By
+-- then other workers may have begun with tickets of the next epoch, so run:batches() of rank 0 also
+-- yields batches of that epoch. On the other ranks, an epoch ends with their first ticket of the
+-- next one. Only rank 0 evaluates, reports, saves and stops.
+
+local core = ...
+local ending = require "luatrain.train.ending"
+local deferred = require "luatrain.train.deferred"
+local log = require "luatrain.train.log"
+local metrics = require "luatrain.api.metrics"
+local progress = require "luatrain.train.progress"
+local sorted = require "luatrain.keys"
+local stages = require "luatrain.train.stages"
+
+local async = {}
+local Async = {}
+Async.__index = Async
+
+local function refuse(...) core.fail("EUSAGE", string.format(...)) end
+
+-- ==== Options ====================================================================================
+
+local function text_of(name)
+  local text = os.getenv(name)
+  return text ~= "" and text or nil
+end
+
+local function integer_of(key, text, least)
+  local value = math.tointeger(tonumber(text))
+  if not value or value < least then
+    refuse("--parallel: %s must be an integer of at least %d, but is '%s'", key, least, text)
+  end
+  return value
+end
+
+-- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
+local function read_parallel(text)
+  local o, least = {}, {staleness = 0, drop = 1}
+  for item in (text .. ","):gmatch "([^,]*)," do
+    local key, value = item:match "^(%w+)=(.+)$"
+    if key == "async" then
+      o.rule = value
+    elseif least[key] then
+      o[key] = integer_of(key, value, least[key])
+    elseif key == "lam" and tonumber(value) then
+      o.lam = tonumber(value)
+    else
+      refuse("--parallel must be async=RULE[,staleness=S][,drop=R], but is '%s'", text)
+    end
+  end
+  if not o.rule then refuse("--parallel must begin with async=RULE, but is '%s'", text) end
+  return o
+end
+
+-- "workers=4,delay=lognormal:0.2:1,1,2" as {workers = 4, sigma = 0.2, times = {1, 1, 2}};
+-- "trace:FILE" as {trace = FILE}
+local function read_simulate(text)
+  local file = text:match "^trace:(.+)$"
+  if file then return {trace = file} end
+  local workers, sigma, rest = text:match "^workers=(%d+),delay=lognormal:([^:]+)(.*)$"
+  local o = {workers = math.tointeger(tonumber(workers)), sigma = tonumber(sigma), times = {}}
+  local list = rest and rest:match "^:(.+)$" or ""
+  for item in list:gmatch "[^,]+" do o.times[#o.times + 1] = tonumber(item) or 0.0 end
+  if not o.workers or not o.sigma or rest ~= "" and list == "" then
+    refuse("--simulate must be workers=N,delay=lognormal:SIGMA[:T1,T2,...] or trace:FILE, but is "
+           .. "'%s'", text)
+  end
+  return o
+end
+
+-- Returns the settings of an asynchronous run with settings `run`, or false.
+function async.read(run)
+  local parallel, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
+  if not parallel then
+    if simulate then refuse "--simulate requires --parallel async=RULE" end
+    return false
+  end
+  if run.auto then
+    refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
+  end
+  if run.check_sync then refuse "--check-sync cannot be combined with --parallel" end
+  local o = read_parallel(parallel)
+  if simulate then
+    for key, value in pairs(read_simulate(simulate)) do o[key] = value end
+  elseif not core.joins_async() then
+    refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
+  end
+  return o
+end
+
+-- ==== Tickets ====================================================================================
+
+local function restore(self, saved, warnings)
+  local names, tensors = {}, {}
+  for i, name in ipairs(sorted(saved.tensors)) do
+    names[i], tensors[i] = name, saved.tensors[name]
+  end
+  local fresh = self.handle:restore(names, tensors)
+  for name, value in pairs(saved.numbers) do
+    local sum, epoch = name:match "^(%l+)%.(%d+)$"
+    if sum then self[sum][tonumber(epoch)] = value else self[name] = value end
+  end
+  if fresh > 0 then
+    warnings[#warnings + 1] = ("the checkpoint lacks %d of the tensors of asynchronous training, "
+                               .. "which start at zero; it had another rule or fewer workers")
+                              :format(fresh)
+  end
+end
+
+local function buffers_of(net)
+  local list, _, tensors = {}, net:state()
+  for _, tensor in ipairs(tensors) do
+    if core.role(tensor) == "buffer" then list[#list + 1] = tensor end
+  end
+  return list
+end
+
+-- Reads the steps of an asynchronous run from its metrics.jsonl. Returns a list with worker, ticket
+-- and read of each step in turn, and the number of workers.
+local function read_trace(path)
+  local steps, workers = {}, 0
+  for event in log.read(path) do
+    if event.event == "step" then
+      if not (event.worker and event.ticket and event.delay) then
+        refuse("--simulate: %s is not the metrics.jsonl of an asynchronous run", path)
+      end
+      steps[#steps + 1] = event.worker
+      steps[#steps + 1] = event.ticket
+      steps[#steps + 1] = event.step - 1 - event.delay
+      workers = math.max(workers, event.worker + 1)
+    end
+  end
+  return steps, workers
+end
+
+local function open(run, o)
+  local optim = core.handle_of(run.settings.optim)
+  if o.trace then
+    local steps, workers = read_trace(o.trace)
+    return core.replay(optim, o.rule, workers, steps, o.lam)
+  end
+  if o.workers then
+    return core.simulate(optim, o.rule, o.workers, o.sigma, o.times, o.staleness, o.drop, o.lam)
+  end
+  return core.live(optim, buffers_of(run.settings.net), o.rule, o.staleness, o.drop, o.lam)
+end
+
+-- Starts the asynchronous training of a run. saved: {tensors = , numbers = } of the checkpoint from
+-- which it resumes, by name; or false. Appends warnings.
+function async.new(run, o, saved, warnings)
+  local self = {
+    run = run, samples = 0,            -- samples that were applied or skipped
+    first = {0},                       -- first ticket of each epoch, and the end of the last one
+    pushes = {},                       -- by ticket: what its push will log
+    ticket = false, epoch = 1, place = 0, rows = 0,      -- of the batch that is computed
+    stream = false, stream_epoch = 0, stream_next = 0,   -- a pass, and what it yields next
+    loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
+    skipped = 0, dropped = 0, delays = {}, total_delay = 0,
+    is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
+    pushed = core.clock(),             -- when the last push arrived
+    done_below = 0,                    -- all tickets below it are done
+    pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
+    passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
+    handle = open(run, o),
+  }
+  local images, epochs = #run.settings.train, run.settings.epochs
+  for epoch = 1, epochs do
+    local batch = stages.at(run.settings.stages, epoch).batch
+    self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
+  end
+  self.handle:set_limit(self.first[epochs + 1])
+  setmetatable(self, Async)
+  if saved then restore(self, saved, warnings) end
+  self.done_below = self.handle:done_below()
+  local max_steps = run.settings.max_steps
+  if max_steps then self.handle:stop_at(max_steps, 0) end
+  for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
+  return self
+end
+
+-- Adds the state to the lists of a checkpoint.
+function Async:add_state(names, tensors)
+  local own, values = self.handle:state()
+  for i, name in ipairs(own) do
+    names[#names + 1], tensors[#tensors + 1] = "async." .. name, values[i]
+  end
+end
+
+-- The numbers of the state, by name.
+function Async:numbers()
+  local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
+                total_delay = self.total_delay}
+  for _, name in ipairs{"loss", "done"} do
+    for epoch, value in pairs(self[name]) do
+      if epoch >= self.run.epoch then list[name .. "." .. epoch] = value end
+    end
+  end
+  return list
+end
+
+-- Finds the batch of a ticket: its epoch, the position of its first sample, and its samples.
+local function locate(self, ticket)
+  local epoch = self.epoch
+  while ticket >= self.first[epoch + 1] do epoch = epoch + 1 end
+  while ticket < self.first[epoch] do epoch = epoch - 1 end
+  local batch = stages.at(self.run.settings.stages, epoch).batch
+  local position = (ticket - self.first[epoch]) * batch
+  return epoch, position, math.min(batch, #self.run.settings.train - position)
+end
+
+-- The pass over an epoch from which a worker requests batches.
+local function pass_of(self, open_pass, epoch)
+  local pass = self.passes[epoch] or open_pass(self.run, epoch, 0, self.run.settings.workers, true)
+  self.passes[epoch] = pass
+  return pass
+end
+
+local function request(self, open_pass, ticket)
+  if self.requested[ticket] then return end
+  local epoch, position = locate(self, ticket)
+  pass_of(self, open_pass, epoch):request(position)
+  self.requested[ticket] = epoch
+end
+
+-- The batch of a ticket in a live run. Requests those of the reserved tickets, which this worker
+-- will compute next.
+local function requested_batch(self, open_pass, ticket, ...)
+  request(self, open_pass, ticket)
+  local own = self.requested[ticket]
+  local x, y = pass_of(self, open_pass, own):next()
+  self.requested[ticket] = nil
+  local used = {[own] = true}
+  for i = 1, select("#", ...) do request(self, open_pass, (select(i, ...))) end
+  for _, epoch in pairs(self.requested) do used[epoch] = true end
+  for epoch, pass in pairs(self.passes) do
+    if not used[epoch] then
+      pass:close()
+      self.passes[epoch] = nil
+    end
+  end
+  return x, y
+end
+
+-- The batch at a position in a simulation. Tickets mostly come in order, so one pass yields them; a
+-- ticket that was dropped and is issued again gets a pass of its own.
+local function batch_at(self, open_pass, epoch, position, rows)
+  local workers = self.run.settings.workers
+  if epoch == self.stream_epoch and position == self.stream_next then
+    self.stream_next = position + rows
+    return self.stream:next()
+  end
+  local is_later = epoch > self.stream_epoch
+                   or epoch == self.stream_epoch and position > self.stream_next
+  local pass = open_pass(self.run, epoch, position, is_later and workers or 0)
+  local x, y = pass:next()
+  if is_later then
+    if self.stream then self.stream:close() end
+    self.stream, self.stream_epoch, self.stream_next = pass, epoch, position + rows
+  else
+    pass:close()
+  end
+  return x, y
+end
+
+-- The result of run:evaluate on ranks other than 0, which do not evaluate.
+function async.no_result(given)
+  local result = {loss = 0 / 0}
+  for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
+    result[metric.name] = 0 / 0
+  end
+  return result
+end
+
+-- ==== Pushes =====================================================================================
+
+-- Sets the run's sums to those of its current epoch.
+local function show_epoch(self)
+  local run = self.run
+  run.done, run.loss_sum = self.done[run.epoch] or 0, self.loss[run.epoch] or 0.0
+end
+
+-- What is logged of a step that another rank has computed.
+local function step_of_other(self, ticket, rate)
+  local epoch, _, rows = locate(self, ticket)
+  return {rows = rows, rate = rate, epoch = epoch, waited = 0.0,
+          spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = 0, total = false}}
+end
+
+-- Records a push: one step, unless it was dropped.
+local function take_push(self, worker, ticket, _, applied, delay, dropped, loss, rate, time,
+                         done_below)
+  local run, step = self.run, self.pushes[ticket] or step_of_other(self, ticket, rate)
+  local now = core.clock()
+  self.done_below = done_below
+  if self.is_live then                 -- the rate of all workers together
+    step.seconds, self.pushed = math.max(now - self.pushed, 1e-9), now
+    run.epoch_s, run.epoch_images = run.epoch_s + step.seconds, run.epoch_images + step.rows
+  end
+  if dropped then
+    self.dropped = self.dropped + 1
+    return
+  end
+  self.pushes[ticket] = nil
+  self.samples = self.samples + step.rows
+  self.done[step.epoch] = (self.done[step.epoch] or 0) + step.rows
+  self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + (applied and loss * step.rows or 0.0)
+  show_epoch(self)
+  run.saved = false
+  if not applied then
+    self.skipped = self.skipped + 1
+    return
+  end
+  run.steps = applied
+  self.delays[delay] = (self.delays[delay] or 0) + 1
+  self.total_delay = self.total_delay + delay
+  deferred.check_finite(loss, run.steps)
+  step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
+  progress.record(run, step)
+end
+
+-- Whether all tickets of the run's epoch are done.
+local function is_over(self) return self.done_below >= self.first[self.run.epoch + 1] end
+
+-- Begins the batch of a ticket, and returns it.
+local function begin(self, open_pass, ticket, ...)
+  local run, before = self.run, core.clock()
+  local epoch, position, rows = locate(self, ticket)
+  local x, y
+  if self.is_live then
+    x, y = requested_batch(self, open_pass, ticket, ...)
+  else
+    x, y = batch_at(self, open_pass, epoch, position, rows)
+  end
+  self.ticket, self.epoch, self.place, self.rows = ticket, epoch, position, rows
+  run.shard, run.waited = 1, core.clock() - before
+  run.rows, run.counter = rows, core.steps()
+  return x, y
+end
+
+-- Another rank has failed, or rank 0 has not heard of it for too long.
+local function lose(self, worker, tickets, was_silent)
+  self.run.log:warn(("rank %d %s; %d ticket%s issued again, and training continues"):format(
+    worker, was_silent and "was silent for too long" or "has failed", tickets,
+    tickets == 1 and " is" or "s are"))
+end
+
+-- The iterator of run:batches(). stop_if_wanted(run) ends the run if it must stop; stopped(run,
+-- code, why) ends it because rank 0 has stopped it, or a trace has ended.
+function Async:batches(open_pass, stop_if_wanted, stopped)
+  local run = self.run
+  local function next_batch()
+    local event = self.pending or table.pack(self.handle:next())
+    local kind, worker, ticket = event[1], event[2], event[3]
+    self.pending = false
+    if kind == "push" then
+      take_push(self, table.unpack(event, 2, 11))
+      stop_if_wanted(run)
+      ending.save_if_due(run)
+      if is_over(self) then return nil end
+    elseif kind == "lost" then
+      lose(self, worker, ticket, event[7])
+    elseif kind == "stop" then
+      stopped(run, ticket, "stopped by rank 0")
+    elseif kind == "done" then
+      if self.is_replay and not is_over(self) then
+        stopped(run, 0, ("the trace ends at step %d"):format(run.steps))
+      end
+      return nil
+    elseif run.root or locate(self, ticket) <= run.epoch then
+      return begin(self, open_pass, ticket, table.unpack(event, 12, event.n))
+    else
+      self.pending = event
+      return nil
+    end
+    return next_batch()
+  end
+  return function()
+    if run.phase == "over" then core.fail("EINVAL", "run:batches: this run is over") end
+    if run.rows then
+      core.fail("EINVAL", "run:batches: the previous batch had no run:step")
+    end
+    show_epoch(self)
+    if run.root and is_over(self) then return self:read_epoch() end
+    local x, y = next_batch()
+    if not x and run.root then self:read_epoch() end
+    return x, y
+  end
+end
+
+-- Gives the net the values from the end of the run's epoch.
+function Async:read_epoch() self.handle:read_kept(self.first[self.run.epoch + 1]) end
+
+-- Calls fn(...) while the server is suspended, the net and the optimizer have its current values,
+-- and all steps so far are recorded, to save a checkpoint. Returns what fn returns.
+function Async:suspended(fn, ...)
+  local handle = self.handle
+  local _ <close> = setmetatable({}, {__close = function() handle:pause(false) end})
+  handle:pause(true)
+  local function record(kind, worker, ticket, ...)
+    if not kind then return false end
+    if kind == "push" then
+      take_push(self, worker, ticket, ...)
+    else
+      lose(self, worker, ticket, (select(4, ...)))
+    end
+    return true
+  end
+  while record(handle:poll()) do end
+  handle:read()
+  return fn(...)
+end
+
+-- Tells all workers that training stops. code: 75 after a signal, 0 at max_steps.
+function Async:stop(code) self.handle:stop(code) end
+
+-- The position of the current batch in the run, in samples.
+function Async:position() return (self.epoch - 1) * #self.run.settings.train + self.place end
+
+-- The number of the run's last step, if no further push is skipped.
+function Async:last_step() return self.first[#self.first] - self.skipped end
+
+-- Ends run:step. The step is recorded when its push arrives. Returns the loss.
+function Async:end_step(loss)
+  local run = self.run
+  local total = core.clock() - run.mark
+  run.rows = false
+  run.mark = run.mark + total
+  if not self.is_live then
+    run.epoch_s, run.epoch_images = run.epoch_s + total, run.epoch_images + self.rows
+  end
+  run.spent.total, run.spent.sent = total, 0
+  self.pushes[self.ticket] = {rows = self.rows, rate = run.rate, waited = run.waited,
+                              spent = run.spent, epoch = self.epoch,
+                              scaled = run.settings.scaler and run.settings.scaler:latest()}
+  return deferred.number(loss)
+end
+
+-- The mean delay of the applied pushes, and the number of those that were dropped.
+function Async:summary()
+  local n = self.run.steps
+  return n > 0 and self.total_delay / n or 0.0, self.dropped
+end
+
+function Async:close()
+  if self.stream then self.stream:close() end
+  for _, pass in pairs(self.passes) do pass:close() end
+  self.stream, self.passes = false, {}
+  self.handle:close()
+end
+
+return async
