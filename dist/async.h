@@ -84,7 +84,8 @@ typedef struct lt_async_event {
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
 /* Resets the gradient callbacks of ctx. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
-/* Sets the number of tickets; it must not decrease. LT_EINVAL. */
+/* Sets the number of tickets; it must not decrease. A live run begins with the first call on rank
+ * 0. LT_EINVAL. */
 LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,

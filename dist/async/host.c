@@ -9,9 +9,10 @@
 #include "dist/async/server.h"
 
 static const double TICK_SECONDS = 0.1; /* between two looks for silent workers */
+static const double GAP_SECONDS = 1;    /* after this long without a look, the host was stopped */
 
 typedef struct member {   /* a worker */
-    double heard;         /* when its last message arrived */
+    double heard;         /* when its last message arrived, or its pull was answered */
     int64_t read;         /* version that it computes with */
     bool computing, told; /* told: it got LT_HOST_STOP, or that all tickets are done */
 } member;
@@ -25,7 +26,7 @@ typedef struct kept { /* values and buffers of a moment */
 struct lt_host {
     lt_mail *mail;
     lt_inbox to_root;
-    double silence;
+    double silence, looked; /* looked: when the host last looked for silent workers */
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t resumed;
@@ -89,6 +90,7 @@ static lt_status grant(lt_host *h, const lt_grant *g)
         lt__message_free(m);
         return status;
     }
+    h->members[g->worker].heard = lt__seconds();
     h->members[g->worker].computing = any;
     h->members[g->worker].told = !any;
     h->members[g->worker].read = g->version;
@@ -191,12 +193,20 @@ static lt_status handle(lt_host *h, const lt_message *m)
     }
 }
 
+/* Called when the queue is empty. If the host itself was paused or stopped, the workers may have
+ * been as well, so their time starts anew. */
 static void look_for_silent_workers(lt_host *h)
 {
     double now = lt__seconds();
-    for (int i = 0; i < h->n; i++)
-        if (h->members[i].computing && now - h->members[i].heard > h->silence)
+    bool stopped = now - h->looked > GAP_SECONDS;
+    h->looked = now;
+    for (int i = 1; i < h->n; i++) {
+        if (stopped)
+            h->members[i].heard = now;
+        bool expected = h->members[i].computing || h->closing;
+        if (expected && now - h->members[i].heard > h->silence)
             lose(h, i, true);
+    }
 }
 
 /* ==== The thread ============================================================================== */
@@ -227,17 +237,34 @@ static bool all_told(const lt_host *h)
     return all;
 }
 
-static bool run_once(lt_host *h, const lt_message *m)
+static void lock_running(lt_host *h)
 {
     pthread_mutex_lock(&h->lock);
     while (h->paused)
         pthread_cond_wait(&h->resumed, &h->lock);
+}
+
+/* The next message, or NULL if none arrives for TICK_SECONDS. New. */
+static lt_message *take(lt_host *h)
+{
+    lt_message *m = lt__mail_take(h->mail, 0);
+    if (m)
+        return m;
+    lock_running(h);
+    look_for_silent_workers(h);
+    pthread_mutex_unlock(&h->lock);
+    return lt__mail_take(h->mail, TICK_SECONDS);
+}
+
+/* Handles a message, or none. Returns false at the end. */
+static bool run_once(lt_host *h, const lt_message *m)
+{
+    lock_running(h);
     if (m && h->status == LT_OK) {
         lt_status status = handle(h, m);
         if (status != LT_OK)
             fail(h, status);
     }
-    look_for_silent_workers(h);
     if (!h->stopped) {
         lt_status status = answer_pulls(h);
         if (status != LT_OK)
@@ -253,7 +280,7 @@ static void *run(void *ud)
 {
     lt_host *h = ud;
     for (bool more = true; more;) {
-        lt_message *m = lt__mail_take(h->mail, TICK_SECONDS);
+        lt_message *m = take(h);
         more = run_once(h, m);
         lt__message_free(m);
     }
@@ -309,6 +336,7 @@ lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
     h->ctx = ctx;
     h->n = config->workers;
     h->silence = silence;
+    h->paused = true; /* until lt__host_set_limit(), so that a state can be restored before */
     lt__inbox_open(&h->to_root);
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->resumed, NULL);
@@ -323,7 +351,10 @@ void lt__host_close(lt_host *h)
     if (!h)
         return;
     pthread_mutex_lock(&h->lock);
-    h->stopped = h->closing = true;
+    h->closing = true;
+    h->stopped |= lt__order_done_below(h->server.order) < lt__order_limit(h->server.order);
+    h->paused = false;
+    pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
     pthread_join(h->thread, NULL);
     free_host(h);
@@ -337,6 +368,8 @@ lt_status lt__host_set_limit(lt_host *h, int64_t tickets)
 {
     pthread_mutex_lock(&h->lock);
     lt_status status = lt__order_set_limit(h->server.order, tickets);
+    h->paused = false;
+    pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
     return status;
 }

@@ -43,6 +43,7 @@ lt_inbox *lt__host_inbox(lt_host *host);
 
 /* The first failure of the server, with its message; or LT_OK. */
 LT_MUST lt_status lt__host_status(lt_host *host);
+/* The host handles no message before the first call. */
 LT_MUST lt_status lt__host_set_limit(lt_host *host, int64_t tickets);
 int64_t lt__host_done_below(lt_host *host);
 int64_t lt__host_version(lt_host *host);
@@ -54,8 +55,8 @@ void lt__host_stop_at(lt_host *host, int64_t version, int code);
 void lt__host_pause(lt_host *host, bool on);
 /* Copies the server's values, buffers and optimizer slots to a layout. The device's error. */
 LT_MUST lt_status lt__host_read(lt_host *host, const lt_layout *to);
-/* Keeps the values and buffers of the moment when all tickets below `ticket` are done. LT_ENOMEM.
- * */
+/* Keeps the values and buffers of the moment when all tickets below `ticket` are done.
+ * LT_ENOMEM. */
 LT_MUST lt_status lt__host_keep_at(lt_host *host, int64_t ticket);
 /* Writes the values and buffers that were kept for `ticket` to a layout, and forgets them.
  * LT_EINVAL if the moment has not come, or was not kept. */

@@ -310,6 +310,7 @@ int lt__order_lose(lt_order *o, int i)
 lt_order_config lt__order_config(const lt_order *o) { return o->config; }
 int64_t lt__order_version(const lt_order *o) { return o->version; }
 int64_t lt__order_limit(const lt_order *o) { return o->config.limit; }
+int64_t lt__order_issued(const lt_order *o) { return o->next; }
 int64_t lt__order_done_below(const lt_order *o) { return o->done; }
 int lt__order_workers(const lt_order *o) { return o->config.workers; }
 

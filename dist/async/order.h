@@ -85,6 +85,7 @@ int lt__order_lose(lt_order *order, int worker);
 lt_order_config lt__order_config(const lt_order *order);
 int64_t lt__order_version(const lt_order *order); /* number of applied pushes */
 int64_t lt__order_limit(const lt_order *order);
+int64_t lt__order_issued(const lt_order *order); /* all issued tickets are below this one */
 /* Every ticket below this one is applied or skipped. */
 int64_t lt__order_done_below(const lt_order *order);
 bool lt__order_is_done(const lt_order *order, int64_t ticket);

@@ -134,6 +134,8 @@ static lt_status restore_order(lt_server *s, const saved *from)
     lt_order *order = lt__order_load(lt_data(x), (size_t)x->count);
     if (!order)
         return lt_errcode() == LT_EINVAL ? damaged("order") : lt_errcode();
+    if (config.limit < lt__order_issued(order))
+        config.limit = lt__order_issued(order);
     lt_status status = lt__order_restart(order, &config);
     if (status != LT_OK) {
         lt__order_free(order);

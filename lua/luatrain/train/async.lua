@@ -174,13 +174,13 @@ function async.new(run, o, saved, warnings)
     local batch = stages.at(run.settings.stages, epoch).batch
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
-  self.handle:set_limit(self.first[epochs + 1])
   setmetatable(self, Async)
   if saved then restore(self, saved, warnings) end
   self.done_below = self.handle:done_below()
   local max_steps = run.settings.max_steps
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
+  self.handle:set_limit(self.first[epochs + 1])      -- workers begin
   return self
 end
 
