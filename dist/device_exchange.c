@@ -63,8 +63,9 @@ static void fail_timed_out(double seconds)
     lt_fail(LT_EPEER, "the accelerators of the other ranks did not connect within %g s", seconds);
 }
 
-/* The library's message about a broken connection does not say which rank is gone, but the group
- * may soon find out. Replaces the message with the group's, or else prefixes it with `what`. */
+/* If a connection breaks, the communicator's error message does not say which rank is gone, but the
+ * group may soon find out. Replaces the message with the group's, or else prefixes it with
+ * `what`. */
 static lt_status explain(const lt_group *group, const char *what, lt_status status)
 {
     char why[600];

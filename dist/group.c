@@ -173,8 +173,8 @@ static bool may_spin(const lt_group *g, bool beside)
     return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->self);
 }
 
-/* Before a collective: the rank's thread waits for all started tasks; the background thread runs
- * one of them, so it does not wait. */
+/* Before a collective, send or receive: the rank's thread waits for all started tasks; the
+ * background thread runs one of them, so it does not wait. */
 static lt_status take_turn(lt_group *g)
 {
     bool behind = g->tasks && pthread_equal(pthread_self(), g->thread);

@@ -1,4 +1,4 @@
-/* plugin.c - finds and opens the MPI plugin, for a process that is one of several. */
+/* plugin.c - finds and opens the MPI plugin for runs with several processes. */
 #include <stdlib.h>
 
 #include "core/plugin.h"
