@@ -1,6 +1,6 @@
 -- curves.lua - prints the test accuracy of runs after each epoch, in percent, as a table with one
--- line per run. Then it prints the mean of the last epoch for runs whose names differ only in the
--- number at the end, the seed.
+-- line per run. Then it prints, for each group of runs whose names differ only in the seed at the
+-- end, the mean of their last accuracies.
 --
 --   luatrain curves.lua r20-off-0 r20-off-1 r20-off-2 > curves.txt
 local log = require "luatrain.train.log"

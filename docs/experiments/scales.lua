@@ -14,7 +14,8 @@ for _, folder in ipairs(arg) do
       skipped = tonumber(line:match '"skipped":(%d+)')
       least, most = math.min(least, scale), math.max(most, scale)
     elseif line:find('{"event":"amp_check"', 1, true) and step > 1 then
-      local share = line:match '%].*"underflow":([%d.e+-]+)'       -- after the layers
+      -- the value for all layers, which follows the array of layers
+      local share = line:match '%].*"underflow":([%d.e+-]+)'
       sum, n = sum + tonumber(share), n + 1
     end
   end
