@@ -16,8 +16,8 @@
 #include "lua/bind/bind.h"
 
 enum {
-    /* times Lua's own memory: computing that many bytes of tensors takes far longer than traversing
-     * Lua's memory */
+    /* Backward collects if the new tensors exceed this many times Lua's own memory. Computing them
+     * takes far longer than traversing Lua's memory. */
     MANY = 64
 };
 
