@@ -111,7 +111,7 @@ static void run(lt_ctx *ctx, const trial *t, lt_dtype dtype, lt_dtype param_dtyp
         if (i != MEAN && i != VAR)
             CHECK_OK(lt_set_requires_grad(in[i], true));
     pass(t, in, in[DY], &found[Y]);
-    pass(t, in, in[DY], &found[Y]); /* gradients are added to */
+    pass(t, in, in[DY], &found[Y]); /* the gradients accumulate */
     CHECK_OK(lt_bn_stats_commit(ctx));
     found[MOVED_MEAN] = block_of(in[MEAN]);
     found[MOVED_VAR] = block_of(in[VAR]);
@@ -132,7 +132,7 @@ static void free_found(block found[FOUND])
 
 /* ==== Checking the results ==================================================================== */
 
-/* Elements in bf16 are rounded, gradients twice, because they are added to. The error of an f32 sum
+/* Elements in bf16 are rounded, gradients twice, because they accumulate. The error of an f32 sum
  * of n terms grows with sqrt(n), even if the terms cancel. */
 static void check_result(const trial *t, lt_dtype dtype, const block *truth, const block *found)
 {
