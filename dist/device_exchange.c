@@ -114,9 +114,9 @@ typedef struct capability {        /* what a rank reports about its accelerator 
 static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
 {
     all[lt_group_rank(group)] = *mine;
-    for (int exchange = 0; exchange < lt_group_size(group); exchange++)
-        LT_TRY(lt_group_broadcast(group, "the capabilities of accelerators", &all[exchange],
-                                  sizeof *all, exchange));
+    for (int rank = 0; rank < lt_group_size(group); rank++)
+        LT_TRY(lt_group_broadcast(group, "the capabilities of accelerators", &all[rank],
+                                  sizeof *all, rank));
     return LT_OK;
 }
 
@@ -125,15 +125,15 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
 static const char *find_obstacle(const capability *all, int size, char text[600])
 {
     for (int timed_out = 0; timed_out < 2; timed_out++)
-        for (int exchange = 0; exchange < size; exchange++)
-            if (!all[exchange].can && all[exchange].timed_out == timed_out) {
-                snprintf(text, 600, "rank %d: %s", exchange, all[exchange].why);
+        for (int rank = 0; rank < size; rank++)
+            if (!all[rank].can && all[rank].timed_out == timed_out) {
+                snprintf(text, 600, "rank %d: %s", rank, all[rank].why);
                 return text;
             }
-    for (int exchange = 1; exchange < size; exchange++)
-        for (int k = 0; k < exchange; k++)
-            if (strcmp(all[exchange].name, all[k].name) == 0) {
-                snprintf(text, 600, "ranks %d and %d share %s", k, exchange, all[exchange].device);
+    for (int rank = 1; rank < size; rank++)
+        for (int k = 0; k < rank; k++)
+            if (strcmp(all[rank].name, all[k].name) == 0) {
+                snprintf(text, 600, "ranks %d and %d share %s", k, rank, all[rank].device);
                 return text;
             }
     return NULL;

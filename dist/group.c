@@ -164,7 +164,7 @@ lt_status lt_group_wait(lt_group *g)
     return status == LT_OK ? LT_OK : lt_fail(status, "%s", g->message);
 }
 
-/* ==== Collectives ============================================================================= */
+/* ==== Communication =========================================================================== */
 
 /* Whether a waiting thread may spin. beside: it needs a CPU in addition to the computing threads;
  * otherwise it takes the place of one. */

@@ -25,13 +25,13 @@ enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
 typedef struct offer { /* broadcast by each member */
-    uint64_t mark;     /* random token */
+    uint64_t token;    /* random */
     int n;             /* number of addresses; 0 if the member cannot listen */
     struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
 
 typedef struct hello { /* sent to a listening member, which sends it back */
-    uint64_t mark;     /* from the offer of the listening member */
+    uint64_t token;    /* from the offer of the listening member */
     uint64_t member;   /* the member that connects */
 } hello;
 
@@ -81,7 +81,7 @@ static int begin_to_listen(offer *o)
                 setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) == 0 &&
                 listen(fd, SOMAXCONN) == 0 &&
                 getsockname(fd, (struct sockaddr *)&any, &bytes) == 0 &&
-                getrandom(&o->mark, sizeof o->mark, 0) == sizeof o->mark;
+                getrandom(&o->token, sizeof o->token, 0) == sizeof o->token;
     o->n = good ? find_addresses(o->address, any.sin_port) : 0;
     return fd;
 }
@@ -109,7 +109,8 @@ static bool send_hello(int fd, const hello *h)
 }
 
 /* Accepts connections until all members after this one are connected, or until the deadline. */
-static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t mark, double deadline)
+static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t token,
+                       double deadline)
 {
     int missing = liveness->n - 1 - own;
     while (missing > 0 && is_readable(listener, deadline)) {
@@ -117,7 +118,7 @@ static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t ma
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             continue;
-        bool good = is_readable(fd, deadline) && receive_hello(fd, &h) && h.mark == mark &&
+        bool good = is_readable(fd, deadline) && receive_hello(fd, &h) && h.token == token &&
                     h.member > (uint64_t)own && h.member < (uint64_t)liveness->n &&
                     liveness->connection[h.member].fd < 0 && send_hello(fd, &h);
         if (!good) { /* not one of the members */
@@ -148,7 +149,7 @@ static bool advance(struct pollfd *attempt, const hello *h)
 {
     hello back;
     bool answers = attempt->events == POLLIN && receive_hello(attempt->fd, &back);
-    if (answers && back.mark == h->mark)
+    if (answers && back.token == h->token)
         return true;
     if (attempt->events == POLLIN || !send_hello(attempt->fd, h)) {
         close(attempt->fd);
@@ -170,7 +171,7 @@ static int open_attempts(const struct pollfd *attempts, int n)
 static int connect_to(const offer *o, int own, double deadline)
 {
     struct pollfd attempts[MAX_ADDRESSES];
-    hello h = {.mark = o->mark, .member = (uint64_t)own};
+    hello h = {.token = o->token, .member = (uint64_t)own};
     int found = -1;
     for (int i = 0; i < o->n; i++)
         attempts[i] = (struct pollfd){.fd = begin_to_connect(&o->address[i]), .events = POLLOUT};
@@ -219,7 +220,7 @@ static lt_status open_all(lt_ring *ring, lt_liveness *liveness, offer *offers, i
     for (int i = 0; i < own; i++)
         liveness->connection[i].fd = connect_to(&offers[i], own, deadline);
     if (offers[own].n > 0)
-        accept_all(liveness, own, *listener, offers[own].mark, deadline);
+        accept_all(liveness, own, *listener, offers[own].token, deadline);
     return drop_half_connections(ring, liveness);
 }
 

@@ -496,8 +496,9 @@ static lt_status cat_bwd(lt_call *c)
 
 const lt_op lt__op_cat = {
     .sig = "cat(x...; axis)",
-    .doc = "Tensors concatenated along one axis, in which alone their shapes may differ; in Lua, "
-           "cat({a, b}, axis).",
+    .doc =
+        "Tensors concatenated along one axis; their shapes may differ only in that axis. In Lua, "
+        "cat({a, b}, axis).",
     .n_aux = 1,
     .save = LT_SAVE_OUT(SIZES),
     .cast = LT_CAST_WIDEST,

@@ -515,7 +515,7 @@ Tensor.cast = lt.cast
 
 ---`cat(x...; axis)`
 ---
----Tensors concatenated along one axis, in which alone their shapes may differ; in Lua, cat({a, b}, axis).
+---Tensors concatenated along one axis; their shapes may differ only in that axis. In Lua, cat({a, b}, axis).
 ---@param x luatrain.Tensor|luatrain.Tensor[]
 ---@param ... luatrain.Tensor|integer|luatrain.cat.Options
 ---@return luatrain.Tensor

@@ -94,7 +94,7 @@ T.test("invalid arguments and logs", function()
     T.equal(code, 2)
   end
   local folder = write{'{"event":"start","t":1.000,"ranks":2,' .. START .. '}', ""}
-  refused("", "the folder of a run is missing: luatrain report runs/train-1")
+  refused("", "name the folder of a run, as in luatrain report runs/train-1")
   refused(folder, folder .. " has no target; give one with --target 0.75")
   refused("/nowhere", "cannot read /nowhere/metrics.jsonl: No such file or directory")
   folder = write{""}

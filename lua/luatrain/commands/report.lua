@@ -103,7 +103,7 @@ local OPTIONS = {target = {"a positive number up to 1", up_to(1)},
 function report.attach(...)
   local list, o = {...}, {}
   local folders = table.move(list, read_flags(list, OPTIONS, o, HELP, refuse), #list, 1, {})
-  if #folders == 0 then refuse "the folder of a run is missing: luatrain report runs/train-1" end
+  if #folders == 0 then refuse "name the folder of a run, as in luatrain report runs/train-1" end
   return nil, function() print(table_text(folders, o)) end
 end
 
