@@ -117,6 +117,16 @@ LT_API void lt_async_stop(lt_async *async, int code);
 LT_API int64_t lt_async_done_below(const lt_async *async);
 LT_API int64_t lt_async_version(const lt_async *async); /* number of applied gradients */
 
+typedef struct lt_async_stats { /* of rank 0, or of a simulation */
+    size_t worker_bytes;        /* memory that the rule takes on the server, per worker */
+    int64_t wire_bytes;         /* of messages between rank 0 and the other ranks */
+    double strength;            /* of ddc's compensation, |c| / |g|: mean over steps and tensors */
+    double capped;              /* share of them whose compensation was limited */
+} lt_async_stats;
+/* Reads statistics. strength and capped are those of a group of the optimizer since the last call
+ * for that group, and 0 for other rules. The device's error. */
+LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
+
 /* Tensor i of the state, for a checkpoint, and its name; NULL past the last one or with LT_ENOMEM.
  * New. With the parameters and the optimizer's slots, these tensors are the state of the server. */
 enum { LT_ASYNC_NAME = 48 };

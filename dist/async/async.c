@@ -79,6 +79,12 @@ bool lt_async_poll(lt_async *a, lt_async_event *event)
     return a->of->poll && a->of->poll(a, event);
 }
 
+lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
+{
+    *stats = (lt_async_stats){0};
+    return a->of->read_stats(a, group, stats);
+}
+
 lt_tensor *lt_async_state(const lt_async *a, int i, char name[LT_ASYNC_NAME])
 {
     return a->of->state(a, i, name);

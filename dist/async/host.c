@@ -38,8 +38,9 @@ struct lt_host {
     member *members;
     int n;
     bool stopped, closing;
-    int code;     /* of the stop */
-    int64_t last; /* training stops at this version; 0: at none */
+    int code;           /* of the stop */
+    int64_t last;       /* training stops at this version; 0: at none */
+    int64_t wire_bytes; /* of messages between rank 0 and the other ranks */
     kept *kept;
     lt_status status; /* of the first failure of the server, */
     char text[512];   /* and its message */
@@ -52,6 +53,7 @@ static void send(lt_host *h, int to, lt_message *m)
     if (!m)
         return; /* out of memory: the worker is declared lost after some time */
     if (to != 0) {
+        h->wire_bytes += (int64_t)m->bytes;
         lt__mail_send(h->mail, to, m);
     } else {
         m->from = 0;
@@ -179,6 +181,7 @@ static void lose(lt_host *h, int i, bool silent)
 static lt_status handle(lt_host *h, const lt_message *m)
 {
     h->members[m->from].heard = lt__seconds();
+    h->wire_bytes += m->from != 0 ? (int64_t)m->bytes : 0;
     switch (m->kind) {
     case LT_HOST_PULL:
         if (h->stopped)
@@ -457,6 +460,15 @@ lt_status lt__host_status(lt_host *h)
 {
     pthread_mutex_lock(&h->lock);
     lt_status status = h->status == LT_OK ? LT_OK : lt_fail(h->status, "%s", h->text);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
+lt_status lt__host_read_stats(lt_host *h, int group, lt_async_stats *stats)
+{
+    pthread_mutex_lock(&h->lock);
+    lt_status status = lt__server_stats(&h->server, group, stats);
+    stats->wire_bytes = h->wire_bytes;
     pthread_mutex_unlock(&h->lock);
     return status;
 }

@@ -61,6 +61,8 @@ LT_MUST lt_status lt__host_keep_at(lt_host *host, int64_t ticket);
 /* Writes the values and buffers that were kept for `ticket` to a layout, and forgets them.
  * LT_EINVAL if the moment has not come, or was not kept. */
 LT_MUST lt_status lt__host_read_kept(lt_host *host, int64_t ticket, const lt_layout *to);
+/* See lt_async_read_stats(). */
+LT_MUST lt_status lt__host_read_stats(lt_host *host, int group, lt_async_stats *stats);
 /* A copy of tensor i of the state in ctx; see lt_async_state(). */
 lt_tensor *lt__host_state(lt_host *host, lt_ctx *ctx, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state; see lt_async_restore(). */

@@ -220,6 +220,12 @@ static void stop(lt_async *async, int code)
         lt__host_stop(l->host, code);
 }
 
+static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
+{
+    const live *l = (const live *)async;
+    return l->host ? lt__host_read_stats(l->host, group, stats) : LT_OK;
+}
+
 static void free_live(lt_async *async)
 {
     live *l = (live *)async;
@@ -257,6 +263,7 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
                                                .version = version,
                                                .state = state,
                                                .restore = restore,
+                                               .read_stats = read_stats,
                                                .free = free_live,
                                                .keep_at = keep_at,
                                                .read_kept = read_kept,

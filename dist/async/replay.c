@@ -188,6 +188,11 @@ static lt_status open_replay(replay *r, lt_ctx *ctx, lt_optim *optim, const lt_a
     return check_trace(r, c->trace);
 }
 
+static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
+{
+    return lt__server_stats(&((replay *)async)->server, group, stats);
+}
+
 lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     static const lt_async_kind_of functions = {.next = next,
@@ -196,6 +201,7 @@ lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *co
                                                .version = version,
                                                .state = state,
                                                .restore = restore,
+                                               .read_stats = read_stats,
                                                .free = free_replay};
     replay *r = calloc(1, sizeof *r);
     if (!r) {

@@ -58,6 +58,16 @@ lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gra
     return lt__server_apply(s, worker, gradient, lt__order_version(s->order) - 1, push->delay);
 }
 
+lt_status lt__server_stats(lt_server *s, int group, lt_async_stats *stats)
+{
+    lt_rule_stats sums;
+    LT_TRY(lt__rule_stats(s->rule, group, &sums));
+    stats->worker_bytes = lt__rule_bytes_per_worker(s->rule);
+    stats->strength = sums.n > 0 ? sums.strength / sums.n : 0;
+    stats->capped = sums.n > 0 ? sums.capped / sums.n : 0;
+    return LT_OK;
+}
+
 /* ==== Checkpoints ============================================================================= */
 
 enum { MAX_NUMBERS = LT_RULE_NUMBERS + 4 };

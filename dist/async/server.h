@@ -34,6 +34,9 @@ LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
 LT_MUST lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
                                    int64_t version, int64_t delay);
 
+/* Adds the statistics of the rule to *stats; see lt_async_read_stats(). */
+LT_MUST lt_status lt__server_stats(lt_server *server, int group, lt_async_stats *stats);
+
 /* Tensor i of the state; see lt_async_state(). numbers (n_numbers): further numbers to save. */
 lt_tensor *lt__server_state(const lt_server *server, int i, const double *numbers, int n_numbers,
                             char name[LT_ASYNC_NAME]);

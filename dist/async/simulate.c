@@ -232,6 +232,11 @@ static lt_status restore(lt_async *async, const char *const *names, lt_tensor *c
                               fresh);
 }
 
+static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
+{
+    return lt__server_stats(server_of(async), group, stats);
+}
+
 lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     static const lt_async_kind_of functions = {.next = next,
@@ -240,6 +245,7 @@ lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config
                                                .version = version,
                                                .state = state,
                                                .restore = restore,
+                                               .read_stats = read_stats,
                                                .free = free_simulation};
     simulation *a = calloc(1, sizeof *a);
     if (!a) {

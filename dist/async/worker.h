@@ -17,6 +17,7 @@ typedef struct lt_async_kind_of {
     lt_tensor *(*state)(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
     lt_status (*restore)(lt_async *async, const char *const *names, lt_tensor *const *tensors,
                          int n, int *fresh);
+    lt_status (*read_stats)(lt_async *async, int group, lt_async_stats *stats);
     void (*free)(lt_async *async);
     lt_status (*keep_at)(lt_async *async, int64_t ticket); /* or NULL, like all below */
     lt_status (*read_kept)(lt_async *async, int64_t ticket);

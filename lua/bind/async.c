@@ -249,6 +249,29 @@ static int restore(lua_State *L)
     return 1;
 }
 
+/* async:stats(n): returns the memory per worker, the bytes on the wire, and two lists with an item
+ * for each of the n groups of the optimizer: strength and capped; see lt_async_stats. */
+static int stats(lua_State *L)
+{
+    lt_async *async = lt__check_handle(L, async_class);
+    int n = (int)luaL_checkinteger(L, 2);
+    lt_async_stats all = {0};
+    lua_settop(L, 2);
+    lua_createtable(L, n, 0);
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lt__check(L, lt__lua(L), lt_async_read_stats(async, i, &all));
+        lua_pushnumber(L, all.strength);
+        lua_rawseti(L, 3, i + 1);
+        lua_pushnumber(L, all.capped);
+        lua_rawseti(L, 4, i + 1);
+    }
+    lua_pushinteger(L, (lua_Integer)all.worker_bytes);
+    lua_pushinteger(L, all.wire_bytes);
+    lua_rotate(L, 3, 2);
+    return 4;
+}
+
 static int async_gc(lua_State *L)
 {
     lt_async **async = lua_touserdata(L, 1);
@@ -264,20 +287,12 @@ static const luaL_Reg functions[] = {{"simulate", simulate},
                                      {"replay", replay},
                                      {"joins_async", joins_async},
                                      {NULL, NULL}};
-static const luaL_Reg methods[] = {{"set_limit", set_limit},
-                                   {"next", next},
-                                   {"done_below", done_below},
-                                   {"keep_at", keep_at},
-                                   {"read_kept", read_kept},
-                                   {"read", read_server},
-                                   {"stop", stop},
-                                   {"stop_at", stop_at},
-                                   {"pause", pause_server},
-                                   {"poll", poll},
-                                   {"state", state},
-                                   {"restore", restore},
-                                   {"close", async_gc},
-                                   {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"set_limit", set_limit}, {"next", next},           {"done_below", done_below},
+    {"keep_at", keep_at},     {"read_kept", read_kept}, {"read", read_server},
+    {"stop", stop},           {"stop_at", stop_at},     {"pause", pause_server},
+    {"poll", poll},           {"state", state},         {"restore", restore},
+    {"stats", stats},         {"close", async_gc},      {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {

@@ -161,7 +161,9 @@ function async.new(run, o, saved, warnings)
     ticket = false, epoch = 1, place = 0, rows = 0,      -- of the batch that is computed
     stream = false, stream_epoch = 0, stream_next = 0,   -- a pass, and what it yields next
     loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
-    skipped = 0, dropped = 0, delays = {}, total_delay = 0,
+    skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
+    delays = {},                       -- numbers of steps by delay: see bin_of()
+    rule = o.rule, began = core.clock(), first_step = 0,  -- of this process
     is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
     pushed = core.clock(),             -- when the last push arrived
     done_below = 0,                    -- all tickets below it are done
@@ -177,6 +179,7 @@ function async.new(run, o, saved, warnings)
   setmetatable(self, Async)
   if saved then restore(self, saved, warnings) end
   self.done_below = self.handle:done_below()
+  self.first_step = run.steps
   local max_steps = run.settings.max_steps
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
@@ -195,7 +198,8 @@ end
 -- The numbers of the state, by name.
 function Async:numbers()
   local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
-                total_delay = self.total_delay}
+                total_delay = self.total_delay, largest_delay = self.largest_delay}
+  for bin, count in pairs(self.delays) do list["delays." .. bin] = count end
   for _, name in ipairs{"loss", "done"} do
     for epoch, value in pairs(self[name]) do
       if epoch >= self.run.epoch then list[name .. "." .. epoch] = value end
@@ -292,6 +296,20 @@ local function step_of_other(self, ticket, rate)
           spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = 0, total = false}}
 end
 
+-- Delays 0, 1, 2-3, 4-7, ... are counted in bins 1, 2, 3, 4, ...
+local function bin_of(delay)
+  local bin = 1
+  while delay > 0 do bin, delay = bin + 1, delay // 2 end
+  return bin
+end
+
+local function count_delay(self, delay)
+  local bin = bin_of(delay)
+  self.delays[bin] = (self.delays[bin] or 0) + 1
+  self.total_delay = self.total_delay + delay
+  self.largest_delay = math.max(self.largest_delay, delay)
+end
+
 -- Records a push: one step, unless it was dropped.
 local function take_push(self, worker, ticket, _, applied, delay, dropped, loss, rate, time,
                          done_below)
@@ -317,8 +335,7 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
     return
   end
   run.steps = applied
-  self.delays[delay] = (self.delays[delay] or 0) + 1
-  self.total_delay = self.total_delay + delay
+  count_delay(self, delay)
   deferred.check_finite(loss, run.steps)
   step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
   progress.record(run, step)
@@ -441,10 +458,33 @@ function Async:end_step(loss)
   return deferred.number(loss)
 end
 
--- The mean delay of the applied pushes, and the number of those that were dropped.
-function Async:summary()
-  local n = self.run.steps
-  return n > 0 and self.total_delay / n or 0.0, self.dropped
+-- Prints how much memory the server takes, at the start.
+function Async:print_start()
+  local bytes = self.handle:stats(0)
+  self.run.log:note(("asynchronous training with %s: the server takes %.3g MB per worker"):format(
+    self.rule, bytes / 1e6))
+end
+
+-- Logs and prints delays and compensation, at the end.
+function Async:report()
+  local run, n = self.run, self.run.steps
+  if n == 0 then return end
+  local _, wire_bytes, strength, capped = self.handle:stats(2 * #run.settings.optim.groups)
+  local bins = {}
+  for bin = 1, bin_of(self.largest_delay) do bins[bin] = self.delays[bin] or 0 end
+  local compensates = self.rule == "ddc"
+  local fields = {
+    step = n, delays = bins, mean_delay = self.total_delay / n, largest_delay = self.largest_delay,
+    dropped = self.dropped, strength = compensates and strength or nil,
+    capped = compensates and capped or nil}
+  if self.is_live then
+    fields.steps_per_s = (n - self.first_step) / (core.clock() - self.began)
+    fields.wire_bytes = wire_bytes
+  end
+  run.log:event("async", fields)
+  run.log:note(("delays: %.1f steps on average, at most %d%s"):format(
+    fields.mean_delay, self.largest_delay,
+    self.dropped > 0 and ("; %d gradients were dropped"):format(self.dropped) or ""))
 end
 
 function Async:close()

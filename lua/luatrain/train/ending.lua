@@ -45,7 +45,10 @@ function ending.finish(self, exit)
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   ending.close_loader(self)
-  if self.async then self.async:close() end
+  if self.async then
+    if self.root and exit then pcall(self.async.report, self.async) end
+    self.async:close()
+  end
   -- If another rank's signal stopped the run, this rank may still get its own.
   if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
   if missed then self.log:warn(missed) end

@@ -33,7 +33,7 @@ local FIELDS = {
   {"skipped"}, {"headroom"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"},
   {"ranks"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"},
   {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"},
-  {"wall_s", "%.3f"},
+  {"mean_delay", "%.3f", "async"}, {"steps_per_s", "%.3f", "async"}, {"wall_s", "%.3f"},
   {"device_hours", "%.6g", "end"}, {"target_epoch"},
   {"target_device_hours", "%.6g", "end"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
   {"exit"},

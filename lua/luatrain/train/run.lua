@@ -117,6 +117,7 @@ local function start(self)
                                    seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
   print_start(self)
+  if self.async and self.root then self.async:print_start() end
   if self.unfinished then
     self.log:note(("%s is not finished; resume it with --out %s"):format(self.unfinished,
                                                                         self.unfinished))
