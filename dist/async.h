@@ -46,7 +46,7 @@ typedef struct lt_async_config { /* zero means default */
     /* Simulation: this process computes for all workers, one after the other, under a virtual
      * clock. Worker i takes times[i % n_times] * exp(sigma * N(0, 1)) seconds for a batch. */
     int workers;         /* at least 1 */
-    double sigma;        /* at least 0 */
+    double sigma;        /* 0 to 10 */
     const double *times; /* (n_times) positive; borrowed for the call. NULL: 1 s for each worker */
     int n_times;
 } lt_async_config;
@@ -56,8 +56,9 @@ typedef enum lt_async_kind {
     LT_ASYNC_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
     LT_ASYNC_LOST,    /* a worker has failed, or was silent for too long (`dropped`); its tickets,
                        * as many as `ticket` says, are issued again */
-    LT_ASYNC_STOP,    /* training is stopped; ticket: the code of lt_async_stop() */
-    LT_ASYNC_DONE     /* every ticket is applied or skipped */
+    LT_ASYNC_STOP,    /* training is stopped; ticket: the code of lt_async_stop(). On rank 0, with
+                       * worker > 0: that rank has called lt_async_stop(), and training goes on */
+    LT_ASYNC_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
 } lt_async_kind;
 
 typedef struct lt_async_event {
@@ -82,7 +83,13 @@ typedef struct lt_async_event {
  * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;
  * LT_ENOMEM. */
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
-/* Resets the gradient callbacks of ctx. NULL is allowed. */
+/* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
+ * optimizer slots of the server. Rank 0 stops the workers that are still training. The other ranks
+ * block until rank 0 calls it; the tickets that they hold are issued again. LT_EPEER if rank 0 is
+ * lost; the server's error. In a simulation it does nothing. */
+LT_MUST lt_status lt_async_finish(lt_async *async);
+/* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
+ * it is rank 0, all of them fail. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
 /* Sets the number of tickets; it must not decrease. A live run begins with the first call on rank
  * 0. LT_EINVAL. */
@@ -93,6 +100,13 @@ LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
  * net has the weights that the server has now. LT_EUSAGE if the optimizer step is missing; the
  * errors of kernels; LT_ENOMEM. */
 LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
+/* Ends the computation of a ticket: pushes its gradient. lt_async_next() does so, too, but that may
+ * be much later if the caller evaluates first. The errors of lt_async_next(). */
+LT_MUST lt_status lt_async_push(lt_async *async);
+/* Live: gives the tickets back that this rank holds, to be issued again. To be called before
+ * anything that takes long, such as an evaluation, and when a batch is abandoned. The next call of
+ * lt_async_next() gets others. In a simulation it does nothing. LT_ENOMEM. */
+LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
  * evaluate them. lt_async_read_kept() writes them to the net. In a simulation both do nothing.
  * LT_EINVAL if the moment was not kept; LT_ENOMEM. */
@@ -111,7 +125,7 @@ LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
  * that arrive later are ignored. */
 LT_API void lt_async_stop_at(lt_async *async, int64_t version, int code);
 /* Rank 0: stops training. Each worker gets LT_ASYNC_STOP, with this code as its ticket, when it has
- * pushed. */
+ * pushed. Another rank: rank 0 gets LT_ASYNC_STOP with this code, and decides. */
 LT_API void lt_async_stop(lt_async *async, int code);
 /* Every ticket below this one is applied or skipped. On rank 0. */
 LT_API int64_t lt_async_done_below(const lt_async *async);

@@ -40,6 +40,16 @@ lt_status lt_async_next(lt_async *a, lt_async_event *event)
     return a->status;
 }
 
+lt_status lt_async_push(lt_async *a)
+{
+    if (a->status != LT_OK)
+        return lt_fail(a->status, "asynchronous training has failed before");
+    a->status = a->of->push(a);
+    return a->status;
+}
+
+lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release(a) : LT_OK; }
+lt_status lt_async_finish(lt_async *a) { return a->of->finish ? a->of->finish(a) : LT_OK; }
 lt_status lt_async_set_limit(lt_async *a, int64_t tickets) { return a->of->set_limit(a, tickets); }
 int64_t lt_async_done_below(const lt_async *a) { return a->of->done_below(a); }
 int64_t lt_async_version(const lt_async *a) { return a->of->version(a); }

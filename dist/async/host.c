@@ -7,12 +7,14 @@
 #include "dist/async/host.h"
 #include "dist/async/mirror.h"
 #include "dist/async/server.h"
+#include "dist/group.h"
 
 static const double TICK_SECONDS = 0.1; /* between two looks for silent workers */
 static const double GAP_SECONDS = 1;    /* after this long without a look, the host was stopped */
 
 typedef struct member {   /* a worker */
     double heard;         /* when its last message arrived, or its pull was answered */
+    int64_t pull;         /* number of its last pull */
     int64_t read;         /* version that it computes with */
     bool computing, told; /* told: it got LT_HOST_STOP, or that all tickets are done */
 } member;
@@ -24,7 +26,10 @@ typedef struct kept { /* values and buffers of a moment */
 } kept;
 
 struct lt_host {
+    lt_group *group; /* borrowed, like mail */
     lt_mail *mail;
+    int64_t run;
+    bool finished;
     lt_inbox to_root;
     double silence, looked; /* looked: when the host last looked for silent workers */
     pthread_t thread;
@@ -48,10 +53,25 @@ struct lt_host {
 
 /* ==== Answers ================================================================================= */
 
+/* After a failure, all workers are told to stop, and rank 0 gets the failure. */
+static void fail(lt_host *h, lt_status status)
+{
+    if (h->status == LT_OK) {
+        h->status = status;
+        strncpy(h->text, lt_errmsg(), sizeof h->text - 1);
+    }
+    h->stopped = true;
+}
+
+/* m is taken. NULL: there was no memory for it. Its receiver waits for it, so the job fails. */
 static void send(lt_host *h, int to, lt_message *m)
 {
-    if (!m)
-        return; /* out of memory: the worker is declared lost after some time */
+    if (!m) {
+        fail(h, LT_ENOMEM);
+        lt_group_fail(h->group);
+        return;
+    }
+    m->number[LT_HOST_RUN] = h->run;
     if (to != 0) {
         h->wire_bytes += (int64_t)m->bytes;
         lt__mail_send(h->mail, to, m);
@@ -69,10 +89,13 @@ static void report(lt_host *h, const lt_async_event *event)
     send(h, 0, m);
 }
 
+/* Tells a worker to stop, once. */
 static void stop_worker(lt_host *h, int i)
 {
-    lt_message *m = lt__message_new(LT_HOST_STOP, 0);
+    if (h->members[i].told)
+        return;
     h->members[i].told = true;
+    lt_message *m = lt__message_new(LT_HOST_STOP, 0);
     if (m)
         m->number[0] = h->code;
     send(h, i, m);
@@ -81,21 +104,23 @@ static void stop_worker(lt_host *h, int i)
 static lt_status grant(lt_host *h, const lt_grant *g)
 {
     bool any = g->n > 0;
+    member *w = &h->members[g->worker];
     lt_message *m = lt__message_new(LT_HOST_GRANT, any ? h->mirror.layout.bytes : 0);
     if (!m)
         return LT_ENOMEM;
     m->number[0] = g->version;
     m->number[1] = g->n;
     memcpy(m->number + 2, g->ticket, sizeof g->ticket);
+    m->number[LT_GRANT_PULL] = w->pull;
     lt_status status = any ? lt__layout_pack(&h->mirror.layout, m->data) : LT_OK;
     if (status != LT_OK) {
         lt__message_free(m);
         return status;
     }
-    h->members[g->worker].heard = lt__seconds();
-    h->members[g->worker].computing = any;
-    h->members[g->worker].told = !any;
-    h->members[g->worker].read = g->version;
+    w->heard = lt__seconds();
+    w->computing = any;
+    w->told = !any;
+    w->read = g->version;
     send(h, g->worker, m);
     return LT_OK;
 }
@@ -137,17 +162,15 @@ static lt_status push(lt_host *h, const lt_message *m)
 {
     lt_push p;
     member *w = &h->members[m->from];
-    if (h->last > 0 && lt__order_version(h->server.order) >= h->last) {
-        w->computing = false; /* its ticket will be issued again if training is resumed */
-        return LT_OK;
-    }
+    w->computing = false;
+    if (h->last > 0 && lt__order_version(h->server.order) >= h->last)
+        return LT_OK; /* its ticket will be issued again if training is resumed */
     LT_TRY(lt__gradient_unpack(&h->gradient, &h->mirror.layout, m));
     LT_TRY(lt__server_push(&h->server, m->from, m->number[LT_PUSH_NUMBER], &h->gradient, &p));
     if (p.kind == LT_PUSH_FENCED)
         send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
     if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
         return LT_OK;
-    w->computing = false;
     lt_async_event event = {
         .kind = LT_ASYNC_PUSH,
         .worker = m->from,
@@ -169,8 +192,13 @@ static lt_status push(lt_host *h, const lt_message *m)
 /* Declares a worker lost, and reports it to rank 0. */
 static void lose(lt_host *h, int i, bool silent)
 {
-    if (lt__order_is_lost(h->server.order, i) || h->members[i].told)
+    if (lt__order_is_lost(h->server.order, i) || (h->members[i].told && !h->members[i].computing))
         return; /* a worker that knows that training is over may leave */
+    if (i == 0) {
+        lt_fail(LT_EPEER, "rank 0 has computed for more than %g s", h->silence);
+        fail(h, LT_EPEER);
+        lt_group_fail(h->group);
+    }
     int held = lt__order_lose(h->server.order, i);
     h->members[i].computing = false;
     h->members[i].told = true;
@@ -178,20 +206,43 @@ static void lose(lt_host *h, int i, bool silent)
                   .kind = LT_ASYNC_LOST, .worker = i, .ticket = held, .dropped = silent});
 }
 
+static lt_status pull(lt_host *h, const lt_message *m)
+{
+    if (lt__order_is_lost(h->server.order, m->from)) {
+        send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
+        return LT_OK;
+    }
+    h->members[m->from].pull = m->number[0];
+    return h->stopped ? LT_OK : lt__order_pull(h->server.order, m->from);
+}
+
+/* Training goes on until rank 0 stops it. */
+static void report_wish(lt_host *h, const lt_message *m)
+{
+    if (!h->stopped)
+        report(h,
+               &(lt_async_event){.kind = LT_ASYNC_STOP, .worker = m->from, .ticket = m->number[0]});
+}
+
 static lt_status handle(lt_host *h, const lt_message *m)
 {
-    h->members[m->from].heard = lt__seconds();
-    h->wire_bytes += m->from != 0 ? (int64_t)m->bytes : 0;
-    switch (m->kind) {
-    case LT_HOST_PULL:
-        if (h->stopped)
-            stop_worker(h, m->from);
-        else if (lt__order_is_lost(h->server.order, m->from))
-            send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
-        else
-            return lt__order_pull(h->server.order, m->from);
+    member *w = &h->members[m->from];
+    if (m->kind != LT_MAIL_LOST && m->number[LT_HOST_RUN] != h->run)
         return LT_OK;
+    w->heard = lt__seconds();
+    h->wire_bytes += m->from != 0 ? (int64_t)m->bytes : 0;
+    if (h->status != LT_OK && m->kind != LT_MAIL_LOST && m->kind != LT_HOST_LEAVE) {
+        w->computing &= m->kind == LT_HOST_PULL || m->kind == LT_HOST_WISH;
+        return LT_OK; /* the server has failed */
+    }
+    switch (m->kind) {
+    case LT_HOST_PULL: return pull(h, m);
     case LT_HOST_PUSH: return push(h, m);
+    case LT_HOST_RELEASE:
+        lt__order_release(h->server.order, m->from);
+        w->computing = false;
+        return LT_OK;
+    case LT_HOST_WISH: report_wish(h, m); return LT_OK;
     default: lose(h, m->from, false); return LT_OK;
     }
 }
@@ -203,10 +254,10 @@ static void look_for_silent_workers(lt_host *h)
     double now = lt__seconds();
     bool stopped = now - h->looked > GAP_SECONDS;
     h->looked = now;
-    for (int i = 1; i < h->n; i++) {
+    for (int i = 0; i < h->n && h->n > 1; i++) {
         if (stopped)
             h->members[i].heard = now;
-        bool expected = h->members[i].computing || h->closing;
+        bool expected = h->members[i].computing || (h->closing && i > 0);
         if (expected && now - h->members[i].heard > h->silence)
             lose(h, i, true);
     }
@@ -214,20 +265,10 @@ static void look_for_silent_workers(lt_host *h)
 
 /* ==== The thread ============================================================================== */
 
-/* After a failure of the server, all workers are told to stop, and rank 0 gets the failure. */
-static void fail(lt_host *h, lt_status status)
-{
-    if (h->status == LT_OK) {
-        h->status = status;
-        strncpy(h->text, lt_errmsg(), sizeof h->text - 1);
-    }
-    h->stopped = true;
-}
-
 static void stop_waiting(lt_host *h)
 {
     for (int i = 0; h->stopped && i < h->n; i++)
-        if (!h->members[i].computing && !h->members[i].told)
+        if (!h->members[i].computing)
             stop_worker(h, i);
 }
 
@@ -263,7 +304,7 @@ static lt_message *take(lt_host *h)
 static bool run_once(lt_host *h, const lt_message *m)
 {
     lock_running(h);
-    if (m && h->status == LT_OK) {
+    if (m) {
         lt_status status = handle(h, m);
         if (status != LT_OK)
             fail(h, status);
@@ -274,7 +315,7 @@ static bool run_once(lt_host *h, const lt_message *m)
             fail(h, status);
     }
     stop_waiting(h);
-    bool over = h->closing && all_told(h);
+    bool over = h->closing && (all_told(h) || h->status != LT_OK);
     pthread_mutex_unlock(&h->lock);
     return !over;
 }
@@ -327,7 +368,7 @@ static lt_status open_host(lt_host *h, const lt_layout *of, const lt_async_confi
 }
 
 lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
-                       const lt_async_config *config, double silence)
+                       const lt_async_config *config, int64_t run, double silence)
 {
     lt_host *h = calloc(1, sizeof *h);
     if (!h) {
@@ -335,7 +376,9 @@ lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
         lt_fail(LT_ENOMEM, "out of memory for the server");
         return NULL;
     }
+    h->group = config->group;
     h->mail = mail;
+    h->run = run;
     h->ctx = ctx;
     h->n = config->workers;
     h->silence = silence;
@@ -349,17 +392,61 @@ lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
     return NULL;
 }
 
-void lt__host_close(lt_host *h)
+/* Ends the thread. If `now`, it does not wait for the workers. */
+static void end_thread(lt_host *h, bool now)
 {
-    if (!h)
-        return;
     pthread_mutex_lock(&h->lock);
     h->closing = true;
-    h->stopped |= lt__order_done_below(h->server.order) < lt__order_limit(h->server.order);
+    if (now && h->status == LT_OK)
+        h->status = LT_EPEER;
+    if (!h->stopped)
+        h->code = LT_HOST_FINISHED;
+    h->stopped = true;
     h->paused = false;
     pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
     pthread_join(h->thread, NULL);
+}
+
+static lt_status send_final(lt_host *h)
+{
+    const lt_layout *layout = &h->mirror.layout;
+    for (int i = 1; i < h->n; i++) {
+        if (lt__order_is_lost(h->server.order, i))
+            continue;
+        lt_message *m = lt__message_new(LT_HOST_FINISH, layout->bytes + layout->slot_bytes);
+        if (!m)
+            return LT_ENOMEM;
+        lt_status status = lt__layout_pack(layout, m->data);
+        if (status == LT_OK)
+            status = lt__layout_pack_slots(layout, m->data + layout->bytes);
+        if (status != LT_OK) {
+            lt__message_free(m);
+            return status;
+        }
+        send(h, i, m);
+    }
+    return LT_OK;
+}
+
+lt_status lt__host_finish(lt_host *h)
+{
+    if (h->finished)
+        return LT_OK;
+    end_thread(h, false);
+    h->finished = true;
+    LT_TRY(lt__host_status(h));
+    return send_final(h);
+}
+
+void lt__host_close(lt_host *h)
+{
+    if (!h)
+        return;
+    if (!h->finished)
+        end_thread(h, true);
+    for (int i = 1; i < h->n && h->status != LT_OK; i++)
+        send(h, i, lt__message_new(LT_HOST_LEAVE, 0));
     free_host(h);
 }
 

@@ -14,27 +14,38 @@
 
 /* Kinds of messages, with their numbers. */
 enum {
-    LT_HOST_PULL, /* to the host */
+    LT_HOST_PULL, /* to the host: the number of the pull */
     LT_HOST_PUSH, /* to the host, with a gradient: see lt__gradient_pack(), and the numbers below */
-    LT_HOST_LEAVE,  /* to the host: the worker has failed */
-    LT_HOST_GRANT,  /* to a worker: version, number of tickets, tickets; data: values, buffers */
-    LT_HOST_FENCED, /* to a worker: it was declared lost */
-    LT_HOST_STOP,   /* to a worker: training is stopped; a code */
-    LT_HOST_EVENT   /* to rank 0, with an lt_async_event */
+    LT_HOST_RELEASE, /* to the host: the worker gives its tickets back */
+    LT_HOST_LEAVE,   /* to the host: the worker has failed. To a worker: rank 0 has failed */
+    LT_HOST_WISH,    /* to the host: the worker wishes to stop training; a code */
+    LT_HOST_GRANT,   /* to a worker: version, number of tickets, tickets; data: values, buffers */
+    LT_HOST_FENCED,  /* to a worker: it was declared lost */
+    LT_HOST_STOP,    /* to a worker: training is stopped; a code */
+    LT_HOST_FINISH,  /* to a worker: the end; data: final values, buffers, slots */
+    LT_HOST_EVENT    /* to rank 0, with an lt_async_event */
 };
-/* The numbers of a push, after those of the gradient. The last two are doubles. */
+enum { LT_HOST_FINISHED = -1 }; /* code of LT_HOST_STOP: rank 0 finishes */
+/* The numbers of a push, after those of the gradient. LOSS and LR are doubles. */
 enum { LT_PUSH_NUMBER = 4, LT_PUSH_LOSS, LT_PUSH_LR };
+enum {
+    LT_GRANT_PULL = 6, /* number of a grant: that of the pull that it answers */
+    LT_HOST_RUN = 7    /* number of all messages: the run. Those of earlier runs are ignored */
+};
 
 typedef struct lt_host lt_host;
 
 /* Starts the host. mail: of rank 0; borrowed. ctx: of the server, with all ops; taken, also on
- * failure. of: the layout of rank 0, with the initial values. silence: seconds without a message
- * after which a worker that computes is declared lost. New. NULL with LT_EUSAGE for a wrong
- * setting, or LT_ENOMEM. */
+ * failure. of: the layout of rank 0, with the initial values. config->group: borrowed. run: see
+ * lt__mail_next_run(). silence: seconds without a message after which a worker that computes is
+ * declared lost; if it is rank 0, the group fails. New. NULL with LT_EUSAGE for a wrong setting, or
+ * LT_ENOMEM. */
 lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
-                       const lt_async_config *config, double silence);
-/* Ends the thread, once all workers have been told that training is over, or are lost. NULL is
- * allowed. */
+                       const lt_async_config *config, int64_t run, double silence);
+/* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.
+ * The server's failure; LT_ENOMEM. */
+LT_MUST lt_status lt__host_finish(lt_host *host);
+/* Frees the host. If it has not finished, all workers fail. NULL is allowed. */
 void lt__host_close(lt_host *host);
 /* The messages for rank 0. */
 lt_inbox *lt__host_inbox(lt_host *host);

@@ -5,17 +5,31 @@
 #include "core/tensor.h"
 #include "dist/async/layout.h"
 
-/* ==== Opening ================================================================================= */
-
 static size_t bytes_of(const lt_tensor *x)
 {
     return ((size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype) + 7) & ~(size_t)7;
+}
+
+/* ==== Opening ================================================================================= */
+
+/* Adds the bytes of the slots of parameter i. */
+static lt_status count_slots(lt_layout *l, int i)
+{
+    for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
+        lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
+        if (!slot)
+            return lt_errcode();
+        l->slot_bytes += bytes_of(slot);
+        lt_release(slot);
+    }
+    return LT_OK;
 }
 
 static lt_status open_layout(lt_layout *l, lt_tensor *const *buffers)
 {
     bool *all = malloc((size_t)l->n + 1);
     lt_optim_range r = {0};
+    lt_status status = LT_OK;
     l->param = calloc((size_t)l->n + 1, sizeof *l->param);
     l->buffer = calloc((size_t)l->n_buffers + 1, sizeof *l->buffer);
     if (!all || !l->param || !l->buffer) {
@@ -23,17 +37,18 @@ static lt_status open_layout(lt_layout *l, lt_tensor *const *buffers)
         return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
     }
     memset(all, true, (size_t)l->n + 1);
-    for (int i = 0; lt_optim_next_range(l->optim, all, true, &r); i++) {
+    for (int i = 0; status == LT_OK && lt_optim_next_range(l->optim, all, true, &r); i++) {
         l->param[i] = r;
         l->n_groups = r.group >= l->n_groups ? r.group + 1 : l->n_groups;
         l->bytes += bytes_of(lt_optim_param(l->optim, i));
+        status = count_slots(l, i);
     }
     for (int i = 0; i < l->n_buffers; i++) {
         l->buffer[i] = lt_retain(buffers[i]);
         l->bytes += bytes_of(buffers[i]);
     }
     free(all);
-    return LT_OK;
+    return status;
 }
 
 lt_status lt__layout_open(lt_layout *l, lt_ctx *ctx, lt_optim *optim, lt_tensor *const *buffers,
@@ -78,6 +93,29 @@ lt_status lt__layout_unpack(const lt_layout *l, const char *from)
         from += bytes_of(x);
     }
     return LT_OK;
+}
+
+/* Copies all slots to memory, or from it. */
+static lt_status copy_slots(const lt_layout *l, char *memory, bool out)
+{
+    for (int i = 0; i < l->n; i++)
+        for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
+            lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
+            if (!slot)
+                return lt_errcode();
+            lt_status status = out ? lt_read(slot, memory) : lt_write(slot, memory);
+            memory += bytes_of(slot);
+            lt_release(slot);
+            LT_TRY(status);
+        }
+    return LT_OK;
+}
+
+lt_status lt__layout_pack_slots(const lt_layout *l, char *to) { return copy_slots(l, to, true); }
+
+lt_status lt__layout_unpack_slots(const lt_layout *l, const char *from)
+{
+    return copy_slots(l, (char *)from, false); /* only read */
 }
 
 /* ==== Gradients =============================================================================== */

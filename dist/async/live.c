@@ -15,27 +15,35 @@ typedef struct live {
     lt_async async;
     lt_group *group; /* borrowed */
     lt_mail *mail;   /* of the group; borrowed */
+    int64_t run;     /* number of the run; the same on all ranks */
     lt_layout layout;
     lt_gradient gradient;
     lt_host *host;     /* on rank 0 */
-    lt_message *early; /* a grant that arrived while rank 0 looked for pushes only; or NULL */
+    lt_message *early; /* a grant that arrived while rank 0 looked for events only; or NULL */
     bool pulled;       /* the answer to a pull has not arrived yet */
     bool over;         /* all tickets are done, or training is stopped */
-    int64_t pushes, version;
+    bool finished;     /* all ranks have the final values */
+    int64_t pulls, pushes;
 } live;
 
 static int rank_of(const live *l) { return lt_group_rank(l->group); }
 
-static void send(live *l, int kind)
+/* Sends a message to the host. m is taken; NULL: there was no memory for it. */
+static lt_status send(live *l, lt_message *m)
 {
-    lt_message *m = lt__message_new(kind, 0);
-    if (m)
-        lt__mail_send(l->mail, 0, m);
+    if (!m)
+        return LT_ENOMEM;
+    m->number[LT_HOST_RUN] = l->run;
+    lt__mail_send(l->mail, 0, m);
+    return LT_OK;
 }
 
+static lt_status send_kind(live *l, int kind) { return send(l, lt__message_new(kind, 0)); }
+
 /* Pushes the gradient that the caller has computed, if there is one. */
-static lt_status push(live *l)
+static lt_status push(lt_async *async)
 {
+    live *l = (live *)async;
     bool any = l->async.gradient != NULL;
     LT_TRY(lt__async_end(&l->async));
     if (!any)
@@ -46,8 +54,33 @@ static lt_status push(live *l)
     m->number[LT_PUSH_NUMBER] = l->pushes++;
     memcpy(&m->number[LT_PUSH_LOSS], &l->async.loss, sizeof(double));
     memcpy(&m->number[LT_PUSH_LR], &l->async.lr, sizeof(double));
-    lt__mail_send(l->mail, 0, m);
-    return LT_OK;
+    return send(l, m);
+}
+
+static lt_status pull(live *l)
+{
+    if (l->pulled || l->over)
+        return LT_OK;
+    lt_message *m = lt__message_new(LT_HOST_PULL, 0);
+    if (m)
+        m->number[0] = ++l->pulls;
+    l->pulled = true;
+    return send(l, m);
+}
+
+static lt_status release(lt_async *async)
+{
+    live *l = (live *)async;
+    l->async.gradient = NULL;
+    l->pulled = false; /* an answer that is on its way is ignored: see `pulls` */
+    lt__message_free(l->early);
+    l->early = NULL;
+    return l->over ? LT_OK : send_kind(l, LT_HOST_RELEASE);
+}
+
+static lt_status does_not_fit(const live *l)
+{
+    return lt_fail(LT_EDESYNC, "the net of rank %d differs from that of rank 0", rank_of(l));
 }
 
 static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
@@ -60,7 +93,7 @@ static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
         return LT_OK;
     }
     if (m->bytes != l->layout.bytes || n > LT_ASYNC_HELD)
-        return lt_fail(LT_EDESYNC, "the net of rank %d differs from that of rank 0", rank_of(l));
+        return does_not_fit(l);
     LT_TRY(lt__layout_unpack(&l->layout, m->data));
     *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
                               .worker = rank_of(l),
@@ -72,17 +105,36 @@ static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
     return LT_OK;
 }
 
+static lt_status take_final(live *l, const lt_message *m)
+{
+    const lt_layout *layout = &l->layout;
+    if (m->bytes != layout->bytes + layout->slot_bytes)
+        return does_not_fit(l);
+    LT_TRY(lt__layout_unpack(layout, m->data));
+    LT_TRY(lt__layout_unpack_slots(layout, m->data + layout->bytes));
+    l->finished = l->over = true;
+    return LT_OK;
+}
+
 /* Handles a message. *any is false if it is not an event for the caller. */
 static lt_status handle(live *l, const lt_message *m, lt_async_event *event, bool *any)
 {
-    *any = true;
+    *any = m->kind == LT_MAIL_LOST || m->number[LT_HOST_RUN] == l->run;
+    if (m->kind == LT_HOST_GRANT)
+        *any &= l->pulled && m->number[LT_GRANT_PULL] == l->pulls;
+    if (!*any)
+        return LT_OK;
     switch (m->kind) {
     case LT_HOST_GRANT: return begin(l, m, event);
     case LT_HOST_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
     case LT_HOST_STOP:
         l->over = true;
-        *event = (lt_async_event){.kind = LT_ASYNC_STOP, .ticket = m->number[0]};
+        *event = (lt_async_event){.kind = m->number[0] == LT_HOST_FINISHED ? LT_ASYNC_DONE
+                                                                           : LT_ASYNC_STOP,
+                                  .ticket = m->number[0]};
         return l->host ? lt__host_status(l->host) : LT_OK;
+    case LT_HOST_FINISH: *any = false; return take_final(l, m);
+    case LT_HOST_LEAVE: return lt_fail(LT_EPEER, "rank 0 has failed");
     case LT_HOST_FENCED:
         return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
                        rank_of(l), lt__group_timeout(l->group));
@@ -115,12 +167,11 @@ static lt_status check_job(const live *l)
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     live *l = (live *)async;
-    LT_TRY(push(l));
-    if (!l->pulled && !l->over) {
-        send(l, LT_HOST_PULL);
-        l->pulled = true;
-    }
+    LT_TRY(push(async));
+    LT_TRY(pull(l));
     for (bool any = false; !any;) {
+        if (l->host)
+            LT_TRY(lt__host_status(l->host));
         lt_message *m = take(l, l->over ? 0 : LOOK_SECONDS);
         lt_status status = m ? handle(l, m, event, &any) : check_job(l);
         lt__message_free(m);
@@ -195,7 +246,8 @@ static bool poll(lt_async *async, lt_async_event *event)
             lt__message_free(m);
             return true;
         }
-        l->early = m; /* there is at most one: rank 0 has one pull */
+        lt__message_free(l->early);
+        l->early = m; /* an earlier one answered a pull that was withdrawn */
     }
     return false;
 }
@@ -215,9 +267,45 @@ static lt_status read_server(lt_async *async)
 
 static void stop(lt_async *async, int code)
 {
-    const live *l = (const live *)async;
+    live *l = (live *)async;
+    lt_message *m = NULL;
     if (l->host)
         lt__host_stop(l->host, code);
+    else if (!l->over && (m = lt__message_new(LT_HOST_WISH, 0)))
+        m->number[0] = code;
+    if (m && send(l, m) != LT_OK)
+        return;
+}
+
+/* A worker waits for the final values. */
+static lt_status wait_for_finish(live *l)
+{
+    while (!l->finished) {
+        lt_message *m = lt__mail_take(l->mail, LOOK_SECONDS);
+        lt_async_event event;
+        bool any;
+        lt_status status = m ? handle(l, m, &event, &any) : check_job(l);
+        lt__message_free(m);
+        LT_TRY(status);
+    }
+    return LT_OK;
+}
+
+static lt_status finish(lt_async *async)
+{
+    live *l = (live *)async;
+    if (l->finished)
+        return LT_OK;
+    if (!l->over)
+        LT_TRY(release(async));
+    if (l->host) {
+        LT_TRY(lt__host_finish(l->host));
+        LT_TRY(lt__host_read(l->host, &l->layout));
+    } else {
+        LT_TRY(wait_for_finish(l));
+    }
+    l->finished = l->over = true;
+    return LT_OK;
 }
 
 static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
@@ -229,8 +317,9 @@ static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
 static void free_live(lt_async *async)
 {
     live *l = (live *)async;
-    if (l->mail && !l->over && !l->host)
-        send(l, LT_HOST_LEAVE);
+    lt_message *m = l->mail && !l->finished && !l->host ? lt__message_new(LT_HOST_LEAVE, 0) : NULL;
+    if (m && send(l, m) != LT_OK)
+        m = NULL; /* the host will notice that this rank is silent */
     lt__host_close(l->host);
     lt__message_free(l->early);
     lt__gradient_free(&l->gradient);
@@ -245,19 +334,22 @@ static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async
         status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
     if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
         status = lt_errcode();
+    l->run = status == LT_OK ? lt__mail_next_run(l->mail) : 0;
     if (status != LT_OK || rank_of(l) > 0) {
         lt_ctx_free(config->server);
         return status;
     }
     lt_async_config own = *config;
     own.workers = lt_group_size(l->group);
-    l->host = lt__host_open(l->mail, config->server, &l->layout, &own, lt__group_timeout(l->group));
+    l->host = lt__host_open(l->mail, config->server, &l->layout, &own, l->run,
+                            lt__group_timeout(l->group));
     return l->host ? LT_OK : lt_errcode();
 }
 
 lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     static const lt_async_kind_of functions = {.next = next,
+                                               .push = push,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
                                                .version = version,
@@ -271,7 +363,9 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
                                                .stop = stop,
                                                .stop_at = stop_at,
                                                .pause = pause_server,
-                                               .poll = poll};
+                                               .poll = poll,
+                                               .release = release,
+                                               .finish = finish};
     live *l = calloc(1, sizeof *l);
     if (!l) {
         lt_ctx_free(config->server);

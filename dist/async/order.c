@@ -294,16 +294,24 @@ lt_status lt__order_push(lt_order *o, int i, int64_t number, bool skip, lt_push 
     return LT_OK;
 }
 
-int lt__order_lose(lt_order *o, int i)
+void lt__order_release(lt_order *o, int i)
 {
-    if (i < 0 || i >= o->config.workers || o->workers[i].lost)
-        return 0;
+    if (lt__order_is_lost(o, i))
+        return;
     worker *w = &o->workers[i];
-    int held = w->held;
-    for (int k = 0; k < held; k++)
+    for (int k = 0; k < w->held; k++)
         put_back(o, w->ticket[k]);
     o->computing -= w->computing;
-    *w = (worker){.lost = true, .read = w->read, .pushes = w->pushes, .pull = w->pull};
+    *w = (worker){.read = w->read, .pushes = w->pushes, .pull = w->pull};
+}
+
+int lt__order_lose(lt_order *o, int i)
+{
+    if (lt__order_is_lost(o, i))
+        return 0;
+    int held = o->workers[i].held;
+    lt__order_release(o, i);
+    o->workers[i].lost = true;
     return held;
 }
 

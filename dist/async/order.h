@@ -8,8 +8,8 @@
  * This is a state machine: its state depends only on the sequence of calls. It has no floats,
  * clocks or threads, so the same code orders live and simulated training. The caller serializes
  * calls. These invariants hold after every call:
- * - Each ticket below the limit is applied or skipped exactly once, however often its worker is
- *   lost or its push is dropped or repeated.
+ * - Each ticket below the limit is applied or skipped exactly once, however often it is given back,
+ *   its worker is lost, or its push is dropped or repeated.
  * - The version grows by 1 with each applied push and never otherwise changes.
  * - Each worker's pushes are accepted in the order of their numbers, each one once.
  * - With a staleness bound S, no applied push has a delay above S: pulls wait if they might break
@@ -78,6 +78,9 @@ bool lt__order_grant(lt_order *order, lt_grant *grant);
  * before this one or the worker computes no ticket. */
 LT_MUST lt_status lt__order_push(lt_order *order, int worker, int64_t number, bool skip,
                                  lt_push *push);
+/* The worker gives its tickets back, to be issued again, and withdraws its pull. It may pull again.
+ * Nothing happens if it is lost or does not exist. */
+void lt__order_release(lt_order *order, int worker);
 /* Declares a worker lost: its tickets are issued again, to others. Returns how many it held.
  * Nothing happens if it was lost before or does not exist. */
 int lt__order_lose(lt_order *order, int worker);

@@ -29,6 +29,13 @@ typedef struct replay {
     entry *computing;
 } replay;
 
+/* Counts the tickets below the first one that is not done. */
+static void advance(replay *r)
+{
+    while (r->done < r->tickets && r->is_done[r->done])
+        r->done++;
+}
+
 static lt_status finish_computing(replay *r)
 {
     LT_TRY(lt__async_end(&r->async));
@@ -72,8 +79,7 @@ static lt_status apply(replay *r, lt_async_event *event)
     LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, delay));
     r->version++;
     r->is_done[e->ticket] = true;
-    while (r->done < r->tickets && r->is_done[r->done])
-        r->done++;
+    advance(r);
     *event = (lt_async_event){.kind = LT_ASYNC_PUSH,
                               .worker = e->worker,
                               .ticket = e->ticket,
@@ -98,6 +104,8 @@ static lt_status next(lt_async *async, lt_async_event *event)
     *event = (lt_async_event){.kind = LT_ASYNC_DONE};
     return LT_OK;
 }
+
+static lt_status push(lt_async *async) { return finish_computing((replay *)async); }
 
 /* ==== Other functions ========================================================================= */
 
@@ -168,7 +176,9 @@ static lt_status check_trace(replay *r, const lt_async_step *trace)
                                 .gradient = &r->gradients[s->worker]};
     }
     free(pushed);
-    memset(r->is_done, 0, (size_t)r->tickets);
+    for (int64_t t = 0; t < r->tickets; t++)
+        r->is_done[t] = !r->is_done[t]; /* tickets that are not in the trace were skipped */
+    advance(r);
     return status;
 }
 
@@ -196,6 +206,7 @@ static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
 lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     static const lt_async_kind_of functions = {.next = next,
+                                               .push = push,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
                                                .version = version,

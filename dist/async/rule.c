@@ -215,10 +215,15 @@ lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *o
 {
     if (!(rules[rule].needs & OWN_STEP))
         return LT_OK;
-    for (int g = 0; g < n_groups; g++)
+    for (int g = 0; g < n_groups; g++) {
+        double momentum = option_of(def, options[g], "momentum");
         if (option_of(def, options[g], "nesterov") != 0)
             return lt_fail(LT_EUSAGE, "the rule %s cannot be used with nesterov = true",
                            rules[rule].name);
+        if (momentum >= 1)
+            return lt_fail(LT_EUSAGE, "the rule %s requires a momentum below 1, but it is %g",
+                           rules[rule].name, momentum);
+    }
     return LT_OK;
 }
 

@@ -69,7 +69,8 @@ typedef struct lt_rule_state lt_rule_state;
  * LT_EUSAGE if the optimizer's op is not supported by the rule, or with LT_ENOMEM. */
 lt_rule_state *lt__rule_new(lt_optim *optim, const lt_rule_config *config);
 void lt__rule_free(lt_rule_state *state); /* NULL is allowed */
-/* LT_EUSAGE if an option of the step is not supported: nesterov with dana, ormo or ddc. */
+/* LT_EUSAGE if an option of the step is not supported: nesterov, or a momentum of 1 or more, with
+ * dana, ormo or ddc. */
 LT_MUST lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
                                  int n_groups);
 /* A worker reads the current values. Stores a copy of them if the rule needs it. */

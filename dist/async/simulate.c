@@ -68,8 +68,8 @@ static worker *next_push(const simulation *a)
 
 static lt_status check_times(const lt_async_config *c)
 {
-    if (!(c->sigma >= 0 && isfinite(c->sigma)))
-        return lt_fail(LT_EUSAGE, "sigma must be at least 0, but is %g", c->sigma);
+    if (!(c->sigma >= 0 && c->sigma <= 10))
+        return lt_fail(LT_EUSAGE, "sigma must be from 0 to 10, but is %g", c->sigma);
     for (int i = 0; i < c->n_times; i++)
         if (!(c->times[i] > 0 && isfinite(c->times[i])))
             return lt_fail(LT_EUSAGE, "the time of a batch must be positive, but is %g",
@@ -111,8 +111,9 @@ static lt_status open_simulation(simulation *a, lt_ctx *ctx, lt_optim *optim,
 /* ==== Events ================================================================================== */
 
 /* The caller has computed a gradient: its worker pushes it later. */
-static lt_status finish_computing(simulation *a)
+static lt_status finish_computing(lt_async *async)
 {
+    simulation *a = (simulation *)async;
     LT_TRY(lt__async_end(&a->async));
     if (!a->computing)
         return LT_OK;
@@ -124,7 +125,7 @@ static lt_status finish_computing(simulation *a)
 }
 
 /* Moves the clock to the end of a worker's computation, and takes its push. */
-static lt_status push(simulation *a, worker *w, lt_async_event *event)
+static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
 {
     lt_push p;
     int i = (int)(w - a->workers);
@@ -183,7 +184,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
     simulation *a = (simulation *)async;
     lt_grant g;
     bool any;
-    LT_TRY(finish_computing(a));
+    LT_TRY(finish_computing(async));
     LT_TRY(pull(a));
     for (;;) {
         LT_TRY(lt__server_grant(&a->server, &g, &any));
@@ -195,7 +196,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
     }
     worker *w = next_push(a);
     if (w)
-        return push(a, w, event);
+        return take_push(a, w, event);
     *event = (lt_async_event){.kind = LT_ASYNC_DONE, .time = a->now};
     return LT_OK;
 }
@@ -240,6 +241,7 @@ static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
 lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     static const lt_async_kind_of functions = {.next = next,
+                                               .push = finish_computing,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
                                                .version = version,

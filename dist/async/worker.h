@@ -11,6 +11,7 @@
 /* The functions of simulated or live training; see async.h. */
 typedef struct lt_async_kind_of {
     lt_status (*next)(lt_async *async, lt_async_event *event);
+    lt_status (*push)(lt_async *async);
     lt_status (*set_limit)(lt_async *async, int64_t tickets);
     int64_t (*done_below)(const lt_async *async);
     int64_t (*version)(const lt_async *async);
@@ -26,6 +27,8 @@ typedef struct lt_async_kind_of {
     void (*stop_at)(lt_async *async, int64_t version, int code);
     void (*pause)(lt_async *async, bool on);
     bool (*poll)(lt_async *async, lt_async_event *event);
+    lt_status (*release)(lt_async *async);
+    lt_status (*finish)(lt_async *async);
 } lt_async_kind_of;
 
 struct lt_async { /* the first member of a simulation */

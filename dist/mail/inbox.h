@@ -26,6 +26,7 @@ struct lt_mail {
     void (*send)(lt_mail *mail, int to, lt_message *message);
     void (*close)(lt_mail *mail, double seconds);
     lt_inbox *inbox;
+    int64_t runs;
 };
 
 #endif

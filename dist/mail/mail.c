@@ -22,6 +22,8 @@ void lt__message_free(lt_message *m) { free(m); }
 
 void lt__mail_send(lt_mail *mail, int to, lt_message *message) { mail->send(mail, to, message); }
 
+int64_t lt__mail_next_run(lt_mail *mail) { return ++mail->runs; }
+
 lt_message *lt__mail_take(lt_mail *mail, double seconds)
 {
     return lt__inbox_take(mail->inbox, seconds);
@@ -155,7 +157,7 @@ lt_status lt__mail_open_local(int n, lt_mail **mail)
     for (int i = 0; i < n; i++)
         lt__inbox_open(&o->inbox[i]);
     for (local *l; made < n && (l = malloc(sizeof *l)); made++) {
-        *l = (local){{local_send, local_close, &o->inbox[made]}, o, made};
+        *l = (local){{local_send, local_close, &o->inbox[made], 0}, o, made};
         atomic_fetch_add(&o->refs, 1);
         mail[made] = &l->mail;
     }

@@ -43,6 +43,10 @@ lt_mail *lt__mail_open_net(const lt_net *net);
  * allowed. */
 void lt__mail_close(lt_mail *mail, double seconds);
 
+/* Counts the runs that use the mailbox: returns 1, then 2, ... For callers that mark their messages
+ * with it, to ignore those of earlier runs. */
+int64_t lt__mail_next_run(lt_mail *mail);
+
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the
  * receiver is lost or has closed its mailbox. */
 void lt__mail_send(lt_mail *mail, int to, lt_message *message);

@@ -226,7 +226,7 @@ lt_mail *lt__mail_open_net(const lt_net *net)
         lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", net->size);
         return NULL;
     }
-    m->mail = (lt_mail){net_send, net_close, &m->inbox};
+    m->mail = (lt_mail){net_send, net_close, &m->inbox, 0};
     m->net = net;
     lt__inbox_open(&m->inbox);
     pthread_mutex_init(&m->lock, NULL);

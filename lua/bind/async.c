@@ -180,6 +180,25 @@ static int next(lua_State *L)
     return push_event(L, &e);
 }
 
+/* async:push(), async:release(), async:finish(): see async.h. */
+static int push(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_async_push(lt__check_handle(L, async_class)));
+    return 0;
+}
+
+static int release(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_async_release(lt__check_handle(L, async_class)));
+    return 0;
+}
+
+static int finish(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_async_finish(lt__check_handle(L, async_class)));
+    return 0;
+}
+
 /* async:poll(): returns an event like next(), or nothing. async:pause(on), async:stop_at(version,
  * code): see async.h. */
 static int poll(lua_State *L)
@@ -288,7 +307,8 @@ static const luaL_Reg functions[] = {{"simulate", simulate},
                                      {"joins_async", joins_async},
                                      {NULL, NULL}};
 static const luaL_Reg methods[] = {
-    {"set_limit", set_limit}, {"next", next},           {"done_below", done_below},
+    {"set_limit", set_limit}, {"next", next},           {"push", push},
+    {"release", release},     {"finish", finish},       {"done_below", done_below},
     {"keep_at", keep_at},     {"read_kept", read_kept}, {"read", read_server},
     {"stop", stop},           {"stop_at", stop_at},     {"pause", pause_server},
     {"poll", poll},           {"state", state},         {"restore", restore},

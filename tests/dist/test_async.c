@@ -210,7 +210,7 @@ TEST(wrong_settings_are_refused)
     refuse("sgd_step", "lr=0.1", &c, "the number of workers must be from 1 to 4096, but is 0");
     c = usual;
     c.sigma = -1;
-    refuse("sgd_step", "lr=0.1", &c, "sigma must be at least 0, but is -1");
+    refuse("sgd_step", "lr=0.1", &c, "sigma must be from 0 to 10, but is -1");
     c = usual;
     c.times = (double[]){1, 0};
     c.n_times = 2;

@@ -15,6 +15,9 @@ typedef struct job { /* what all ranks share */
     int64_t staleness;
     double timeout;
     int leaves, hangs; /* ranks that leave or sleep after some tickets; -1: none */
+    int asks;          /* rank that asks rank 0 to stop after some tickets; -1: none */
+    int releases;      /* rank that gives each third ticket back; -1: none */
+    bool ends;         /* rank 0 finishes after HALF tickets */
     atomic_bool gone;  /* the rank that leaves or sleeps has come to that point */
     int stops_at;      /* rank 0 stops training after this many pushes; 0: never */
     int done[TICKETS]; /* how often each ticket was applied: by rank 0 */
@@ -30,7 +33,7 @@ typedef struct rank {
     lt_group *group;
     lt_async_kind ended; /* kind of the last event */
     lt_status status;
-    char text[256];
+    char text[256], end[65]; /* end: SHA-256 of the final values */
     int computed;
 } rank;
 
@@ -55,6 +58,14 @@ static lt_status take_push(job *j, net *n, lt_async *a, const lt_async_event *e)
     return lt_params_sha256(n->params, j->kept);
 }
 
+static bool has_failed(lt_group *group)
+{
+    char text[64];
+    lt_status code;
+    int who;
+    return lt_group_failure(group, &who, &code, text, sizeof text);
+}
+
 static lt_status train(rank *r, net *n, lt_async *a)
 {
     job *j = r->job;
@@ -62,6 +73,11 @@ static lt_status train(rank *r, net *n, lt_async *a)
     for (lt_async_event e = {0};;) {
         LT_TRY(lt_async_next(a, &e));
         r->ended = e.kind;
+        if (e.kind == LT_ASYNC_STOP && e.worker > 0) {
+            CHECK(self == 0 && e.worker == j->asks && e.ticket == 15);
+            lt_async_stop(a, 75);
+            continue;
+        }
         if (e.kind == LT_ASYNC_DONE || e.kind == LT_ASYNC_STOP)
             return LT_OK;
         if (e.kind == LT_ASYNC_LOST) {
@@ -70,6 +86,8 @@ static lt_status train(rank *r, net *n, lt_async *a)
         }
         if (e.kind == LT_ASYNC_PUSH)
             LT_TRY(take_push(j, n, a, &e));
+        if (self == 0 && j->ends && j->kept[0])
+            return LT_OK;
         if (e.kind != LT_ASYNC_COMPUTE)
             continue;
         bool troubled = self == j->leaves || self == j->hangs;
@@ -77,11 +95,17 @@ static lt_status train(rank *r, net *n, lt_async *a)
             j->gone = true;
         if (self == j->leaves && r->computed == 5)
             return lt_fail(LT_EUSAGE, "it leaves");
-        while (self == j->hangs && r->computed == 5 && j->n_lost == 0)
+        while (self == j->hangs && r->computed == 5 && j->n_lost == 0 && !has_failed(r->group))
             sleep_ms(10);
         while (!troubled && j->leaves + j->hangs > -2 && r->computed == 5 && !j->gone)
             sleep_ms(1); /* so that it gets that far */
-        if (j->stops_at > 0)
+        if (self == j->asks && r->computed == 5)
+            lt_async_stop(a, 15);
+        if (self == j->releases && r->computed++ % 3 == 0) {
+            LT_TRY(lt_async_release(a));
+            continue;
+        }
+        if (j->stops_at > 0 || j->asks >= 0 || j->ends)
             sleep_ms(20); /* so that rank 0 handles events in time */
         compute(n, e.ticket, 0);
         r->computed++;
@@ -111,10 +135,12 @@ static void *run_rank(void *ud)
     if (r->status == LT_OK)
         r->status = train(r, &n, a);
     snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
-    if (root && r->status == LT_OK) {
-        CHECK_OK(lt_async_read(a));
-        CHECK_OK(lt_params_sha256(n.params, r->job->end));
-    }
+    if (r->status == LT_OK)
+        r->status = lt_async_finish(a);
+    if (r->status == LT_OK)
+        CHECK_OK(lt_params_sha256(n.params, r->end));
+    if (root)
+        memcpy(r->job->end, r->end, sizeof r->end);
     lt_async_free(a);
     destroy(&n);
     lt_group_close(r->group);
@@ -135,8 +161,12 @@ static void run_job(job *j, rank *ranks, int n)
         pthread_join(threads[i], NULL);
 }
 
-static const job usual = {
-    .rule = "ddc", .staleness = LT_ASYNC_UNBOUNDED, .leaves = -1, .hangs = -1};
+static const job usual = {.rule = "ddc",
+                          .staleness = LT_ASYNC_UNBOUNDED,
+                          .leaves = -1,
+                          .hangs = -1,
+                          .asks = -1,
+                          .releases = -1};
 
 TEST(all_ranks_train_and_each_ticket_is_applied_once)
 {
@@ -147,6 +177,7 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
         CHECK_STR(ranks[i].text, "");
         CHECK_EQ(ranks[i].ended, LT_ASYNC_DONE);
         CHECK(ranks[i].computed > 0);
+        CHECK_STR(ranks[i].end, j.end);
     }
     for (int t = 0; t < TICKETS; t++)
         CHECK_EQ(j.done[t], 1);
@@ -288,4 +319,57 @@ TEST(without_rank_0_the_others_fail)
     CHECK_STR(ranks[0].text, "it leaves");
     for (int i = 1; i < RANKS; i++)
         CHECK(ranks[i].status == LT_EPEER || ranks[i].ended == LT_ASYNC_STOP);
+}
+
+TEST(rank_0_stops_when_another_rank_asks_it_to)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.asks = 2;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK_STR(ranks[i].text, "");
+        CHECK_EQ(ranks[i].ended, LT_ASYNC_STOP);
+    }
+    CHECK(j.n_applied < TICKETS);
+}
+
+TEST(rank_0_may_finish_before_all_tickets_are_done)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.ends = true;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK_STR(ranks[i].text, "");
+        CHECK_EQ(ranks[i].status, LT_OK);
+        CHECK_STR(ranks[i].end, j.end);
+    }
+    CHECK_EQ(ranks[1].ended, LT_ASYNC_DONE);
+    CHECK(j.n_applied >= HALF && j.n_applied < TICKETS);
+}
+
+TEST(tickets_that_are_given_back_are_issued_again)
+{
+    for (int i = 0; i < 2; i++) {
+        rank ranks[RANKS];
+        job j = usual;
+        j.releases = i; /* rank 0 has the server, too */
+        run_job(&j, ranks, RANKS);
+        for (int t = 0; t < TICKETS; t++)
+            CHECK_EQ(j.done[t], 1);
+        CHECK_EQ(j.n_applied, TICKETS);
+    }
+}
+
+TEST(a_silent_rank_0_fails_the_job)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.hangs = 0;
+    j.timeout = 1.5;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++)
+        CHECK_EQ(ranks[i].status, LT_EPEER);
+    CHECK_STR(ranks[0].text, "rank 0 has computed for more than 1.5 s");
 }

@@ -80,13 +80,18 @@ static const char *check_push(checker *c, int worker, int64_t number, const lt_p
     return NULL;
 }
 
-static void lose(checker *c, int worker)
+static void release(checker *c, int worker)
 {
-    c->lost[worker] = true;
     c->computing[worker] = false;
     for (int t = 0; t < TICKETS; t++)
         if (c->holder[t] == worker + 1)
             c->holder[t] = 0;
+}
+
+static void lose(checker *c, int worker)
+{
+    c->lost[worker] = true;
+    release(c, worker);
 }
 
 /* ==== Random histories ======================================================================== */
@@ -203,7 +208,11 @@ static void some_event(history *h)
         h->n_returned += lt__order_lose(h->order, worker);
         lose(&h->checker, worker);
         h->waiting[worker] = false;
-    } else if (kind < 12 && limit < TICKETS) {
+    } else if (kind < 9) {
+        lt__order_release(h->order, worker);
+        release(&h->checker, worker);
+        h->waiting[worker] = false;
+    } else if (kind < 15 && limit < TICKETS) {
         CHECK_OK(lt__order_set_limit(h->order, limit + pick(TICKETS - limit) + 1));
     } else if (kind < 100) {
         pull(h, worker);

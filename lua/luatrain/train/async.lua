@@ -7,7 +7,8 @@
 -- moment, and pushes it; a push is one step. An epoch ends when each of its tickets is applied. By
 -- then other workers may have begun with tickets of the next epoch, so run:batches() of rank 0 also
 -- yields batches of that epoch. On the other ranks, an epoch ends with their first ticket of the
--- next one. Only rank 0 evaluates, reports, saves and stops.
+-- next one. Only rank 0 evaluates, reports, saves and stops. At the end of the run, all ranks get
+-- the final weights.
 
 local core = ...
 local ending = require "luatrain.train.ending"
@@ -74,6 +75,8 @@ local function read_simulate(text)
   return o
 end
 
+local lost = false         -- on rank 0: a rank that was lost in this process
+
 -- Returns the settings of an asynchronous run with settings `run`, or false.
 function async.read(run)
   local parallel, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
@@ -85,6 +88,10 @@ function async.read(run)
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
   end
   if run.check_sync then refuse "--check-sync cannot be combined with --parallel" end
+  if lost then
+    core.fail("EPEER", ("rank %d was lost in an earlier run; a further run requires all ranks")
+                       :format(lost))
+  end
   local o = read_parallel(parallel)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end
@@ -125,7 +132,9 @@ end
 -- and read of each step in turn, and the number of workers.
 local function read_trace(path)
   local steps, workers = {}, 0
-  for event in log.read(path) do
+  local ok, events = pcall(log.read, path)
+  if not ok then refuse("--simulate: %s", events) end
+  for event in events do
     if event.event == "step" then
       if not (event.worker and event.ticket and event.delay) then
         refuse("--simulate: %s is not the metrics.jsonl of an asynchronous run", path)
@@ -169,6 +178,8 @@ function async.new(run, o, saved, warnings)
     done_below = 0,                    -- all tickets below it are done
     pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
+    read_back = 0,                     -- live: the last epoch whose final values the net got
+    asked = false,                     -- this rank has asked rank 0 to stop
     handle = open(run, o),
   }
   local images, epochs = #run.settings.train, run.settings.epochs
@@ -320,11 +331,11 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
     step.seconds, self.pushed = math.max(now - self.pushed, 1e-9), now
     run.epoch_s, run.epoch_images = run.epoch_s + step.seconds, run.epoch_images + step.rows
   end
+  self.pushes[ticket] = nil
   if dropped then
     self.dropped = self.dropped + 1
     return
   end
-  self.pushes[ticket] = nil
   self.samples = self.samples + step.rows
   self.done[step.epoch] = (self.done[step.epoch] or 0) + step.rows
   self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + (applied and loss * step.rows or 0.0)
@@ -360,11 +371,24 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- Another rank has failed, or rank 0 has not heard of it for too long.
+-- Another rank has failed, or rank 0 has not heard from it for too long.
 local function lose(self, worker, tickets, was_silent)
+  lost = worker
   self.run.log:warn(("rank %d %s; %d ticket%s issued again, and training continues"):format(
     worker, was_silent and "was silent for too long" or "has failed", tickets,
     tickets == 1 and " is" or "s are"))
+end
+
+-- Another rank got a signal.
+local function take_wish(self, signal)
+  if not self.run.stop then self.run.stop = core.stop_reason(signal) end
+end
+
+-- Gives the tickets of this rank back, and drops the batches that were requested for them.
+local function release(self)
+  self.handle:release()
+  for _, pass in pairs(self.passes) do pass:close() end
+  self.passes, self.requested = {}, {}
 end
 
 -- The iterator of run:batches(). stop_if_wanted(run) ends the run if it must stop; stopped(run,
@@ -372,6 +396,7 @@ end
 function Async:batches(open_pass, stop_if_wanted, stopped)
   local run = self.run
   local function next_batch()
+    if not run.root then self:ask_to_stop() end
     local event = self.pending or table.pack(self.handle:next())
     local kind, worker, ticket = event[1], event[2], event[3]
     self.pending = false
@@ -379,11 +404,14 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
       take_push(self, table.unpack(event, 2, 11))
       stop_if_wanted(run)
       ending.save_if_due(run)
+      stop_if_wanted(run)              -- saving may have recorded further pushes
       if is_over(self) then return nil end
     elseif kind == "lost" then
       lose(self, worker, ticket, event[7])
     elseif kind == "stop" then
-      stopped(run, ticket, "stopped by rank 0")
+      if worker > 0 then take_wish(self, ticket) end
+      if run.root then stop_if_wanted(run) end
+      if worker == 0 then stopped(run, ticket, "stopped by rank 0") end
     elseif kind == "done" then
       if self.is_replay and not is_over(self) then
         stopped(run, 0, ("the trace ends at step %d"):format(run.steps))
@@ -410,8 +438,42 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
   end
 end
 
--- Gives the net the values from the end of the run's epoch.
-function Async:read_epoch() self.handle:read_kept(self.first[self.run.epoch + 1]) end
+-- Rank 0: gives the net the values from the end of the run's epoch, to be evaluated.
+function Async:read_epoch()
+  local epoch = self.run.epoch
+  if self.read_back == epoch then return end
+  self.read_back = epoch
+  if self.is_live then release(self) end
+  self.handle:read_kept(self.first[epoch + 1])
+end
+
+-- Gives the net the newest values of the server, to be evaluated during an epoch.
+function Async:refresh()
+  local run = self.run
+  if self.is_live and run.phase == "epoch" and not run.rows and not is_over(self) then
+    self.handle:read()
+  end
+end
+
+-- Ends a loop over batches, perhaps early.
+function Async:leave_loop()
+  if self.is_live and self.run.rows then release(self) end
+end
+
+-- EUSAGE unless rank 0 may report the run's epoch.
+function Async:check_report()
+  if self.run.root and not is_over(self) then
+    refuse("run:report: epoch %d is not over; with --parallel, a loop over run:batches() must not "
+           .. "end early", self.run.epoch)
+  end
+end
+
+-- Other ranks than 0: if this process got a signal, asks rank 0 to stop all ranks.
+function Async:ask_to_stop()
+  local _, signal = core.stop_reason()
+  if signal and not self.asked then self.handle:stop(signal) end
+  self.asked = self.asked or signal ~= nil
+end
 
 -- Calls fn(...) while the server is suspended, the net and the optimizer have its current values,
 -- and all steps so far are recorded, to save a checkpoint. Returns what fn returns.
@@ -423,6 +485,8 @@ function Async:suspended(fn, ...)
     if not kind then return false end
     if kind == "push" then
       take_push(self, worker, ticket, ...)
+    elseif kind == "stop" then
+      take_wish(self, ticket)
     else
       lose(self, worker, ticket, (select(4, ...)))
     end
@@ -452,16 +516,20 @@ function Async:end_step(loss)
     run.epoch_s, run.epoch_images = run.epoch_s + total, run.epoch_images + self.rows
   end
   run.spent.total, run.spent.sent = total, 0
-  self.pushes[self.ticket] = {rows = self.rows, rate = run.rate, waited = run.waited,
-                              spent = run.spent, epoch = self.epoch,
-                              scaled = run.settings.scaler and run.settings.scaler:latest()}
-  return deferred.number(loss)
+  if run.root then
+    self.pushes[self.ticket] = {rows = self.rows, rate = run.rate, waited = run.waited,
+                                spent = run.spent, epoch = self.epoch,
+                                scaled = run.settings.scaler and run.settings.scaler:latest()}
+  end
+  loss = deferred.number(loss)
+  self.handle:push()
+  return loss
 end
 
 -- Prints how much memory the server takes, at the start.
 function Async:print_start()
-  local bytes = self.handle:stats(0)
-  self.run.log:note(("asynchronous training with %s: the server takes %.3g MB per worker"):format(
+  local bytes = self.handle:stats(1)
+  self.run.log:note(("asynchronous training with %s; the server takes %.3g MB per worker"):format(
     self.rule, bytes / 1e6))
 end
 
@@ -487,11 +555,14 @@ function Async:report()
     self.dropped > 0 and ("; %d gradients were dropped"):format(self.dropped) or ""))
 end
 
-function Async:close()
+-- Ends asynchronous training. Unless this rank has failed, all ranks get the final weights.
+function Async:close(failed)
   if self.stream then self.stream:close() end
   for _, pass in pairs(self.passes) do pass:close() end
   self.stream, self.passes = false, {}
-  self.handle:close()
+  local handle = self.handle
+  local _ <close> = setmetatable({}, {__close = function() handle:close() end})
+  if not failed then handle:finish() end
 end
 
 return async

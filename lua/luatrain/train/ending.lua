@@ -18,6 +18,7 @@ local ending = {}
 local SAVE_SECONDS = 600       -- maximum between two checkpoints
 
 function ending.close_loader(self)
+  if self.async then self.async:leave_loop() end
   if self.loader then self.loader:close() end
   self.loader, self.rows = false, false
 end
@@ -38,16 +39,19 @@ function ending.close_step(self)
 end
 
 -- Writes the end line and releases everything. exit: the process's exit code, unless the script
--- changes it; nil if the run is garbage-collected, possibly in the middle of another run.
-function ending.finish(self, exit)
+-- changes it; nil if the run is garbage-collected, possibly in the middle of another run. failed:
+-- an error ends the run.
+function ending.finish(self, exit, failed)
   pcall(ending.close_step, self)
   pcall(core.sync)             -- asynchronous errors no longer matter
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   ending.close_loader(self)
+  local closed, why = true, nil
   if self.async then
     if self.root and exit then pcall(self.async.report, self.async) end
-    self.async:close()
+    closed, why = pcall(self.async.close, self.async, failed)
+    exit = closed and exit or core.exit_code(why)
   end
   -- If another rank's signal stopped the run, this rank may still get its own.
   if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
@@ -69,6 +73,7 @@ function ending.finish(self, exit)
   end
   self.log:close()
   if self.lock then self.lock:close() end
+  if not closed then error(why, 0) end
 end
 
 -- Excludes the time since `since` from the next step.
@@ -119,7 +124,7 @@ end
 
 -- Ends the run with an error because a required file could not be saved.
 function ending.give_up(self, what, err)
-  ending.finish(self, 5)
+  ending.finish(self, 5, true)
   core.fail("EFILE", ("%s: %s. Earlier checkpoints are intact; resume from them with the same "
                       .. "command and --out %s"):format(what, checkpoint.reason(err),
                                               self.out or self.folder))

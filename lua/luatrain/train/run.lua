@@ -185,35 +185,36 @@ function meta.__exit(self, exit)
   local is_done = exit == 0 and self.epoch > self.settings.epochs
   local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
   if ok then return end
-  if self.phase ~= "over" then ending.finish(self, core.exit_code(why)) end
+  if self.phase ~= "over" then ending.finish(self, core.exit_code(why), true) end
   error(why, 0)
 end
 
 function meta.__close(self, err)
   if err == nil then return meta.__exit(self, 0) end
-  if self.phase ~= "over" then ending.finish(self, core.exit_code(err)) end
+  if self.phase ~= "over" then ending.finish(self, core.exit_code(err), true) end
 end
 
 function meta.__gc(self)
   if self.phase == "over" then return end
   self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
                 :format(self.folder))
-  ending.finish(self, nil)
+  ending.finish(self, nil, true)
 end
 
 -- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
 local function stop_if_wanted(self)
+  if self.async and not self.root then return self.async:ask_to_stop() end
   folder.check(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
   ending.close_step(self)
   if reason and self.observer then self.observer:stop(reason) end
-  local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   if self.async then self.async:stop(early and 0 or 75) end
   core.compare_step()
   state.check_weights(self)
   local saved, err = ending.save(self)
+  local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   if reason then core.clear_stop() end
   if not saved then ending.give_up(self, what .. ", but not saved", err) end
   ending.finish(self, early and 0 or 75)
@@ -435,6 +436,7 @@ function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
   if self.async and not self.root then return async.no_result(given) end
+  if self.async then self.async:refresh() end
   ending.close_step(self)
   local like = {batch = self.stage.batch, size = self.stage.size, amp = o.amp}
   local result = evaluate(o.net, set, given, like, function(reason)
@@ -450,7 +452,8 @@ end
 function Run:report(numbers)
   expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was already reported"
                                       or "call it inside: for epoch in run:epochs() do ... end")
-  if self.done == 0 and self.root then      -- other ranks may get no ticket of an epoch
+  if self.async then self.async:check_report() end
+  if self.done == 0 and not self.async then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
   progress.check_report(numbers)
