@@ -34,6 +34,8 @@ typedef struct lt_async_config { /* zero means default */
 
     /* Live: the ranks of a group are the workers. */
     struct lt_group *group; /* borrowed; NULL: a simulation */
+    const bool *lost;       /* (ranks) on rank 0: which ones were lost in an earlier run; borrowed
+                             * for the call. NULL: none */
     lt_ctx *server;         /* on rank 0: an unused context on the CPU with the same ops. Taken */
     lt_tensor *const
         *buffers;  /* (n_buffers) of the net, such as running statistics; borrowed for */

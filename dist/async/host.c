@@ -7,23 +7,19 @@
 #include "dist/async/host.h"
 #include "dist/async/mirror.h"
 #include "dist/async/server.h"
+#include "dist/async/snapshots.h"
 #include "dist/group.h"
 
 static const double TICK_SECONDS = 0.1; /* between two looks for silent workers */
 static const double GAP_SECONDS = 1;    /* after this long without a look, the host was stopped */
 
-typedef struct member {   /* a worker */
-    double heard;         /* when its last message arrived, or its pull was answered */
-    int64_t pull;         /* number of its last pull */
-    int64_t read;         /* version that it computes with */
-    bool computing, told; /* told: it got LT_HOST_STOP, or that all tickets are done */
+typedef struct member { /* a worker */
+    double heard;       /* when its last message arrived, or its pull was answered */
+    int64_t pull;       /* number of its last pull */
+    int64_t read;       /* version that it computes with */
+    bool computing, lost;
+    bool told; /* it got LT_HOST_STOP, or that all tickets are done; or it is lost */
 } member;
-
-typedef struct kept { /* values and buffers of a moment */
-    struct kept *next;
-    int64_t ticket; /* when all below it are done */
-    char *data;     /* NULL before that moment */
-} kept;
 
 struct lt_host {
     lt_group *group; /* borrowed, like mail */
@@ -46,7 +42,7 @@ struct lt_host {
     int code;           /* of the stop */
     int64_t last;       /* training stops at this version; 0: at none */
     int64_t wire_bytes; /* of messages between rank 0 and the other ranks */
-    kept *kept;
+    lt_snapshots snapshots;
     lt_status status; /* of the first failure of the server, */
     char text[512];   /* and its message */
 };
@@ -138,17 +134,10 @@ static lt_status answer_pulls(lt_host *h)
 
 /* ==== Messages ================================================================================ */
 
-static lt_status keep_values(lt_host *h)
+static lt_status take_snapshots(lt_host *h)
 {
     int64_t done = lt__order_done_below(h->server.order);
-    for (kept *k = h->kept; k; k = k->next) {
-        if (k->data || done < k->ticket)
-            continue;
-        if (!(k->data = malloc(h->mirror.layout.bytes + 1)))
-            return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
-        LT_TRY(lt__layout_pack(&h->mirror.layout, k->data));
-    }
-    return LT_OK;
+    return lt__snapshots_take(&h->snapshots, &h->mirror.layout, done);
 }
 
 static double number_of(const lt_message *m, int i)
@@ -183,10 +172,18 @@ static lt_status push(lt_host *h, const lt_message *m)
         .loss = number_of(m, LT_PUSH_LOSS),
         .lr = number_of(m, LT_PUSH_LR),
         .time = lt__seconds()};
-    LT_TRY(keep_values(h));
+    LT_TRY(take_snapshots(h));
     report(h, &event);
     h->stopped |= h->last > 0 && lt__order_version(h->server.order) >= h->last;
     return LT_OK;
+}
+
+/* Issues the tickets of a worker to others, and expects nothing from it. Returns their number. */
+static int forget(lt_host *h, int i)
+{
+    h->members[i].computing = false;
+    h->members[i].told = h->members[i].lost = true;
+    return lt__order_lose(h->server.order, i);
 }
 
 /* Declares a worker lost, and reports it to rank 0. */
@@ -199,9 +196,7 @@ static void lose(lt_host *h, int i, bool silent)
         fail(h, LT_EPEER);
         lt_group_fail(h->group);
     }
-    int held = lt__order_lose(h->server.order, i);
-    h->members[i].computing = false;
-    h->members[i].told = true;
+    int held = forget(h, i);
     report(h, &(lt_async_event){
                   .kind = LT_ASYNC_LOST, .worker = i, .ticket = held, .dropped = silent});
 }
@@ -343,10 +338,7 @@ static void free_host(lt_host *h)
     pthread_cond_destroy(&h->resumed);
     pthread_mutex_destroy(&h->lock);
     free(h->members);
-    for (kept *k; (k = h->kept); free(k)) {
-        h->kept = k->next;
-        free(k->data);
-    }
+    lt__snapshots_free(&h->snapshots);
     free(h);
 }
 
@@ -355,10 +347,13 @@ static lt_status open_host(lt_host *h, const lt_layout *of, const lt_async_confi
     h->members = calloc((size_t)h->n, sizeof *h->members);
     if (!h->members)
         return lt_fail(LT_ENOMEM, "out of memory for %d workers", h->n);
-    for (int i = 0; i < h->n; i++)
-        h->members[i].heard = lt__seconds();
     LT_TRY(lt__mirror_open(&h->mirror, h->ctx, of));
     LT_TRY(lt__server_open(&h->server, h->ctx, h->mirror.optim, config));
+    for (int i = 0; i < h->n; i++) {
+        h->members[i].heard = lt__seconds();
+        if (config->lost && config->lost[i])
+            forget(h, i);
+    }
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -514,13 +509,10 @@ lt_status lt__host_read(lt_host *h, const lt_layout *to)
 
 lt_status lt__host_keep_at(lt_host *h, int64_t ticket)
 {
-    kept *k = calloc(1, sizeof *k);
-    if (!k)
-        return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
     pthread_mutex_lock(&h->lock);
-    *k = (kept){.next = h->kept, .ticket = ticket};
-    h->kept = k;
-    lt_status status = keep_values(h);
+    lt_status status = lt__snapshots_plan(&h->snapshots, ticket);
+    if (status == LT_OK)
+        status = take_snapshots(h);
     pthread_mutex_unlock(&h->lock);
     return status;
 }
@@ -528,17 +520,7 @@ lt_status lt__host_keep_at(lt_host *h, int64_t ticket)
 lt_status lt__host_read_kept(lt_host *h, int64_t ticket, const lt_layout *to)
 {
     pthread_mutex_lock(&h->lock);
-    kept **link = &h->kept, *k;
-    while ((k = *link) && !(k->ticket == ticket && k->data))
-        link = &k->next;
-    lt_status status =
-        k ? lt__layout_unpack(to, k->data)
-          : lt_fail(LT_EINVAL, "the values of ticket %lld were not kept", (long long)ticket);
-    if (k) {
-        *link = k->next;
-        free(k->data);
-        free(k);
-    }
+    lt_status status = lt__snapshots_read(&h->snapshots, ticket, to);
     pthread_mutex_unlock(&h->lock);
     return status;
 }
@@ -587,6 +569,9 @@ lt_status lt__host_restore(lt_host *h, const char *const *names, lt_tensor *cons
     double time;
     pthread_mutex_lock(&h->lock);
     lt_status status = lt__server_restore(&h->server, names, tensors, n, &time, 1, fresh);
+    for (int i = 0; i < h->n; i++)
+        if (h->members[i].lost)
+            lt__order_lose(h->server.order, i); /* it was replaced by a new worker */
     pthread_mutex_unlock(&h->lock);
     return status;
 }

@@ -1,5 +1,6 @@
 /* async.c - asynchronous training for the embedded Lua files. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "lua/bind/bind.h"
 
@@ -66,9 +67,28 @@ static int replay(lua_State *L)
     return 1;
 }
 
-/* live(optim, buffers, rule, staleness, drop, lam): starts asynchronous training on the ranks of
- * the group. buffers: the list of the net's buffers. The rest is as for simulate(). Until the
- * handle is closed, there are no collectives. */
+/* Reads a list of ranks, or nil, as lt_async_config.lost. The array belongs to the stack. */
+static const bool *check_lost(lua_State *L, int index, int ranks)
+{
+    if (lua_isnoneornil(L, index))
+        return NULL;
+    int n = (int)luaL_len(L, index);
+    bool *lost = lua_newuserdatauv(L, (size_t)ranks * sizeof *lost, 0);
+    memset(lost, 0, (size_t)ranks * sizeof *lost);
+    for (int i = 1; i <= n; i++) {
+        lua_rawgeti(L, index, i);
+        lua_Integer rank = luaL_checkinteger(L, -1);
+        luaL_argcheck(L, rank > 0 && rank < ranks, index, "a rank is out of range");
+        lost[rank] = true;
+        lua_pop(L, 1);
+    }
+    return lost;
+}
+
+/* live(optim, buffers, rule, staleness, drop, lam, lost): starts asynchronous training on the ranks
+ * of the group. buffers: the list of the net's buffers; lost: nil, or a list of the ranks that were
+ * lost before. The rest is as for simulate(). Until the handle is closed, there are no collectives.
+ */
 static int live(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -87,6 +107,7 @@ static int live(lua_State *L)
                               .buffers = buffers,
                               .n_buffers = n,
                               .held = 2, /* the next batch is prepared meanwhile */
+                              .lost = check_lost(L, 7, lt_group_size(s->group)),
                               .group = s->group};
     void **handle = lt__push_handle(L, async_class);
     if (lt_group_rank(s->group) == 0 &&

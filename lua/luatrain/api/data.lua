@@ -9,6 +9,7 @@
 
 local core = ...
 local agree = require "luatrain.train.agree"
+local async_loop = require "luatrain.train.async_loop"
 local check = require "luatrain.check"
 
 local data = {}
@@ -90,6 +91,7 @@ function Set:open_batches(given) return open_batches(self, batches(given)) end
 function Set:batches(given)
   local o = batches(given)
   if o.on_request then refuse "batches: on_request requires set:open_batches" end
+  if o.shuffle and async_loop.is_wanted() then return async_loop.batches(self, o, open_batches) end
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end

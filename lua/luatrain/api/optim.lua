@@ -22,6 +22,7 @@ local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local is_module = require "luatrain.api.module".is_module
 local deferred = require "luatrain.train.deferred"
+local async_loop = require "luatrain.train.async_loop"
 local ranks = require "luatrain.train.ranks"
 local sorted = require "luatrain.keys"
 
@@ -140,6 +141,7 @@ local function new(spec, what, options, update)
     local is_bias = #item.tensor.shape <= 1
     inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))
   end
+  async_loop.use(inner.handle, what)
   self.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
 end

@@ -19,7 +19,7 @@ local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local stages = require "luatrain.train.stages"
 
-local async = {}
+local async = {running = false}        -- running: whether a run trains asynchronously
 local Async = {}
 Async.__index = Async
 
@@ -77,26 +77,33 @@ end
 
 local lost = false         -- on rank 0: a rank that was lost in this process
 
--- Returns the settings of an asynchronous run with settings `run`, or false.
-function async.read(run)
+-- Returns the options of asynchronous training, or false.
+function async.options()
   local parallel, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
   if not parallel then
     if simulate then refuse "--simulate requires --parallel async=RULE" end
     return false
-  end
-  if run.auto then
-    refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
-  end
-  if run.check_sync then refuse "--check-sync cannot be combined with --parallel" end
-  if lost then
-    core.fail("EPEER", ("rank %d was lost in an earlier run; a further run requires all ranks")
-                       :format(lost))
   end
   local o = read_parallel(parallel)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end
   elseif not core.joins_async() then
     refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
+  end
+  return o
+end
+
+-- Returns the options for a run with settings `run`, or false.
+function async.read(run)
+  local o = async.options()
+  if not o then return false end
+  if run.auto then
+    refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
+  elseif run.check_sync then
+    refuse "--check-sync cannot be combined with --parallel"
+  elseif lost then
+    core.fail("EPEER", ("rank %d was lost in an earlier run; a further run requires all ranks")
+                       :format(lost))
   end
   return o
 end
@@ -120,7 +127,9 @@ local function restore(self, saved, warnings)
   end
 end
 
-local function buffers_of(net)
+-- The buffers of a net; none of what is not a module.
+function async.buffers_of(net)
+  if not net.state then return {} end
   local list, _, tensors = {}, net:state()
   for _, tensor in ipairs(tensors) do
     if core.role(tensor) == "buffer" then list[#list + 1] = tensor end
@@ -148,8 +157,9 @@ local function read_trace(path)
   return steps, workers
 end
 
-local function open(run, o)
-  local optim = core.handle_of(run.settings.optim)
+-- Starts asynchronous training with the options o. optim: a handle; buffers: of its net; gone: list
+-- of the ranks that were lost before.
+function async.open(optim, buffers, o, gone)
   if o.trace then
     local steps, workers = read_trace(o.trace)
     return core.replay(optim, o.rule, workers, steps, o.lam)
@@ -157,7 +167,7 @@ local function open(run, o)
   if o.workers then
     return core.simulate(optim, o.rule, o.workers, o.sigma, o.times, o.staleness, o.drop, o.lam)
   end
-  return core.live(optim, buffers_of(run.settings.net), o.rule, o.staleness, o.drop, o.lam)
+  return core.live(optim, buffers, o.rule, o.staleness, o.drop, o.lam, gone)
 end
 
 -- Starts the asynchronous training of a run. saved: {tensors = , numbers = } of the checkpoint from
@@ -180,7 +190,7 @@ function async.new(run, o, saved, warnings)
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
     asked = false,                     -- this rank has asked rank 0 to stop
-    handle = open(run, o),
+    handle = async.open(core.handle_of(run.settings.optim), async.buffers_of(run.settings.net), o),
   }
   local images, epochs = #run.settings.train, run.settings.epochs
   for epoch = 1, epochs do
@@ -195,6 +205,7 @@ function async.new(run, o, saved, warnings)
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
   self.handle:set_limit(self.first[epochs + 1])      -- workers begin
+  async.running = true
   return self
 end
 
@@ -371,12 +382,16 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- Another rank has failed, or rank 0 has not heard from it for too long.
+-- The warning for a rank that has failed, or from which rank 0 has not heard for too long.
+function async.loss_text(worker, tickets, was_silent)
+  return ("rank %d %s; %d ticket%s issued again, and training continues"):format(
+    worker, was_silent and "was silent for too long" or "has failed", tickets,
+    tickets == 1 and " is" or "s are")
+end
+
 local function lose(self, worker, tickets, was_silent)
   lost = worker
-  self.run.log:warn(("rank %d %s; %d ticket%s issued again, and training continues"):format(
-    worker, was_silent and "was silent for too long" or "has failed", tickets,
-    tickets == 1 and " is" or "s are"))
+  self.run.log:warn(async.loss_text(worker, tickets, was_silent))
 end
 
 -- Another rank got a signal.
@@ -559,7 +574,7 @@ end
 function Async:close(failed)
   if self.stream then self.stream:close() end
   for _, pass in pairs(self.passes) do pass:close() end
-  self.stream, self.passes = false, {}
+  self.stream, self.passes, async.running = false, {}, false
   local handle = self.handle
   local _ <close> = setmetatable({}, {__close = function() handle:close() end})
   if not failed then handle:finish() end

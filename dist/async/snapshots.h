@@ -1,0 +1,23 @@
+/* snapshots.h - copies of the server's values and buffers at the ends of epochs, to be evaluated
+ * while training goes on. Private to dist.
+ */
+#ifndef LT_DIST_ASYNC_SNAPSHOTS_H
+#define LT_DIST_ASYNC_SNAPSHOTS_H
+
+#include "dist/async/layout.h"
+
+typedef struct lt_snapshots { /* all zeros: none */
+    struct lt_snapshot *first;
+} lt_snapshots;
+
+/* Plans a snapshot for the moment when all tickets below `ticket` are done. LT_ENOMEM. */
+LT_MUST lt_status lt__snapshots_plan(lt_snapshots *snapshots, int64_t ticket);
+/* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,
+ * or the device's error. */
+LT_MUST lt_status lt__snapshots_take(lt_snapshots *snapshots, const lt_layout *from, int64_t done);
+/* Writes the snapshot that was planned for `ticket` to a layout, and forgets it. LT_EINVAL if there
+ * is none; or the device's error. */
+LT_MUST lt_status lt__snapshots_read(lt_snapshots *snapshots, int64_t ticket, const lt_layout *to);
+void lt__snapshots_free(lt_snapshots *snapshots);
+
+#endif

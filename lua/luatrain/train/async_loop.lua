@@ -1,0 +1,103 @@
+-- async_loop.lua - asynchronous training in a loop without lt.run:
+--
+--   for epoch = 1, 5 do
+--     for x, y in train:batches{batch = 64, shuffle = true, epoch = epoch} do
+--       lt.step(function() ... loss:backward() sgd:step() end)
+--     end
+--   end
+--
+-- Each pass over shuffled batches trains asynchronously. Its batches are the tickets, and each one
+-- is applied once. At the end of a pass the ranks wait for each other, and all have the weights of
+-- the server. Between passes they are ordinary ranks.
+
+local core = ...
+local async = require "luatrain.train.async"
+
+local loop = {}
+
+local newest = setmetatable({}, {__mode = "v"})          -- {optim = handle of the newest optimizer}
+local buffers = setmetatable({}, {__mode = "k"})         -- by handle: the buffers of its net
+local first = 0                        -- first ticket of the pass
+local names, tensors = {}, {}          -- state of the server between passes; on rank 0
+local lost = {}                        -- ranks that were lost; on rank 0
+local active = false                   -- the pass that has begun: {handle = , data = , last = }
+
+local function refuse(...) core.fail("EUSAGE", string.format(...)) end
+
+-- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
+function loop.is_wanted() return async.options() and not async.running end
+
+-- Notes a new optimizer: its handle, and the net, or what else it was made for.
+function loop.use(handle, what)
+  newest.optim, buffers[handle] = handle, async.buffers_of(what)
+end
+
+local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end
+
+-- Ends the pass.
+local function finish()
+  local pass = active
+  if not pass then return end
+  active = false
+  local is_root = core.rank() == 0
+  local done = pass.handle:done_below()
+  pass.data:close()
+  local _ <close> = setmetatable({}, {__close = function() pass.handle:close() end})
+  if is_root and done < pass.last then
+    refuse("%d batches of the pass over the training set are not done; with --parallel, a loop "
+           .. "over batches must not end early", pass.last - done)
+  end
+  if is_root then names, tensors = pass.handle:state() end
+  pass.handle:finish()
+  first = pass.last
+end
+
+local function open(options)
+  local optim = newest.optim
+  if not optim then
+    refuse "with --parallel, make the optimizer before the loop over shuffled batches"
+  elseif options.trace then
+    refuse "--simulate trace:FILE requires lt.run or lt.fit, which write a trace"
+  end
+  return async.open(optim, buffers[optim], options, lost)
+end
+
+-- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
+function loop.batches(set, o, open_batches)
+  local options = async.options()
+  finish()
+  local handle = open(options)
+  local count = (set.count - o.first + o.batch - 1) // o.batch
+  local skipped = o.first              -- images at the beginning of the epoch
+  o.on_request, o.first, o.shard = true, 0, false
+  active = {handle = handle, data = open_batches(set, o), last = first + count}
+  if core.rank() == 0 and #names > 0 then handle:restore(names, tensors) end
+  handle:set_limit(active.last)
+  local pass, requested = active, {}
+  local function request(ticket)
+    if not requested[ticket] then pass.data:request(skipped + (ticket - first) * o.batch) end
+    requested[ticket] = true
+  end
+  local function take(kind, worker, ticket, _, _, _, silent, _, _, _, _, ...)
+    if kind == "compute" then
+      request(ticket)
+      for i = 1, select("#", ...) do request((select(i, ...))) end
+      requested[ticket] = nil
+      local x, y = pass.data:next()
+      core.take_shard(x:dim(1), 1, o.grain)
+      return x, y
+    elseif kind == "lost" then
+      lost[#lost + 1] = worker
+      warn(async.loss_text(worker, ticket, silent))
+    elseif kind ~= "push" then
+      return finish()
+    end
+    return take(handle:next())
+  end
+  return function()
+    if active ~= pass then core.fail("EINVAL", "batches: another pass has begun") end
+    return take(handle:next())
+  end
+end
+
+return loop
