@@ -320,7 +320,6 @@ int64_t lt__order_version(const lt_order *o) { return o->version; }
 int64_t lt__order_limit(const lt_order *o) { return o->config.limit; }
 int64_t lt__order_issued(const lt_order *o) { return o->next; }
 int64_t lt__order_done_below(const lt_order *o) { return o->done; }
-int lt__order_workers(const lt_order *o) { return o->config.workers; }
 
 bool lt__order_is_lost(const lt_order *o, int i)
 {

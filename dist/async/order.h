@@ -92,7 +92,6 @@ int64_t lt__order_issued(const lt_order *order); /* all issued tickets are below
 /* Every ticket below this one is applied or skipped. */
 int64_t lt__order_done_below(const lt_order *order);
 bool lt__order_is_done(const lt_order *order, int64_t ticket);
-int lt__order_workers(const lt_order *order); /* including lost ones */
 bool lt__order_is_lost(const lt_order *order, int worker);
 
 /* The state as numbers (*n), for a checkpoint. New; release it with free(). NULL with LT_ENOMEM. */

@@ -186,18 +186,6 @@ void lt__rule_free(lt_rule_state *s)
     free(s);
 }
 
-lt_status lt__rule_restart(lt_rule_state *s, int workers)
-{
-    free_workers(s);
-    return open_workers(s, workers);
-}
-
-size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
-{
-    size_t n = (s->needs & BACKUP ? 1 : 0) + (s->needs & VELOCITY ? 1 : 0);
-    return n * lt__flat_bytes(&s->values);
-}
-
 /* ==== Options ================================================================================= */
 
 /* The value of an option of an update op; 0 if it does not have that option. */

@@ -1,8 +1,8 @@
 /* rule.h - the rules of asynchronous training: how the server applies a gradient that was computed
  * from older weights. Private to dist.
  *
- * Every rule takes the momentum step of the script's optimizer if the gradient has no delay. Some
- * change the gradient before that step, others replace the step:
+ * If a gradient has no delay, every rule but dana and ormo takes the momentum step of the script's
+ * optimizer. Some rules change the gradient before that step, others replace the step:
  *
  *   asgd   changes nothing
  *   sa     divides the gradient by its delay (staleness-aware; Zhang et al. 2016, arXiv:1511.05950)
@@ -77,10 +77,6 @@ LT_MUST lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *
 LT_MUST lt_status lt__rule_pull(lt_rule_state *state, int worker);
 /* Updates the parameters. Changes the gradients. */
 LT_MUST lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
-/* Replaces the workers. Backups become the current values; velocities become zero. LT_ENOMEM. */
-LT_MUST lt_status lt__rule_restart(lt_rule_state *state, int workers);
-/* Memory per worker, in bytes. */
-size_t lt__rule_bytes_per_worker(const lt_rule_state *state);
 /* Reads and clears the statistics of a group. Zeros for rules other than ddc. LT_ENOMEM, or the
  * device's error. */
 LT_MUST lt_status lt__rule_stats(lt_rule_state *state, int group, lt_rule_stats *stats);
