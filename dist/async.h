@@ -25,11 +25,11 @@ typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 
     int64_t read; /* version of the weights from which its gradient was computed */
 } lt_async_step;
 
-typedef struct lt_async_config { /* zero means default */
+typedef struct lt_async_config { /* zero means default, except for staleness and drop */
     const char *rule;            /* such as "ddc"; borrowed for the call. Required */
     double lam;        /* strength of delay compensation; the default depends on the rule */
     int64_t staleness; /* no applied gradient is older than this; LT_ASYNC_UNBOUNDED */
-    int64_t drop;      /* gradients of this delay or more are dropped; LT_ASYNC_UNBOUNDED */
+    int64_t drop;      /* from 1: gradients of this delay or more are dropped; LT_ASYNC_UNBOUNDED */
     int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; default 1 */
 
     /* Live: the ranks of a group are the workers. */
@@ -143,15 +143,17 @@ typedef struct lt_async_stats { /* of rank 0, or of a simulation */
  * for that group, and 0 for other rules. The device's error. */
 LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
 
-/* Tensor i of the state, for a checkpoint, and its name; NULL past the last one or with LT_ENOMEM.
- * New. With the parameters and the optimizer's slots, these tensors are the state of the server. */
+/* Tensor i of the state, for a checkpoint, and its name. New. NULL past the last one, with an empty
+ * name, or with LT_ENOMEM. With the parameters and the optimizer's slots, these tensors are the
+ * state of the server. Only rank 0 has one. A replay has none. */
 enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
  * workers start anew: the tickets that they held are issued again. Their number, rule and bounds
- * may differ from those of the checkpoint. *fresh: the number of tensors that it does not have;
- * they start at zero. LT_EFILE if the state is damaged or does not fit the optimizer; LT_EINVAL if
- * more tickets were issued than there are now; LT_ENOMEM. */
+ * may differ from those of the checkpoint. The number of tickets becomes at least that of the
+ * tickets issued so far. *fresh: the number of tensors that it does not have; they start at zero.
+ * LT_EFILE if the state is damaged or does not fit the optimizer; LT_EUSAGE for a replay;
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
                                    lt_tensor *const *tensors, int n, int *fresh);
 

@@ -378,6 +378,7 @@ static void close_transport(void *self)
         return;
     tell(&c->config, "MPI_Finalize");
     c->net.close(c->net.self);
+    lt__mail_free_net(c->mail);
     tell(&c->config, NULL);
     free_transport(c);
 }

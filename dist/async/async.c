@@ -7,7 +7,7 @@ lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
 {
     lt_rule rule;
     lt_async *a = NULL;
-    if (lt__rule_find(config->rule, &rule) != LT_OK)
+    if (lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
         lt_ctx_free(config->server);
     else
         a = config->group   ? lt__live_new(ctx, optim, config)
@@ -97,6 +97,7 @@ lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
 
 lt_tensor *lt_async_state(const lt_async *a, int i, char name[LT_ASYNC_NAME])
 {
+    name[0] = '\0';
     return a->of->state(a, i, name);
 }
 

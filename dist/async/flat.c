@@ -61,3 +61,11 @@ lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *r)
     const lt_tensor *x = flat->arena[r->arena];
     return lt__tensor_over(x->storage, (lt_dtype)x->dtype, 1, &r->count, r->offset, true);
 }
+
+size_t lt__flat_bytes(const lt_flat *flat)
+{
+    size_t bytes = 0;
+    for (int a = 0; a < flat->n; a++)
+        bytes += (size_t)flat->arena[a]->count * lt_dtype_bytes((lt_dtype)flat->arena[a]->dtype);
+    return bytes;
+}

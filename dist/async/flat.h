@@ -22,5 +22,7 @@ void lt__flat_free(lt_flat *flat); /* may be not open */
 LT_MUST lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from);
 /* The elements of a range. New. NULL with LT_ENOMEM. */
 lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *range);
+/* The bytes of all elements. */
+size_t lt__flat_bytes(const lt_flat *flat);
 
 #endif

@@ -12,6 +12,7 @@
 typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
     int worker;
     int64_t ticket, read;
+    int64_t place; /* of the ticket, in ascending order of the tickets of the trace */
     bool computed;
     double loss, lr;
     lt_gradient *gradient; /* of its worker */
@@ -20,21 +21,14 @@ typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
 typedef struct replay {
     lt_async async;
     lt_server server;
-    entry *entries;
+    entry *entries; /* (n) */
     int64_t n, version, done;
-    int64_t tickets;        /* above the highest ticket of the trace */
-    bool *is_done;          /* (tickets) */
+    int64_t *tickets; /* (n) ascending; the run that wrote the trace skipped those in between */
+    bool *is_done;    /* (n) whether each of them is applied; the first `done` are */
     lt_gradient *gradients; /* (workers) */
     int workers;
     entry *computing;
 } replay;
-
-/* Counts the tickets below the first one that is not done. */
-static void advance(replay *r)
-{
-    while (r->done < r->tickets && r->is_done[r->done])
-        r->done++;
-}
 
 static lt_status finish_computing(replay *r)
 {
@@ -69,6 +63,13 @@ static lt_status begin(replay *r, entry *e, lt_async_event *event)
     return LT_OK;
 }
 
+/* Tickets that the run skipped count as done as soon as all lower ones are. */
+static int64_t done_below(const lt_async *async)
+{
+    const replay *r = (const replay *)async;
+    return r->done < r->n ? r->tickets[r->done] : r->n > 0 ? r->tickets[r->n - 1] + 1 : 0;
+}
+
 static lt_status apply(replay *r, lt_async_event *event)
 {
     const entry *e = &r->entries[r->version];
@@ -78,15 +79,16 @@ static lt_status apply(replay *r, lt_async_event *event)
                        (long long)e->ticket);
     LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, delay));
     r->version++;
-    r->is_done[e->ticket] = true;
-    advance(r);
+    r->is_done[e->place] = true;
+    while (r->done < r->n && r->is_done[r->done])
+        r->done++;
     *event = (lt_async_event){.kind = LT_ASYNC_PUSH,
                               .worker = e->worker,
                               .ticket = e->ticket,
                               .read = e->read,
                               .applied = r->version,
                               .delay = delay,
-                              .done_below = r->done,
+                              .done_below = done_below(&r->async),
                               .loss = e->loss,
                               .lr = e->lr};
     return LT_OK;
@@ -112,13 +114,12 @@ static lt_status push(lt_async *async) { return finish_computing((replay *)async
 static lt_status set_limit(lt_async *async, int64_t tickets)
 {
     const replay *r = (const replay *)async;
-    if (tickets >= r->tickets)
+    if (r->n == 0 || r->tickets[r->n - 1] < tickets)
         return LT_OK;
     return lt_fail(LT_EUSAGE, "the trace has ticket %lld, but the run has only %lld tickets",
-                   (long long)r->tickets - 1, (long long)tickets);
+                   (long long)r->tickets[r->n - 1], (long long)tickets);
 }
 
-static int64_t done_below(const lt_async *async) { return ((const replay *)async)->done; }
 static int64_t version(const lt_async *async) { return ((const replay *)async)->version; }
 
 static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
@@ -142,6 +143,7 @@ static void free_replay(lt_async *async)
     lt__server_close(&r->server);
     free(r->gradients);
     free(r->entries);
+    free(r->tickets);
     free(r->is_done);
     free(r);
 }
@@ -153,32 +155,61 @@ static lt_status bad_trace(int64_t i, const char *why)
     return lt_fail(LT_EUSAGE, "step %lld of the trace %s", (long long)i + 1, why);
 }
 
+static int compare_tickets(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts the tickets of the trace. */
+static void sort_tickets(replay *r, const lt_async_step *trace)
+{
+    for (int64_t i = 0; i < r->n; i++)
+        r->tickets[i] = trace[i].ticket;
+    qsort(r->tickets, (size_t)r->n, sizeof *r->tickets, compare_tickets);
+}
+
+/* The first place of a ticket. */
+static int64_t place_of(const replay *r, int64_t ticket)
+{
+    int64_t low = 0, high = r->n;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (r->tickets[middle] < ticket)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* Checks that each worker pushes between two pulls, and that each ticket occurs once. */
 static lt_status check_trace(replay *r, const lt_async_step *trace)
 {
+    sort_tickets(r, trace);
     int64_t *pushed = calloc((size_t)r->workers, sizeof *pushed); /* version of the last push */
     lt_status status = pushed ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for a trace");
     for (int64_t i = 0; status == LT_OK && i < r->n; i++) {
         const lt_async_step *s = &trace[i];
+        int64_t place = place_of(r, s->ticket);
         if (s->worker < 0 || s->worker >= r->workers)
             status = bad_trace(i, "has an invalid worker");
         else if (s->read < pushed[s->worker] || s->read > i)
             status = bad_trace(i, "has an impossible delay");
-        else if (s->ticket < 0 || r->is_done[s->ticket])
+        else if (s->ticket < 0 || s->ticket == INT64_MAX || r->is_done[place])
             status = bad_trace(i, "has an invalid ticket");
         if (status != LT_OK)
             break;
         pushed[s->worker] = i + 1;
-        r->is_done[s->ticket] = true;
+        r->is_done[place] = true;
         r->entries[i] = (entry){.worker = s->worker,
                                 .ticket = s->ticket,
+                                .place = place,
                                 .read = s->read,
                                 .gradient = &r->gradients[s->worker]};
     }
     free(pushed);
-    for (int64_t t = 0; t < r->tickets; t++)
-        r->is_done[t] = !r->is_done[t]; /* tickets that are not in the trace were skipped */
-    advance(r);
+    memset(r->is_done, 0, (size_t)r->n);
     return status;
 }
 
@@ -188,12 +219,10 @@ static lt_status open_replay(replay *r, lt_ctx *ctx, lt_optim *optim, const lt_a
     r->workers = c->workers;
     r->n = c->n_trace;
     r->entries = calloc((size_t)r->n + 1, sizeof *r->entries);
-    for (int64_t i = 0; i < r->n; i++)
-        if (c->trace[i].ticket >= r->tickets)
-            r->tickets = c->trace[i].ticket + 1;
-    r->is_done = calloc((size_t)r->tickets + 1, sizeof *r->is_done);
+    r->tickets = calloc((size_t)r->n + 1, sizeof *r->tickets);
+    r->is_done = calloc((size_t)r->n + 1, sizeof *r->is_done);
     r->gradients = calloc((size_t)r->workers, sizeof *r->gradients);
-    if (!r->entries || !r->is_done || !r->gradients)
+    if (!r->entries || !r->tickets || !r->is_done || !r->gradients)
         return lt_fail(LT_ENOMEM, "out of memory for a trace");
     return check_trace(r, c->trace);
 }

@@ -65,9 +65,11 @@ lt_status lt__rule_find(const char *name, lt_rule *rule)
 
 /* ==== Opening ================================================================================= */
 
-static lt_status check_optim(const lt_optim *optim, const lt_rule_config *config)
+static lt_status check_config(const lt_optim *optim, const lt_rule_config *config)
 {
     const char *op = lt_optim_def(optim)->schema.name;
+    if (!(config->lam >= 0 && isfinite(config->lam)))
+        return lt_fail(LT_EUSAGE, "lam must be at least 0, but is %g", config->lam);
     if (!(rules[config->rule].needs & PLAIN_MOMENTUM) || strcmp(op, "momentum_step") == 0 ||
         strcmp(op, "sgd_step") == 0)
         return LT_OK;
@@ -146,7 +148,7 @@ static lt_status open_state(lt_rule_state *s)
 
 lt_rule_state *lt__rule_new(lt_optim *optim, const lt_rule_config *config)
 {
-    if (check_optim(optim, config) != LT_OK)
+    if (check_config(optim, config) != LT_OK)
         return NULL;
     lt_rule_state *s = calloc(1, sizeof *s);
     if (!s) {
@@ -184,6 +186,12 @@ void lt__rule_free(lt_rule_state *s)
     free(s->stats);
     free(s->all);
     free(s);
+}
+
+size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
+{
+    size_t n = (s->needs & BACKUP ? 1 : 0) + (s->needs & VELOCITY ? 1 : 0);
+    return n * lt__flat_bytes(&s->values);
 }
 
 /* ==== Options ================================================================================= */

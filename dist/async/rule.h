@@ -66,7 +66,7 @@ typedef struct lt_rule_stats { /* compensation by ddc, of the parameters of a gr
 typedef struct lt_rule_state lt_rule_state;
 
 /* The state of a rule that updates the optimizer's parameters. optim is borrowed. New. NULL with
- * LT_EUSAGE if the optimizer's op is not supported by the rule, or with LT_ENOMEM. */
+ * LT_EUSAGE for a wrong lam, or if the optimizer's op is not supported by the rule; LT_ENOMEM. */
 lt_rule_state *lt__rule_new(lt_optim *optim, const lt_rule_config *config);
 void lt__rule_free(lt_rule_state *state); /* NULL is allowed */
 /* LT_EUSAGE if an option of the step is not supported: nesterov, or a momentum of 1 or more, with
@@ -77,6 +77,8 @@ LT_MUST lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *
 LT_MUST lt_status lt__rule_pull(lt_rule_state *state, int worker);
 /* Updates the parameters. Changes the gradients. */
 LT_MUST lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
+/* Memory per worker, in bytes. */
+size_t lt__rule_bytes_per_worker(const lt_rule_state *state);
 /* Reads and clears the statistics of a group. Zeros for rules other than ddc. LT_ENOMEM, or the
  * device's error. */
 LT_MUST lt_status lt__rule_stats(lt_rule_state *state, int group, lt_rule_stats *stats);

@@ -9,7 +9,7 @@
 lt_status lt__server_open(lt_server *s, lt_ctx *ctx, lt_optim *optim, const lt_async_config *c)
 {
     const lt_order_config order = {.workers = c->workers,
-                                   .held = c->held > 0 ? c->held : 1,
+                                   .held = c->held == 0 ? 1 : c->held,
                                    .staleness = c->staleness,
                                    .drop = c->drop};
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};

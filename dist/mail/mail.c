@@ -114,6 +114,7 @@ typedef struct local { /* the mailbox of one rank */
     lt_mail mail;
     office *office;
     int rank;
+    lt_message *lost; /* one for each other rank, so that closing needs no memory */
 } local;
 
 static void local_send(lt_mail *mail, int to, lt_message *message)
@@ -138,31 +139,51 @@ static void local_close(lt_mail *mail, double seconds)
     (void)seconds; /* messages have left when they are sent */
     lt__inbox_close(mail->inbox);
     for (int i = 0; i < l->office->n; i++) {
-        lt_message *lost = i != l->rank ? lt__message_new(LT_MAIL_LOST, 0) : NULL;
-        if (lost)
-            local_send(mail, i, lost);
+        lt_message *lost = i != l->rank ? l->lost : NULL;
+        if (!lost)
+            continue;
+        l->lost = lost->next;
+        local_send(mail, i, lost);
     }
     release(l->office);
     free(l);
+}
+
+/* The mailbox of a rank; o is kept. New. NULL with LT_ENOMEM. */
+static lt_mail *open_local(office *o, int rank)
+{
+    local *l = malloc(sizeof *l);
+    if (!l) {
+        lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", o->n);
+        return NULL;
+    }
+    *l = (local){{local_send, local_close, &o->inbox[rank], 0}, o, rank, NULL};
+    atomic_fetch_add(&o->refs, 1);
+    for (int i = 1; i < o->n; i++) {
+        lt_message *m = lt__message_new(LT_MAIL_LOST, 0);
+        if (!m) {
+            local_close(&l->mail, 0);
+            return NULL;
+        }
+        m->next = l->lost;
+        l->lost = m;
+    }
+    return &l->mail;
 }
 
 lt_status lt__mail_open_local(int n, lt_mail **mail)
 {
     office *o = malloc(sizeof *o + (size_t)n * sizeof *o->inbox);
     int made = 0;
+    lt_status status = LT_OK;
     if (!o)
         return lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", n);
     atomic_init(&o->refs, 1);
     o->n = n;
     for (int i = 0; i < n; i++)
         lt__inbox_open(&o->inbox[i]);
-    for (local *l; made < n && (l = malloc(sizeof *l)); made++) {
-        *l = (local){{local_send, local_close, &o->inbox[made], 0}, o, made};
-        atomic_fetch_add(&o->refs, 1);
-        mail[made] = &l->mail;
-    }
-    lt_status status =
-        made == n ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", n);
+    for (; status == LT_OK && made < n; made += status == LT_OK)
+        status = (mail[made] = open_local(o, made)) ? LT_OK : LT_ENOMEM;
     while (status != LT_OK && made > 0)
         lt__mail_close(mail[--made], 0);
     release(o);

@@ -36,12 +36,15 @@ void lt__message_free(lt_message *message); /* NULL is allowed */
  * mailbox is open then. */
 LT_MUST lt_status lt__mail_open_local(int n, lt_mail **mail);
 /* Opens the mailbox of a process. net is borrowed until the mailbox is closed. New. NULL with
- * LT_ENOMEM, or with LT_EPEER if another rank is already lost. */
+ * LT_ENOMEM. */
 lt_mail *lt__mail_open_net(const lt_net *net);
-/* Closes a mailbox and frees messages that were not taken. Waits at most `seconds` until sent
- * messages have left. The other ranks receive LT_MAIL_LOST from a rank that is a thread. NULL is
- * allowed. */
+/* Closes a mailbox. Waits at most `seconds` until sent messages have left. The mailbox of a thread
+ * is freed, and the other ranks receive LT_MAIL_LOST. That of a process remains until
+ * lt__mail_free_net(). NULL is allowed. */
 void lt__mail_close(lt_mail *mail, double seconds);
+/* Frees a closed mailbox of a process. Its network must be closed as well, because pending receives
+ * point into the mailbox. NULL is allowed. */
+void lt__mail_free_net(lt_mail *mail);
 
 /* Counts the runs that use the mailbox: returns 1, then 2, ... For callers that mark their messages
  * with it, to ignore those of earlier runs. */

@@ -19,6 +19,7 @@ typedef struct head { /* sent as raw bytes */
 
 typedef struct peer { /* another rank */
     bool lost;
+    lt_message *notice;   /* that it is lost, so that this needs no memory */
     head in;              /* of the message that arrives */
     lt_message *arriving; /* its data arrives; NULL: its head */
     lt_request receiving;
@@ -33,6 +34,7 @@ typedef struct net_mail {
     lt_mail mail;
     lt_inbox inbox;
     const lt_net *net;
+    int size; /* number of ranks */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the lists of messages to be sent, and the fields below */
     bool closing;         /* the thread ends when nothing is left to send */
@@ -45,14 +47,12 @@ typedef struct net_mail {
 static void lose(net_mail *m, int i)
 {
     peer *p = &m->peer[i];
-    lt_message *lost = lt__message_new(LT_MAIL_LOST, 0);
     p->lost = true;
     lt__message_free(p->arriving);
     p->arriving = NULL;
-    if (!lost)
-        return;
-    lost->from = i;
-    lt__inbox_put(&m->inbox, lost);
+    p->notice->from = i;
+    lt__inbox_put(&m->inbox, p->notice);
+    p->notice = NULL;
 }
 
 static void receive_head(net_mail *m, int i)
@@ -157,7 +157,7 @@ static bool send_some(net_mail *m, int i)
 static bool is_sending(net_mail *m)
 {
     bool any = false;
-    for (int i = 0; i < m->net->size; i++)
+    for (int i = 0; i < m->size; i++)
         any |= m->peer[i].leaving || m->peer[i].first;
     return any;
 }
@@ -177,7 +177,7 @@ static void *carry(void *ud)
     net_mail *m = ud;
     for (int idle = 0; !is_over(m);) {
         bool any = false;
-        for (int i = 0; i < m->net->size; i++)
+        for (int i = 0; i < m->size; i++)
             if (i != m->net->rank) {
                 any |= receive_some(m, i);
                 any |= send_some(m, i);
@@ -219,6 +219,47 @@ static void net_close(lt_mail *mail, double seconds)
     lt__inbox_close(&m->inbox);
 }
 
+static void free_peer(peer *p)
+{
+    for (lt_message *next; p->first; p->first = next) {
+        next = p->first->next;
+        lt__message_free(p->first);
+    }
+    lt__message_free(p->notice);
+    lt__message_free(p->arriving);
+    lt__message_free(p->leaving);
+}
+
+void lt__mail_free_net(lt_mail *mail)
+{
+    net_mail *m = (net_mail *)mail;
+    if (!m)
+        return;
+    for (int i = 0; i < m->size; i++)
+        free_peer(&m->peer[i]);
+    pthread_mutex_destroy(&m->lock);
+    lt__inbox_free(&m->inbox);
+    free(m);
+}
+
+static void receive_heads(net_mail *m)
+{
+    for (int i = 0; i < m->size; i++) {
+        m->peer[i].end = &m->peer[i].first;
+        if (i != m->net->rank)
+            receive_head(m, i);
+    }
+}
+
+/* Allocates the notices that a rank is lost. */
+static lt_status open_notices(net_mail *m)
+{
+    for (int i = 0; i < m->size; i++)
+        if (i != m->net->rank && !(m->peer[i].notice = lt__message_new(LT_MAIL_LOST, 0)))
+            return LT_ENOMEM;
+    return LT_OK;
+}
+
 lt_mail *lt__mail_open_net(const lt_net *net)
 {
     net_mail *m = calloc(1, sizeof *m + (size_t)net->size * sizeof *m->peer);
@@ -228,13 +269,14 @@ lt_mail *lt__mail_open_net(const lt_net *net)
     }
     m->mail = (lt_mail){net_send, net_close, &m->inbox, 0};
     m->net = net;
+    m->size = net->size;
     lt__inbox_open(&m->inbox);
     pthread_mutex_init(&m->lock, NULL);
-    for (int i = 0; i < net->size; i++) {
-        m->peer[i].end = &m->peer[i].first;
-        if (i != net->rank)
-            receive_head(m, i);
+    if (open_notices(m) != LT_OK) {
+        lt__mail_free_net(&m->mail);
+        return NULL;
     }
+    receive_heads(m);
     if (pthread_create(&m->thread, NULL, carry, m) == 0)
         return &m->mail;
     lt_fail(LT_ENOMEM, "the system cannot start a thread for messages");

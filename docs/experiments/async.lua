@@ -3,7 +3,8 @@
 -- epoch serves to choose learning rates. With --test, the test set is read once, after the last
 -- epoch. async_runs.lua starts all runs of the experiment.
 --
---   luatrain --seed 1 --parallel async=ddc --simulate workers=16,delay=lognormal:0.2 async.lua --test
+--   luatrain --seed 1 --parallel async=ddc --simulate workers=16,delay=lognormal:0.2 \
+--       async.lua --test
 local lt = require "luatrain"
 local lenet = require "lenet"
 local resnet = require "resnet"

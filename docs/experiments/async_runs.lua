@@ -9,8 +9,8 @@
 -- can therefore be stopped at any time, and continues when it is started again. It first prints how
 -- long the missing runs will take.
 --
--- The learning rate of each rule is chosen with seed 0, by the accuracy on the held-out images after
--- the last epoch. Runs with the seeds 1, 2 and 3 then read the test set.
+-- The learning rate of each rule is chosen with seed 0, by the accuracy on the held-out images
+-- after the last epoch. Runs with the seeds 1, 2 and 3 then read the test set.
 local lt = require "luatrain"
 local log = require "luatrain.train.log"
 

@@ -258,8 +258,11 @@ static int state(lua_State *L)
     lua_newtable(L);
     for (int i = 0;; i++) {
         lt_tensor **box = lt__push_box(L, s);
-        if (!(*box = lt_async_state(async, i, name)))
+        if (!(*box = lt_async_state(async, i, name))) {
+            if (name[0])
+                lt__raise(L, s);
             break;
+        }
         lua_rawseti(L, 3, i + 1);
         lua_pushstring(L, name);
         lua_rawseti(L, 2, i + 1);

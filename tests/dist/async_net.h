@@ -76,28 +76,41 @@ static inline void destroy(net *n)
     lt_ctx_free(n->ctx);
 }
 
-/* One batch: its data depends on the ticket. Forward, backward and an optimizer step. */
-static inline void compute(net *n, int64_t ticket, double clip)
+/* The loss of a batch; NULL after a failure. rest (6): what to release after backward. */
+static inline lt_tensor *loss_of(net *n, int64_t ticket, lt_tensor *rest[6])
 {
-    int64_t x_dims[] = {ROWS, IN}, y_dims[] = {ROWS};
-    lt_tensor *x = lt_tensor_new(n->ctx, LT_F32, 2, x_dims);
-    lt_tensor *y = lt_tensor_new(n->ctx, LT_I64, 1, y_dims);
-    CHECK_OK(lt_fill_normal(x, LT_RNG_USER, 7, (uint64_t)ticket * ROWS * IN, 0, 1));
+    lt_ctx *c = n->ctx;
+    lt_tensor *x = rest[0] = lt_tensor_new(c, LT_F32, 2, (int64_t[]){ROWS, IN});
+    lt_tensor *y = rest[1] = lt_tensor_new(c, LT_I64, 1, (int64_t[]){ROWS});
+    if (!x || !y || lt_fill_normal(x, LT_RNG_USER, 7, (uint64_t)ticket * ROWS * IN, 0, 1) != LT_OK)
+        return NULL;
     for (int64_t i = 0; i < ROWS; i++)
         ((int64_t *)lt_data(y))[i] = (i * 7 + ticket) % CLASSES;
-    lt_tensor *h = lt_run(n->ctx, "linear", NULL, x, n->w1, NULL);
-    lt_tensor *z =
-        lt_run(n->ctx, "batch_norm", "train=true", h, n->scale, n->shift, n->mean, n->var, NULL);
-    lt_tensor *r = lt_run(n->ctx, "relu", NULL, z, NULL);
-    lt_tensor *out = lt_run(n->ctx, "linear", NULL, r, n->w2, n->b2, NULL);
-    lt_tensor *loss = lt_run(n->ctx, "cross_entropy", NULL, out, y, NULL);
-    CHECK(loss != NULL);
-    CHECK_OK(lt_backward(loss, NULL));
+    if ((rest[2] = lt_run(c, "linear", NULL, x, n->w1, NULL)))
+        rest[3] = lt_run(c, "batch_norm", "train=true", rest[2], n->scale, n->shift, n->mean,
+                         n->var, NULL);
+    if (rest[3] && (rest[4] = lt_run(c, "relu", NULL, rest[3], NULL)))
+        rest[5] = lt_run(c, "linear", NULL, rest[4], n->w2, n->b2, NULL);
+    return rest[5] ? lt_run(c, "cross_entropy", NULL, rest[5], y, NULL) : NULL;
+}
+
+/* One batch: its data depends on the ticket. Forward, backward and an optimizer step. */
+static inline lt_status try_compute(net *n, int64_t ticket, double clip)
+{
     const lt_opt *options[] = {n->opt[0], n->opt[1]};
-    CHECK_OK(lt_optim_step_clipped(n->optim, options, 2, clip, NULL, NULL));
-    lt_tensor *temporary[] = {x, y, h, z, r, out, loss};
-    for (int i = 0; i < 7; i++)
-        lt_release(temporary[i]);
+    lt_tensor *rest[6] = {0}, *loss = loss_of(n, ticket, rest);
+    lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
+    if (status == LT_OK)
+        status = lt_optim_step_clipped(n->optim, options, 2, clip, NULL, NULL);
+    lt_release(loss);
+    for (int i = 0; i < 6; i++)
+        lt_release(rest[i]);
+    return status;
+}
+
+static inline void compute(net *n, int64_t ticket, double clip)
+{
+    CHECK_OK(try_compute(n, ticket, clip));
 }
 
 static inline void check_same(net *a, net *b)

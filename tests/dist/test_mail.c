@@ -13,34 +13,53 @@ enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17 };
 
 typedef struct office { /* the mailboxes of all ranks of a test */
     lt_mail *mail[RANKS];
+    bool closed[RANKS];
     fake_hub *hub; /* NULL: threads of one process */
     lt_net net[RANKS];
 } office;
 
-static void open_office(office *o, bool over_net)
+/* Opens the mailboxes of processes. Rank `without` has none, so that a test can act for it; -1: all
+ * ranks have one. */
+static void open_processes(office *o, int without)
 {
     static const int node_of[RANKS] = {0, 1, 2};
-    *o = (office){0};
-    if (!over_net) {
-        CHECK_OK(lt__mail_open_local(RANKS, o->mail));
-        return;
-    }
-    o->hub = fake_hub_new();
+    *o = (office){.hub = fake_hub_new()};
     for (int i = 0; i < RANKS; i++) {
         o->net[i] = fake_net_new(o->hub, i, RANKS, node_of);
+        if (i == without)
+            continue;
         o->mail[i] = lt__mail_open_net(&o->net[i]);
         CHECK(o->mail[i] != NULL);
     }
 }
 
+static void open_office(office *o, bool over_net)
+{
+    *o = (office){0};
+    if (over_net)
+        open_processes(o, -1);
+    else
+        CHECK_OK(lt__mail_open_local(RANKS, o->mail));
+}
+
+static void close_mail(office *o, int rank, double seconds)
+{
+    if (!o->closed[rank])
+        lt__mail_close(o->mail[rank], seconds);
+    o->closed[rank] = true;
+}
+
 static void close_office(office *o)
 {
     for (int i = 0; i < RANKS; i++)
-        lt__mail_close(o->mail[i], 1);
-    for (int i = 0; o->hub && i < RANKS; i++)
+        close_mail(o, i, 1);
+    if (!o->hub)
+        return;
+    for (int i = 0; i < RANKS; i++) {
         o->net[i].close(o->net[i].self);
-    if (o->hub)
-        fake_hub_free(o->hub);
+        lt__mail_free_net(o->mail[i]);
+    }
+    fake_hub_free(o->hub);
 }
 
 static char byte_of(int64_t number, size_t i) { return (char)(number * 31 + (int64_t)i * 7); }
@@ -167,8 +186,7 @@ TEST(a_rank_that_leaves_is_lost_to_the_others)
     office o;
     open_office(&o, false);
     send(&o, 2, 0, 1, 8);
-    lt__mail_close(o.mail[2], 0);
-    o.mail[2] = NULL;
+    close_mail(&o, 2, 0);
     expect(&o, 0, 2, 1, 8); /* messages from before arrive */
     expect_lost(&o, 0, 2);
     expect_lost(&o, 1, 2);
@@ -178,24 +196,125 @@ TEST(a_rank_that_leaves_is_lost_to_the_others)
     close_office(&o);
 }
 
+/* ==== Processes, one of which the test acts for =============================================== */
+
+enum { ACTED = 2, PART = 1000 }; /* its rank; bytes of a message */
+
+typedef struct bytes { /* a message as it is sent: a head, and data */
+    int64_t head[2 + LT_MESSAGE_NUMBERS];
+    char data[PART];
+} bytes;
+
+static void fill(bytes *b, int64_t number)
+{
+    *b = (bytes){.head = {5, PART, number, [1 + LT_MESSAGE_NUMBERS] = -number}};
+    for (size_t i = 0; i < PART; i++)
+        b->data[i] = byte_of(number, i);
+}
+
+static void finish(office *o, lt_request *r)
+{
+    while (o->net[ACTED].test(o->net[ACTED].self, r) == 0)
+        usleep(100);
+}
+
+/* Sends bytes [from, end) of a message to rank 0. */
+static void send_part(office *o, const bytes *b, size_t from, size_t end)
+{
+    const lt_net *net = &o->net[ACTED];
+    lt_request r;
+    if (from == end)
+        return;
+    CHECK_EQ(net->send(net->self, 0, LT_NET_MAIL, (const char *)b + from, end - from, &r), 0);
+    finish(o, &r);
+}
+
+static void receive_part(office *o, void *to, size_t n)
+{
+    const lt_net *net = &o->net[ACTED];
+    lt_request r;
+    CHECK_EQ(net->receive(net->self, 0, LT_NET_MAIL, to, n, &r), 0);
+    finish(o, &r);
+}
+
+/* It ends after this many bytes of a message: in the head, between head and data, in the data. */
 TEST(a_process_that_ends_is_lost_even_in_the_middle_of_a_message)
 {
+    static const size_t after[] = {0, 1, sizeof(int64_t[2 + LT_MESSAGE_NUMBERS]) - 1,
+                                   sizeof(int64_t[2 + LT_MESSAGE_NUMBERS]), sizeof(bytes) - 1};
+    for (int i = 0; i < 5; i++) {
+        office o;
+        bytes b;
+        open_processes(&o, ACTED);
+        fill(&b, 4);
+        send_part(&o, &b, 0, sizeof b);
+        expect(&o, 0, ACTED, 4, PART);
+        send_part(&o, &b, 0, after[i]);
+        atomic_store(&o.hub->ended[ACTED], true);
+        expect_lost(&o, 0, ACTED);
+        expect_lost(&o, 1, ACTED);
+        send(&o, 0, 1, 2, 8); /* the others continue */
+        expect(&o, 1, 0, 2, 8);
+        send(&o, 0, ACTED, 3, 8); /* dropped */
+        CHECK(lt__mail_take(o.mail[0], 0.05) == NULL);
+        close_office(&o);
+    }
+}
+
+TEST(a_slow_sender_delays_nobody)
+{
     office o;
-    open_office(&o, true);
-    lt_request r;
-    int64_t head[2 + LT_MESSAGE_NUMBERS] = {5, 1000}; /* a head, but no data follows */
-    send(&o, 0, 2, 1, 8);
-    expect(&o, 2, 0, 1, 8);
-    CHECK_EQ(o.net[2].send(o.net[2].self, 0, LT_NET_MAIL, head, sizeof head, &r), 0);
-    while (o.net[2].test(o.net[2].self, &r) == 0)
-        usleep(1000);
-    atomic_store(&o.hub->ended[2], true);
-    expect_lost(&o, 0, 2);
-    expect_lost(&o, 1, 2);
-    send(&o, 0, 1, 2, 8); /* the others go on */
-    expect(&o, 1, 0, 2, 8);
-    send(&o, 0, 2, 3, 8); /* dropped */
-    CHECK(lt__mail_take(o.mail[0], 0.05) == NULL);
+    bytes b;
+    open_processes(&o, ACTED);
+    fill(&b, 4);
+    for (size_t at = 0; at < sizeof b; at++) { /* byte by byte */
+        send_part(&o, &b, at, at + 1);
+        if (at % 100 != 0)
+            continue;
+        send(&o, 1, 0, (int64_t)at, 8);
+        expect(&o, 0, 1, (int64_t)at, 8);
+    }
+    expect(&o, 0, ACTED, 4, PART);
+    close_office(&o);
+}
+
+TEST(a_slow_receiver_delays_nobody)
+{
+    office o;
+    static char all[LARGE];
+    int64_t head[2 + LT_MESSAGE_NUMBERS];
+    open_processes(&o, ACTED);
+    send(&o, 0, ACTED, 9, LARGE); /* more than the network stores */
+    send(&o, 0, ACTED, 10, 0);
+    for (int i = 0; i < 5; i++) {
+        send(&o, 0, 1, i, LARGE);
+        expect(&o, 1, 0, i, LARGE);
+    }
+    receive_part(&o, head, sizeof head);
+    CHECK(head[0] == 5 && head[1] == LARGE && head[2] == 9);
+    for (size_t at = 0; at < LARGE; at += 4099)
+        receive_part(&o, all + at, LARGE - at < 4099 ? LARGE - at : 4099);
+    for (size_t i = 0; i < LARGE; i++)
+        if (all[i] != byte_of(9, i))
+            FAIL("byte %zu is wrong", i);
+    receive_part(&o, head, sizeof head);
+    CHECK(head[1] == 0 && head[2] == 10);
+    close_office(&o);
+}
+
+TEST(messages_to_a_process_that_ends_are_dropped)
+{
+    office o;
+    open_processes(&o, ACTED);
+    send(&o, 0, ACTED, 1, LARGE); /* the end of it never leaves */
+    send(&o, 0, ACTED, 2, LARGE);
+    send(&o, 0, 1, 3, 8);
+    expect(&o, 1, 0, 3, 8);
+    atomic_store(&o.hub->ended[ACTED], true);
+    expect_lost(&o, 0, ACTED);
+    double before = lt__seconds();
+    close_mail(&o, 0, 100); /* has nothing to wait for */
+    CHECK(lt__seconds() - before < 50);
     close_office(&o);
 }
 
@@ -204,8 +323,7 @@ TEST(closing_waits_until_messages_have_left)
     office o;
     open_office(&o, true);
     send(&o, 1, 0, 1, LARGE);
-    lt__mail_close(o.mail[1], 10);
-    o.mail[1] = NULL;
+    close_mail(&o, 1, 10);
     expect(&o, 0, 1, 1, LARGE);
     close_office(&o);
 }
@@ -214,12 +332,10 @@ TEST(closing_gives_up_after_a_time)
 {
     office o;
     open_office(&o, true);
-    lt__mail_close(o.mail[0], 0); /* takes nothing any more */
-    o.mail[0] = NULL;
+    close_mail(&o, 0, 0); /* takes nothing any more */
     send(&o, 1, 0, 1, LARGE);
     double before = lt__seconds();
-    lt__mail_close(o.mail[1], 0.1);
-    o.mail[1] = NULL;
+    close_mail(&o, 1, 0.1);
     CHECK(lt__seconds() - before >= 0.1);
     close_office(&o);
 }
