@@ -471,6 +471,8 @@ static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups
     struct lt_autograd *ag = o->ctx->slots.autograd;
     LT_TRY(check_groups(o, n_groups));
     LT_TRY(know_outcome(o->ctx));
+    if (factor && !device_of(o)->is_host)
+        factor = &ag->deferred.on_host->factor; /* its copy has arrived */
     lt_status status =
         ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, factor ? *factor : 1);
     lt_bn_stats_clear(o->ctx);
