@@ -76,6 +76,7 @@ void lt_group_close(lt_group *g)
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
 double lt__group_timeout(const lt_group *g) { return g->timeout; }
+bool lt__group_has_processes(const lt_group *g) { return g->transport->has_processes; }
 void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }
 
 int lt_group_cpus(const lt_group *g)

@@ -12,6 +12,7 @@
  * other function. */
 typedef struct lt_transport {
     const char *name;
+    bool has_processes; /* ranks are processes, not threads */
     lt_status (*allreduce)(void *self, const lt_sum *sum);
     lt_status (*allreduce_side)(void *self, const lt_sum *sum, bool spin);
     lt_status (*broadcast)(void *self, const char *what, void *data, size_t bytes, int root);
@@ -40,7 +41,8 @@ typedef struct lt_transport {
  * with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
                         double timeout);
-double lt__group_timeout(const lt_group *group); /* seconds */
+double lt__group_timeout(const lt_group *group);     /* seconds */
+bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
 
 /* The mailbox of this rank, opened by the first call. Borrowed until the group is closed. NULL with
  * LT_ENOMEM or LT_EPEER. */

@@ -393,6 +393,7 @@ static lt_mail *mail(void *self)
 
 static const lt_transport transport = {
     .name = "mpi",
+    .has_processes = true,
     .allreduce = allreduce,
     .allreduce_side = allreduce_side,
     .broadcast = broadcast,

@@ -1,53 +1,18 @@
 /* host.c - the server thread of live asynchronous training; see host.h. */
+#define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/tensor.h"
-#include "dist/async/host.h"
-#include "dist/async/mirror.h"
-#include "dist/async/server.h"
-#include "dist/async/snapshots.h"
+#include "core/context.h"
+#include "dist/async/host_internal.h"
 #include "dist/group.h"
 
 static const double TICK_SECONDS = 0.1; /* between two looks for silent workers */
-static const double GAP_SECONDS = 1;    /* after this long without a look, the host was stopped */
-
-typedef struct member { /* a worker */
-    double heard;       /* when its last message arrived, or its pull was answered */
-    int64_t pull;       /* number of its last pull */
-    int64_t read;       /* version that it computes with */
-    bool computing, lost;
-    bool told; /* it got LT_HOST_STOP, or that all tickets are done; or it is lost */
-} member;
-
-struct lt_host {
-    lt_group *group; /* borrowed, like mail */
-    lt_mail *mail;
-    int64_t run;
-    bool finished;
-    lt_inbox to_root;
-    double silence, looked; /* looked: when the host last looked for silent workers */
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards all below */
-    pthread_cond_t resumed;
-    bool paused; /* handles no message */
-    lt_ctx *ctx;
-    lt_mirror mirror;
-    lt_server server;
-    lt_gradient gradient; /* of the push that is applied */
-    member *members;
-    int n;
-    bool stopped, closing;
-    int code;           /* of the stop */
-    int64_t last;       /* training stops at this version; 0: at none */
-    int64_t wire_bytes; /* of messages between rank 0 and the other ranks */
-    lt_snapshots snapshots;
-    lt_status status; /* of the first failure of the server, */
-    char text[512];   /* and its message */
-};
 
 /* ==== Answers ================================================================================= */
+
+static double now_of(lt_host *h) { return lt__awake_seconds(&h->clock); }
 
 /* After a failure, all workers are told to stop, and rank 0 gets the failure. */
 static void fail(lt_host *h, lt_status status)
@@ -113,7 +78,7 @@ static lt_status grant(lt_host *h, const lt_grant *g)
         lt__message_free(m);
         return status;
     }
-    w->heard = lt__seconds();
+    w->heard = now_of(h);
     w->computing = any;
     w->told = !any;
     w->read = g->version;
@@ -134,7 +99,7 @@ static lt_status answer_pulls(lt_host *h)
 
 /* ==== Messages ================================================================================ */
 
-static lt_status take_snapshots(lt_host *h)
+lt_status lt__host_take_snapshots(lt_host *h)
 {
     int64_t done = lt__order_done_below(h->server.order);
     return lt__snapshots_take(&h->snapshots, &h->mirror.layout, done);
@@ -152,7 +117,7 @@ static lt_status push(lt_host *h, const lt_message *m)
     lt_push p;
     member *w = &h->members[m->from];
     w->computing = false;
-    if (h->last > 0 && lt__order_version(h->server.order) >= h->last)
+    if (h->stopped)
         return LT_OK; /* its ticket will be issued again if training is resumed */
     LT_TRY(lt__gradient_unpack(&h->gradient, &h->mirror.layout, m));
     LT_TRY(lt__server_push(&h->server, m->from, m->number[LT_PUSH_NUMBER], &h->gradient, &p));
@@ -172,7 +137,7 @@ static lt_status push(lt_host *h, const lt_message *m)
         .loss = number_of(m, LT_PUSH_LOSS),
         .lr = number_of(m, LT_PUSH_LR),
         .time = lt__seconds()};
-    LT_TRY(take_snapshots(h));
+    LT_TRY(lt__host_take_snapshots(h));
     report(h, &event);
     h->stopped |= h->last > 0 && lt__order_version(h->server.order) >= h->last;
     return LT_OK;
@@ -191,10 +156,16 @@ static void lose(lt_host *h, int i, bool silent)
 {
     if (lt__order_is_lost(h->server.order, i) || (h->members[i].told && !h->members[i].computing))
         return; /* a worker that knows that training is over may leave */
-    if (i == 0) {
-        lt_fail(LT_EPEER, "rank 0 has computed for more than %g s", h->silence);
+    if (i == 0 || lt__group_has_processes(h->group)) {
+        if (i == 0)
+            lt_fail(LT_EPEER, "rank 0 has computed for more than %g s", h->silence);
+        else if (silent)
+            lt_fail(LT_EPEER, "rank %d was silent for more than %g s", i, h->silence);
+        else
+            lt_fail(LT_EPEER, "rank %d has failed or ended", i);
         fail(h, LT_EPEER);
-        lt_group_fail(h->group);
+        if (silent)
+            lt_group_fail(h->group);
     }
     int held = forget(h, i);
     report(h, &(lt_async_event){
@@ -211,12 +182,23 @@ static lt_status pull(lt_host *h, const lt_message *m)
     return h->stopped ? LT_OK : lt__order_pull(h->server.order, m->from);
 }
 
-/* Training goes on until rank 0 stops it. */
-static void report_wish(lt_host *h, const lt_message *m)
+/* Training continues until rank 0 stops it. */
+static void report_request(lt_host *h, const lt_message *m)
 {
     if (!h->stopped)
         report(h,
                &(lt_async_event){.kind = LT_ASYNC_STOP, .worker = m->from, .ticket = m->number[0]});
+}
+
+/* Looks for workers from which nothing has arrived until `time`, when the host sent LT_HOST_LOOK to
+ * itself. What had arrived before that has been handled. */
+static void look_for_silent_workers(lt_host *h, double time)
+{
+    for (int i = 0; i < h->n && h->n > 1; i++) {
+        bool expected = h->members[i].computing || (h->closing && i > 0);
+        if (expected && time - h->members[i].heard > h->silence)
+            lose(h, i, true);
+    }
 }
 
 static lt_status handle(lt_host *h, const lt_message *m)
@@ -224,10 +206,14 @@ static lt_status handle(lt_host *h, const lt_message *m)
     member *w = &h->members[m->from];
     if (m->kind != LT_MAIL_LOST && m->number[LT_HOST_RUN] != h->run)
         return LT_OK;
-    w->heard = lt__seconds();
+    if (m->kind == LT_HOST_LOOK) {
+        look_for_silent_workers(h, number_of(m, 0));
+        return LT_OK;
+    }
+    w->heard = now_of(h);
     h->wire_bytes += m->from != 0 ? (int64_t)m->bytes : 0;
     if (h->status != LT_OK && m->kind != LT_MAIL_LOST && m->kind != LT_HOST_LEAVE) {
-        w->computing &= m->kind == LT_HOST_PULL || m->kind == LT_HOST_WISH;
+        w->computing &= m->kind == LT_HOST_PULL || m->kind == LT_HOST_STOP_REQUEST;
         return LT_OK; /* the server has failed */
     }
     switch (m->kind) {
@@ -237,28 +223,33 @@ static lt_status handle(lt_host *h, const lt_message *m)
         lt__order_release(h->server.order, m->from);
         w->computing = false;
         return LT_OK;
-    case LT_HOST_WISH: report_wish(h, m); return LT_OK;
+    case LT_HOST_STOP_REQUEST: report_request(h, m); return LT_OK;
     default: lose(h, m->from, false); return LT_OK;
     }
 }
 
-/* Called when the queue is empty. If the host itself was paused or stopped, the workers may have
- * been as well, so their time starts anew. */
-static void look_for_silent_workers(lt_host *h)
-{
-    double now = lt__seconds();
-    bool stopped = now - h->looked > GAP_SECONDS;
-    h->looked = now;
-    for (int i = 0; i < h->n && h->n > 1; i++) {
-        if (stopped)
-            h->members[i].heard = now;
-        bool expected = h->members[i].computing || (h->closing && i > 0);
-        if (expected && now - h->members[i].heard > h->silence)
-            lose(h, i, true);
-    }
-}
-
 /* ==== The thread ============================================================================== */
+
+/* Lets the workers know, four times in the time of silence, that rank 0 is alive; and lets this
+ * thread look for silent workers as soon as it has handled what has arrived so far. A message for
+ * which there is no memory is left out. */
+static void tick(lt_host *h)
+{
+    double now = now_of(h);
+    lt_message *m;
+    if (now - h->looked >= TICK_SECONDS && (m = lt__message_new(LT_HOST_LOOK, 0))) {
+        h->looked = now;
+        memcpy(&m->number[0], &now, sizeof now);
+        m->number[LT_HOST_RUN] = h->run;
+        lt__mail_send(h->mail, 0, m);
+    }
+    if (now - h->greeted < h->silence / 4)
+        return;
+    h->greeted = now;
+    for (int i = 1; i < h->n; i++)
+        if (!lt__order_is_lost(h->server.order, i) && (m = lt__message_new(LT_HOST_ALIVE, 0)))
+            send(h, i, m);
+}
 
 static void stop_waiting(lt_host *h)
 {
@@ -276,23 +267,16 @@ static bool all_told(const lt_host *h)
     return all;
 }
 
+/* Locks the host when it is not paused. */
 static void lock_running(lt_host *h)
 {
     pthread_mutex_lock(&h->lock);
-    while (h->paused)
-        pthread_cond_wait(&h->resumed, &h->lock);
-}
-
-/* The next message, or NULL if none arrives for TICK_SECONDS. New. */
-static lt_message *take(lt_host *h)
-{
-    lt_message *m = lt__mail_take(h->mail, 0);
-    if (m)
-        return m;
-    lock_running(h);
-    look_for_silent_workers(h);
-    pthread_mutex_unlock(&h->lock);
-    return lt__mail_take(h->mail, TICK_SECONDS);
+    tick(h);
+    while (h->paused) {
+        struct timespec until = lt__after(TICK_SECONDS);
+        pthread_cond_clockwait(&h->resumed, &h->lock, CLOCK_MONOTONIC, &until);
+        tick(h);
+    }
 }
 
 /* Handles a message, or none. Returns false at the end. */
@@ -318,8 +302,10 @@ static bool run_once(lt_host *h, const lt_message *m)
 static void *run(void *ud)
 {
     lt_host *h = ud;
+    for (int i = 0; i < h->n; i++)
+        h->members[i].heard = now_of(h);
     for (bool more = true; more;) {
-        lt_message *m = take(h);
+        lt_message *m = lt__mail_take(h->mail, TICK_SECONDS);
         more = run_once(h, m);
         lt__message_free(m);
     }
@@ -350,7 +336,6 @@ static lt_status open_host(lt_host *h, const lt_layout *of, const lt_async_confi
     LT_TRY(lt__mirror_open(&h->mirror, h->ctx, of));
     LT_TRY(lt__server_open(&h->server, h->ctx, h->mirror.optim, config));
     for (int i = 0; i < h->n; i++) {
-        h->members[i].heard = lt__seconds();
         if (config->lost && config->lost[i])
             forget(h, i);
     }
@@ -443,135 +428,4 @@ void lt__host_close(lt_host *h)
     for (int i = 1; i < h->n && h->status != LT_OK; i++)
         send(h, i, lt__message_new(LT_HOST_LEAVE, 0));
     free_host(h);
-}
-
-lt_inbox *lt__host_inbox(lt_host *h) { return &h->to_root; }
-
-/* ==== Calls by rank 0 ========================================================================= */
-
-lt_status lt__host_set_limit(lt_host *h, int64_t tickets)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__order_set_limit(h->server.order, tickets);
-    h->paused = false;
-    pthread_cond_broadcast(&h->resumed);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-int64_t lt__host_done_below(lt_host *h)
-{
-    pthread_mutex_lock(&h->lock);
-    int64_t done = lt__order_done_below(h->server.order);
-    pthread_mutex_unlock(&h->lock);
-    return done;
-}
-
-int64_t lt__host_version(lt_host *h)
-{
-    pthread_mutex_lock(&h->lock);
-    int64_t version = lt__order_version(h->server.order);
-    pthread_mutex_unlock(&h->lock);
-    return version;
-}
-
-void lt__host_pause(lt_host *h, bool on)
-{
-    pthread_mutex_lock(&h->lock);
-    h->paused = on;
-    pthread_cond_broadcast(&h->resumed);
-    pthread_mutex_unlock(&h->lock);
-}
-
-void lt__host_stop_at(lt_host *h, int64_t version, int code)
-{
-    pthread_mutex_lock(&h->lock);
-    h->last = version;
-    h->code = code;
-    pthread_mutex_unlock(&h->lock);
-}
-
-void lt__host_stop(lt_host *h, int code)
-{
-    pthread_mutex_lock(&h->lock);
-    h->stopped = true;
-    h->code = code;
-    pthread_mutex_unlock(&h->lock);
-}
-
-lt_status lt__host_read(lt_host *h, const lt_layout *to)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__mirror_copy(to, &h->mirror.layout);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-lt_status lt__host_keep_at(lt_host *h, int64_t ticket)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__snapshots_plan(&h->snapshots, ticket);
-    if (status == LT_OK)
-        status = take_snapshots(h);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-lt_status lt__host_read_kept(lt_host *h, int64_t ticket, const lt_layout *to)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__snapshots_read(&h->snapshots, ticket, to);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-lt_status lt__host_status(lt_host *h)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = h->status == LT_OK ? LT_OK : lt_fail(h->status, "%s", h->text);
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-lt_status lt__host_read_stats(lt_host *h, int group, lt_async_stats *stats)
-{
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__server_stats(&h->server, group, stats);
-    stats->wire_bytes = h->wire_bytes;
-    pthread_mutex_unlock(&h->lock);
-    return status;
-}
-
-static lt_tensor *copy_to(lt_ctx *ctx, lt_tensor *x)
-{
-    lt_tensor *copy = lt_tensor_new(ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
-    if (copy && lt_copy(copy, x) == LT_OK)
-        return copy;
-    lt_release(copy);
-    return NULL;
-}
-
-lt_tensor *lt__host_state(lt_host *h, lt_ctx *ctx, int i, char name[LT_ASYNC_NAME])
-{
-    const double time = 0;
-    pthread_mutex_lock(&h->lock);
-    lt_tensor *x = lt__server_state(&h->server, i, &time, 1, name), *copy = NULL;
-    if (x)
-        copy = copy_to(ctx, x);
-    lt_release(x);
-    pthread_mutex_unlock(&h->lock);
-    return copy;
-}
-
-lt_status lt__host_restore(lt_host *h, const char *const *names, lt_tensor *const *tensors, int n,
-                           int *fresh)
-{
-    double time;
-    pthread_mutex_lock(&h->lock);
-    lt_status status = lt__server_restore(&h->server, names, tensors, n, &time, 1, fresh);
-    for (int i = 0; i < h->n; i++)
-        if (h->members[i].lost)
-            lt__order_lose(h->server.order, i); /* it was replaced by a new worker */
-    pthread_mutex_unlock(&h->lock);
-    return status;
 }

@@ -16,20 +16,22 @@
 enum {
     LT_HOST_PULL, /* to the host: the number of the pull */
     LT_HOST_PUSH, /* to the host, with a gradient: see lt__gradient_pack(), and the numbers below */
-    LT_HOST_RELEASE, /* to the host: the worker gives its tickets back */
-    LT_HOST_LEAVE,   /* to the host: the worker has failed. To a worker: rank 0 has failed */
-    LT_HOST_WISH,    /* to the host: the worker wishes to stop training; a code */
-    LT_HOST_GRANT,   /* to a worker: version, number of tickets, tickets; data: values, buffers */
-    LT_HOST_FENCED,  /* to a worker: it was declared lost */
-    LT_HOST_STOP,    /* to a worker: training is stopped; a code */
-    LT_HOST_FINISH,  /* to a worker: the end; data: final values, buffers, slots */
-    LT_HOST_EVENT    /* to rank 0, with an lt_async_event */
+    LT_HOST_RELEASE,      /* to the host: the worker gives its tickets back */
+    LT_HOST_LEAVE,        /* to the host: the worker has failed. To a worker: rank 0 has failed */
+    LT_HOST_STOP_REQUEST, /* to the host: the worker asks to stop training; a code */
+    LT_HOST_LOOK,         /* from the host to itself: look for workers that were silent until now */
+    LT_HOST_GRANT,  /* to a worker: version, number of tickets, tickets; data: values, buffers */
+    LT_HOST_FENCED, /* to a worker: it was declared lost */
+    LT_HOST_STOP,   /* to a worker: training is stopped; a code */
+    LT_HOST_FINISH, /* to a worker: the end; data: final values, buffers, slots */
+    LT_HOST_ALIVE,  /* to a worker: nothing, but rank 0 is not silent */
+    LT_HOST_EVENT   /* to rank 0, with an lt_async_event */
 };
 enum { LT_HOST_FINISHED = -1 }; /* code of LT_HOST_STOP: rank 0 finishes */
 /* The numbers of a push, after those of the gradient. LOSS and LR are doubles. */
 enum { LT_PUSH_NUMBER = 4, LT_PUSH_LOSS, LT_PUSH_LR };
 enum {
-    LT_GRANT_PULL = 6, /* number of a grant: that of the pull that it answers */
+    LT_GRANT_PULL = 6, /* number of a grant: the number of the pull that it answers */
     LT_HOST_RUN = 7    /* number of all messages: the run. Those of earlier runs are ignored */
 };
 
@@ -38,7 +40,7 @@ typedef struct lt_host lt_host;
 /* Starts the host. mail: of rank 0; borrowed. ctx: of the server, with all ops; taken, also on
  * failure. of: the layout of rank 0, with the initial values. config->group: borrowed. run: see
  * lt__mail_next_run(). silence: seconds without a message after which a worker that computes is
- * declared lost; if it is rank 0, the group fails. New. NULL with LT_EUSAGE for a wrong setting, or
+ * declared lost. The job fails if that worker is rank 0 or a process. New. NULL with LT_EUSAGE for a wrong setting, or
  * LT_ENOMEM. */
 lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
                        const lt_async_config *config, int64_t run, double silence);
@@ -58,7 +60,7 @@ LT_MUST lt_status lt__host_status(lt_host *host);
 LT_MUST lt_status lt__host_set_limit(lt_host *host, int64_t tickets);
 int64_t lt__host_done_below(lt_host *host);
 int64_t lt__host_version(lt_host *host);
-/* Stops granting tickets: each pull is answered by LT_HOST_STOP. */
+/* Stops training: pulls are answered by LT_HOST_STOP, and pushes are ignored. */
 void lt__host_stop(lt_host *host, int code);
 /* Stops as soon as this version is made: later pushes are ignored. */
 void lt__host_stop_at(lt_host *host, int64_t version, int code);

@@ -4,12 +4,13 @@
 #include <string.h>
 
 #include "core/tensor.h"
+#include "dist/async/awake.h"
 #include "dist/async/host.h"
 #include "dist/async/worker.h"
 #include "dist/fault.h"
 #include "dist/group.h"
 
-static const double LOOK_SECONDS = 0.2; /* between two looks whether the job has failed */
+static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
 
 typedef struct live {
     lt_async async;
@@ -24,17 +25,25 @@ typedef struct live {
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
+    lt_awake clock;
+    double heard; /* when the last message of rank 0 arrived, or this rank began to wait */
 } live;
 
 static int rank_of(const live *l) { return lt_group_rank(l->group); }
 
-/* Sends a message to the host. m is taken; NULL: there was no memory for it. */
+/* Sends a message, taken, to the host. */
+static void deliver(live *l, lt_message *m)
+{
+    m->number[LT_HOST_RUN] = l->run;
+    lt__mail_send(l->mail, 0, m);
+}
+
+/* The same. NULL: there was no memory for it. */
 static lt_status send(live *l, lt_message *m)
 {
     if (!m)
         return LT_ENOMEM;
-    m->number[LT_HOST_RUN] = l->run;
-    lt__mail_send(l->mail, 0, m);
+    deliver(l, m);
     return LT_OK;
 }
 
@@ -133,6 +142,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
                                                                            : LT_ASYNC_STOP,
                                   .ticket = m->number[0]};
         return l->host ? lt__host_status(l->host) : LT_OK;
+    case LT_HOST_ALIVE: *any = false; return LT_OK;
     case LT_HOST_FINISH: *any = false; return take_final(l, m);
     case LT_HOST_LEAVE: return lt_fail(LT_EPEER, "rank 0 has failed");
     case LT_HOST_FENCED:
@@ -154,26 +164,37 @@ static lt_message *take(live *l, double seconds)
                      : lt__mail_take(l->mail, seconds);
 }
 
-static lt_status check_job(const live *l)
+/* LT_EPEER if the job has failed, or if rank 0 is silent. */
+static lt_status check_job(live *l)
 {
     char text[512];
     int rank;
     lt_status code;
-    if (lt_group_failure(l->group, &rank, &code, text, sizeof text))
+    double silence = lt__group_timeout(l->group);
+    if (lt_group_failure(l->group, &rank, &code, text, sizeof text) && rank != rank_of(l))
         return lt_fail(LT_EPEER, "rank %d has failed: %s", rank, text);
+    if (!l->host && lt__awake_seconds(&l->clock) - l->heard > silence)
+        return lt_fail(LT_EPEER, "rank 0 was silent for more than %g s", silence);
     return LT_OK;
 }
+
+/* Begins to wait for messages of rank 0. */
+static void listen(live *l) { l->heard = lt__awake_seconds(&l->clock); }
 
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     live *l = (live *)async;
     LT_TRY(push(async));
     LT_TRY(pull(l));
+    listen(l);
     for (bool any = false; !any;) {
+        LT_TRY(check_job(l));
         if (l->host)
             LT_TRY(lt__host_status(l->host));
         lt_message *m = take(l, l->over ? 0 : LOOK_SECONDS);
-        lt_status status = m ? handle(l, m, event, &any) : check_job(l);
+        if (m)
+            listen(l);
+        lt_status status = m ? handle(l, m, event, &any) : LT_OK;
         lt__message_free(m);
         LT_TRY(status);
         if (!m && l->over) {
@@ -271,19 +292,22 @@ static void stop(lt_async *async, int code)
     lt_message *m = NULL;
     if (l->host)
         lt__host_stop(l->host, code);
-    else if (!l->over && (m = lt__message_new(LT_HOST_WISH, 0)))
+    else if (!l->over && (m = lt__message_new(LT_HOST_STOP_REQUEST, 0)))
         m->number[0] = code;
-    if (m && send(l, m) != LT_OK)
-        return;
+    if (m)
+        deliver(l, m);
 }
 
 /* A worker waits for the final values. */
 static lt_status wait_for_finish(live *l)
 {
+    listen(l);
     while (!l->finished) {
         lt_message *m = lt__mail_take(l->mail, LOOK_SECONDS);
         lt_async_event event;
         bool any;
+        if (m)
+            listen(l);
         lt_status status = m ? handle(l, m, &event, &any) : check_job(l);
         lt__message_free(m);
         LT_TRY(status);
@@ -318,8 +342,8 @@ static void free_live(lt_async *async)
 {
     live *l = (live *)async;
     lt_message *m = l->mail && !l->finished && !l->host ? lt__message_new(LT_HOST_LEAVE, 0) : NULL;
-    if (m && send(l, m) != LT_OK)
-        m = NULL; /* the host will notice that this rank is silent */
+    if (m)
+        deliver(l, m); /* otherwise the host notices that this rank is silent */
     lt__host_close(l->host);
     lt__message_free(l->early);
     lt__gradient_free(&l->gradient);

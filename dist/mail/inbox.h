@@ -3,6 +3,7 @@
 #define LT_DIST_MAIL_INBOX_H
 
 #include <pthread.h>
+#include <time.h>
 
 #include "dist/mail/mail.h"
 
@@ -20,6 +21,8 @@ void lt__inbox_put(lt_inbox *inbox, lt_message *message);
 /* As lt__mail_take(). */
 lt_message *lt__inbox_take(lt_inbox *inbox, double seconds);
 void lt__inbox_close(lt_inbox *inbox);
+/* The time `seconds` from now on the monotonic clock. */
+struct timespec lt__after(double seconds);
 
 /* The functions of a transport of messages. */
 struct lt_mail {

@@ -71,7 +71,7 @@ void lt__inbox_put(lt_inbox *b, lt_message *m)
         lt__message_free(m);
 }
 
-static struct timespec after(double seconds)
+struct timespec lt__after(double seconds)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
@@ -83,7 +83,7 @@ static struct timespec after(double seconds)
 
 lt_message *lt__inbox_take(lt_inbox *b, double seconds)
 {
-    struct timespec deadline = after(seconds);
+    struct timespec deadline = lt__after(seconds);
     int error = 0;
     pthread_mutex_lock(&b->lock);
     while (!b->first && !error && seconds > 0)

@@ -1,0 +1,25 @@
+/* awake.c - a clock that does not count suspended time; see awake.h. */
+#include <time.h>
+
+#include "core/context.h"
+#include "dist/async/awake.h"
+
+static const double LONGEST_SECONDS = 1; /* between two calls, without use of the CPU */
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+double lt__awake_seconds(lt_awake *c)
+{
+    double now = lt__seconds(), cpu = cpu_seconds();
+    double idle = c->now > 0 ? now - c->now - (cpu - c->cpu) : 0;
+    if (idle > LONGEST_SECONDS)
+        c->suspended += idle;
+    c->now = now;
+    c->cpu = cpu;
+    return now - c->suspended;
+}
