@@ -96,27 +96,44 @@ static void lose(checker *c, int worker)
 
 /* ==== Random histories ======================================================================== */
 
+/* Bugs that a history may have, as if the order had them. */
+typedef enum bug {
+    NO_BUG,
+    LATE_BY_1,      /* the staleness bound is 1 too high */
+    DROPS_LATE,     /* the drop limit is 1 too high */
+    FORGETS_LOSS,   /* a lost worker may pull again */
+    ISSUES_TWICE,   /* a ticket is issued again although its worker computes it */
+    ACCEPTS_TWICE,  /* a repeated push counts as a new one */
+    REPEATS_DROPPED /* a dropped ticket is issued again although it is done */
+} bug;
+
 typedef struct history {
     lt_order *order;
     checker checker;
+    bug bug;
+    const char *broken; /* the first rule that was broken, or NULL */
     bool waiting[WORKERS];
     int workers, n_applied, n_dropped, n_duplicates, n_fenced, n_returned;
 } history;
 
-static void must(const char *broken)
+/* Notes a broken rule; NULL is allowed. */
+static void note(history *h, const char *broken)
 {
-    if (broken)
-        FAIL("%s (seed %llu)", broken, (unsigned long long)seed);
+    if (!h->broken)
+        h->broken = broken;
 }
+
+static void must(history *h, bool ok, const char *text) { note(h, ok ? NULL : text); }
 
 static void answer_pulls(history *h)
 {
     lt_grant g;
     while (lt__order_grant(h->order, &g)) {
-        CHECK(h->waiting[g.worker]);
+        note(h, check_grant(&h->checker, &g));
+        must(h, h->waiting[g.worker], "a pull was answered twice");
+        must(h, g.n > 0 || lt__order_done_below(h->order) >= lt__order_limit(h->order),
+             "a worker got no ticket");
         h->waiting[g.worker] = false;
-        must(check_grant(&h->checker, &g));
-        CHECK(g.n > 0 || lt__order_done_below(h->order) >= lt__order_limit(h->order));
     }
 }
 
@@ -124,12 +141,9 @@ static void pull(history *h, int worker)
 {
     bool idle = !h->checker.computing[worker] && !h->waiting[worker];
     lt_status status = lt__order_pull(h->order, worker);
-    if (h->checker.lost[worker]) {
-        CHECK_OK(status);
-    } else {
-        CHECK_EQ(status, idle ? LT_OK : LT_EINVAL);
-        h->waiting[worker] |= idle;
-    }
+    bool lost = h->checker.lost[worker];
+    must(h, status == (lost || idle ? LT_OK : LT_EINVAL), "a pull was refused, or not refused");
+    h->waiting[worker] |= idle && !lost;
 }
 
 static void push(history *h, int worker)
@@ -145,11 +159,15 @@ static void push(history *h, int worker)
     lt_status status = lt__order_push(h->order, worker, number, skip, &p);
     bool refused = !c->lost[worker] && number >= c->pushes[worker] &&
                    (number > c->pushes[worker] || !c->computing[worker]);
-    CHECK_EQ(status, refused ? LT_EDESYNC : LT_OK);
-    if (refused)
+    must(h, status == (refused ? LT_EDESYNC : LT_OK), "a push was refused, or not refused");
+    if (status != LT_OK)
         return;
-    must(check_push(c, worker, number, &p));
-    CHECK_EQ(lt__order_version(h->order), c->version);
+    if (h->bug == ACCEPTS_TWICE && p.kind == LT_PUSH_DUPLICATE)
+        p.kind = LT_PUSH_APPLIED;
+    if (h->bug == REPEATS_DROPPED && p.kind == LT_PUSH_DROPPED)
+        p.kind = LT_PUSH_SKIPPED;
+    note(h, check_push(c, worker, number, &p));
+    must(h, lt__order_version(h->order) == c->version, "the version is wrong");
     h->n_applied += p.kind == LT_PUSH_APPLIED;
     h->n_dropped += p.kind == LT_PUSH_DROPPED;
     h->n_duplicates += p.kind == LT_PUSH_DUPLICATE;
@@ -180,6 +198,8 @@ static lt_order_config some_config(history *h, int64_t limit)
                               .limit = limit};
     h->checker.staleness = config.staleness;
     h->checker.drop = config.drop;
+    config.staleness += h->bug == LATE_BY_1 && config.staleness != LT_UNBOUNDED;
+    config.drop += h->bug == DROPS_LATE && config.drop != LT_UNBOUNDED;
     return config;
 }
 
@@ -205,12 +225,16 @@ static void some_event(history *h)
     } else if (kind < 3) {
         save_and_load(h);
     } else if (kind < 6) {
-        h->n_returned += lt__order_lose(h->order, worker);
+        if (h->bug == FORGETS_LOSS)
+            lt__order_release(h->order, worker);
+        else
+            h->n_returned += lt__order_lose(h->order, worker);
         lose(&h->checker, worker);
         h->waiting[worker] = false;
     } else if (kind < 9) {
         lt__order_release(h->order, worker);
-        release(&h->checker, worker);
+        if (h->bug != ISSUES_TWICE)
+            release(&h->checker, worker);
         h->waiting[worker] = false;
     } else if (kind < 15 && limit < TICKETS) {
         CHECK_OK(lt__order_set_limit(h->order, limit + pick(TICKETS - limit) + 1));
@@ -231,8 +255,8 @@ static void finish(history *h)
         any |= !h->checker.lost[i];
     if (!any)
         restart(h);
-    for (int step = 0; lt__order_done_below(h->order) < limit; step++) {
-        CHECK(step < 100000);
+    for (int step = 0; !h->broken && lt__order_done_below(h->order) < limit; step++) {
+        must(h, step < 100000, "training does not end");
         int worker = (int)pick(h->workers);
         if (h->checker.computing[worker])
             push(h, worker);
@@ -241,17 +265,20 @@ static void finish(history *h)
         answer_pulls(h);
     }
     for (int t = 0; t < TICKETS; t++)
-        CHECK_EQ(h->checker.done[t], t < limit);
+        must(h, h->checker.done[t] == (t < limit), "a ticket was lost");
 }
 
-static void run_history(history *h)
+/* Runs history `number` until it ends or breaks a rule. */
+static void run_history(history *h, uint64_t number)
 {
+    seed = number;
     lt_order_config config = some_config(h, pick(TICKETS / 2));
     h->order = lt__order_new(&config);
     CHECK(h->order != NULL);
-    for (int64_t left = pick(200); left > 0; left--)
+    for (int64_t left = pick(200); left > 0 && !h->broken; left--)
         some_event(h);
-    finish(h);
+    if (!h->broken)
+        finish(h);
     lt__order_free(h->order);
 }
 
@@ -260,8 +287,9 @@ TEST(random_histories_keep_all_rules)
     int64_t applied = 0, dropped = 0, duplicates = 0, fenced = 0, returned = 0;
     for (int i = 0; i < HISTORIES; i++) {
         history h = {0};
-        seed = (uint64_t)i;
-        run_history(&h);
+        run_history(&h, (uint64_t)i);
+        if (h.broken)
+            FAIL("history %d: %s", i, h.broken);
         applied += h.n_applied;
         dropped += h.n_dropped;
         duplicates += h.n_duplicates;
@@ -303,6 +331,27 @@ TEST(the_checker_finds_each_broken_rule)
     a.version = 3;
     a.ticket[0] = 0;
     CHECK_STR(check_grant(&c, &a), "a ticket was issued although it is done");
+}
+
+TEST(random_histories_find_each_bug)
+{
+    static const char *const found[] = {
+        [LATE_BY_1] = "a push is older than the staleness bound",
+        [DROPS_LATE] = "a push above the drop limit was applied",
+        [FORGETS_LOSS] = "a pull was answered for a worker that is lost or computes",
+        [ISSUES_TWICE] = "two workers hold a ticket",
+        [ACCEPTS_TWICE] = "a push was accepted twice or out of order",
+        [REPEATS_DROPPED] = "a ticket was issued although it is done"};
+    for (int i = LATE_BY_1; i <= REPEATS_DROPPED; i++) {
+        bool is_found = false;
+        for (uint64_t number = 0; number < 1000 && !is_found; number++) {
+            history h = {.bug = (bug)i};
+            run_history(&h, number);
+            is_found = h.broken && strcmp(h.broken, found[i]) == 0;
+        }
+        if (!is_found)
+            FAIL("no history finds that %s", found[i]);
+    }
 }
 
 /* ==== Single rules ============================================================================ */
@@ -394,6 +443,7 @@ TEST(a_damaged_state_is_refused_or_consistent)
         h.order = lt__order_new(&config);
         for (int64_t left = pick(100); left > 0; left--)
             some_event(&h);
+        CHECK(!h.broken);
         int64_t *state = lt__order_save(h.order, &n);
         for (size_t k = 0; k < n; k++) {
             const int64_t values[] = {state[k] + 1, state[k] - 1, -1,
