@@ -7,7 +7,7 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-enum { ROWS = 12, IN = 5, HIDDEN = 7, CLASSES = 3 };
+enum { ROWS = 12, IN = 5, HIDDEN = 7, CLASSES = 3, MAX_STATE = 16 };
 
 typedef struct net { /* linear, batch_norm, linear */
     lt_ctx *ctx;
@@ -111,6 +111,25 @@ static inline lt_status try_compute(net *n, int64_t ticket, double clip)
 static inline void compute(net *n, int64_t ticket, double clip)
 {
     CHECK_OK(try_compute(n, ticket, clip));
+}
+
+/* Saves the state of asynchronous training, and restores it in another one. */
+static inline lt_status pass_state(lt_async *from, lt_async *to)
+{
+    char name[MAX_STATE][LT_ASYNC_NAME];
+    const char *names[MAX_STATE];
+    lt_tensor *x[MAX_STATE];
+    int n = 0, fresh = 0;
+    while ((x[n] = lt_async_state(from, n, name[n])) && n < MAX_STATE - 1) {
+        names[n] = name[n];
+        n++;
+    }
+    lt_status status = name[n][0] ? lt_errcode() : lt_async_restore(to, names, x, n, &fresh);
+    for (int i = 0; i < n; i++)
+        lt_release(x[i]);
+    if (status == LT_OK)
+        CHECK_EQ(fresh, 0);
+    return status;
 }
 
 static inline void check_same(net *a, net *b)

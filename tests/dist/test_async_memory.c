@@ -70,7 +70,7 @@ static void check_failure(int n, lt_status status, const char *text)
 
 /* ==== Simulation and replay =================================================================== */
 
-enum { TICKETS = 6, WORKERS = 2, MAX_STATE = 16 };
+enum { TICKETS = 6, WORKERS = 2 };
 
 static lt_status train(net *n, lt_async *a, int64_t tickets)
 {
@@ -82,25 +82,6 @@ static lt_status train(net *n, lt_async *a, int64_t tickets)
             LT_TRY(try_compute(n, e.ticket, 0.5));
     }
     return LT_OK;
-}
-
-/* Saves the state of one simulation, and restores it in another. */
-static lt_status pass_state(lt_async *from, lt_async *to)
-{
-    char name[MAX_STATE][LT_ASYNC_NAME];
-    const char *names[MAX_STATE];
-    lt_tensor *x[MAX_STATE];
-    int n = 0, fresh = 0;
-    while ((x[n] = lt_async_state(from, n, name[n])) && n < MAX_STATE - 1) {
-        names[n] = name[n];
-        n++;
-    }
-    lt_status status = name[n][0] ? lt_errcode() : lt_async_restore(to, names, x, n, &fresh);
-    for (int i = 0; i < n; i++)
-        lt_release(x[i]);
-    if (status == LT_OK)
-        CHECK_EQ(fresh, 0);
-    return status;
 }
 
 static lt_status simulate(net *n, net *other, const lt_async_config *config)
