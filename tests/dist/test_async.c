@@ -1,5 +1,6 @@
 /* test_async.c - simulated asynchronous training: one worker trains like an ordinary run, several
- * workers see the delays that their times cause, and every ticket is applied once. */
+ * workers see the delays that their times cause, and every ticket is applied once. A replay has the
+ * same bits, whatever the numbers of the workers are. */
 #include <stdlib.h>
 
 #include "tests/dist/async_net.h"
@@ -38,6 +39,10 @@ static void simulate(net *n, const lt_async_config *config, int64_t tickets, dou
 static const lt_async_config usual = {
     .rule = "asgd", .staleness = LT_ASYNC_UNBOUNDED, .drop = LT_ASYNC_UNBOUNDED, .workers = 1};
 
+static const char *const rules[] = {"asgd", "sa",   "dc-c", "dc-a", "dc-m",
+                                    "gap",  "dana", "ormo", "ddc"};
+enum { RULES = 9 };
+
 /* ==== One worker ============================================================================== */
 
 static void check_one_worker(const char *rule, const char *op, const char *options, double clip)
@@ -57,11 +62,11 @@ static void check_one_worker(const char *rule, const char *op, const char *optio
 
 TEST(one_worker_trains_like_an_ordinary_run)
 {
-    static const char *const rules[] = {"asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc"};
+    static const char *const same[] = {"asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc"};
     for (int i = 0; i < 6; i++) {
-        check_one_worker(rules[i], "momentum_step", "lr=0.1 momentum=0.9", 0);
-        check_one_worker(rules[i], "momentum_step", "lr=0.1 momentum=0.9", 0.1);
-        check_one_worker(rules[i], "sgd_step", "lr=0.1", 0);
+        check_one_worker(same[i], "momentum_step", "lr=0.1 momentum=0.9", 0);
+        check_one_worker(same[i], "momentum_step", "lr=0.1 momentum=0.9", 0.1);
+        check_one_worker(same[i], "sgd_step", "lr=0.1", 0);
     }
     check_one_worker("asgd", "adam_step", "lr=0.01 step=1", 0);
     check_one_worker("dc-a", "lars_step", "lr=0.1", 0);
@@ -129,10 +134,8 @@ TEST(every_ticket_is_applied_once_within_the_bounds)
 
 TEST(a_simulation_is_deterministic_and_depends_on_the_rule)
 {
-    static const char *const rules[] = {"asgd", "sa",   "dc-c", "dc-a", "dc-m",
-                                        "gap",  "dana", "ormo", "ddc"};
-    char sha256[9][65];
-    for (int i = 0; i < 9; i++) {
+    char sha256[RULES][65];
+    for (int i = 0; i < RULES; i++) {
         lt_async_config config = usual;
         config.rule = rules[i];
         config.workers = 4;
@@ -176,6 +179,87 @@ TEST(a_limit_may_grow)
     destroy(&n);
 }
 
+/* ==== Replays ================================================================================= */
+
+enum { WORKERS = 4 };
+
+/* Replays a trace with other numbers of the workers; *n gets the trained net. */
+static void replay(net *n, const char *rule, const trace *t, const int numbers[WORKERS])
+{
+    static lt_async_step steps[MAX_EVENTS];
+    lt_async_config config = usual;
+    config.rule = rule;
+    config.workers = WORKERS;
+    config.trace = steps;
+    config.n_trace = t->n;
+    for (int i = 0; i < t->n; i++) {
+        const lt_async_event *e = &t->event[i];
+        steps[i] = (lt_async_step){numbers[e->worker], e->ticket, e->read};
+    }
+    *n = make("momentum_step", "lr=0.02 momentum=0.5");
+    simulate(n, &config, t->n, 0, NULL);
+}
+
+TEST(the_numbers_of_workers_do_not_matter)
+{
+    static trace t;
+    for (int i = 0; i < RULES; i++) {
+        lt_async_config config = usual;
+        net a = make("momentum_step", "lr=0.02 momentum=0.5"), b, c;
+        t.n = 0;
+        config.rule = rules[i];
+        config.workers = WORKERS;
+        config.sigma = 0.5;
+        simulate(&a, &config, 30, 0, &t);
+        replay(&b, rules[i], &t, (const int[]){0, 1, 2, 3});
+        replay(&c, rules[i], &t, (const int[]){2, 0, 3, 1});
+        check_same(&a, &b);
+        check_same(&b, &c);
+        destroy(&a);
+        destroy(&b);
+        destroy(&c);
+    }
+}
+
+static void refuse_trace(const lt_async_step *steps, int64_t n, const char *message)
+{
+    lt_async_config config = usual;
+    config.workers = 2;
+    config.trace = steps;
+    config.n_trace = n;
+    net a = make("sgd_step", "lr=0.1");
+    lt_async *async = lt_async_new(a.ctx, a.optim, &config);
+    CHECK_FAILS(async ? lt_async_set_limit(async, 5) : lt_errcode(), LT_EUSAGE, message);
+    lt_async_free(async);
+    destroy(&a);
+}
+
+TEST(wrong_traces_are_refused)
+{
+    static const lt_async_step right[] = {{0, 0, 0}, {1, 1, 0}, {0, 2, 1}},
+                               worker[] = {{0, 0, 0}, {2, 1, 0}}, late[] = {{0, 0, 1}},
+                               early[] = {{0, 0, 0}, {1, 1, 0}, {0, 2, 0}},
+                               negative[] = {{0, -1, 0}}, twice[] = {{0, 3, 0}, {1, 3, 0}},
+                               beyond[] = {{0, 5, 0}};
+    int fresh;
+    refuse_trace(worker, 2, "step 2 of the trace has an invalid worker");
+    refuse_trace(late, 1, "step 1 of the trace has an impossible delay");
+    refuse_trace(early, 3, "step 3 of the trace has an impossible delay");
+    refuse_trace(negative, 1, "step 1 of the trace has an invalid ticket");
+    refuse_trace(twice, 2, "step 2 of the trace has an invalid ticket");
+    refuse_trace(beyond, 1, "the trace has ticket 5, but the run has only 5 tickets");
+    lt_async_config config = usual;
+    config.workers = 2;
+    config.trace = right;
+    config.n_trace = 3;
+    net n = make("sgd_step", "lr=0.1");
+    lt_async *async = lt_async_new(n.ctx, n.optim, &config);
+    CHECK_FAILS(lt_async_restore(async, NULL, NULL, 0, &fresh), LT_EUSAGE,
+                "the replay of a trace cannot be resumed");
+    lt_async_free(async);
+    destroy(&n);
+}
+
 /* ==== Misuse ================================================================================== */
 
 static void refuse(const char *op, const char *options, const lt_async_config *config,
@@ -216,15 +300,57 @@ TEST(wrong_settings_are_refused)
     c.n_times = 2;
     refuse("sgd_step", "lr=0.1", &c, "the time of a batch must be positive, but is 0");
     c = usual;
-    static const char *const own_step[] = {"dana", "ormo", "ddc"};
-    for (int i = 0; i < 3; i++) {
+    c.lam = -1;
+    refuse("sgd_step", "lr=0.1", &c, "lam must be at least 0, but is -1");
+    c = usual;
+    c.staleness = -2;
+    refuse("sgd_step", "lr=0.1", &c, "staleness must be at least 0, but is -2");
+    c = usual;
+    c.drop = 0;
+    refuse("sgd_step", "lr=0.1", &c, "drop must be at least 1, but is 0");
+    c = usual;
+    c.held = LT_ASYNC_HELD + 1;
+    refuse("sgd_step", "lr=0.1", &c, "a worker must hold 1 to 4 tickets, not 5");
+}
+
+TEST(wrong_optimizers_are_refused)
+{
+    static const char *const own_step[] = {"dana", "ormo", "ddc", "gap"};
+    for (int i = 0; i < 4; i++) {
+        lt_async_config c = usual;
         char text[100];
         c.rule = own_step[i];
-        snprintf(text, sizeof text, "the rule %s cannot be used with nesterov = true", c.rule);
-        refuse("momentum_step", "lr=0.1 nesterov=true", &c, text);
         snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with adam", c.rule);
         refuse("adam_step", "lr=0.1 step=1", &c, text);
+        snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with lars", c.rule);
+        refuse("lars_step", "lr=0.1", &c, text);
+        if (i == 3)
+            break; /* gap supports the options below */
+        snprintf(text, sizeof text, "the rule %s cannot be used with nesterov = true", c.rule);
+        refuse("momentum_step", "lr=0.1 nesterov=true", &c, text);
+        snprintf(text, sizeof text, "the rule %s requires a momentum below 1, but it is 1", c.rule);
+        refuse("momentum_step", "lr=0.1 momentum=1", &c, text);
     }
+}
+
+TEST(another_optimizer_is_refused)
+{
+    lt_async_event e;
+    net n = make("sgd_step", "lr=0.1");
+    lt_optim *other = lt_optim_new(n.ctx, "sgd_step", &n.b2, 1);
+    lt_async *async = lt_async_new(n.ctx, n.optim, &usual);
+    const lt_opt *options[] = {n.opt[0]};
+    CHECK(other != NULL);
+    CHECK_OK(lt_async_set_limit(async, 1));
+    CHECK_OK(lt_async_next(async, &e));
+    lt_tensor *loss = lt_run(n.ctx, "sum", NULL, n.b2, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_FAILS(lt_optim_step(other, options, 1, NULL), LT_EUSAGE,
+                "asynchronous training supports one optimizer; this is another");
+    lt_release(loss);
+    lt_async_free(async);
+    lt_optim_free(other);
+    destroy(&n);
 }
 
 TEST(each_ticket_needs_one_step_of_one_optimizer)
