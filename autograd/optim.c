@@ -464,6 +464,15 @@ static lt_status check_backward(const lt_optim *o)
                : LT_OK;
 }
 
+/* The factor of clip() as a number, once the outcome of the step is known. That of an accelerator
+ * has arrived on the host with the outcome. */
+static double number_of(const lt_optim *o, const double *factor)
+{
+    if (!factor || !may_apply(o->ctx))
+        return 1;
+    return device_of(o)->is_host ? *factor : o->ctx->slots.autograd->deferred.on_host->factor;
+}
+
 /* Passes the step to lt_grad_callbacks.apply, which applies it here or elsewhere. */
 static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups,
                          const double *factor)
@@ -471,10 +480,8 @@ static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups
     struct lt_autograd *ag = o->ctx->slots.autograd;
     LT_TRY(check_groups(o, n_groups));
     LT_TRY(know_outcome(o->ctx));
-    if (factor && !device_of(o)->is_host)
-        factor = &ag->deferred.on_host->factor; /* its copy has arrived */
     lt_status status =
-        ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, factor ? *factor : 1);
+        ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, number_of(o, factor));
     lt_bn_stats_clear(o->ctx);
     return status;
 }

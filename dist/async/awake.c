@@ -1,7 +1,7 @@
 /* awake.c - a clock that does not count suspended time; see awake.h. */
 #include <time.h>
 
-#include "core/context.h"
+#include "core/tensor.h"
 #include "dist/async/awake.h"
 
 static const double LONGEST_SECONDS = 1; /* between two calls, without use of the CPU */

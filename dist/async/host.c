@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "core/tensor.h"
 #include "dist/async/host_internal.h"
 #include "dist/group.h"
 
@@ -98,12 +98,6 @@ static lt_status answer_pulls(lt_host *h)
 }
 
 /* ==== Messages ================================================================================ */
-
-lt_status lt__host_take_snapshots(lt_host *h)
-{
-    int64_t done = lt__order_done_below(h->server.order);
-    return lt__snapshots_take(&h->snapshots, &h->mirror.layout, done);
-}
 
 static double number_of(const lt_message *m, int i)
 {

@@ -40,8 +40,8 @@ typedef struct lt_host lt_host;
 /* Starts the host. mail: of rank 0; borrowed. ctx: of the server, with all ops; taken, also on
  * failure. of: the layout of rank 0, with the initial values. config->group: borrowed. run: see
  * lt__mail_next_run(). silence: seconds without a message after which a worker that computes is
- * declared lost. The job fails if that worker is rank 0 or a process. New. NULL with LT_EUSAGE for a wrong setting, or
- * LT_ENOMEM. */
+ * declared lost. The job fails if that worker is rank 0 or a process. New. NULL with LT_EUSAGE for
+ * a wrong setting, or LT_ENOMEM. */
 lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
                        const lt_async_config *config, int64_t run, double silence);
 /* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.

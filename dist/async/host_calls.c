@@ -64,6 +64,12 @@ lt_status lt__host_read(lt_host *h, const lt_layout *to)
     return status;
 }
 
+lt_status lt__host_take_snapshots(lt_host *h)
+{
+    int64_t done = lt__order_done_below(h->server.order);
+    return lt__snapshots_take(&h->snapshots, &h->mirror.layout, done);
+}
+
 lt_status lt__host_keep_at(lt_host *h, int64_t ticket)
 {
     pthread_mutex_lock(&h->lock);
