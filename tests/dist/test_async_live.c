@@ -15,6 +15,10 @@ typedef struct job { /* what all ranks share */
     int64_t staleness;
     double timeout;
     int leaves, hangs; /* ranks that leave or sleep after some tickets; -1: none */
+    int after;         /* how many tickets */
+    int held;          /* tickets that a rank holds at a time; 0: 1 */
+    int n_buffers[RANKS];
+    _Atomic uint64_t masks[TICKETS]; /* dropout masks */
     int asks;          /* rank that asks rank 0 to stop after some tickets; -1: none */
     int releases;      /* rank that gives each third ticket back; -1: none */
     bool ends;         /* rank 0 finishes after HALF tickets */
@@ -58,6 +62,21 @@ static lt_status take_push(job *j, net *n, lt_async *a, const lt_async_event *e)
     return lt_params_sha256(n->params, j->kept);
 }
 
+/* A dropout mask of the ticket that the rank computes: a bit for each element. */
+static uint64_t mask_of(lt_ctx *ctx)
+{
+    uint64_t mask = 0;
+    lt_tensor *ones = lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){8, 8});
+    CHECK_OK(lt_fill(ones, 1));
+    lt_tensor *x = lt_run(ctx, "dropout", "p=0.5 train=true", ones, NULL);
+    CHECK(x != NULL);
+    for (int i = 0; i < 64; i++)
+        mask |= (uint64_t)(((float *)lt_data(x))[i] != 0) << i;
+    lt_release(x);
+    lt_release(ones);
+    return mask;
+}
+
 static bool has_failed(lt_group *group)
 {
     char text[64];
@@ -91,15 +110,16 @@ static lt_status train(rank *r, net *n, lt_async *a)
         if (e.kind != LT_ASYNC_COMPUTE)
             continue;
         bool troubled = self == j->leaves || self == j->hangs;
-        if (troubled && r->computed == 5)
+        if (troubled && r->computed == j->after)
             j->gone = true;
-        if (self == j->leaves && r->computed == 5)
+        if (self == j->leaves && r->computed == j->after)
             return lt_fail(LT_EUSAGE, "it leaves");
-        while (self == j->hangs && r->computed == 5 && j->n_lost == 0 && !has_failed(r->group))
+        while (self == j->hangs && r->computed == j->after && j->n_lost == 0 &&
+               !has_failed(r->group))
             sleep_ms(10);
-        while (!troubled && j->leaves + j->hangs > -2 && r->computed == 5 && !j->gone)
+        while (!troubled && j->leaves + j->hangs > -2 && r->computed == j->after && !j->gone)
             sleep_ms(1); /* so that it gets that far */
-        if (self == j->asks && r->computed == 5)
+        if (self == j->asks && r->computed == j->after)
             lt_async_stop(a, 15);
         if (self == j->releases && r->computed++ % 3 == 0) {
             LT_TRY(lt_async_release(a));
@@ -107,6 +127,7 @@ static lt_status train(rank *r, net *n, lt_async *a)
         }
         if (j->stops_at > 0 || j->asks >= 0 || j->ends)
             sleep_ms(20); /* so that rank 0 handles events in time */
+        j->masks[e.ticket] = mask_of(n->ctx);
         compute(n, e.ticket, 0);
         r->computed++;
     }
@@ -121,8 +142,9 @@ static void *run_rank(void *ud)
                               .staleness = r->job->staleness,
                               .drop = LT_ASYNC_UNBOUNDED,
                               .group = r->group,
+                              .held = r->job->held,
                               .buffers = (lt_tensor *[]){n.mean, n.var},
-                              .n_buffers = 2,
+                              .n_buffers = r->job->n_buffers[lt_group_rank(r->group)],
                               .server = root ? lt_open(&(lt_config){.device = "cpu"}) : NULL};
     lt_async *a = lt_async_new(n.ctx, n.optim, &config);
     r->status = a ? LT_OK : lt_errcode();
@@ -165,6 +187,8 @@ static const job usual = {.rule = "ddc",
                           .staleness = LT_ASYNC_UNBOUNDED,
                           .leaves = -1,
                           .hangs = -1,
+                          .after = 5,
+                          .n_buffers = {2, 2, 2},
                           .asks = -1,
                           .releases = -1};
 
@@ -183,6 +207,23 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
         CHECK_EQ(j.done[t], 1);
     CHECK_EQ(j.n_applied, TICKETS);
     CHECK(strlen(j.kept) == 64 && strlen(j.end) == 64);
+}
+
+/* They depend on the ticket, not on its worker. So those of all workers differ. */
+TEST(dropout_masks_follow_the_ticket)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    run_job(&j, ranks, RANKS);
+    net n = make("sgd_step", "lr=0.1");
+    for (int t = 0; t < TICKETS; t++) {
+        lt_set_step(n.ctx, t);
+        CHECK_EQ(j.masks[t], mask_of(n.ctx));
+        compute(&n, t, 0);
+        for (int k = 0; k < t; k++)
+            CHECK(j.masks[t] != j.masks[k]);
+    }
+    destroy(&n);
 }
 
 /* Replays a trace in one process; *n gets the trained net. */
@@ -282,6 +323,27 @@ TEST(a_worker_that_fails_is_replaced_by_the_others)
         CHECK_EQ(j.done[t], 1);
 }
 
+/* The others wait for it, so that it gets that far: the tickets suffice, even if each of them holds
+ * two. */
+TEST(each_ticket_is_applied_once_if_a_worker_is_lost_at_any_step)
+{
+    for (int i = 0; i < 16; i++) {
+        rank ranks[RANKS];
+        job j = usual;
+        j.leaves = 1 + i % 2;
+        j.after = i;
+        j.held = 1 + i / 2 % 2;
+        run_job(&j, ranks, RANKS);
+        CHECK_STR(ranks[j.leaves].text, "it leaves");
+        CHECK_STR(ranks[0].text, "");
+        CHECK_STR(ranks[3 - j.leaves].text, "");
+        CHECK_EQ(j.n_lost, 1);
+        for (int t = 0; t < TICKETS; t++)
+            if (j.done[t] != 1)
+                FAIL("step %d: ticket %d was applied %d times", i, t, j.done[t]);
+    }
+}
+
 TEST(a_silent_worker_is_replaced_and_fenced)
 {
     rank ranks[RANKS];
@@ -295,6 +357,29 @@ TEST(a_silent_worker_is_replaced_and_fenced)
     for (int t = 0; t < TICKETS; t++)
         CHECK_EQ(j.done[t], 1);
     CHECK_EQ(ranks[2].status, LT_EPEER);
+}
+
+TEST(a_rank_with_another_net_is_refused)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.n_buffers[1] = 1;
+    run_job(&j, ranks, RANKS);
+    CHECK_EQ(ranks[1].status, LT_EDESYNC);
+    CHECK_STR(ranks[1].text, "the net of rank 1 differs from that of rank 0");
+    CHECK_STR(ranks[0].text, "");
+    CHECK_EQ(j.n_applied, TICKETS);
+}
+
+TEST(running_statistics_must_be_buffers_of_the_net)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    memset(j.n_buffers, 0, sizeof j.n_buffers);
+    run_job(&j, ranks, RANKS);
+    CHECK_EQ(ranks[0].status, LT_EUSAGE);
+    CHECK_STR(ranks[0].text,
+              "a batch norm updates running statistics that are not buffers of the net");
 }
 
 TEST(rank_0_stops_all_workers)
