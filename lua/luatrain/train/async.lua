@@ -220,7 +220,8 @@ end
 -- The numbers of the state, by name.
 function Async:numbers()
   local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
-                total_delay = self.total_delay, largest_delay = self.largest_delay}
+                total_delay = self.total_delay, largest_delay = self.largest_delay,
+                replay = self.is_replay}
   for bin, count in pairs(self.delays) do list["delays." .. bin] = count end
   for _, name in ipairs{"loss", "done"} do
     for epoch, value in pairs(self[name]) do

@@ -165,9 +165,12 @@ function ending.leave(self, exit)
     ending.save_or_warn(self)
   end
   if self.steps > 0 then
-    self.log:note(("left at step %d, with %d of %d epochs done; resume with:\n  %s")
-                  :format(self.steps, self.epoch - 1, self.settings.epochs,
-                          command_line.line(self.out, self.settings.resume)))
+    local text = ("left at step %d, with %d of %d epochs done"):format(
+      self.steps, self.epoch - 1, self.settings.epochs)
+    if not (self.async and self.async.is_replay) then
+      text = text .. "; resume with:\n  " .. command_line.line(self.out, self.settings.resume)
+    end
+    self.log:note(text)
   end
   ending.finish(self, exit)
 end

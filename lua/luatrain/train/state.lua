@@ -104,6 +104,10 @@ end
 -- EFILE if a run with settings o cannot resume from a checkpoint with state s.
 local function check(o, s, path)
   check_whole(s, path)
+  if s["async.replay"] then
+    core.fail("EFILE", path .. " was made by the replay of a trace, which cannot be resumed; start "
+                       .. "a new run with another --out")
+  end
   if s.seed ~= core.seed() then
     core.fail("EFILE", ("%s was made with seed %d, but now it is %d; resume with --seed %d, or "
                         .. "start a new run with another --out"):format(path, s.seed, core.seed(),
