@@ -1,12 +1,13 @@
--- async_runs.lua - the experiment with asynchronous training: starts the runs of async.lua, and
--- prints tables of their accuracies. All runs simulate workers of different speeds.
+-- async_runs.lua - the experiment with asynchronous training: starts the runs of async.lua, prints
+-- tables of their accuracies and draws curves. All runs simulate workers of different speeds.
 --
 --   luatrain async_runs.lua --folder runs                               # Fashion-MNIST
 --   luatrain async_runs.lua --folder runs --data cifar10:DIR
 --   luatrain async_runs.lua --tables
 --
 -- Each finished run adds a line to async.csv, and runs that have a line are skipped. The experiment
--- can therefore be stopped at any time, and continues when it is started again. It first prints how
+-- can therefore be stopped at any time: it continues when it is started again, and runs that were
+-- stopped start anew. It first prints how
 -- long the missing runs will take.
 --
 -- The learning rate of each rule is chosen with seed 0, by the accuracy on the held-out images
@@ -21,7 +22,7 @@ local opt = lt.args{
     folder = "the runs' folders are written to this folder",
     jobs = "runs at a time, with one thread each",
     luatrain = "program that trains",
-    tables = "only print the tables",
+    tables = "only print the tables and draw the curves",
   }}
 
 local HERE = arg[0]:match "^(.*/)[^/]*$" or ""
@@ -110,9 +111,10 @@ local function collect(r, code)
   if code ~= 0 and not diverged then
     error(("%s ended with exit code %d"):format(folder_of(r), code))
   end
-  local is_new = io.open(RESULTS) == nil
   local file <close> = assert(io.open(RESULTS, "a"))
-  if is_new then file:write "run;state;mean delay;seconds;test;held out, per epoch\n" end
+  if file:seek "end" == 0 then
+    file:write "run;state;mean delay;seconds;test;held out, per epoch\n"
+  end
   file:write(("%s;%s;%.2f;%.0f;%s;%s\n"):format(
     name_of(r), diverged and "diverged" or "done", n > 0 and delays / n or 0, seconds,
     test and ("%.4f"):format(test) or "", table.concat(held_out, " ")))
@@ -122,7 +124,8 @@ local function accuracy(r)
   local result = results[name_of(r)]
   if not result then return nil end
   if result.diverged then return CHANCE, true end
-  return r.seed > 0 and result.test or result.held_out[#result.held_out], false
+  if r.seed > 0 then return result.test, false end
+  return result.held_out[#result.held_out], false
 end
 
 -- ==== Runs =======================================================================================
@@ -131,6 +134,7 @@ local function command(r)
   local v = by_name[r.variant]
   local words = {opt.luatrain, "--quiet", "--threads 1", "--seed", r.seed,
                  "--out", "'" .. folder_of(r) .. "'"}
+  os.execute("rm -rf '" .. folder_of(r) .. "'")
   local function add(...)
     for _, word in ipairs{...} do words[#words + 1] = word end
   end
@@ -138,8 +142,9 @@ local function command(r)
     add("--parallel", v.parallel, "--simulate", ("workers=%d,delay=%s"):format(r.n, SPEEDS))
   end
   if is_cifar then add("--amp", "bf16") end
-  add(HERE .. "async.lua", "--data", opt.data, "--lr", r.lr, "--epochs", r.epochs,
-      "--batch", v.batch or 64, "--momentum", v.momentum or 0.9, "--clip", v.clip or 0)
+  add("'" .. HERE .. "async.lua'", "--data", "'" .. opt.data .. "'", "--lr", r.lr)
+  add("--epochs", r.epochs, "--batch", v.batch or 64, "--momentum", v.momentum or 0.9, "--clip",
+      v.clip or 0)
   if r.seed > 0 then add "--test" end
   add(">/dev/null", "2>&1; echo $?")
   return table.concat(words, " ")
@@ -238,8 +243,8 @@ local function mean_and_error(values)
   return mean, math.sqrt(squares / (#values - 1) / #values)
 end
 
--- The mean of the accuracies in percent, with its standard error; and that of the differences
--- between ddc and it. "-" without all results.
+-- The mean of the accuracies in percent, with its standard error; and the mean difference from
+-- ddc. "-" without all results.
 local function cell(variant, n, lr, ddc_lr, epochs)
   local values, differences, diverged = {}, {}, 0
   for i, seed in ipairs(SEEDS) do
@@ -258,7 +263,7 @@ local function print_table(title, names, n, epochs)
   local ddc = best_rate("ddc", epochs == 4 and n or 16)
   if not ddc then return end
   print(("\n%s\n%-12s %20s %18s %8s %20s %18s"):format(
-    title, "rule", ("lr = %g"):format(COMMON), "ddc - it", "best lr", "accuracy", "ddc - it"))
+    title, "rule", ("lr = %g"):format(COMMON), "ddc - rule", "best lr", "accuracy", "ddc - rule"))
   for _, name in ipairs(names) do
     local best = best_rate(name, epochs == 4 and n or 16)
     local one, minus = "-", "-"
@@ -268,12 +273,44 @@ local function print_table(title, names, n, epochs)
   end
 end
 
+-- ==== Curves =====================================================================================
+
+-- The mean accuracy on the held-out images after each epoch, over the seeds; nil without all runs,
+-- or if one diverged.
+local function mean_curve(variant, n, lr, epochs)
+  local sums = {}
+  for _, seed in ipairs(SEEDS) do
+    local result = results[name_of(spec(variant, n, lr, epochs, seed))]
+    if not result or result.diverged then return nil end
+    for i, value in ipairs(result.held_out) do sums[i] = (sums[i] or 0) + 100 * value / #SEEDS end
+  end
+  return sums
+end
+
+-- Draws the rules with their best learning rates.
+local function draw(n, epochs)
+  local series = {}
+  for i, name in ipairs{"ddc", "ormo", "dana", "asgd-0", "asgd", "dc-m", "sequential",
+                        "synchronous"} do
+    local best = best_rate(name, n)
+    local values = best and mean_curve(name, n, best, epochs)
+    if values then series[#series + 1] = {name = name, values = values, color = i} end
+  end
+  if #series == 0 then return end
+  local title = ("%s, %d workers: accuracy on held-out images"):format(
+    is_cifar and "CIFAR-10" or "Fashion-MNIST", n)
+  local file <close> = assert(io.open(("%sasync-%s-%d.svg"):format(HERE, data, epochs), "w"))
+  file:write(dofile(HERE .. "async_svg.lua")(title, series))
+end
+
 read_results()
 tune(in_table, 16)
 final(in_table, 16, 4)
 if #long > 0 then final(long, 16, 12) end
 print_table(data .. ", 16 workers, 4 epochs", in_table, 16, 4)
 if #long > 0 then print_table(data .. ", 16 workers, 12 epochs", long, 16, 12) end
+draw(16, 4)
+if #long > 0 then draw(16, 12) end
 for _, n in ipairs(#at_other_n > 0 and {4, 8, 32} or {}) do
   tune(at_other_n, n)
   final(at_other_n, n, 4)
