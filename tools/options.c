@@ -112,13 +112,14 @@ static lt_status set_trace(settings *s, const char *who, const char *value)
 static lt_status set_parallel(settings *s, const char *who, const char *value)
 {
     s->parallel = true;
-    return set_path(s, who, value);
+    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s must begin with async=RULE, but is ''", who);
 }
 
 static lt_status set_simulate(settings *s, const char *who, const char *value)
 {
     s->simulates = true;
-    return set_path(s, who, value);
+    return *value ? LT_OK
+                  : lt_fail(LT_EUSAGE, "%s must be workers=N,... or trace:FILE, but is ''", who);
 }
 
 static lt_status set_count(settings *s, const char *who, const char *value)

@@ -13,8 +13,8 @@
 local core = ...
 local ending = require "luatrain.train.ending"
 local deferred = require "luatrain.train.deferred"
-local log = require "luatrain.train.log"
 local metrics = require "luatrain.api.metrics"
+local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local stages = require "luatrain.train.stages"
@@ -25,77 +25,11 @@ Async.__index = Async
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
--- ==== Options ====================================================================================
-
-local function text_of(name)
-  local text = os.getenv(name)
-  return text ~= "" and text or nil
-end
-
-local function integer_of(key, text, least)
-  local value = math.tointeger(tonumber(text))
-  if not value or value < least then
-    refuse("--parallel: %s must be an integer of at least %d, but is '%s'", key, least, text)
-  end
-  return value
-end
-
--- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
-local function read_parallel(text)
-  local o, least = {}, {staleness = 0, drop = 1}
-  for item in (text .. ","):gmatch "([^,]*)," do
-    local key, value = item:match "^(%w+)=(.+)$"
-    if key == "async" then
-      o.rule = value
-    elseif least[key] then
-      o[key] = integer_of(key, value, least[key])
-    elseif key == "lam" and tonumber(value) then
-      o.lam = tonumber(value)
-    else
-      refuse("--parallel must be async=RULE[,staleness=S][,drop=R], but is '%s'", text)
-    end
-  end
-  if not o.rule then refuse("--parallel must begin with async=RULE, but is '%s'", text) end
-  return o
-end
-
--- "workers=4,delay=lognormal:0.2:1,1,2" as {workers = 4, sigma = 0.2, times = {1, 1, 2}};
--- "trace:FILE" as {trace = FILE}
-local function read_simulate(text)
-  local file = text:match "^trace:(.+)$"
-  if file then return {trace = file} end
-  local workers, sigma, rest = text:match "^workers=(%d+),delay=lognormal:([^:]+)(.*)$"
-  local o = {workers = math.tointeger(tonumber(workers)), sigma = tonumber(sigma), times = {}}
-  local list = rest and rest:match "^:(.+)$" or ""
-  for item in list:gmatch "[^,]+" do o.times[#o.times + 1] = tonumber(item) or 0.0 end
-  if not o.workers or not o.sigma or rest ~= "" and list == "" then
-    refuse("--simulate must be workers=N,delay=lognormal:SIGMA[:T1,T2,...] or trace:FILE, but is "
-           .. "'%s'", text)
-  end
-  return o
-end
-
 local lost = false         -- on rank 0: a rank that was lost in this process
-
--- Returns the options of asynchronous training, or false.
-function async.options()
-  local parallel, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
-  if not parallel then
-    if simulate then refuse "--simulate requires --parallel async=RULE" end
-    return false
-  end
-  local o = read_parallel(parallel)
-  if simulate then
-    for key, value in pairs(read_simulate(simulate)) do o[key] = value end
-  elseif not core.joins_async() then
-    refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
-  end
-  return o
-end
 
 -- Returns the options for a run with settings `run`, or false.
 function async.read(run)
-  local o = async.options()
+  local o = options.read()
   if not o then return false end
   if run.auto then
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
@@ -137,31 +71,11 @@ function async.buffers_of(net)
   return list
 end
 
--- Reads the steps of an asynchronous run from its metrics.jsonl. Returns a list with worker, ticket
--- and read of each step in turn, and the number of workers.
-local function read_trace(path)
-  local steps, workers = {}, 0
-  local ok, events = pcall(log.read, path)
-  if not ok then refuse("--simulate: %s", events) end
-  for event in events do
-    if event.event == "step" then
-      if not (event.worker and event.ticket and event.delay) then
-        refuse("--simulate: %s is not the metrics.jsonl of an asynchronous run", path)
-      end
-      steps[#steps + 1] = event.worker
-      steps[#steps + 1] = event.ticket
-      steps[#steps + 1] = event.step - 1 - event.delay
-      workers = math.max(workers, event.worker + 1)
-    end
-  end
-  return steps, workers
-end
-
 -- Starts asynchronous training with the options o. optim: a handle; buffers: of its net; gone: list
 -- of the ranks that were lost before.
 function async.open(optim, buffers, o, gone)
   if o.trace then
-    local steps, workers = read_trace(o.trace)
+    local steps, workers = options.read_trace(o.trace)
     return core.replay(optim, o.rule, workers, steps, o.lam)
   end
   if o.workers then
@@ -384,15 +298,14 @@ local function begin(self, open_pass, ticket, ...)
 end
 
 -- The warning for a rank that has failed, or from which rank 0 has not heard for too long.
-function async.loss_text(worker, tickets, was_silent)
-  return ("rank %d %s; %d ticket%s issued again, and training continues"):format(
-    worker, was_silent and "was silent for too long" or "has failed", tickets,
-    tickets == 1 and " is" or "s are")
+function async.loss_text(worker, was_silent)
+  return ("rank %d %s; its tickets are issued again, and training continues"):format(
+    worker, was_silent and "was silent for too long" or "has failed")
 end
 
-local function lose(self, worker, tickets, was_silent)
+local function lose(self, worker, was_silent)
   lost = worker
-  self.run.log:warn(async.loss_text(worker, tickets, was_silent))
+  self.run.log:warn(async.loss_text(worker, was_silent))
 end
 
 -- Another rank got a signal.
@@ -423,7 +336,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
       stop_if_wanted(run)              -- saving may have recorded further pushes
       if is_over(self) then return nil end
     elseif kind == "lost" then
-      lose(self, worker, ticket, event[7])
+      lose(self, worker, event[7])
     elseif kind == "stop" then
       if worker > 0 then take_wish(self, ticket) end
       if run.root then stop_if_wanted(run) end
@@ -504,7 +417,7 @@ function Async:suspended(fn, ...)
     elseif kind == "stop" then
       take_wish(self, ticket)
     else
-      lose(self, worker, ticket, (select(4, ...)))
+      lose(self, worker, (select(4, ...)))
     end
     return true
   end

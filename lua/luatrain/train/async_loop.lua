@@ -12,6 +12,7 @@
 
 local core = ...
 local async = require "luatrain.train.async"
+local options = require "luatrain.train.async_options"
 
 local loop = {}
 
@@ -25,7 +26,7 @@ local active = false                   -- the pass that has begun: {handle = , d
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
-function loop.is_wanted() return async.options() and not async.running end
+function loop.is_wanted() return options.read() and not async.running end
 
 -- Notes a new optimizer: its handle, and the net, or what else it was made for.
 function loop.use(handle, what)
@@ -52,21 +53,21 @@ local function finish()
   first = pass.last
 end
 
-local function open(options)
+local function open(settings)
   local optim = newest.optim
   if not optim then
     refuse "with --parallel, make the optimizer before the loop over shuffled batches"
-  elseif options.trace then
+  elseif settings.trace then
     refuse "--simulate trace:FILE requires lt.run or lt.fit, which write a trace"
   end
-  return async.open(optim, buffers[optim], options, lost)
+  return async.open(optim, buffers[optim], settings, lost)
 end
 
 -- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
 function loop.batches(set, o, open_batches)
-  local options = async.options()
+  local settings = options.read()
   finish()
-  local handle = open(options)
+  local handle = open(settings)
   local count = (set.count - o.first + o.batch - 1) // o.batch
   local skipped = o.first              -- images at the beginning of the epoch
   o.on_request, o.first, o.shard = true, 0, false
@@ -88,7 +89,7 @@ function loop.batches(set, o, open_batches)
       return x, y
     elseif kind == "lost" then
       lost[#lost + 1] = worker
-      warn(async.loss_text(worker, ticket, silent))
+      warn(async.loss_text(worker, silent))
     elseif kind ~= "push" then
       return finish()
     end
