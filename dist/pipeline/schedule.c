@@ -1,0 +1,37 @@
+/* schedule.c - the order of the passes of a pipeline stage; see schedule.h. */
+#include "dist/pipeline/schedule.h"
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+
+int lt__schedule_in_flight(const lt_schedule *s, int micro)
+{
+    return s->kind == LT_GPIPE ? micro : smaller(s->stages - s->stage + s->lag, micro);
+}
+
+int lt__schedule_in_memory(const lt_schedule *s, int micro)
+{
+    int flight = lt__schedule_in_flight(s, micro);
+    return s->kind == LT_ZERO_BUBBLE ? smaller(flight + s->lag, micro) : flight;
+}
+
+lt_action lt__schedule_next(const lt_schedule *s, const lt_stage_state *t)
+{
+    bool split = s->kind == LT_ZERO_BUBBLE;
+    bool weights = split && t->weights < t->backward; /* a pass for weights is possible */
+    int flight = t->forward - t->backward;
+    bool forward_due = t->forward < t->micro && flight < lt__schedule_in_flight(s, t->micro);
+    if (!forward_due && flight > 0)
+        return t->grads > t->backward ? LT_BACKWARD : weights ? LT_WEIGHTS : LT_WAIT;
+    if (!forward_due)
+        return weights ? LT_WEIGHTS : LT_DONE;
+    if (weights && t->forward - t->weights >= lt__schedule_in_memory(s, t->micro))
+        return LT_WEIGHTS; /* frees memory for the forward pass */
+    return t->inputs > t->forward ? LT_FORWARD : weights ? LT_WEIGHTS : LT_WAIT;
+}
+
+const char *lt__schedule_name(lt_schedule_kind kind)
+{
+    static const char *const names[] = {
+        [LT_GPIPE] = "gpipe", [LT_1F1B] = "1f1b", [LT_ZERO_BUBBLE] = "zb"};
+    return names[kind];
+}

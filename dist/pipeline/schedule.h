@@ -1,0 +1,58 @@
+/* schedule.h - the order of the passes of a pipeline stage. Private to dist.
+ *
+ * A stage runs a forward pass for each micro-batch, and a backward pass, which computes the
+ * gradients of the stage's inputs and weights. It may be split: the gradients of the inputs are
+ * computed first and sent to the stage before, and those of the weights while the stage would
+ * otherwise wait for a message ("zero bubble", arXiv:2401.10241).
+ *
+ * lt__schedule_next() is a pure function, so the same code orders training and its simulation. The
+ * passes of one kind run in the order of the micro-batches, and forward and backward passes
+ * alternate independently of when messages arrive. Messages only decide between which of them the
+ * passes for weights run. So gradients are summed in the same order in every run.
+ */
+#ifndef LT_DIST_PIPELINE_SCHEDULE_H
+#define LT_DIST_PIPELINE_SCHEDULE_H
+
+#include "core/core.h"
+
+enum { LT_MAX_STAGES = 64 };
+
+typedef enum lt_schedule_kind {
+    LT_GPIPE,       /* all forward passes, then all backward passes (arXiv:1811.06965) */
+    LT_1F1B,        /* forward and backward passes alternate (PipeDream-Flush, arXiv:2006.09503) */
+    LT_ZERO_BUBBLE, /* as 1F1B, with split backward passes */
+    LT_SCHEDULE_KINDS
+} lt_schedule_kind;
+
+typedef struct lt_schedule { /* of a stage, in one optimizer step */
+    lt_schedule_kind kind;
+    int stages, stage; /* number of stages; this stage, from 0 */
+    int lag;           /* micro-batches in flight in addition to those of 1F1B, at least 0 */
+} lt_schedule;
+
+typedef struct lt_stage_state {     /* numbers of micro-batches, */
+    int micro;                      /* of the step; INT_MAX while it is unknown */
+    int forward, backward, weights; /* whose pass is done; weights: only if passes are split */
+    int inputs, grads;              /* whose inputs, and whose gradients of the outputs, are here */
+} lt_stage_state;
+
+typedef enum lt_action {
+    LT_FORWARD,
+    LT_BACKWARD, /* with the gradients of the weights, unless passes are split */
+    LT_WEIGHTS,
+    LT_WAIT, /* for the inputs of the next forward pass, or the gradients of a backward pass */
+    LT_DONE  /* all passes of the step are done */
+} lt_action;
+
+lt_action lt__schedule_next(const lt_schedule *schedule, const lt_stage_state *state);
+
+/* The largest number of micro-batches, of `micro`, whose forward pass is done and whose backward
+ * pass is not. */
+int lt__schedule_in_flight(const lt_schedule *schedule, int micro);
+/* The same with the pass for the weights, until which a micro-batch takes memory. */
+int lt__schedule_in_memory(const lt_schedule *schedule, int micro);
+
+/* "gpipe", "1f1b" or "zb". */
+const char *lt__schedule_name(lt_schedule_kind kind);
+
+#endif

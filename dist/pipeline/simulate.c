@@ -1,0 +1,211 @@
+/* simulate.c - simulates an optimizer step of a pipeline; see simulate.h. */
+#include <stdlib.h>
+
+#include "dist/pipeline/simulate.h"
+
+typedef struct stage {
+    lt_stage_state state;
+    lt_action doing;           /* a pass; or LT_WAIT or LT_DONE */
+    double until;              /* end of the pass */
+    double sending, receiving; /* when it has sent and received the messages so far */
+} stage;
+
+typedef struct message {
+    double arrives;
+    int to, micro;
+    bool backward; /* it has a gradient */
+} message;
+
+typedef struct simulation {
+    const lt_pipe *pipe;
+    lt_pipe_log *log;
+    void *ud;
+    lt_pipe_result *result;
+    stage *stage;      /* (stages) */
+    int *missing[2];   /* (stages, micro) messages with inputs, and with gradients, to arrive */
+    message *messages; /* in flight */
+    int n_messages;
+} simulation;
+
+static double bytes_between(const simulation *s, int from, int to)
+{
+    return s->pipe->bytes[(ptrdiff_t)from * s->pipe->stages + to];
+}
+
+/* ==== Messages ================================================================================ */
+
+static void post(simulation *s, int from, int to, bool backward, int micro, double now)
+{
+    stage *a = &s->stage[from], *b = &s->stage[to];
+    const lt_pipe_link *link = &s->pipe->link;
+    double bytes = backward ? bytes_between(s, to, from) : bytes_between(s, from, to);
+    double begin = now;
+    if (bytes == 0)
+        return;
+    if (a->sending > begin)
+        begin = a->sending;
+    if (b->receiving > begin)
+        begin = b->receiving;
+    a->sending = b->receiving = begin + bytes / link->bytes_per_s;
+    s->messages[s->n_messages++] = (message){a->sending + link->latency, to, micro, backward};
+}
+
+/* Counts the micro-batches all of whose messages have arrived. */
+static int count_complete(const simulation *s, int to, bool backward, int from)
+{
+    const int *missing = s->missing[backward] + (ptrdiff_t)to * s->pipe->micro;
+    while (from < s->pipe->micro && missing[from] == 0)
+        from++;
+    return from;
+}
+
+static void update_arrivals(simulation *s, int i)
+{
+    lt_stage_state *t = &s->stage[i].state;
+    t->inputs = count_complete(s, i, false, t->inputs);
+    t->grads = count_complete(s, i, true, t->grads);
+}
+
+static void arrive(simulation *s, int k)
+{
+    message m = s->messages[k];
+    s->messages[k] = s->messages[--s->n_messages];
+    s->missing[m.backward][(ptrdiff_t)m.to * s->pipe->micro + m.micro]--;
+    update_arrivals(s, m.to);
+}
+
+/* ==== Passes ================================================================================== */
+
+static void begin_pass(simulation *s, int i, double now)
+{
+    stage *a = &s->stage[i];
+    const lt_pipe_stage *cost = &s->pipe->stage[i];
+    lt_schedule schedule = {s->pipe->kind, s->pipe->stages, i, s->pipe->lag};
+    bool split = s->pipe->kind == LT_ZERO_BUBBLE;
+    double seconds = 0;
+    int micro = 0;
+    a->doing = lt__schedule_next(&schedule, &a->state);
+    switch (a->doing) {
+    case LT_FORWARD: seconds = cost->forward, micro = a->state.forward; break;
+    case LT_BACKWARD:
+        seconds = cost->inputs + (split ? 0 : cost->weights);
+        micro = a->state.backward;
+        break;
+    case LT_WEIGHTS: seconds = cost->weights, micro = a->state.weights; break;
+    default: return;
+    }
+    a->until = now + seconds;
+    s->result->busy[i] += seconds;
+    if (s->log)
+        s->log(s->ud, i, a->doing, micro, now);
+}
+
+static void end_pass(simulation *s, int i)
+{
+    stage *a = &s->stage[i];
+    lt_stage_state *t = &a->state;
+    bool split = s->pipe->kind == LT_ZERO_BUBBLE;
+    double now = a->until;
+    int kept;
+    switch (a->doing) {
+    case LT_FORWARD:
+        for (int j = i + 1; j < s->pipe->stages; j++)
+            post(s, i, j, false, t->forward, now);
+        t->forward++;
+        kept = t->forward - (split ? t->weights : t->backward);
+        if (kept > s->result->in_memory[i])
+            s->result->in_memory[i] = kept;
+        break;
+    case LT_BACKWARD:
+        for (int j = 0; j < i; j++)
+            post(s, i, j, true, t->backward, now);
+        t->backward++;
+        break;
+    default: t->weights++; break;
+    }
+    a->doing = LT_WAIT;
+    double end = now + s->pipe->stage[i].reduce + s->pipe->stage[i].update;
+    if (end > s->result->seconds)
+        s->result->seconds = end;
+}
+
+static bool is_busy(const stage *a) { return a->doing != LT_WAIT && a->doing != LT_DONE; }
+
+/* Handles the next end of a pass or arrival of a message. Returns false if there is none. */
+static bool step(simulation *s)
+{
+    int first = -1, arrival = -1;
+    double now = 0;
+    for (int i = 0; i < s->pipe->stages; i++)
+        if (is_busy(&s->stage[i]) && (first < 0 || s->stage[i].until < now))
+            now = s->stage[first = i].until;
+    for (int k = 0; k < s->n_messages; k++)
+        if ((first < 0 && arrival < 0) || s->messages[k].arrives < now)
+            now = s->messages[arrival = k].arrives;
+    if (arrival >= 0)
+        arrive(s, arrival);
+    else if (first >= 0)
+        end_pass(s, first);
+    else
+        return false;
+    for (int i = 0; i < s->pipe->stages; i++)
+        if (!is_busy(&s->stage[i]))
+            begin_pass(s, i, now);
+    return true;
+}
+
+/* ==== Opening ================================================================================= */
+
+static lt_status check(const lt_pipe *p)
+{
+    bool ok = p->stages >= 1 && p->stages <= LT_MAX_STAGES && p->micro >= 1 && p->lag >= 0 &&
+              p->kind >= 0 && p->kind < LT_SCHEDULE_KINDS && p->link.latency >= 0 &&
+              p->link.bytes_per_s > 0;
+    return ok ? LT_OK : lt_fail(LT_EINVAL, "a simulated pipeline has invalid numbers");
+}
+
+/* Counts the messages that will arrive. */
+static void open_stages(simulation *s)
+{
+    int n = s->pipe->stages, micro = s->pipe->micro;
+    for (int i = 0; i < n; i++) {
+        for (int j = i + 1; j < n; j++)
+            for (int m = 0; bytes_between(s, i, j) > 0 && m < micro; m++) {
+                s->missing[0][(ptrdiff_t)j * micro + m]++;
+                s->missing[1][(ptrdiff_t)i * micro + m]++;
+            }
+        s->stage[i] = (stage){.state.micro = micro, .doing = LT_WAIT};
+    }
+    for (int i = 0; i < n; i++)
+        update_arrivals(s, i);
+}
+
+lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud, lt_pipe_result *result)
+{
+    LT_TRY(check(pipe));
+    size_t n = (size_t)pipe->stages, micro = (size_t)pipe->micro;
+    *result = (lt_pipe_result){0};
+    simulation s = {pipe,
+                    log,
+                    ud,
+                    result,
+                    calloc(n, sizeof *s.stage),
+                    {calloc(n * micro, sizeof(int)), calloc(n * micro, sizeof(int))},
+                    malloc(n * n * micro * sizeof *s.messages),
+                    0};
+    lt_status status = LT_OK;
+    if (!s.stage || !s.missing[0] || !s.missing[1] || !s.messages) {
+        status = lt_fail(LT_ENOMEM, "out of memory for a simulated pipeline");
+    } else {
+        open_stages(&s);
+        for (int i = 0; i < pipe->stages; i++)
+            begin_pass(&s, i, 0);
+        while (step(&s))
+            ;
+    }
+    free(s.stage);
+    free(s.missing[0]);
+    free(s.missing[1]);
+    free(s.messages);
+    return status;
+}

@@ -1,0 +1,44 @@
+/* simulate.h - simulates an optimizer step of a pipeline, with the code that orders real ones.
+ * Private to dist.
+ */
+#ifndef LT_DIST_PIPELINE_SIMULATE_H
+#define LT_DIST_PIPELINE_SIMULATE_H
+
+#include "dist/pipeline/schedule.h"
+
+typedef struct lt_pipe_stage {       /* seconds; passes are those of one micro-batch */
+    double forward, inputs, weights; /* forward pass; gradients of the inputs, and of the weights */
+    double reduce; /* all-reduce of the gradients over the replicas of the stage */
+    double update; /* of the optimizer */
+} lt_pipe_stage;
+
+typedef struct lt_pipe_link { /* between two processes, in each direction */
+    double latency, bytes_per_s;
+} lt_pipe_link;
+
+typedef struct lt_pipe {
+    lt_schedule_kind kind;
+    int stages, micro, lag;
+    const lt_pipe_stage *stage; /* (stages) */
+    /* Bytes that a micro-batch sends from stage i to stage j > i in the forward pass, and back in
+     * the backward pass: bytes[i * stages + j]. (stages, stages) */
+    const double *bytes;
+    lt_pipe_link link;
+} lt_pipe;
+
+typedef struct lt_pipe_result {
+    double seconds;               /* of the step */
+    double busy[LT_MAX_STAGES];   /* seconds that each stage computes */
+    int in_memory[LT_MAX_STAGES]; /* largest number of micro-batches in memory */
+} lt_pipe_result;
+
+/* One event of a simulated step: stage begins the pass of a micro-batch, from 0, at `time`. */
+typedef void lt_pipe_log(void *ud, int stage, lt_action action, int micro, double time);
+
+/* Simulates a step. Each stage sends its messages one after the other, and so receives them; a
+ * message does not delay computing. log may be NULL. LT_EINVAL if a number is out of range;
+ * LT_ENOMEM. */
+LT_MUST lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud,
+                                    lt_pipe_result *result);
+
+#endif

@@ -1,0 +1,276 @@
+/* test_pipeline.c - the order of the passes of a pipeline, simulated steps, and partitions. */
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dist/pipeline/partition.h"
+#include "dist/pipeline/simulate.h"
+#include "tests/lt_test.h"
+
+static uint64_t seed = 1;
+
+static int pick(int n) /* from 0 to n - 1 */
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (int)((seed >> 33) % (uint64_t)n);
+}
+
+/* ==== Schedules =============================================================================== */
+
+enum { STAGES = 5, MICRO = 8, PASSES = 3, LOG = STAGES * MICRO * PASSES };
+
+typedef struct pass {
+    int stage;
+    lt_action action;
+    int micro;
+    double time;
+} pass;
+
+typedef struct history {
+    pass log[LOG];
+    int n;
+} history;
+
+static void note(void *ud, int stage, lt_action action, int micro, double time)
+{
+    history *h = ud;
+    CHECK(h->n < LOG);
+    h->log[h->n++] = (pass){stage, action, micro, time};
+}
+
+static lt_pipe make(lt_schedule_kind kind, int stages, int micro, int lag, lt_pipe_stage *stage,
+                    double *bytes)
+{
+    for (int i = 0; i < stages; i++) {
+        stage[i] = (lt_pipe_stage){pick(9), pick(9), pick(9), pick(9), pick(3)};
+        for (int j = i + 1; j < stages; j++)
+            bytes[i * stages + j] = j == i + 1 || pick(3) == 0 ? 1 + pick(20) : 0;
+    }
+    return (lt_pipe){kind, stages, micro, lag, stage, bytes, {pick(3), 1 + pick(5)}};
+}
+
+/* The action that comes at place k of a stage's log, without the passes for weights. */
+static pass nth(const history *h, int stage, int k)
+{
+    for (int i = 0; i < h->n; i++)
+        if (h->log[i].stage == stage && h->log[i].action != LT_WEIGHTS && k-- == 0)
+            return h->log[i];
+    FAIL("stage %d has too few passes", stage);
+    return h->log[0];
+}
+
+/* Checks that each stage runs each pass of each micro-batch once, in order, and that no pass runs
+ * before those that it needs. */
+static void check_history(const lt_pipe *p, const history *h)
+{
+    int done[STAGES][PASSES] = {0};
+    for (int i = 0; i < h->n; i++) {
+        const pass *a = &h->log[i];
+        int *mine = done[a->stage];
+        CHECK_EQ(a->micro, mine[a->action]);
+        mine[a->action]++;
+        if (a->action == LT_FORWARD && a->stage > 0)
+            CHECK(done[a->stage - 1][LT_FORWARD] > a->micro);
+        if (a->action == LT_BACKWARD && a->stage + 1 < p->stages)
+            CHECK(done[a->stage + 1][LT_BACKWARD] > a->micro);
+        CHECK(mine[LT_FORWARD] >= mine[LT_BACKWARD] && mine[LT_BACKWARD] >= mine[LT_WEIGHTS]);
+    }
+    for (int i = 0; i < p->stages; i++) {
+        CHECK_EQ(done[i][LT_FORWARD], p->micro);
+        CHECK_EQ(done[i][LT_BACKWARD], p->micro);
+        CHECK_EQ(done[i][LT_WEIGHTS], p->kind == LT_ZERO_BUBBLE ? p->micro : 0);
+    }
+}
+
+TEST(every_schedule_ends_within_its_memory)
+{
+    for (int stages = 1; stages <= STAGES; stages++)
+        for (int micro = 1; micro <= MICRO; micro++)
+            for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
+                for (int lag = 0; lag <= 3; lag++)
+                    for (int k = 0; k < 5; k++) {
+                        lt_pipe_stage stage[STAGES];
+                        double bytes[STAGES * STAGES] = {0};
+                        lt_pipe p = make(kind, stages, micro, lag, stage, bytes);
+                        lt_pipe_result r;
+                        history h = {.n = 0};
+                        CHECK_OK(lt__pipe_simulate(&p, note, &h, &r));
+                        check_history(&p, &h);
+                        for (int i = 0; i < stages; i++) {
+                            lt_schedule s = {kind, stages, i, lag};
+                            CHECK(r.in_memory[i] <= lt__schedule_in_memory(&s, micro));
+                        }
+                    }
+}
+
+/* The order of forward and backward passes depends on the schedule, not on times. */
+TEST(times_do_not_change_the_order_of_passes)
+{
+    for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
+        history h[2] = {{.n = 0}, {.n = 0}};
+        for (int k = 0; k < 2; k++) {
+            lt_pipe_stage stage[4];
+            double bytes[16] = {0};
+            lt_pipe p = make(kind, 4, MICRO, 1, stage, bytes);
+            lt_pipe_result r;
+            CHECK_OK(lt__pipe_simulate(&p, note, &h[k], &r));
+        }
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; k < 2 * MICRO; k++) {
+                pass a = nth(&h[0], i, k), b = nth(&h[1], i, k);
+                CHECK(a.action == b.action && a.micro == b.micro);
+            }
+    }
+}
+
+/* An optimizer step of unknown length: the backward passes that are left run when it ends. */
+TEST(the_number_of_micro_batches_may_be_unknown)
+{
+    for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
+        lt_schedule s = {kind, 3, 1, 1};
+        lt_stage_state t = {.micro = INT_MAX, .inputs = INT_MAX, .grads = INT_MAX};
+        for (lt_action a; t.forward < 10;) {
+            a = lt__schedule_next(&s, &t);
+            CHECK(a != LT_WAIT && a != LT_DONE);
+            t.forward += a == LT_FORWARD;
+            t.backward += a == LT_BACKWARD;
+            t.weights += a == LT_WEIGHTS;
+            CHECK(t.forward - t.backward <= lt__schedule_in_flight(&s, INT_MAX));
+        }
+        t.micro = 10;
+        for (lt_action a; (a = lt__schedule_next(&s, &t)) != LT_DONE;) {
+            t.backward += a == LT_BACKWARD;
+            t.weights += a == LT_WEIGHTS;
+            CHECK(a == LT_BACKWARD || a == LT_WEIGHTS);
+        }
+        CHECK_EQ(t.backward, 10);
+        CHECK_EQ(t.weights, kind == LT_ZERO_BUBBLE ? 10 : 0);
+    }
+}
+
+/* ==== Simulated steps ========================================================================= */
+
+static double simulate(lt_schedule_kind kind, int stages, int micro, lt_pipe_result *r)
+{
+    lt_pipe_stage stage[STAGES];
+    double bytes[STAGES * STAGES] = {0};
+    lt_pipe p = make(kind, stages, micro, 0, stage, bytes);
+    for (int i = 0; i < stages; i++) {
+        stage[i] = (lt_pipe_stage){1, 1, 1, 0, 0};
+        for (int j = 0; j < stages; j++)
+            bytes[i * stages + j] = j == i + 1 ? 1e-9 : 0;
+    }
+    p.link = (lt_pipe_link){0, 1};
+    CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, r));
+    return r->seconds;
+}
+
+/* With equal passes of 1 s and no time for messages, a step of P stages and M micro-batches takes
+ * 3 (M + P - 1) s, and one without P - 1 passes for weights in its pauses is that much shorter. */
+TEST(idle_time_is_that_of_the_literature)
+{
+    for (int stages = 1; stages <= STAGES; stages++)
+        for (int micro = stages; micro <= MICRO; micro++) {
+            lt_pipe_result r;
+            double all = 3.0 * (micro + stages - 1);
+            CHECK(fabs(simulate(LT_GPIPE, stages, micro, &r) - all) < 1e-6);
+            CHECK(fabs(simulate(LT_1F1B, stages, micro, &r) - all) < 1e-6);
+            for (int i = 0; i < stages; i++)
+                CHECK(fabs(r.busy[i] - 3.0 * micro) < 1e-9 && r.in_memory[i] <= stages - i);
+            CHECK(fabs(simulate(LT_ZERO_BUBBLE, stages, micro, &r) - (all - (stages - 1))) < 1e-6);
+        }
+}
+
+TEST(invalid_pipelines_are_refused)
+{
+    lt_pipe_stage stage[2] = {{1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}};
+    double bytes[4] = {0, 1, 0, 0};
+    const lt_pipe good = {LT_1F1B, 2, 4, 0, stage, bytes, {0, 1}};
+    lt_pipe bad[] = {good, good, good, good, good};
+    lt_pipe_result r;
+    bad[0].stages = 0;
+    bad[1].stages = LT_MAX_STAGES + 1;
+    bad[2].micro = 0;
+    bad[3].lag = -1;
+    bad[4].link.bytes_per_s = 0;
+    CHECK_OK(lt__pipe_simulate(&good, NULL, NULL, &r));
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(lt__pipe_simulate(&bad[i], NULL, NULL, &r), LT_EINVAL);
+}
+
+/* ==== Partitions ============================================================================== */
+
+enum { UNITS = 12, CHAINS = 10000 };
+
+/* The time of the slowest stage or link; infinity if a stage does not fit. */
+static double slowest_of(const lt_pipe_unit *u, const lt_partition_config *c, const int *first)
+{
+    double slowest = 0;
+    for (int k = 0; k < c->stages; k++) {
+        lt_schedule s = {c->kind, c->stages, k, c->lag};
+        double seconds = 0, bytes = 0;
+        for (int i = first[k]; i < first[k + 1]; i++) {
+            seconds += u[i].seconds;
+            bytes += u[i].state_bytes + u[i].saved_bytes * lt__schedule_in_memory(&s, c->micro);
+        }
+        if (c->memory > 0 && bytes > c->memory)
+            return INFINITY;
+        slowest = fmax(slowest, seconds);
+        if (k > 0)
+            slowest = fmax(slowest, u[first[k]].cut_bytes / c->bytes_per_s);
+    }
+    return slowest;
+}
+
+/* The best of all partitions of which stages 0 to k - 1 are given. */
+static double best_of_all(const lt_pipe_unit *u, int n, const lt_partition_config *c, int *first,
+                          int k)
+{
+    double best = INFINITY;
+    first[c->stages] = n;
+    if (k == c->stages)
+        return slowest_of(u, c, first);
+    for (int i = k == 0 ? 0 : first[k - 1] + 1; i < (k == 0 ? 1 : n); i++) {
+        first[k] = i;
+        best = fmin(best, best_of_all(u, n, c, first, k + 1));
+    }
+    return best;
+}
+
+TEST(a_partition_is_as_good_as_the_best_of_all)
+{
+    int too_large = 0;
+    for (int chain = 0; chain < CHAINS; chain++) {
+        lt_pipe_unit u[UNITS];
+        int n = 1 + pick(UNITS), first[UNITS + 1], given[UNITS + 1];
+        lt_partition_config c = {
+            pick(LT_SCHEDULE_KINDS),    1 + pick(n < 5 ? n : 5), 1 + pick(8), pick(3), 4,
+            pick(2) * (100 + pick(600))};
+        for (int i = 0; i < n; i++)
+            u[i] = (lt_pipe_unit){pick(50), pick(200), pick(10), pick(60)};
+        double slowest, best = best_of_all(u, n, &c, given, 0);
+        lt_status status = lt__partition(u, n, &c, first, &slowest);
+        too_large += status == LT_ENOMEM;
+        CHECK_EQ(status, isinf(best) ? LT_ENOMEM : LT_OK);
+        if (status != LT_OK)
+            continue;
+        CHECK(slowest == best && slowest_of(u, &c, first) == best);
+        CHECK(first[0] == 0 && first[c.stages] == n);
+    }
+    CHECK(too_large > 100 && too_large < CHAINS / 2);
+}
+
+TEST(impossible_partitions_are_refused)
+{
+    lt_pipe_unit u[2] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
+    lt_partition_config c = {LT_1F1B, 3, 1, 0, 1, 0};
+    int first[4];
+    double slowest;
+    CHECK_EQ(lt__partition(u, 2, &c, first, &slowest), LT_EINVAL);
+    CHECK(strstr(lt_errmsg(), "2 units cannot be divided into 3 pipeline stages"));
+    c.stages = 2;
+    c.memory = 1;
+    CHECK_EQ(lt__partition(u, 2, &c, first, &slowest), LT_ENOMEM);
+    CHECK(strstr(lt_errmsg(), "does not fit into 2 pipeline stages"));
+}
