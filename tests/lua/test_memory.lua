@@ -81,14 +81,14 @@ T.test("backward frees the activations that it has used", function()
   lt.step(function()
     local function forward()
       local y = w
-      for _ = 1, 24 do y = lt.sigmoid(y) end
+      for _ = 1, 48 do y = lt.sigmoid(y) end
       return y:sum()
     end
     local loss = forward()
     made = lt.memory().live - before
     loss:backward()
   end)
-  assert(made >= 96 << 20, made)
+  assert(made >= 192 << 20, made)
   assert(left < 20 << 20, left)
 end)
 
