@@ -1,10 +1,19 @@
 /* async.c - asynchronous training for the embedded Lua files. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lua/bind/bind.h"
 
 static const char async_class[] = "luatrain.Async";
+
+/* Returns argument `index`, which must be an int. */
+static int check_int(lua_State *L, int index)
+{
+    lua_Integer value = luaL_checkinteger(L, index);
+    luaL_argcheck(L, value >= INT_MIN && value <= INT_MAX, index, "out of range");
+    return (int)value;
+}
 
 /* simulate(optim, rule, workers, sigma, times, staleness, drop, lam): starts a simulation; see
  * async.h. optim is a handle of new_optim(); times is a list of numbers; staleness, drop and lam
@@ -21,7 +30,7 @@ static int simulate(lua_State *L)
         lua_pop(L, 1);
     }
     lt_async_config config = {.rule = luaL_checkstring(L, 2),
-                              .workers = (int)luaL_checkinteger(L, 3),
+                              .workers = check_int(L, 3),
                               .sigma = luaL_checknumber(L, 4),
                               .times = times,
                               .n_times = n,
@@ -47,13 +56,13 @@ static int replay(lua_State *L)
     for (lua_Integer i = 0; i < n; i++) {
         for (int k = 1; k <= 3; k++)
             lua_rawgeti(L, 4, 3 * i + k);
-        trace[i] = (lt_async_step){.worker = (int)luaL_checkinteger(L, -3),
+        trace[i] = (lt_async_step){.worker = check_int(L, lua_gettop(L) - 2),
                                    .ticket = luaL_checkinteger(L, -2),
                                    .read = luaL_checkinteger(L, -1)};
         lua_pop(L, 3);
     }
     lt_async_config config = {.rule = luaL_checkstring(L, 2),
-                              .workers = (int)luaL_checkinteger(L, 3),
+                              .workers = check_int(L, 3),
                               .staleness = LT_ASYNC_UNBOUNDED,
                               .drop = LT_ASYNC_UNBOUNDED,
                               .lam = luaL_optnumber(L, 5, 0),
@@ -151,7 +160,7 @@ static int read_server(lua_State *L)
 
 static int stop(lua_State *L)
 {
-    lt_async_stop(lt__check_handle(L, async_class), (int)luaL_optinteger(L, 2, 0));
+    lt_async_stop(lt__check_handle(L, async_class), lua_isnoneornil(L, 2) ? 0 : check_int(L, 2));
     return 0;
 }
 
@@ -237,7 +246,7 @@ static int pause_server(lua_State *L)
 static int stop_at(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
-    lt_async_stop_at(async, luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
+    lt_async_stop_at(async, luaL_checkinteger(L, 2), check_int(L, 3));
     return 0;
 }
 
@@ -297,7 +306,7 @@ static int restore(lua_State *L)
 static int stats(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
-    int n = (int)luaL_checkinteger(L, 2);
+    int n = check_int(L, 2);
     lt_async_stats all = {0};
     lua_settop(L, 2);
     lua_createtable(L, n, 0);

@@ -1,10 +1,14 @@
 -- async_options.lua - reads the options of asynchronous training, and traces.
+
 local core = ...
+local hint = require "luatrain.check".hint
 local log = require "luatrain.train.log"
 
 local options = {}
 
 local MOST_WORKERS = 4096
+local TAKES_LAM = {["dc-c"] = true, ["dc-a"] = true, ["dc-m"] = true, ddc = true}
+local NO_LAM = {asgd = true, sa = true, gap = true, dana = true, ormo = true}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -12,6 +16,11 @@ local function text_of(name)
   local text = os.getenv(name)
   return text ~= "" and text or nil
 end
+
+-- Iterates over the items of "a,b,c".
+local function items(text) return (text .. ","):gmatch "([^,]*)," end
+
+-- ==== --parallel =================================================================================
 
 local function integer_of(key, text, least)
   local value = math.tointeger(tonumber(text))
@@ -21,26 +30,72 @@ local function integer_of(key, text, least)
   return value
 end
 
+local function lam_of(text)
+  local value = tonumber(text)
+  if not value or not (value > 0 and value < math.huge) then
+    refuse("--parallel: lam must be a number above 0, but is '%s'", text)
+  end
+  return value
+end
+
+local READ = {
+  async = function(text) return text end,
+  staleness = function(text) return integer_of("staleness", text, 0) end,
+  drop = function(text) return integer_of("drop", text, 1) end,
+  lam = lam_of,
+}
+local KEYS = {"async", "staleness", "drop", "lam"}
+
 -- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
 local function read_parallel(text)
-  local o, least = {}, {staleness = 0, drop = 1}
-  for item in (text .. ","):gmatch "([^,]*)," do
-    local key, value = item:match "^(%w+)=(.+)$"
-    if not o.rule and key ~= "async" then
-      refuse("--parallel must begin with async=RULE, but is '%s'", text)
-    elseif key and o[key == "async" and "rule" or key] then
+  local o = {}
+  if not text:find "^async=[^,]" then
+    refuse("--parallel must begin with async=RULE, but is '%s'", text)
+  end
+  for item in items(text) do
+    local key, value = item:match "^([^=]+)=(.+)$"
+    if not READ[key] then
+      refuse("--parallel must be async=RULE[,staleness=S][,drop=R][,lam=L], but has '%s'%s", item,
+             key and hint(key, KEYS, "") or "")
+    elseif o[key] then
       refuse("--parallel: %s is given twice in '%s'", key, text)
-    elseif key == "async" then
-      o.rule = value
-    elseif least[key] then
-      o[key] = integer_of(key, value, least[key])
-    elseif key == "lam" and tonumber(value) then
-      o.lam = tonumber(value)
-    else
-      refuse("--parallel must be async=RULE[,staleness=S][,drop=R][,lam=X], but is '%s'", text)
     end
+    o[key] = READ[key](value)
+  end
+  o.rule, o.async = o.async, nil
+  if o.lam and NO_LAM[o.rule] then
+    local rules = {}
+    for rule in pairs(TAKES_LAM) do rules[#rules + 1] = rule end
+    table.sort(rules)
+    refuse("--parallel: the rule %s has no lam; %s have one", o.rule, table.concat(rules, ", "))
   end
   return o
+end
+
+-- ==== --simulate =================================================================================
+
+local function workers_of(text)
+  local value = math.tointeger(tonumber(text))
+  if not value or value < 1 or value > MOST_WORKERS then
+    refuse("--simulate: the number of workers must be from 1 to %d, but is %s", MOST_WORKERS, text)
+  end
+  return value
+end
+
+local function sigma_of(text)
+  local value = tonumber(text)
+  if not value or not (value >= 0 and value <= 10) then
+    refuse("--simulate: sigma must be from 0 to 10, but is %s", text)
+  end
+  return value
+end
+
+local function time_of(text)
+  local value = tonumber(text)
+  if not value or not (value >= 1e-9 and value <= 1e9) then
+    refuse("--simulate: '%s' is not a time from 1e-9 to 1e9 seconds", text)
+  end
+  return value
 end
 
 -- "workers=4,delay=lognormal:0.2:1,1,2" as {workers = 4, sigma = 0.2, times = {1, 1, 2}};
@@ -48,26 +103,20 @@ end
 local function read_simulate(text)
   local file = text:match "^trace:(.+)$"
   if file then return {trace = file} end
-  local workers, sigma, rest = text:match "^workers=(%d+),delay=lognormal:([^:]+)(.*)$"
-  local o = {workers = math.tointeger(tonumber(workers)), sigma = tonumber(sigma), times = {}}
-  if not o.workers or not o.sigma then
+  local workers, sigma, list = text:match "^workers=([^,]*),delay=lognormal:([^:]*)(.*)$"
+  if not workers then
     refuse("--simulate must be workers=N,delay=lognormal:SIGMA[:T1,T2,...] or trace:FILE, but is "
            .. "'%s'", text)
-  elseif o.workers < 1 or o.workers > MOST_WORKERS then
-    refuse("--simulate: the number of workers must be from 1 to %d, but is %s", MOST_WORKERS,
-           workers)
   end
-  for item in rest ~= "" and (rest:sub(2) .. ","):gmatch "([^,]*)," or function() end do
-    local time = tonumber(item)
-    if not time or not (time >= 1e-9 and time <= 1e9) then
-      refuse("--simulate: '%s' is not a time from 1e-9 to 1e9 seconds", item)
-    end
-    o.times[#o.times + 1] = time
+  local o = {workers = workers_of(workers), sigma = sigma_of(sigma), times = {}}
+  for item in items(list:sub(2)) do
+    if list ~= "" then o.times[#o.times + 1] = time_of(item) end
   end
   return o
 end
 
--- Returns the options of asynchronous training, or false.
+-- Returns the options of asynchronous training: {rule =, staleness =, drop =, lam =}, with workers,
+-- sigma and times for a simulation, or trace, a path, for a replay. False without --parallel.
 function options.read()
   local parallel, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
   if not parallel then
