@@ -18,6 +18,7 @@ local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local stages = require "luatrain.train.stages"
+local trace = require "luatrain.train.async_trace"
 
 local async = {running = false}        -- running: whether a run trains asynchronously
 local Async = {}
@@ -38,7 +39,11 @@ function async.read(run)
   elseif lost then
     core.fail("EPEER", ("rank %d was lost in an earlier run; a further run requires all ranks")
                        :format(lost))
+  elseif o.trace and run.amp == "fp16" then
+    refuse("--simulate trace:FILE cannot be combined with amp fp16: each worker of a run has a "
+           .. "loss scale of its own")
   end
+  if o.trace then o.steps, o.trace_workers = trace.read(o.trace, o.rule, run) end
   return o
 end
 
@@ -75,8 +80,7 @@ end
 -- of the ranks that were lost before.
 function async.open(optim, buffers, o, gone)
   if o.trace then
-    local steps, workers = options.read_trace(o.trace)
-    return core.replay(optim, o.rule, workers, steps, o.lam)
+    return core.replay(optim, o.rule, o.trace_workers, o.steps, o.lam)
   end
   if o.workers then
     return core.simulate(optim, o.rule, o.workers, o.sigma, o.times, o.staleness, o.drop, o.lam)
@@ -96,7 +100,8 @@ function async.new(run, o, saved, warnings)
     loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
     skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
     delays = {},                       -- numbers of steps by delay: see bin_of()
-    rule = o.rule, began = core.clock(), first_step = 0,  -- of this process
+    rule = o.rule, workers = o.trace_workers or o.workers or run.ranks,
+    began = core.clock(), first_step = 0,  -- of this process
     is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
     pushed = core.clock(),             -- when the last push arrived
     done_below = 0,                    -- all tickets below it are done
@@ -134,8 +139,7 @@ end
 -- The numbers of the state, by name.
 function Async:numbers()
   local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
-                total_delay = self.total_delay, largest_delay = self.largest_delay,
-                replay = self.is_replay}
+                total_delay = self.total_delay, largest_delay = self.largest_delay}
   for bin, count in pairs(self.delays) do list["delays." .. bin] = count end
   for _, name in ipairs{"loss", "done"} do
     for epoch, value in pairs(self[name]) do

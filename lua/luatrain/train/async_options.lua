@@ -1,8 +1,7 @@
--- async_options.lua - reads the options of asynchronous training, and traces.
+-- async_options.lua - the options of asynchronous training: --parallel async=RULE and --simulate.
 
 local core = ...
 local hint = require "luatrain.check".hint
-local log = require "luatrain.train.log"
 
 local options = {}
 
@@ -130,35 +129,6 @@ function options.read()
     refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
   end
   return o
-end
-
--- Reads the steps of an asynchronous run from its metrics.jsonl. Returns a list with worker, ticket
--- and read of each step in turn, and the number of workers.
-function options.read_trace(path)
-  local steps, workers = {}, 0
-  local ok, events = pcall(log.read, path)
-  if not ok then refuse("--simulate: %s", events) end
-  for event in events do
-    if event.event == "step" then
-      local n = #steps // 3 + 1
-      if not (event.worker and event.ticket and event.delay) then
-        refuse("--simulate: %s is not the metrics.jsonl of an asynchronous run", path)
-      elseif event.step ~= n then
-        refuse("--simulate: %s has step %s where step %d is expected", path, event.step, n)
-      end
-      for _, key in ipairs{"worker", "ticket", "delay"} do
-        if math.type(event[key]) ~= "integer" or event[key] < 0 or event.worker >= MOST_WORKERS then
-          refuse("--simulate: step %d of %s has an invalid %s, %s", n, path, key, event[key])
-        end
-      end
-      steps[#steps + 1] = event.worker
-      steps[#steps + 1] = event.ticket
-      steps[#steps + 1] = event.step - 1 - event.delay
-      workers = math.max(workers, event.worker + 1)
-    end
-  end
-  if workers == 0 then refuse("--simulate: %s has no steps of an asynchronous run", path) end
-  return steps, workers
 end
 
 return options

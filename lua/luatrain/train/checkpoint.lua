@@ -244,9 +244,6 @@ function checkpoint.load(from, net, optim, check)
     path, wrong = from, {}
   end
   local _ <close> = file
-  check(state, path)
-  if path == from then wrong[1] = misnamed(path, state.step) end
-  restore(file, path, net, optim)
   for _, name in ipairs(file:names()) do
     local own = name:match "^async%.(.*)$"
     if own then
@@ -254,6 +251,9 @@ function checkpoint.load(from, net, optim, check)
       state.async[own] = file:read(name)
     end
   end
+  check(state, path)
+  if path == from then wrong[1] = misnamed(path, state.step) end
+  restore(file, path, net, optim)
   return state, path, wrong
 end
 

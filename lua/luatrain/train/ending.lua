@@ -122,12 +122,16 @@ function ending.save_if_due(self)
   end
 end
 
+-- Whether a run can resume from this one's checkpoints: not if it replays a trace.
+function ending.can_resume(self) return not (self.async and self.async.is_replay) end
+
 -- Ends the run with an error because a required file could not be saved.
 function ending.give_up(self, what, err)
   ending.finish(self, 5, true)
-  core.fail("EFILE", ("%s: %s. Earlier checkpoints are intact; resume from them with the same "
-                      .. "command and --out %s"):format(what, checkpoint.reason(err),
-                                              self.out or self.folder))
+  local text = ("%s: %s"):format(what, checkpoint.reason(err))
+  if not ending.can_resume(self) then core.fail("EFILE", text) end
+  core.fail("EFILE", ("%s. Earlier checkpoints are intact; resume from them with the same command "
+                      .. "and --out %s"):format(text, self.out or self.folder))
 end
 
 local function draw_curves(self)
@@ -167,8 +171,9 @@ function ending.leave(self, exit)
   if self.steps > 0 then
     local text = ("left at step %d, with %d of %d epochs done"):format(
       self.steps, self.epoch - 1, self.settings.epochs)
-    if not (self.async and self.async.is_replay) then
-      text = text .. "; resume with:\n  " .. command_line.line(self.out, self.settings.resume)
+    if ending.can_resume(self) then
+      text = ("%s; resume with:\n  %s"):format(text, command_line.line(self.out,
+                                                                      self.settings.resume))
     end
     self.log:note(text)
   end

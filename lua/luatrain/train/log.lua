@@ -31,10 +31,10 @@ local FIELDS = {
   {"backward", "%.4f", "step"}, {"exposed_comm", "%.4f", "step"}, {"optimizer", "%.4f", "step"},
   {"other", "%.4f", "step"}, {"wire_bytes"}, {"scale"},
   {"skipped"}, {"headroom"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"},
-  {"ranks"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"},
-  {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"},
-  {"mean_delay", "%.3f", "async"}, {"steps_per_s", "%.3f", "async"}, {"wall_s", "%.3f"},
-  {"device_hours", "%.6g", "end"}, {"target_epoch"},
+  {"ranks"}, {"workers"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"},
+  {"width"}, {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"},
+  {"text"}, {"mean_delay", "%.3f", "async"}, {"steps_per_s", "%.3f", "async"},
+  {"wall_s", "%.3f"}, {"device_hours", "%.6g", "end"}, {"target_epoch"},
   {"target_device_hours", "%.6g", "end"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
   {"exit"},
 }
@@ -98,14 +98,14 @@ function log.lines(path)
 end
 
 -- Iterates over the events of a file up to a step; over all events if up_to_step is nil. Each event
--- is a table with its name, `event`, and its numbers.
+-- is a table with its name, `event`, its numbers and, if it has one, `amp`.
 function log.read(path, up_to_step)
   local lines = log.lines(path)
   return function()
     local line = lines()
     while line and not is_whole(line) do line = lines() end
     if not line or step_in(line) > (up_to_step or math.huge) then return nil end
-    local event = {event = line:match '^{"event":"([^"]*)"'}
+    local event = {event = line:match '^{"event":"([^"]*)"', amp = line:match '"amp":"(%l+%d*)"'}
     for key, number in line:gmatch '"([%w_]+)":(-?%d[%d.e+-]*)' do event[key] = tonumber(number) end
     return event
   end

@@ -94,7 +94,8 @@ local function print_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
     version = core.version, script = command_line.script(), folder = self.folder,
-    device = core.device(), backend = core.backend(), ranks = self.ranks, threads = core.threads(),
+    device = core.device(), backend = core.backend(), ranks = self.ranks,
+    workers = self.async and self.async.workers or nil, threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
@@ -221,9 +222,9 @@ local function stop_if_wanted(self)
   local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil
   local change = early and not flag and "remove or raise it, then " or ""
   local text = ("%s, saved in %s"):format(what, self.folder)
-  if not (self.async and self.async.is_replay) then
-    text = ("%s; %sresume with:\n  %s"):format(
-      text, change, command_line.line(self.out, o.resume, flag))
+  if ending.can_resume(self) then
+    text = ("%s; %sresume with:\n  %s"):format(text, change,
+                                               command_line.line(self.out, o.resume, flag))
   end
   core.fail(early and "EDONE" or "ESTOPPED", text)
 end

@@ -101,12 +101,13 @@ local function check_whole(s, path)
   end
 end
 
--- EFILE if a run with settings o cannot resume from a checkpoint with state s.
+-- EFILE if a run with settings o cannot resume from a checkpoint with state s. EUSAGE if either
+-- is a replay, whose checkpoints have no tensors of asynchronous training.
 local function check(o, s, path)
   check_whole(s, path)
-  if s["async.replay"] then
-    core.fail("EFILE", path .. " was made by the replay of a trace, which cannot be resumed; start "
-                       .. "a new run with another --out")
+  if o.async and o.async.trace or s["async.samples"] and not s.async then
+    core.fail("EUSAGE", ("%s: the replay of a trace cannot be resumed, nor resume another run; "
+                         .. "name a new folder with --out"):format(path))
   end
   if s.seed ~= core.seed() then
     core.fail("EFILE", ("%s was made with seed %d, but now it is %d; resume with --seed %d, or "
