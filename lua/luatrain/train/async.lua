@@ -49,6 +49,8 @@ end
 
 -- ==== Tickets ====================================================================================
 
+local ISSUED = 8           -- index of the number of issued tickets in the tensor `order` of a state
+
 local function restore(self, saved, warnings)
   local names, tensors = {}, {}
   for i, name in ipairs(sorted(saved.tensors)) do
@@ -64,6 +66,16 @@ local function restore(self, saved, warnings)
                                .. "which start at zero; it had another rule or fewer workers")
                               :format(fresh)
   end
+end
+
+-- EUSAGE if workers of the saved run already got more batches than this run has.
+local function check_issued(self, saved)
+  local order, epochs = saved.tensors.order, self.run.settings.epochs
+  if not order or order.dtype ~= "i64" or order:count() < ISSUED then return end -- restore() fails
+  local issued, has = order:slice(1, ISSUED, ISSUED):item(), self.first[epochs + 1]
+  if issued <= has then return end
+  refuse("the run cannot resume at step %d with epochs = %d, which are %d steps: its workers have "
+         .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
 end
 
 -- The buffers of a net; none of what is not a module.
@@ -109,7 +121,7 @@ function async.new(run, o, saved, warnings)
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
     asked = false,                     -- this rank has asked rank 0 to stop
-    handle = async.open(core.handle_of(run.settings.optim), async.buffers_of(run.settings.net), o),
+    handle = false,
   }
   local images, epochs = #run.settings.train, run.settings.epochs
   for epoch = 1, epochs do
@@ -117,6 +129,9 @@ function async.new(run, o, saved, warnings)
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
   setmetatable(self, Async)
+  if saved then check_issued(self, saved) end
+  self.handle = async.open(core.handle_of(run.settings.optim), async.buffers_of(run.settings.net),
+                           o)
   if saved then restore(self, saved, warnings) end
   self.done_below = self.handle:done_below()
   self.first_step = run.steps
