@@ -274,6 +274,7 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
   self.done_below = done_below
   if self.is_live then                 -- the rate of all workers together
     step.seconds, self.pushed = math.max(now - self.pushed, 1e-9), now
+    time = time - run.began
     run.epoch_s, run.epoch_images = run.epoch_s + step.seconds, run.epoch_images + step.rows
   end
   self.pushes[ticket] = nil
@@ -318,7 +319,7 @@ end
 
 -- The warning for a rank that has failed, or from which rank 0 has not heard for too long.
 function async.loss_text(worker, was_silent)
-  return ("rank %d %s; its tickets are issued again, and training continues"):format(
+  return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
     worker, was_silent and "was silent for too long" or "has failed")
 end
 
@@ -474,11 +475,21 @@ function Async:end_step(loss)
   return loss
 end
 
+-- 1060000000 as "1.06 GB".
+local function bytes_text(bytes)
+  for _, unit in ipairs{{1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}} do
+    if bytes >= 0.9995 * unit[1] then return ("%.3g %s"):format(bytes / unit[1], unit[2]) end
+  end
+  return ("%d B"):format(bytes)
+end
+
 -- Prints how much memory the server takes, at the start.
 function Async:print_start()
-  local bytes = self.handle:stats(1)
-  self.run.log:note(("asynchronous training with %s; the server takes %.3g MB per worker"):format(
-    self.rule, bytes / 1e6))
+  local bytes, text = self.handle:stats(1), "asynchronous training with " .. self.rule
+  if bytes > 0 then
+    text = ("%s; the server takes %s per worker"):format(text, bytes_text(bytes))
+  end
+  self.run.log:note(text)
 end
 
 -- Logs and prints delays and compensation, at the end.

@@ -57,7 +57,7 @@ function progress.record(run, step)
   f.samples, f.batch, f.images = progress.samples(run), step.rows, #o.train
   f.loss, f.lr, f.samples_per_s = step.loss, step.rate, step.rows / (step.seconds or spent.total)
   f.worker, f.ticket, f.delay, f.time_s = step.worker, step.ticket, step.delay, step.time
-  if run.ranks > 1 then f.wire_bytes = spent.sent end
+  if run.ranks > 1 and not run.async then f.wire_bytes = spent.sent end
   if o.scaler then f.scale, f.headroom, f.skipped = o.scaler:at(step.scaled) end
   run.log:step(f)
 end
