@@ -20,7 +20,9 @@ local sorted = require "luatrain.keys"
 local stages = require "luatrain.train.stages"
 local trace = require "luatrain.train.async_trace"
 
-local async = {running = false}        -- running: whether a run trains asynchronously
+-- running: the folder of the run that trains asynchronously, or false; end_pass: ends the pass of
+-- async_loop.lua that trains asynchronously, or false
+local async = {running = false, end_pass = false}
 local Async = {}
 Async.__index = Async
 
@@ -32,7 +34,11 @@ local lost = false         -- on rank 0: a rank that was lost in this process
 function async.read(run)
   local o = options.read()
   if not o then return false end
-  if run.auto then
+  if async.end_pass then async.end_pass "lt.run: " end
+  if async.running then
+    refuse("lt.run: this script has an asynchronous run in %s that is not closed, and there can be "
+           .. "only one at a time: write local run <close> = lt.run{...}", async.running)
+  elseif run.auto then
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
   elseif run.check_sync then
     refuse "--check-sync cannot be combined with --parallel"
@@ -139,7 +145,7 @@ function async.new(run, o, saved, warnings)
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
   self.handle:set_limit(self.first[epochs + 1])      -- workers begin
-  async.running = true
+  async.running = run.folder
   return self
 end
 

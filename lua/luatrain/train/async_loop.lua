@@ -21,7 +21,7 @@ local buffers = setmetatable({}, {__mode = "k"})         -- by handle: the buffe
 local first = 0                        -- first ticket of the pass
 local names, tensors = {}, {}          -- state of the server between passes; on rank 0
 local lost = {}                        -- ranks that were lost; on rank 0
-local active = false                   -- the pass that has begun: {handle = , data = , last = }
+local active = false                   -- the pass that has begun; false if there is none
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -35,18 +35,20 @@ end
 
 local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end
 
--- Ends the pass.
-local function finish()
+-- Ends the pass that has begun, if there is one. Called at the end of a pass, before another one or
+-- a run, and at the end of the script. EUSAGE if its batches are not done. who: a prefix, or nil.
+function loop.finish(who)
   local pass = active
   if not pass then return end
-  active = false
+  active, async.end_pass = false, false
   local is_root = core.rank() == 0
-  local done = pass.handle:done_below()
+  local left = is_root and pass.last - pass.handle:done_below() or 0
   pass.data:close()
   local _ <close> = setmetatable({}, {__close = function() pass.handle:close() end})
-  if is_root and done < pass.last then
-    refuse("%d batches of the pass over the training set are not done; with --parallel, a loop "
-           .. "over batches must not end early", pass.last - done)
+  if left > 0 then
+    refuse("%s%d batch%s of the pass over the training set %s not done; with --parallel, a loop "
+           .. "over batches must not end early, and nothing else can train meanwhile", who or "",
+           left, left == 1 and "" or "es", left == 1 and "is" or "are")
   end
   if is_root then names, tensors = pass.handle:state() end
   pass.handle:finish()
@@ -63,15 +65,29 @@ local function open(settings)
   return async.open(optim, buffers[optim], settings, lost)
 end
 
+-- The next event of a pass. An optimizer that was made for a list of parameters does not know the
+-- buffers of their net, which a batch norm needs.
+local function next_event(handle, list)
+  local event = table.pack(pcall(handle.next, handle))
+  if event[1] then return table.unpack(event, 2, event.n) end
+  if #list == 0 and tostring(event[2]):find("that are not buffers of the net", 1, true) then
+    refuse("a batch norm updates running statistics that the optimizer does not know; with "
+           .. "--parallel, pass the net itself to the optimizer, not a list of its parameters")
+  end
+  error(event[2], 0)
+end
+
 -- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
 function loop.batches(set, o, open_batches)
   local settings = options.read()
-  finish()
+  loop.finish()
   local handle = open(settings)
   local count = (set.count - o.first + o.batch - 1) // o.batch
   local skipped = o.first              -- images at the beginning of the epoch
   o.on_request, o.first, o.shard = true, 0, false
-  active = {handle = handle, data = open_batches(set, o), last = first + count}
+  active = {handle = handle, data = open_batches(set, o), last = first + count,
+            buffers = buffers[newest.optim]}
+  async.end_pass = loop.finish
   if core.rank() == 0 and #names > 0 then handle:restore(names, tensors) end
   handle:set_limit(active.last)
   local pass, requested = active, {}
@@ -91,13 +107,13 @@ function loop.batches(set, o, open_batches)
       lost[#lost + 1] = worker
       warn(async.loss_text(worker, silent))
     elseif kind ~= "push" then
-      return finish()
+      return loop.finish()
     end
-    return take(handle:next())
+    return take(next_event(handle, pass.buffers))
   end
   return function()
     if active ~= pass then core.fail("EINVAL", "batches: another pass has begun") end
-    return take(handle:next())
+    return take(next_event(handle, pass.buffers))
   end
 end
 
