@@ -50,6 +50,14 @@ static int rank(lua_State *L)
     return 2;
 }
 
+/* ranks(): returns the number of all ranks, in asynchronous training too. */
+static int ranks(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_pushinteger(L, s->group ? lt_group_size(s->group) : 1);
+    return 1;
+}
+
 /* on_root(is_on): sets whether collectives raise, and returns the previous setting. */
 static int on_root(lua_State *L)
 {
@@ -371,6 +379,7 @@ static int wire(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {{"rank", rank},
+                                     {"ranks", ranks},
                                      {"on_root", on_root},
                                      {"compare", compare},
                                      {"compare_numbers", compare_numbers},

@@ -22,7 +22,8 @@ local lt = {
   mixup = require "luatrain.api.mixup",   -- lt.mixup(x, y, alpha): mixes pairs of images
   -- lt.summary(net, {n, h, w, c}): a table of the net's layers
   summary = require "luatrain.commands.summary",
-  rank = core.rank,              -- lt.rank(): this rank, from 0, and the number of ranks
+  -- lt.rank(): this rank, from 0, and the number of ranks
+  rank = function() return (core.rank()), core.ranks() end,
   on_root = require "luatrain.train.ranks".on_root,
   grad_check = require "luatrain.api.grad_check",
   version = core.version,
