@@ -6,9 +6,9 @@
 --   luatrain async_runs.lua --tables
 --
 -- Each finished run adds a line to async.csv, and runs that have a line are skipped. The experiment
--- can therefore be stopped at any time: it continues when it is started again, and runs that were
--- stopped start anew. It first prints how
--- long the missing runs will take.
+-- can therefore be stopped at any time, and continues when it is started again. A run that was
+-- stopped in the middle then starts anew: its folder is removed. The script first prints how long
+-- the missing runs will take.
 --
 -- The learning rate of each rule is chosen with seed 0, by the accuracy on the held-out images
 -- after the last epoch. Runs with the seeds 1, 2 and 3 then read the test set.
@@ -130,11 +130,13 @@ end
 
 -- ==== Runs =======================================================================================
 
+local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+
 local function command(r)
   local v = by_name[r.variant]
-  local words = {opt.luatrain, "--quiet", "--threads 1", "--seed", r.seed,
-                 "--out", "'" .. folder_of(r) .. "'"}
-  os.execute("rm -rf '" .. folder_of(r) .. "'")
+  local out = quote(folder_of(r))
+  local words = {"rm -rf", out .. ";", quote(opt.luatrain), "--quiet", "--threads 1",
+                 "--seed", r.seed, "--out", out}
   local function add(...)
     for _, word in ipairs{...} do words[#words + 1] = word end
   end
@@ -142,7 +144,7 @@ local function command(r)
     add("--parallel", v.parallel, "--simulate", ("workers=%d,delay=%s"):format(r.n, SPEEDS))
   end
   if is_cifar then add("--amp", "bf16") end
-  add("'" .. HERE .. "async.lua'", "--data", "'" .. opt.data .. "'", "--lr", r.lr)
+  add(quote(HERE .. "async.lua"), "--data", quote(opt.data), "--lr", r.lr)
   add("--epochs", r.epochs, "--batch", v.batch or 64, "--momentum", v.momentum or 0.9, "--clip",
       v.clip or 0)
   if r.seed > 0 then add "--test" end
