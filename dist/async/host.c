@@ -79,7 +79,7 @@ static lt_status grant(lt_host *h, const lt_grant *g)
         return status;
     }
     w->heard = now_of(h);
-    w->computing = any;
+    w->computing = w->owes = any;
     w->told = !any;
     w->read = g->version;
     send(h, g->worker, m);
@@ -140,7 +140,7 @@ static lt_status push(lt_host *h, const lt_message *m)
 /* Issues the tickets of a worker to others, and expects nothing from it. Returns their number. */
 static int forget(lt_host *h, int i)
 {
-    h->members[i].computing = false;
+    h->members[i].computing = h->members[i].owes = false;
     h->members[i].told = h->members[i].lost = true;
     return lt__order_lose(h->server.order, i);
 }
@@ -173,6 +173,7 @@ static lt_status pull(lt_host *h, const lt_message *m)
         return LT_OK;
     }
     h->members[m->from].pull = m->number[0];
+    h->members[m->from].owes = false;
     return h->stopped ? LT_OK : lt__order_pull(h->server.order, m->from);
 }
 
@@ -189,7 +190,7 @@ static void report_request(lt_host *h, const lt_message *m)
 static void look_for_silent_workers(lt_host *h, double time)
 {
     for (int i = 0; i < h->n && h->n > 1; i++) {
-        bool expected = h->members[i].computing || (h->closing && i > 0);
+        bool expected = h->members[i].computing || (i > 0 && (h->members[i].owes || h->closing));
         if (expected && time - h->members[i].heard > h->silence)
             lose(h, i, true);
     }
@@ -215,7 +216,7 @@ static lt_status handle(lt_host *h, const lt_message *m)
     case LT_HOST_PUSH: return push(h, m);
     case LT_HOST_RELEASE:
         lt__order_release(h->server.order, m->from);
-        w->computing = false;
+        w->computing = w->owes = false;
         return LT_OK;
     case LT_HOST_STOP_REQUEST: report_request(h, m); return LT_OK;
     default: lose(h, m->from, false); return LT_OK;

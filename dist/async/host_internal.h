@@ -15,6 +15,7 @@ typedef struct member { /* a worker */
     int64_t pull;       /* number of its last pull */
     int64_t read;       /* version that it computes with */
     bool computing, lost;
+    bool owes; /* it computes, or has pushed and pulls next */
     bool told; /* it got LT_HOST_STOP, or that all tickets are done; or it is lost */
 } member;
 
