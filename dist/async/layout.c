@@ -5,9 +5,11 @@
 #include "core/tensor.h"
 #include "dist/async/layout.h"
 
+static size_t padded(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
+
 static size_t bytes_of(const lt_tensor *x)
 {
-    return ((size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype) + 7) & ~(size_t)7;
+    return padded((size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
 }
 
 /* ==== Opening ================================================================================= */
@@ -129,9 +131,7 @@ typedef struct bn_head {
     double momentum;
 } bn_head;
 
-static size_t padded(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
-
-/* The index of a buffer. -1, with the message set, if x is none. */
+/* The index of a buffer. -1, with the message set, if x is not a buffer. */
 static int64_t index_of(const lt_layout *l, const lt_tensor *x)
 {
     for (int i = 0; i < l->n_buffers; i++)

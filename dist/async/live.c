@@ -154,14 +154,20 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
     }
 }
 
+/* Begins to wait for messages of rank 0. */
+static void listen(live *l) { l->heard = lt__awake_seconds(&l->clock); }
+
 /* The next message; waits for it at most `seconds`. New. */
 static lt_message *take(live *l, double seconds)
 {
-    lt_message *early = l->early;
+    lt_message *m = l->early;
     l->early = NULL;
-    return early     ? early
-           : l->host ? lt__inbox_take(lt__host_inbox(l->host), seconds)
-                     : lt__mail_take(l->mail, seconds);
+    if (!m)
+        m = l->host ? lt__inbox_take(lt__host_inbox(l->host), seconds)
+                    : lt__mail_take(l->mail, seconds);
+    if (m)
+        listen(l);
+    return m;
 }
 
 /* LT_EPEER if the job has failed, or if rank 0 is silent. */
@@ -178,9 +184,6 @@ static lt_status check_job(live *l)
     return LT_OK;
 }
 
-/* Begins to wait for messages of rank 0. */
-static void listen(live *l) { l->heard = lt__awake_seconds(&l->clock); }
-
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     live *l = (live *)async;
@@ -192,8 +195,6 @@ static lt_status next(lt_async *async, lt_async_event *event)
         if (l->host)
             LT_TRY(lt__host_status(l->host));
         lt_message *m = take(l, l->over ? 0 : LOOK_SECONDS);
-        if (m)
-            listen(l);
         lt_status status = m ? handle(l, m, event, &any) : LT_OK;
         lt__message_free(m);
         LT_TRY(status);
@@ -303,11 +304,9 @@ static lt_status wait_for_finish(live *l)
 {
     listen(l);
     while (!l->finished) {
-        lt_message *m = lt__mail_take(l->mail, LOOK_SECONDS);
+        lt_message *m = take(l, LOOK_SECONDS);
         lt_async_event event;
         bool any;
-        if (m)
-            listen(l);
         lt_status status = m ? handle(l, m, &event, &any) : check_job(l);
         lt__message_free(m);
         LT_TRY(status);
