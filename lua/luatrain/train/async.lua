@@ -84,7 +84,7 @@ local function check_issued(self, saved)
          .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
 end
 
--- The buffers of a net; none of what is not a module.
+-- The buffers of a net; an empty list if `net` is not a module.
 function async.buffers_of(net)
   if not net.state then return {} end
   local list, _, tensors = {}, net:state()
@@ -335,7 +335,7 @@ local function lose(self, worker, was_silent)
 end
 
 -- Another rank got a signal.
-local function take_wish(self, signal)
+local function take_stop_request(self, signal)
   if not self.run.stop then self.run.stop = core.stop_reason(signal) end
 end
 
@@ -364,7 +364,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     elseif kind == "lost" then
       lose(self, worker, event[7])
     elseif kind == "stop" then
-      if worker > 0 then take_wish(self, ticket) end
+      if worker > 0 then take_stop_request(self, ticket) end
       if run.root then stop_if_wanted(run) end
       if worker == 0 then stopped(run, ticket, "stopped by rank 0") end
     elseif kind == "done" then
@@ -423,7 +423,7 @@ function Async:check_report()
   end
 end
 
--- Other ranks than 0: if this process got a signal, asks rank 0 to stop all ranks.
+-- Ranks other than 0: if this process got a signal, asks rank 0 to stop all ranks.
 function Async:ask_to_stop()
   local _, signal = core.stop_reason()
   if signal and not self.asked then self.handle:stop(signal) end
@@ -441,7 +441,7 @@ function Async:suspended(fn, ...)
     if kind == "push" then
       take_push(self, worker, ticket, ...)
     elseif kind == "stop" then
-      take_wish(self, ticket)
+      take_stop_request(self, ticket)
     else
       lose(self, worker, (select(4, ...)))
     end

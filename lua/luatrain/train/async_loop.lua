@@ -28,7 +28,7 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- Notes a new optimizer: its handle, and the net, or what else it was made for.
+-- Notes a new optimizer: its handle, and the net or list of parameters that it was made for.
 function loop.use(handle, what)
   newest.optim, buffers[handle] = handle, async.buffers_of(what)
 end

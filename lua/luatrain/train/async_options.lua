@@ -5,8 +5,8 @@ local hint = require "luatrain.check".hint
 
 local options = {}
 
-local MOST_WORKERS = 4096
-local TAKES_LAM = {["dc-c"] = true, ["dc-a"] = true, ["dc-m"] = true, ddc = true}
+options.MOST_WORKERS = 4096
+
 local NO_LAM = {asgd = true, sa = true, gap = true, dana = true, ormo = true}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -63,10 +63,7 @@ local function read_parallel(text)
   end
   o.rule, o.async = o.async, nil
   if o.lam and NO_LAM[o.rule] then
-    local rules = {}
-    for rule in pairs(TAKES_LAM) do rules[#rules + 1] = rule end
-    table.sort(rules)
-    refuse("--parallel: the rule %s has no lam; %s have one", o.rule, table.concat(rules, ", "))
+    refuse("--parallel: the rule %s has no lam; dc-a, dc-c, dc-m, ddc have one", o.rule)
   end
   return o
 end
@@ -75,8 +72,9 @@ end
 
 local function workers_of(text)
   local value = math.tointeger(tonumber(text))
-  if not value or value < 1 or value > MOST_WORKERS then
-    refuse("--simulate: the number of workers must be from 1 to %d, but is %s", MOST_WORKERS, text)
+  if not value or value < 1 or value > options.MOST_WORKERS then
+    refuse("--simulate: the number of workers must be from 1 to %d, but is %s",
+           options.MOST_WORKERS, text)
   end
   return value
 end

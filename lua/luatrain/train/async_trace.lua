@@ -6,10 +6,9 @@
 
 local core = ...
 local log = require "luatrain.train.log"
+local MOST_WORKERS = require "luatrain.train.async_options".MOST_WORKERS
 
 local trace = {}
-
-local MOST_WORKERS = 4096
 
 local function refuse(...) core.fail("EUSAGE", "--simulate: " .. string.format(...)) end
 

@@ -125,6 +125,14 @@ end
 -- Whether a run can resume from this one's checkpoints: not if it replays a trace.
 function ending.can_resume(self) return not (self.async and self.async.is_replay) end
 
+-- The end of a message: how to resume the run, or nothing. change: what to do before, or "". flag:
+-- as for command_line.line().
+function ending.resume_hint(self, change, flag)
+  if not ending.can_resume(self) then return "" end
+  return ("; %sresume with:\n  %s"):format(
+    change, command_line.line(self.out, self.settings.resume, flag))
+end
+
 -- Ends the run with an error because a required file could not be saved.
 function ending.give_up(self, what, err)
   ending.finish(self, 5, true)
@@ -169,13 +177,8 @@ function ending.leave(self, exit)
     ending.save_or_warn(self)
   end
   if self.steps > 0 then
-    local text = ("left at step %d, with %d of %d epochs done"):format(
-      self.steps, self.epoch - 1, self.settings.epochs)
-    if ending.can_resume(self) then
-      text = ("%s; resume with:\n  %s"):format(text, command_line.line(self.out,
-                                                                      self.settings.resume))
-    end
-    self.log:note(text)
+    self.log:note(("left at step %d, with %d of %d epochs done%s"):format(
+      self.steps, self.epoch - 1, self.settings.epochs, ending.resume_hint(self, "")))
   end
   ending.finish(self, exit)
 end

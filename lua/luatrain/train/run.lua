@@ -221,12 +221,8 @@ local function stop_if_wanted(self)
   ending.finish(self, early and 0 or 75)
   local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil
   local change = early and not flag and "remove or raise it, then " or ""
-  local text = ("%s, saved in %s"):format(what, self.folder)
-  if ending.can_resume(self) then
-    text = ("%s; %sresume with:\n  %s"):format(text, change,
-                                               command_line.line(self.out, o.resume, flag))
-  end
-  core.fail(early and "EDONE" or "ESTOPPED", text)
+  core.fail(early and "EDONE" or "ESTOPPED", ("%s, saved in %s%s"):format(
+    what, self.folder, ending.resume_hint(self, change, flag)))
 end
 
 -- Ends an asynchronous run for another reason than stop_if_wanted().
