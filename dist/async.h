@@ -59,7 +59,7 @@ typedef enum lt_async_kind {
     LT_ASYNC_LOST,    /* a worker has failed, or was silent for too long (`dropped`); its tickets,
                        * as many as `ticket` says, are issued again */
     LT_ASYNC_STOP,    /* training is stopped; ticket: the code of lt_async_stop(). On rank 0, with
-                       * worker > 0: that rank has called lt_async_stop(), and training goes on */
+                       * worker > 0: that rank has called lt_async_stop(); training continues */
     LT_ASYNC_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
 } lt_async_kind;
 
@@ -76,8 +76,8 @@ typedef struct lt_async_event {
     int64_t delay;      /* versions made between the worker's pull and this push */
     bool dropped;       /* its ticket is issued again */
     int64_t done_below; /* every ticket below this one is applied or skipped */
-    double loss, lr;    /* of its batch: the sum over its backward passes; of group 0 */
-    double time;        /* virtual time in seconds */
+    double loss, lr;    /* loss: sum over the batch's backward passes; lr: of group 0 */
+    double time;        /* in seconds: virtual; live: of a clock with an arbitrary zero */
 } lt_async_event;
 
 /* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
@@ -105,13 +105,13 @@ LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
 /* Ends the computation of a ticket: pushes its gradient. lt_async_next() does so, too, but that may
  * be much later if the caller evaluates first. The errors of lt_async_next(). */
 LT_MUST lt_status lt_async_push(lt_async *async);
-/* Live: gives the tickets back that this rank holds, to be issued again. To be called before
- * anything that takes long, such as an evaluation, and when a batch is abandoned. The next call of
+/* Live: gives the tickets back that this rank holds, to be issued again. Call it before a
+ * long operation, such as an evaluation, and when a batch is abandoned. The next call of
  * lt_async_next() gets others. In a simulation it does nothing. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
  * evaluate them. lt_async_read_kept() writes them to the net. In a simulation both do nothing.
- * LT_EINVAL if the moment was not kept; LT_ENOMEM. */
+ * LT_EINVAL if the moment was not kept or has not come; LT_ENOMEM. */
 LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save

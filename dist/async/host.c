@@ -226,8 +226,8 @@ static lt_status handle(lt_host *h, const lt_message *m)
 /* ==== The thread ============================================================================== */
 
 /* Lets the workers know, four times in the time of silence, that rank 0 is alive; and lets this
- * thread look for silent workers as soon as it has handled what has arrived so far. A message for
- * which there is no memory is left out. */
+ * thread look for silent workers as soon as it has handled what has arrived so far. If there is
+ * no memory for a message, it is left out. */
 static void tick(lt_host *h)
 {
     double now = now_of(h);

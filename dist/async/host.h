@@ -32,7 +32,7 @@ enum { LT_HOST_FINISHED = -1 }; /* code of LT_HOST_STOP: rank 0 finishes */
 enum { LT_PUSH_NUMBER = 4, LT_PUSH_LOSS, LT_PUSH_LR };
 enum {
     LT_GRANT_PULL = 6, /* number of a grant: the number of the pull that it answers */
-    LT_HOST_RUN = 7    /* number of all messages: the run. Those of earlier runs are ignored */
+    LT_HOST_RUN = 7    /* number of all messages: the run. Messages of other runs are ignored */
 };
 
 typedef struct lt_host lt_host;

@@ -70,8 +70,8 @@ LT_MUST lt_status lt__order_set_limit(lt_order *order, int64_t limit);
  * a lost worker is ignored. LT_EINVAL if the worker does not exist, has not pushed the ticket of
  * its last pull, or waits already; LT_ENOMEM. */
 LT_MUST lt_status lt__order_pull(lt_order *order, int worker);
-/* Answers the oldest pull that can be answered. Returns false if there is none. Call it until then
- * after each event. */
+/* Answers the oldest pull that can be answered. Returns false if there is none. After each event,
+ * call it until it returns false. */
 bool lt__order_grant(lt_order *order, lt_grant *grant);
 /* The worker pushes the ticket of its last pull. number counts its accepted pushes, from 0. skip:
  * it has no gradient. LT_EINVAL if the worker does not exist; LT_EDESYNC if pushes are missing

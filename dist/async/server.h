@@ -29,8 +29,8 @@ LT_MUST lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any
 LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
                                   const lt_gradient *gradient, lt_push *push);
 
-/* Applies a gradient. version: number of versions made before; delay: of them, since its worker's
- * pull. For callers that do not use the order. */
+/* Applies a gradient. version: number of versions made before; delay: how many of them were made
+ * since its worker's pull. For callers that do not use the order. */
 LT_MUST lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
                                    int64_t version, int64_t delay);
 

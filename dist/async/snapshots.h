@@ -1,5 +1,5 @@
 /* snapshots.h - copies of the server's values and buffers at the ends of epochs, to be evaluated
- * while training goes on. Private to dist.
+ * while training continues. Private to dist.
  */
 #ifndef LT_DIST_ASYNC_SNAPSHOTS_H
 #define LT_DIST_ASYNC_SNAPSHOTS_H
@@ -15,8 +15,8 @@ LT_MUST lt_status lt__snapshots_plan(lt_snapshots *snapshots, int64_t ticket);
 /* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,
  * or the device's error. */
 LT_MUST lt_status lt__snapshots_take(lt_snapshots *snapshots, const lt_layout *from, int64_t done);
-/* Writes the snapshot that was planned for `ticket` to a layout, and forgets it. LT_EINVAL if there
- * is none; or the device's error. */
+/* Writes the snapshot that was planned for `ticket` to a layout, and forgets it. LT_EINVAL if it
+ * was not taken; or the device's error. */
 LT_MUST lt_status lt__snapshots_read(lt_snapshots *snapshots, int64_t ticket, const lt_layout *to);
 void lt__snapshots_free(lt_snapshots *snapshots);
 

@@ -31,7 +31,7 @@ typedef struct lt_async_kind_of {
     lt_status (*finish)(lt_async *async);
 } lt_async_kind_of;
 
-struct lt_async { /* the first member of a simulation */
+struct lt_async { /* the first member of a simulation, a replay or a live run */
     const lt_async_kind_of *of;
     lt_ctx *ctx;
     lt_optim *optim; /* borrowed */

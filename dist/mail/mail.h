@@ -1,4 +1,4 @@
-/* mail.h - messages from one rank to another that nobody waits for. Private to dist.
+/* mail.h - messages between ranks, sent without blocking. Private to dist.
  *
  * A rank sends without blocking, and takes arrived messages when it wants. Messages from one rank
  * to another arrive in the order of sending. Unlike collectives, they are independent of the
@@ -46,8 +46,8 @@ void lt__mail_close(lt_mail *mail, double seconds);
  * point into the mailbox. NULL is allowed. */
 void lt__mail_free_net(lt_mail *mail);
 
-/* Counts the runs that use the mailbox: returns 1, then 2, ... For callers that mark their messages
- * with it, to ignore those of earlier runs. */
+/* Counts the runs that use the mailbox: returns 1, then 2, ... Callers mark their messages with
+ * it, to ignore messages of earlier runs. */
 int64_t lt__mail_next_run(lt_mail *mail);
 
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the

@@ -2,7 +2,7 @@
  *
  * Dynamic programming: best[k][i] is the time of the slowest stage or link if the first i units
  * are stages 0 to k. It is the smallest, over h, of the largest of best[k - 1][h], the seconds of
- * units h to i - 1, and those of the cut before unit h.
+ * units h to i - 1, and the seconds of the cut before unit h.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* schedule.h - the order of the passes of a pipeline stage. Private to dist.
  *
  * A stage runs a forward pass for each micro-batch, and a backward pass, which computes the
- * gradients of the stage's inputs and weights. It may be split: the gradients of the inputs are
- * computed first and sent to the stage before, and those of the weights while the stage would
- * otherwise wait for a message ("zero bubble", arXiv:2401.10241).
+ * gradients of the stage's inputs and weights. It may be split ("zero bubble", arXiv:2401.10241):
+ * the stage first computes the gradients of its inputs and sends them to the stage before. It
+ * computes the gradients of its weights while it would otherwise wait for a message.
  *
  * lt__schedule_next() is a pure function, so the same code orders training and its simulation. The
  * passes of one kind run in the order of the micro-batches, and forward and backward passes
@@ -27,7 +27,7 @@ typedef enum lt_schedule_kind {
 typedef struct lt_schedule { /* of a stage, in one optimizer step */
     lt_schedule_kind kind;
     int stages, stage; /* number of stages; this stage, from 0 */
-    int lag;           /* micro-batches in flight in addition to those of 1F1B, at least 0 */
+    int lag;           /* how many more micro-batches are in flight than in 1F1B, at least 0 */
 } lt_schedule;
 
 typedef struct lt_stage_state {     /* numbers of micro-batches, */

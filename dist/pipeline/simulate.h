@@ -6,7 +6,7 @@
 
 #include "dist/pipeline/schedule.h"
 
-typedef struct lt_pipe_stage {       /* seconds; passes are those of one micro-batch */
+typedef struct lt_pipe_stage {       /* seconds; the passes are for one micro-batch */
     double forward, inputs, weights; /* forward pass; gradients of the inputs, and of the weights */
     double reduce; /* all-reduce of the gradients over the replicas of the stage */
     double update; /* of the optimizer */

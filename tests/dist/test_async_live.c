@@ -209,7 +209,7 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
     CHECK(strlen(j.kept) == 64 && strlen(j.end) == 64);
 }
 
-/* They depend on the ticket, not on its worker. So those of all workers differ. */
+/* The masks depend on the ticket, not on the worker, so the masks of all workers differ. */
 TEST(dropout_masks_follow_the_ticket)
 {
     rank ranks[RANKS];

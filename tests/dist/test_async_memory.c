@@ -1,6 +1,6 @@
 /* test_async_memory.c - memory runs out at each allocation in turn, of asynchronous training and of
- * messages. Each time, the calls must fail with a message or do without the memory, and nobody may
- * wait in vain. The test also runs under AddressSanitizer, which finds leaks.
+ * messages. Each time, the calls must fail with a message or do without the memory, and no rank may
+ * wait forever. The test also runs under AddressSanitizer, which finds leaks.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -245,7 +245,7 @@ static void check_ranks(int n, const rank *ranks, bool any)
 TEST(every_allocation_of_two_ranks_can_fail)
 {
     int n = 0, stride = getenv("LUATRAIN_TEST_SLOW") ? 1 : 5;
-    alarm(600); /* ends the test if a rank waits in vain */
+    alarm(600); /* ends the test if a rank waits forever */
     for (bool any = true; any;) {
         static rank ranks[RANKS];
         memset(ranks, 0, sizeof ranks);

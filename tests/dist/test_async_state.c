@@ -105,7 +105,7 @@ static void start_workers(side *s)
     }
 }
 
-/* Restores the state of a server in that of another side. */
+/* Copies the state of one side's server to the server of the other side. */
 static void restore_side(side *to, side *from)
 {
     char name[MAX_STATE][LT_ASYNC_NAME];

@@ -99,7 +99,7 @@ static void close_server(server *s)
     free(s);
 }
 
-/* A gradient: that of a quadratic function at the weights that were read, and noise. */
+/* The gradient of a quadratic function at the weights that were read, plus noise. */
 static double grad_of(int64_t push, int param, int i, double read)
 {
     return 0.6 * read + sin((double)(push * 37 + param * 11 + i * 5));
@@ -190,7 +190,7 @@ static void momentum_step(const place *p, double *v, bool nesterov)
     }
 }
 
-/* The bucket of a gradient by its version. The first bucket has only those of version 0. */
+/* The bucket of a gradient by its version. Only gradients of version 0 are in the first bucket. */
 static int64_t bucket(int64_t version) { return (version + WORKERS - 1) / WORKERS; }
 
 static void ordered_step(const place *p)
@@ -363,7 +363,7 @@ TEST(without_momentum_compensation_and_weights_ddc_is_asgd)
     check_equal(&ddc, &asgd, AFTER_ITS_PUSH, 0);
 }
 
-/* The compensation of ddc is that of dc-a, but with a limit. */
+/* ddc compensates like dc-a, but with a limit. */
 TEST(without_momentum_limit_and_weights_ddc_is_dc_a)
 {
     setting dc_a = setting_of(LT_RULE_DC_A, without), ddc = setting_of(LT_RULE_DDC, without);
