@@ -31,6 +31,9 @@ typedef struct lt_async_config { /* zero means default, except for staleness and
     int64_t staleness; /* no applied gradient is older than this; LT_ASYNC_UNBOUNDED */
     int64_t drop;      /* from 1: gradients of this delay or more are dropped; LT_ASYNC_UNBOUNDED */
     int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; default 1 */
+    int64_t window;    /* no ticket is issued that is this far above the lowest one that is not
+                        * done: workers wait. 0: unbounded */
+    int64_t steps;     /* that the optimizer has taken before, also in restored training */
 
     /* Live: the ranks of a group are the workers. */
     struct lt_group *group; /* borrowed; NULL: a simulation */
@@ -131,7 +134,9 @@ LT_API void lt_async_stop_at(lt_async *async, int64_t version, int code);
 LT_API void lt_async_stop(lt_async *async, int code);
 /* Every ticket below this one is applied or skipped. On rank 0. */
 LT_API int64_t lt_async_done_below(const lt_async *async);
-LT_API int64_t lt_async_version(const lt_async *async); /* number of applied gradients */
+/* Number of steps that the optimizer has taken: config->steps, and one for each gradient that was
+ * applied since. On other ranks than 0, those since are added by lt_async_finish(). */
+LT_API int64_t lt_async_steps(const lt_async *async);
 
 typedef struct lt_async_stats { /* of rank 0, or of a simulation */
     size_t worker_bytes;        /* memory that the rule takes on the server, per worker */

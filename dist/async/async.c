@@ -52,7 +52,7 @@ lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release
 lt_status lt_async_finish(lt_async *a) { return a->of->finish ? a->of->finish(a) : LT_OK; }
 lt_status lt_async_set_limit(lt_async *a, int64_t tickets) { return a->of->set_limit(a, tickets); }
 int64_t lt_async_done_below(const lt_async *a) { return a->of->done_below(a); }
-int64_t lt_async_version(const lt_async *a) { return a->of->version(a); }
+int64_t lt_async_steps(const lt_async *a) { return a->of->steps(a); }
 
 lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
 {

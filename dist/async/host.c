@@ -392,6 +392,7 @@ static lt_status send_final(lt_host *h)
         lt_message *m = lt__message_new(LT_HOST_FINISH, layout->bytes + layout->slot_bytes);
         if (!m)
             return LT_ENOMEM;
+        m->number[0] = lt__server_steps(&h->server);
         lt_status status = lt__layout_pack(layout, m->data);
         if (status == LT_OK)
             status = lt__layout_pack_slots(layout, m->data + layout->bytes);

@@ -23,7 +23,8 @@ enum {
     LT_HOST_GRANT,  /* to a worker: version, number of tickets, tickets; data: values, buffers */
     LT_HOST_FENCED, /* to a worker: it was declared lost */
     LT_HOST_STOP,   /* to a worker: training is stopped; a code */
-    LT_HOST_FINISH, /* to a worker: the end; data: final values, buffers, slots */
+    LT_HOST_FINISH, /* to a worker: the end; steps of the optimizer; data: final values, buffers,
+                     * slots */
     LT_HOST_ALIVE,  /* to a worker: nothing, but rank 0 is not silent */
     LT_HOST_EVENT   /* to rank 0, with an lt_async_event */
 };
@@ -59,7 +60,7 @@ LT_MUST lt_status lt__host_status(lt_host *host);
 /* The host handles no message before the first call. */
 LT_MUST lt_status lt__host_set_limit(lt_host *host, int64_t tickets);
 int64_t lt__host_done_below(lt_host *host);
-int64_t lt__host_version(lt_host *host);
+int64_t lt__host_steps(lt_host *host); /* see lt_async_steps() */
 /* Stops training: pulls are answered by LT_HOST_STOP, and pushes are ignored. */
 void lt__host_stop(lt_host *host, int code);
 /* Stops as soon as this version is made: later pushes are ignored. */

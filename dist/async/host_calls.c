@@ -1,4 +1,7 @@
 /* host_calls.c - what rank 0 calls while the server thread runs; see host.h. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/tensor.h"
@@ -24,12 +27,12 @@ int64_t lt__host_done_below(lt_host *h)
     return done;
 }
 
-int64_t lt__host_version(lt_host *h)
+int64_t lt__host_steps(lt_host *h)
 {
     pthread_mutex_lock(&h->lock);
-    int64_t version = lt__order_version(h->server.order);
+    int64_t steps = lt__server_steps(&h->server);
     pthread_mutex_unlock(&h->lock);
-    return version;
+    return steps;
 }
 
 void lt__host_pause(lt_host *h, bool on)
@@ -114,16 +117,39 @@ static lt_tensor *copy_to(lt_ctx *ctx, lt_tensor *x)
     return NULL;
 }
 
+static const char KEPT[] = "kept/"; /* followed by the ticket: a snapshot's name */
+
 lt_tensor *lt__host_state(lt_host *h, lt_ctx *ctx, int i, char name[LT_ASYNC_NAME])
 {
     const double time = 0;
+    int64_t ticket = 0;
     pthread_mutex_lock(&h->lock);
-    lt_tensor *x = lt__server_state(&h->server, i, &time, 1, name), *copy = NULL;
-    if (x)
-        copy = copy_to(ctx, x);
+    int n = lt__server_state_count(&h->server);
+    lt_tensor *x =
+        i < n ? lt__server_state(&h->server, i, &time, 1, name)
+              : lt__snapshots_state(&h->snapshots, h->ctx, h->mirror.layout.bytes, i - n, &ticket);
+    if (ticket > 0)
+        snprintf(name, LT_ASYNC_NAME, "%s%" PRId64, KEPT, ticket);
+    lt_tensor *copy = x ? copy_to(ctx, x) : NULL;
     lt_release(x);
     pthread_mutex_unlock(&h->lock);
     return copy;
+}
+
+/* Restores the snapshots among the tensors of a state. */
+static lt_status restore_snapshots(lt_host *h, const char *const *names, lt_tensor *const *tensors,
+                                   int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (strncmp(names[i], KEPT, strlen(KEPT)) != 0)
+            continue;
+        int64_t ticket = strtoll(names[i] + strlen(KEPT), NULL, 10);
+        if (tensors[i]->dtype != LT_U8 || (size_t)tensors[i]->count != h->mirror.layout.bytes)
+            return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'",
+                           names[i]);
+        LT_TRY(lt__snapshots_restore(&h->snapshots, ticket, tensors[i]));
+    }
+    return LT_OK;
 }
 
 lt_status lt__host_restore(lt_host *h, const char *const *names, lt_tensor *const *tensors, int n,
@@ -132,6 +158,8 @@ lt_status lt__host_restore(lt_host *h, const char *const *names, lt_tensor *cons
     double time;
     pthread_mutex_lock(&h->lock);
     lt_status status = lt__server_restore(&h->server, names, tensors, n, &time, 1, fresh);
+    if (status == LT_OK)
+        status = restore_snapshots(h, names, tensors, n);
     for (int i = 0; i < h->n; i++)
         if (h->members[i].lost)
             lt__order_lose(h->server.order, i); /* it was replaced by a new worker */

@@ -137,7 +137,10 @@ static int64_t index_of(const lt_layout *l, const lt_tensor *x)
     for (int i = 0; i < l->n_buffers; i++)
         if (l->buffer[i] == x)
             return i;
-    lt_fail(LT_EUSAGE, "a batch norm updates running statistics that are not buffers of the net");
+    lt_fail(LT_EUSAGE,
+            "a batch norm updates running statistics that are not buffers of the net; give "
+            "the net with all its layers to lt.run, or to the optimizer if the loop is "
+            "your own");
     return -1;
 }
 

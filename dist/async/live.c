@@ -25,6 +25,7 @@ typedef struct live {
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
+    int64_t steps; /* of the optimizer; on ranks other than 0 */
     lt_awake clock;
     double heard; /* when the last message of rank 0 arrived, or this rank began to wait */
 } live;
@@ -121,6 +122,7 @@ static lt_status take_final(live *l, const lt_message *m)
         return does_not_fit(l);
     LT_TRY(lt__layout_unpack(layout, m->data));
     LT_TRY(lt__layout_unpack_slots(layout, m->data + layout->bytes));
+    l->steps = m->number[0];
     l->finished = l->over = true;
     return LT_OK;
 }
@@ -220,10 +222,10 @@ static int64_t done_below(const lt_async *async)
     return l->host ? lt__host_done_below(l->host) : 0;
 }
 
-static int64_t version(const lt_async *async)
+static int64_t steps(const lt_async *async)
 {
     const live *l = (const live *)async;
-    return l->host ? lt__host_version(l->host) : 0;
+    return l->host ? lt__host_steps(l->host) : l->steps;
 }
 
 static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
@@ -375,7 +377,7 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
                                                .push = push,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
-                                               .version = version,
+                                               .steps = steps,
                                                .state = state,
                                                .restore = restore,
                                                .read_stats = read_stats,
@@ -398,6 +400,7 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
     l->async.of = &functions;
     l->group = config->group;
     l->async.rank = lt_group_rank(config->group);
+    l->steps = config->steps;
     if (open_live(l, ctx, optim, config) == LT_OK)
         return &l->async;
     free_live(&l->async);

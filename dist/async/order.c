@@ -83,7 +83,8 @@ static void put_back(lt_order *o, int64_t ticket)
     o->again[i] = ticket;
 }
 
-/* The ticket to issue next: the lowest one that is neither held nor done. LT_NO_TICKET if none. */
+/* The ticket to issue next: the lowest one that is neither held nor done. LT_NO_TICKET if there is
+ * none, or if it is beyond the window. */
 static int64_t take_ticket(lt_order *o)
 {
     if (o->n_again > 0) {
@@ -91,7 +92,8 @@ static int64_t take_ticket(lt_order *o)
         memmove(o->again, o->again + 1, (size_t)--o->n_again * sizeof *o->again);
         return ticket;
     }
-    return o->next < o->config.limit ? o->next++ : LT_NO_TICKET;
+    bool is_beyond = o->config.window != LT_UNBOUNDED && o->next - o->done >= o->config.window;
+    return o->next < o->config.limit && !is_beyond ? o->next++ : LT_NO_TICKET;
 }
 
 static void hold_tickets(lt_order *o, worker *w)
@@ -109,6 +111,16 @@ static void drop_first(worker *w)
 
 /* ==== Opening ================================================================================= */
 
+static const int64_t MAX_LIMIT = INT64_MAX / 2;
+
+static lt_status check_limit(int64_t limit)
+{
+    if (limit < 0 || limit > MAX_LIMIT)
+        return lt_fail(LT_EINVAL, "the number of tickets must be from 0 to %lld, but is %lld",
+                       (long long)MAX_LIMIT, (long long)limit);
+    return LT_OK;
+}
+
 static lt_status check_config(const lt_order_config *c)
 {
     if (c->workers < 1 || c->workers > LT_MAX_WORKERS)
@@ -122,10 +134,9 @@ static lt_status check_config(const lt_order_config *c)
                        (long long)c->staleness);
     if (c->drop < 1 && c->drop != LT_UNBOUNDED)
         return lt_fail(LT_EINVAL, "drop must be at least 1, but is %lld", (long long)c->drop);
-    if (c->limit < 0)
-        return lt_fail(LT_EINVAL, "the number of tickets must be at least 0, but is %lld",
-                       (long long)c->limit);
-    return LT_OK;
+    if (c->window < 1 && c->window != LT_UNBOUNDED)
+        return lt_fail(LT_EINVAL, "window must be at least 1, but is %lld", (long long)c->window);
+    return check_limit(c->limit);
 }
 
 /* Replaces the workers of o by idle ones. `again` gets space for their tickets and for `more`. */
@@ -179,6 +190,7 @@ lt_status lt__order_set_limit(lt_order *o, int64_t limit)
     if (limit < o->config.limit)
         return lt_fail(LT_EINVAL, "the number of tickets cannot decrease from %lld to %lld",
                        (long long)o->config.limit, (long long)limit);
+    LT_TRY(check_limit(limit));
     o->config.limit = limit;
     return LT_OK;
 }
@@ -343,11 +355,12 @@ enum {
     DONE,
     N_AGAIN,
     N_DONE,
+    WINDOW,
     HEAD
 };
 enum { FLAGS, READ, PUSHES, PULL, N_HELD, TICKETS, OF_WORKER = TICKETS + LT_MAX_HELD };
 enum { IS_LOST = 1, IS_COMPUTING = 2, IS_WAITING = 4 };
-enum { CURRENT_FORMAT = 1 };
+enum { CURRENT_FORMAT = 2 };
 
 static void save_worker(const worker *w, int64_t *to)
 {
@@ -373,9 +386,9 @@ int64_t *lt__order_save(const lt_order *o, size_t *n)
         lt_fail(LT_ENOMEM, "out of memory for a checkpoint");
         return NULL;
     }
-    const int64_t head[HEAD] = {CURRENT_FORMAT, c->workers, c->held,    c->staleness,
-                                c->drop,        c->limit,   o->version, o->next,
-                                o->pulls,       o->done,    o->n_again, done};
+    const int64_t head[HEAD] = {CURRENT_FORMAT, c->workers, c->held,  c->staleness, c->drop,
+                                c->limit,       o->version, o->next,  o->pulls,     o->done,
+                                o->n_again,     done,       c->window};
     memcpy(state, head, sizeof head);
     for (int i = 0; i < o->n_again; i++)
         *to++ = o->again[i];
@@ -441,12 +454,13 @@ static bool is_valid_head(const int64_t *state, size_t n)
     return n >= HEAD && state[FORMAT] == CURRENT_FORMAT && state[WORKERS] >= 1 &&
            state[WORKERS] <= LT_MAX_WORKERS && state[HELD] >= 1 && state[HELD] <= LT_MAX_HELD &&
            state[PULLS] >= 0 && state[DONE] >= 0 && state[NEXT] >= state[DONE] &&
-           state[NEXT] <= state[LIMIT] && state[NEXT] - state[DONE] <= most &&
-           state[N_AGAIN] >= 0 && state[N_AGAIN] <= most && state[N_DONE] >= 0 &&
-           state[N_DONE] <= most && state[VERSION] >= 0 &&
+           state[NEXT] <= state[LIMIT] && state[LIMIT] <= MAX_LIMIT &&
+           state[NEXT] - state[DONE] <= most && state[N_AGAIN] >= 0 && state[N_AGAIN] <= most &&
+           state[N_DONE] >= 0 && state[N_DONE] <= most && state[VERSION] >= 0 &&
            state[VERSION] - state[N_DONE] <= state[DONE] &&
            (state[STALENESS] >= 0 || state[STALENESS] == LT_UNBOUNDED) &&
            (state[DROP] >= 1 || state[DROP] == LT_UNBOUNDED) &&
+           (state[WINDOW] >= 1 || state[WINDOW] == LT_UNBOUNDED) &&
            HEAD + state[N_AGAIN] + state[N_DONE] + OF_WORKER * state[WORKERS] == most;
 }
 
@@ -492,6 +506,7 @@ static lt_order *load_checked(const int64_t *state, bool *damaged)
                               .held = (int)state[HELD],
                               .staleness = state[STALENESS],
                               .drop = state[DROP],
+                              .window = state[WINDOW],
                               .limit = state[LIMIT]};
     bool *seen = calloc((size_t)(state[NEXT] - state[DONE]) + 1, sizeof *seen);
     if (!seen) {

@@ -15,6 +15,8 @@
  * - With a staleness bound S, no applied push has a delay above S: pulls wait if they might break
  *   this. With S = 0, one worker at a time computes.
  * - With a drop limit R, no applied push has a delay of R or more.
+ * - With a window W, no ticket is issued that is W or more above the lowest one that is not done:
+ *   pulls wait for it.
  */
 #ifndef LT_DIST_ASYNC_ORDER_H
 #define LT_DIST_ASYNC_ORDER_H
@@ -36,6 +38,7 @@ typedef struct lt_order_config {
                         * can prepare the data of the next ones */
     int64_t staleness; /* bound S >= 0, or LT_UNBOUNDED */
     int64_t drop;      /* limit R >= 1, or LT_UNBOUNDED */
+    int64_t window;    /* W >= 1, or LT_UNBOUNDED */
     int64_t limit;     /* tickets [0, limit) exist */
 } lt_order_config;
 

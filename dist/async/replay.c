@@ -120,7 +120,11 @@ static lt_status set_limit(lt_async *async, int64_t tickets)
                    (long long)r->tickets[r->n - 1], (long long)tickets);
 }
 
-static int64_t version(const lt_async *async) { return ((const replay *)async)->version; }
+static int64_t steps(const lt_async *async)
+{
+    const replay *r = (const replay *)async;
+    return r->server.base + r->version;
+}
 
 static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
 {
@@ -238,7 +242,7 @@ lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *co
                                                .push = push,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
-                                               .version = version,
+                                               .steps = steps,
                                                .state = state,
                                                .restore = restore,
                                                .read_stats = read_stats,

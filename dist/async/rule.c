@@ -325,6 +325,8 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     call c = {.def = lt_optim_def(s->optim)};
     memcpy(c.opt, p->opt, (size_t)schema->n_opt * sizeof *c.opt);
     set(&c, "scale", scale);
+    if (lt_schema_find(schema, "step") >= 0) /* the worker counts only its own steps */
+        set(&c, "step", (double)p->push->step);
     add(&c, &s->values, p->range);
     add(&c, &s->grads, p->range);
     for (int k = 0; k < schema->n_in - 2; k++) {

@@ -11,10 +11,11 @@ lt_status lt__server_open(lt_server *s, lt_ctx *ctx, lt_optim *optim, const lt_a
     const lt_order_config order = {.workers = c->workers,
                                    .held = c->held == 0 ? 1 : c->held,
                                    .staleness = c->staleness,
-                                   .drop = c->drop};
+                                   .drop = c->drop,
+                                   .window = c->window == 0 ? LT_UNBOUNDED : c->window};
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};
     LT_TRY(lt__rule_find(c->rule, &rule.rule));
-    *s = (lt_server){.ctx = ctx, .optim = optim, .order = lt__order_new(&order)};
+    *s = (lt_server){.ctx = ctx, .optim = optim, .order = lt__order_new(&order), .base = c->steps};
     if (!s->order)
         return lt_errcode() == LT_EINVAL ? lt_fail(LT_EUSAGE, "%s", lt_errmsg()) : lt_errcode();
     if ((s->rule = lt__rule_new(optim, &rule)))
@@ -42,6 +43,7 @@ lt_status lt__server_apply(lt_server *s, int worker, const lt_gradient *g, int64
     const lt_rule_push push = {.worker = worker,
                                .version = version,
                                .delay = delay,
+                               .step = s->base + version + 1,
                                .present = g->present,
                                .options = g->options};
     LT_TRY(lt__gradient_load(g, s->optim));
@@ -57,6 +59,8 @@ lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gra
         return LT_OK;
     return lt__server_apply(s, worker, gradient, lt__order_version(s->order) - 1, push->delay);
 }
+
+int64_t lt__server_steps(const lt_server *s) { return s->base + lt__order_version(s->order); }
 
 lt_status lt__server_stats(lt_server *s, int group, lt_async_stats *stats)
 {
@@ -93,6 +97,16 @@ static lt_tensor *numbers_tensor(const lt_server *s, const double *more, int n)
 
 /* Whether a flat is saved. Backups are not: after a restart, all workers pull again. */
 static bool is_saved(const char *name) { return strncmp(name, "backup", 6) != 0; }
+
+int lt__server_state_count(const lt_server *s)
+{
+    const lt_flat *flat;
+    char of[32];
+    int n = 2;
+    for (int k = 0; lt__rule_flat(s->rule, k, of, &flat); k++)
+        n += is_saved(of) ? flat->n : 0;
+    return n;
+}
 
 lt_tensor *lt__server_state(const lt_server *s, int i, const double *numbers, int n_numbers,
                             char name[LT_ASYNC_NAME])
@@ -153,6 +167,7 @@ static lt_status restore_order(lt_server *s, const saved *from)
     }
     lt__order_free(s->order);
     s->order = order;
+    s->base -= lt__order_version(order);
     return LT_OK;
 }
 

@@ -14,6 +14,7 @@ typedef struct lt_server {
     lt_optim *optim; /* whose parameters it updates; borrowed */
     lt_order *order;
     lt_rule_state *rule;
+    int64_t base; /* steps that the optimizer took before version 0 */
 } lt_server;
 
 /* Opens *server for config->workers workers. LT_EUSAGE for a wrong setting; LT_ENOMEM. On failure
@@ -34,9 +35,13 @@ LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
 LT_MUST lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
                                    int64_t version, int64_t delay);
 
+/* Number of steps of the optimizer: see lt_async_steps(). */
+int64_t lt__server_steps(const lt_server *server);
 /* Adds the statistics of the rule to *stats; see lt_async_read_stats(). */
 LT_MUST lt_status lt__server_stats(lt_server *server, int group, lt_async_stats *stats);
 
+/* Number of tensors of the state. */
+int lt__server_state_count(const lt_server *server);
 /* Tensor i of the state; see lt_async_state(). numbers (n_numbers): further numbers to save. */
 lt_tensor *lt__server_state(const lt_server *server, int i, const double *numbers, int n_numbers,
                             char name[LT_ASYNC_NAME]);

@@ -219,7 +219,7 @@ static int64_t done_below(const lt_async *async)
     return lt__order_done_below(server_in(async)->order);
 }
 
-static int64_t version(const lt_async *async) { return lt__order_version(server_in(async)->order); }
+static int64_t steps(const lt_async *async) { return lt__server_steps(server_in(async)); }
 
 static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
 {
@@ -244,7 +244,7 @@ lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config
                                                .push = finish_computing,
                                                .set_limit = set_limit,
                                                .done_below = done_below,
-                                               .version = version,
+                                               .steps = steps,
                                                .state = state,
                                                .restore = restore,
                                                .read_stats = read_stats,

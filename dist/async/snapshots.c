@@ -1,6 +1,7 @@
 /* snapshots.c - copies of the server's values at the ends of epochs; see snapshots.h. */
 #include <stdlib.h>
 
+#include "core/tensor.h"
 #include "dist/async/snapshots.h"
 
 typedef struct lt_snapshot {
@@ -9,11 +10,27 @@ typedef struct lt_snapshot {
     char *data;     /* NULL before that moment */
 } snapshot;
 
+static lt_status no_memory(void)
+{
+    return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
+}
+
+/* The snapshot for a ticket, or NULL. */
+static snapshot *find(const lt_snapshots *list, int64_t ticket)
+{
+    snapshot *s = list->first;
+    while (s && s->ticket != ticket)
+        s = s->next;
+    return s;
+}
+
 lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket)
 {
+    if (find(list, ticket))
+        return LT_OK;
     snapshot *s = calloc(1, sizeof *s);
     if (!s)
-        return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
+        return no_memory();
     *s = (snapshot){.next = list->first, .ticket = ticket};
     list->first = s;
     return LT_OK;
@@ -25,7 +42,7 @@ lt_status lt__snapshots_take(lt_snapshots *list, const lt_layout *from, int64_t 
         if (s->data || done < s->ticket)
             continue;
         if (!(s->data = malloc(from->bytes + 1)))
-            return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
+            return no_memory();
         LT_TRY(lt__layout_pack(from, s->data));
     }
     return LT_OK;
@@ -49,6 +66,27 @@ lt_status lt__snapshots_read(lt_snapshots *list, int64_t ticket, const lt_layout
     lt_status status = lt__layout_unpack(to, (*link)->data);
     drop(link);
     return status;
+}
+
+lt_tensor *lt__snapshots_state(const lt_snapshots *list, lt_ctx *ctx, size_t bytes, int i,
+                               int64_t *ticket)
+{
+    *ticket = 0;
+    for (const snapshot *s = list->first; s; s = s->next)
+        if (s->data && i-- == 0) {
+            *ticket = s->ticket;
+            return lt_tensor_from(ctx, LT_U8, 1, &(int64_t){(int64_t)bytes}, s->data);
+        }
+    return NULL;
+}
+
+lt_status lt__snapshots_restore(lt_snapshots *list, int64_t ticket, lt_tensor *values)
+{
+    LT_TRY(lt__snapshots_plan(list, ticket));
+    snapshot *s = find(list, ticket);
+    if (!s->data && !(s->data = malloc((size_t)values->count + 1)))
+        return no_memory();
+    return lt_read(values, s->data);
 }
 
 void lt__snapshots_free(lt_snapshots *list)

@@ -32,7 +32,10 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor)
 {
     lt_async *a = ud;
-    if (!a->gradient || a->stepped)
+    if (!a->gradient)
+        return lt_fail(LT_EUSAGE, "this optimizer step belongs to no batch of the asynchronous "
+                                  "training; while a run is open, loop over run:batches()");
+    if (a->stepped)
         return lt_fail(LT_EUSAGE, "in asynchronous training, each batch has one optimizer step");
     if (optim != a->optim)
         return lt_fail(LT_EUSAGE, "asynchronous training supports one optimizer; this is another");

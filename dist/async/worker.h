@@ -14,7 +14,7 @@ typedef struct lt_async_kind_of {
     lt_status (*push)(lt_async *async);
     lt_status (*set_limit)(lt_async *async, int64_t tickets);
     int64_t (*done_below)(const lt_async *async);
-    int64_t (*version)(const lt_async *async);
+    int64_t (*steps)(const lt_async *async);
     lt_tensor *(*state)(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
     lt_status (*restore)(lt_async *async, const char *const *names, lt_tensor *const *tensors,
                          int n, int *fresh);

@@ -15,42 +15,78 @@ static int check_int(lua_State *L, int index)
     return (int)value;
 }
 
-/* simulate(optim, rule, workers, sigma, times, staleness, drop, lam): starts a simulation; see
- * async.h. optim is a handle of new_optim(); times is a list of numbers; staleness, drop and lam
- * may be nil. Returns a handle with the methods below. */
-static int simulate(lua_State *L)
+/* The field of the options, argument 2, as an integer. */
+static int64_t field(lua_State *L, const char *name, int64_t otherwise)
+{
+    lua_getfield(L, 2, name);
+    int64_t value = luaL_optinteger(L, -1, otherwise);
+    lua_pop(L, 1);
+    return value;
+}
+
+static double number_field(lua_State *L, const char *name, double otherwise)
+{
+    lua_getfield(L, 2, name);
+    double value = luaL_optnumber(L, -1, otherwise);
+    lua_pop(L, 1);
+    return value;
+}
+
+/* The options that all kinds have in common, from the table that is argument 2: rule, a string;
+ * steps; and staleness, drop, window and lam, which may be nil. See async.h. rule is borrowed from
+ * the table. */
+static lt_async_config read_config(lua_State *L)
+{
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_getfield(L, 2, "rule");
+    lt_async_config config = {.rule = luaL_checkstring(L, -1),
+                              .lam = number_field(L, "lam", 0),
+                              .staleness = field(L, "staleness", LT_ASYNC_UNBOUNDED),
+                              .drop = field(L, "drop", LT_ASYNC_UNBOUNDED),
+                              .window = field(L, "window", 0),
+                              .steps = field(L, "steps", 0)};
+    lua_pop(L, 1);
+    return config;
+}
+
+/* Starts asynchronous training, and returns a handle with the methods below. */
+static int start(lua_State *L, lt_optim *optim, const lt_async_config *config)
 {
     lt_lua *s = lt__lua(L);
-    lt_optim *optim = lt__check_handle(L, lt__optim_class);
-    int n = (int)luaL_len(L, 5);
-    double *times = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *times, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 5, i + 1);
-        times[i] = luaL_checknumber(L, -1);
-        lua_pop(L, 1);
-    }
-    lt_async_config config = {.rule = luaL_checkstring(L, 2),
-                              .workers = check_int(L, 3),
-                              .sigma = luaL_checknumber(L, 4),
-                              .times = times,
-                              .n_times = n,
-                              .staleness = luaL_optinteger(L, 6, LT_ASYNC_UNBOUNDED),
-                              .drop = luaL_optinteger(L, 7, LT_ASYNC_UNBOUNDED),
-                              .lam = luaL_optnumber(L, 8, 0)};
     void **handle = lt__push_handle(L, async_class);
-    lt_async *async = lt_async_new(s->ctx, optim, &config);
+    lt_async *async = lt_async_new(s->ctx, optim, config);
     if (!async)
         lt__raise(L, s);
     lt__fill_handle(L, handle, async);
     return 1;
 }
 
-/* replay(optim, rule, workers, trace, lam): replays a trace: a list with worker, ticket and read of
- * each step in turn. The rest is as for simulate(). */
+/* simulate(optim, o, times): starts a simulation. optim is a handle of new_optim(); o has the
+ * options, also workers and sigma; times is a list of numbers. */
+static int simulate(lua_State *L)
+{
+    lt_optim *optim = lt__check_handle(L, lt__optim_class);
+    lt_async_config config = read_config(L);
+    int n = (int)luaL_len(L, 3);
+    double *times = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *times, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 3, i + 1);
+        times[i] = luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    config.workers = (int)field(L, "workers", 1);
+    config.sigma = number_field(L, "sigma", 0);
+    config.times = times;
+    config.n_times = n;
+    return start(L, optim, &config);
+}
+
+/* replay(optim, o, workers, trace): replays a trace: a list with worker, ticket and read of each
+ * step in turn. The rest is as for simulate(). */
 static int replay(lua_State *L)
 {
-    lt_lua *s = lt__lua(L);
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
+    lt_async_config config = read_config(L);
     lua_Integer n = luaL_len(L, 4) / 3;
     lt_async_step *trace = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *trace, 0);
     for (lua_Integer i = 0; i < n; i++) {
@@ -61,19 +97,10 @@ static int replay(lua_State *L)
                                    .read = luaL_checkinteger(L, -1)};
         lua_pop(L, 3);
     }
-    lt_async_config config = {.rule = luaL_checkstring(L, 2),
-                              .workers = check_int(L, 3),
-                              .staleness = LT_ASYNC_UNBOUNDED,
-                              .drop = LT_ASYNC_UNBOUNDED,
-                              .lam = luaL_optnumber(L, 5, 0),
-                              .trace = trace,
-                              .n_trace = n};
-    void **handle = lt__push_handle(L, async_class);
-    lt_async *async = lt_async_new(s->ctx, optim, &config);
-    if (!async)
-        lt__raise(L, s);
-    lt__fill_handle(L, handle, async);
-    return 1;
+    config.workers = check_int(L, 3);
+    config.trace = trace;
+    config.n_trace = n;
+    return start(L, optim, &config);
 }
 
 /* Reads a list of ranks, or nil, as lt_async_config.lost. The array belongs to the stack. */
@@ -94,38 +121,30 @@ static const bool *check_lost(lua_State *L, int index, int ranks)
     return lost;
 }
 
-/* live(optim, buffers, rule, staleness, drop, lam, lost): starts asynchronous training on the ranks
- * of the group. buffers: the list of the net's buffers; lost: nil, or a list of the ranks that were
- * lost before. The rest is as for simulate(). Until the handle is closed, there are no collectives.
- */
+/* live(optim, o, buffers, lost): starts asynchronous training on the ranks of the group. buffers:
+ * the list of the net's buffers; lost: nil, or a list of the ranks that were lost before. The rest
+ * is as for simulate(). Until the handle is closed, there are no collectives. */
 static int live(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
-    int n = (int)luaL_len(L, 2);
+    lt_async_config config = read_config(L);
+    int n = (int)luaL_len(L, 3);
     lt_tensor **buffers = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *buffers, 0);
     for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
+        lua_rawgeti(L, 3, i + 1);
         buffers[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a buffer");
         lua_pop(L, 1);
     }
-    lt_async_config config = {.rule = luaL_checkstring(L, 3),
-                              .staleness = luaL_optinteger(L, 4, LT_ASYNC_UNBOUNDED),
-                              .drop = luaL_optinteger(L, 5, LT_ASYNC_UNBOUNDED),
-                              .lam = luaL_optnumber(L, 6, 0),
-                              .buffers = buffers,
-                              .n_buffers = n,
-                              .held = 2, /* the next batch is prepared meanwhile */
-                              .lost = check_lost(L, 7, lt_group_size(s->group)),
-                              .group = s->group};
-    void **handle = lt__push_handle(L, async_class);
+    config.buffers = buffers;
+    config.n_buffers = n;
+    config.held = 2; /* the next batch is prepared meanwhile */
+    config.lost = check_lost(L, 4, lt_group_size(s->group));
+    config.group = s->group;
     if (lt_group_rank(s->group) == 0 &&
         !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
         lt__raise(L, s);
-    lt_async *async = lt_async_new(s->ctx, optim, &config);
-    if (!async)
-        lt__raise(L, s);
-    lt__fill_handle(L, handle, async);
+    start(L, optim, &config);
     s->is_async = true;
     return 1;
 }
@@ -250,6 +269,13 @@ static int stop_at(lua_State *L)
     return 0;
 }
 
+/* async:steps(): returns the number of steps of the optimizer; see lt_async_steps(). */
+static int steps(lua_State *L)
+{
+    lua_pushinteger(L, lt_async_steps(lt__check_handle(L, async_class)));
+    return 1;
+}
+
 /* async:done_below(): returns the first ticket that is neither applied nor skipped. */
 static int done_below(lua_State *L)
 {
@@ -339,13 +365,25 @@ static const luaL_Reg functions[] = {{"simulate", simulate},
                                      {"replay", replay},
                                      {"joins_async", joins_async},
                                      {NULL, NULL}};
-static const luaL_Reg methods[] = {
-    {"set_limit", set_limit}, {"next", next},           {"push", push},
-    {"release", release},     {"finish", finish},       {"done_below", done_below},
-    {"keep_at", keep_at},     {"read_kept", read_kept}, {"read", read_server},
-    {"stop", stop},           {"stop_at", stop_at},     {"pause", pause_server},
-    {"poll", poll},           {"state", state},         {"restore", restore},
-    {"stats", stats},         {"close", async_gc},      {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_limit", set_limit},
+                                   {"next", next},
+                                   {"push", push},
+                                   {"release", release},
+                                   {"finish", finish},
+                                   {"done_below", done_below},
+                                   {"keep_at", keep_at},
+                                   {"read_kept", read_kept},
+                                   {"read", read_server},
+                                   {"stop", stop},
+                                   {"stop_at", stop_at},
+                                   {"pause", pause_server},
+                                   {"poll", poll},
+                                   {"state", state},
+                                   {"restore", restore},
+                                   {"stats", stats},
+                                   {"steps", steps},
+                                   {"close", async_gc},
+                                   {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {

@@ -379,7 +379,8 @@ TEST(running_statistics_must_be_buffers_of_the_net)
     run_job(&j, ranks, RANKS);
     CHECK_EQ(ranks[0].status, LT_EUSAGE);
     CHECK_STR(ranks[0].text,
-              "a batch norm updates running statistics that are not buffers of the net");
+              "a batch norm updates running statistics that are not buffers of the net; give the "
+              "net with all its layers to lt.run, or to the optimizer if the loop is your own");
 }
 
 TEST(rank_0_stops_all_workers)

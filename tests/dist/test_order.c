@@ -18,13 +18,22 @@ static int64_t pick(int64_t n) /* from 0 to n - 1 */
 /* ==== The checker ============================================================================= */
 
 typedef struct checker {
-    int64_t staleness, drop;
-    int64_t version;
-    int done[TICKETS];   /* how often each ticket was applied or skipped */
-    int holder[TICKETS]; /* worker that holds it, + 1; or 0 */
+    int64_t staleness, drop, window;
+    int64_t version, next; /* next: the first ticket that was never issued */
+    int done[TICKETS];     /* how often each ticket was applied or skipped */
+    int holder[TICKETS];   /* worker that holds it, + 1; or 0 */
     bool computing[WORKERS], lost[WORKERS];
     int64_t read[WORKERS], ticket[WORKERS], pushes[WORKERS];
 } checker;
+
+/* The lowest ticket that is not done. */
+static int64_t done_below(const checker *c)
+{
+    int64_t t = 0;
+    while (t < TICKETS && c->done[t] > 0)
+        t++;
+    return t;
+}
 
 /* The rule that an answer to a pull breaks, or NULL. */
 static const char *check_grant(checker *c, const lt_grant *g)
@@ -39,6 +48,9 @@ static const char *check_grant(checker *c, const lt_grant *g)
             return "a ticket was issued although it is done";
         if (c->holder[t] != 0 && c->holder[t] != g->worker + 1)
             return "two workers hold a ticket";
+        if (t >= c->next && c->window != LT_UNBOUNDED && t - done_below(c) >= c->window)
+            return "a ticket was issued beyond the window";
+        c->next = t >= c->next ? t + 1 : c->next;
         c->holder[t] = g->worker + 1;
     }
     if (g->n == 0)
@@ -99,12 +111,13 @@ static void lose(checker *c, int worker)
 /* Bugs that a history may have, as if the order had them. */
 typedef enum bug {
     NO_BUG,
-    LATE_BY_1,      /* the staleness bound is 1 too high */
-    DROPS_LATE,     /* the drop limit is 1 too high */
-    FORGETS_LOSS,   /* a lost worker may pull again */
-    ISSUES_TWICE,   /* a ticket is issued again although its worker computes it */
-    ACCEPTS_TWICE,  /* a repeated push counts as a new one */
-    REPEATS_DROPPED /* a dropped ticket is issued again although it is done */
+    LATE_BY_1,       /* the staleness bound is 1 too high */
+    DROPS_LATE,      /* the drop limit is 1 too high */
+    FORGETS_LOSS,    /* a lost worker may pull again */
+    ISSUES_TWICE,    /* a ticket is issued again although its worker computes it */
+    ACCEPTS_TWICE,   /* a repeated push counts as a new one */
+    REPEATS_DROPPED, /* a dropped ticket is issued again although it is done */
+    WIDE_WINDOW      /* the window is 1 too high */
 } bug;
 
 typedef struct history {
@@ -195,11 +208,14 @@ static lt_order_config some_config(history *h, int64_t limit)
                               .held = 1 + (int)pick(LT_MAX_HELD),
                               .staleness = pick(2) ? LT_UNBOUNDED : pick(8),
                               .drop = pick(2) ? LT_UNBOUNDED : 1 + pick(6),
+                              .window = pick(2) ? LT_UNBOUNDED : 1 + pick(9),
                               .limit = limit};
     h->checker.staleness = config.staleness;
     h->checker.drop = config.drop;
+    h->checker.window = config.window;
     config.staleness += h->bug == LATE_BY_1 && config.staleness != LT_UNBOUNDED;
     config.drop += h->bug == DROPS_LATE && config.drop != LT_UNBOUNDED;
+    config.window += h->bug == WIDE_WINDOW && config.window != LT_UNBOUNDED;
     return config;
 }
 
@@ -307,7 +323,7 @@ TEST(random_histories_keep_all_rules)
 
 TEST(the_checker_finds_each_broken_rule)
 {
-    checker c = {.staleness = 1, .drop = 3};
+    checker c = {.staleness = 1, .drop = 3, .window = 3};
     lt_grant a = {.worker = 0, .version = 0, .n = 2, .ticket = {0, 1}};
     lt_grant b = {.worker = 1, .version = 0, .n = 1, .ticket = {1}};
     CHECK(check_grant(&c, &a) == NULL);
@@ -341,8 +357,9 @@ TEST(random_histories_find_each_bug)
         [FORGETS_LOSS] = "a pull was answered for a worker that is lost or computes",
         [ISSUES_TWICE] = "two workers hold a ticket",
         [ACCEPTS_TWICE] = "a push was accepted twice or out of order",
-        [REPEATS_DROPPED] = "a ticket was issued although it is done"};
-    for (int i = LATE_BY_1; i <= REPEATS_DROPPED; i++) {
+        [REPEATS_DROPPED] = "a ticket was issued although it is done",
+        [WIDE_WINDOW] = "a ticket was issued beyond the window"};
+    for (int i = LATE_BY_1; i <= WIDE_WINDOW; i++) {
         bool is_found = false;
         for (uint64_t number = 0; number < 1000 && !is_found; number++) {
             history h = {.bug = (bug)i};
@@ -358,7 +375,7 @@ TEST(random_histories_find_each_bug)
 
 static lt_order *open_order(int workers, int64_t staleness, int64_t drop, int64_t limit)
 {
-    lt_order_config config = {workers, 1, staleness, drop, limit};
+    lt_order_config config = {workers, 1, staleness, drop, LT_UNBOUNDED, limit};
     lt_order *o = lt__order_new(&config);
     CHECK(o != NULL);
     return o;
@@ -407,6 +424,27 @@ TEST(a_lost_worker_returns_its_tickets_and_stays_fenced)
     lt__order_free(o);
 }
 
+TEST(with_a_window_workers_wait_for_the_lowest_ticket)
+{
+    lt_order_config config = {2, 1, LT_UNBOUNDED, LT_UNBOUNDED, .window = 2, .limit = 3};
+    lt_order *o = lt__order_new(&config);
+    lt_grant g;
+    lt_push p;
+    CHECK(o != NULL);
+    CHECK_OK(lt__order_pull(o, 0));
+    CHECK(lt__order_grant(o, &g));
+    CHECK_OK(lt__order_pull(o, 1));
+    CHECK(lt__order_grant(o, &g));
+    CHECK_EQ(g.ticket[0], 1);
+    CHECK_OK(lt__order_push(o, 1, 0, false, &p));
+    CHECK_OK(lt__order_pull(o, 1));
+    CHECK(!lt__order_grant(o, &g)); /* ticket 0 is not done */
+    CHECK_OK(lt__order_push(o, 0, 0, false, &p));
+    CHECK(lt__order_grant(o, &g));
+    CHECK(g.worker == 1 && g.ticket[0] == 2);
+    lt__order_free(o);
+}
+
 TEST(wrong_numbers_are_refused)
 {
     lt_order *o = open_order(1, LT_UNBOUNDED, LT_UNBOUNDED, 1);
@@ -419,14 +457,15 @@ TEST(wrong_numbers_are_refused)
                 "the number of tickets cannot decrease from 1 to 0");
     CHECK_OK(lt__order_pull(o, 0));
     CHECK_FAILS(lt__order_pull(o, 0), LT_EINVAL, "worker 0 pulls twice without a push");
-    lt_order_config config = {1, 1, 0, 1, 1};
-    lt_order_config wrong[] = {config, config, config, config, config};
+    lt_order_config config = {1, 1, 0, 1, 1, 1};
+    lt_order_config wrong[] = {config, config, config, config, config, config};
     wrong[0].workers = 0;
     wrong[1].held = LT_MAX_HELD + 1;
     wrong[2].staleness = -2;
     wrong[3].drop = 0;
-    wrong[4].limit = -1;
-    for (int i = 0; i < 5; i++)
+    wrong[4].window = 0;
+    wrong[5].limit = -1;
+    for (int i = 0; i < 6; i++)
         CHECK(lt__order_new(&wrong[i]) == NULL && lt_errcode() == LT_EINVAL);
     lt__order_free(o);
 }

@@ -141,7 +141,7 @@ local function new(spec, what, options, update)
     local is_bias = #item.tensor.shape <= 1
     inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))
   end
-  async_loop.use(inner.handle, what)
+  async_loop.use(inner, what)
   self.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
 end
@@ -317,7 +317,7 @@ function Optim:load(state, _)
   self[INNER].steps, self[INNER].pending = steps, false
 end
 
--- For other embedded files: the core's handle of an optimizer.
-function core.handle_of(self) return self[INNER].handle end
+-- For asynchronous training: {handle = of the core, steps = taken so far} of an optimizer.
+function core.inner_of(self) return self[INNER] end
 
 return check.strict(optim, "optim")

@@ -49,12 +49,13 @@ function async.read(run)
     refuse("--simulate trace:FILE cannot be combined with amp fp16: each worker of a run has a "
            .. "loss scale of its own")
   end
-  if o.trace then o.steps, o.trace_workers = trace.read(o.trace, o.rule, run) end
+  if o.trace then o.trace_steps, o.trace_workers = trace.read(o.trace, o.rule, run) end
   return o
 end
 
 -- ==== Tickets ====================================================================================
 
+local HELD = 2             -- tickets of a live worker at a time
 local ISSUED = 8           -- index of the number of issued tickets in the tensor `order` of a state
 
 local function restore(self, saved, warnings)
@@ -94,16 +95,23 @@ function async.buffers_of(net)
   return list
 end
 
--- Starts asynchronous training with the options o. optim: a handle; buffers: of its net; gone: list
--- of the ranks that were lost before.
-function async.open(optim, buffers, o, gone)
-  if o.trace then
-    return core.replay(optim, o.rule, o.trace_workers, o.steps, o.lam)
+-- Starts asynchronous training with the options o, of an optimizer (see core.inner_of). buffers: of
+-- its net; gone: list of the ranks that were lost before.
+function async.open(inner, buffers, o, gone)
+  o.steps = inner.steps
+  if o.trace then return core.replay(inner.handle, o, o.trace_workers, o.trace_steps) end
+  if o.workers then return core.simulate(inner.handle, o, o.times) end
+  return core.live(inner.handle, o, buffers, gone)
+end
+
+-- How far a ticket may be above the lowest one that is not done: an epoch, so that one slow worker
+-- does not let the others train to the end of the run.
+local function window_of(self)
+  local steps = 2 * HELD * self.workers
+  for epoch = 1, self.run.settings.epochs do
+    steps = math.max(steps, self.first[epoch + 1] - self.first[epoch])
   end
-  if o.workers then
-    return core.simulate(optim, o.rule, o.workers, o.sigma, o.times, o.staleness, o.drop, o.lam)
-  end
-  return core.live(optim, buffers, o.rule, o.staleness, o.drop, o.lam, gone)
+  return steps
 end
 
 -- Starts the asynchronous training of a run. saved: {tensors = , numbers = } of the checkpoint from
@@ -127,7 +135,7 @@ function async.new(run, o, saved, warnings)
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
     asked = false,                     -- this rank has asked rank 0 to stop
-    handle = false,
+    handle = false, inner = core.inner_of(run.settings.optim),
   }
   local images, epochs = #run.settings.train, run.settings.epochs
   for epoch = 1, epochs do
@@ -136,8 +144,8 @@ function async.new(run, o, saved, warnings)
   end
   setmetatable(self, Async)
   if saved then check_issued(self, saved) end
-  self.handle = async.open(core.handle_of(run.settings.optim), async.buffers_of(run.settings.net),
-                           o)
+  o.window = window_of(self)
+  self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
   if saved then restore(self, saved, warnings) end
   self.done_below = self.handle:done_below()
   self.first_step = run.steps
@@ -449,6 +457,7 @@ function Async:suspended(fn, ...)
   end
   while record(handle:poll()) do end
   handle:read()
+  self.inner.steps = handle:steps()
   return fn(...)
 end
 
@@ -527,7 +536,9 @@ function Async:close(failed)
   self.stream, self.passes, async.running = false, {}, false
   local handle = self.handle
   local _ <close> = setmetatable({}, {__close = function() handle:close() end})
-  if not failed then handle:finish() end
+  if failed then return end
+  handle:finish()
+  self.inner.steps = handle:steps()
 end
 
 return async

@@ -16,8 +16,8 @@ local options = require "luatrain.train.async_options"
 
 local loop = {}
 
-local newest = setmetatable({}, {__mode = "v"})          -- {optim = handle of the newest optimizer}
-local buffers = setmetatable({}, {__mode = "k"})         -- by handle: the buffers of its net
+local newest = setmetatable({}, {__mode = "v"})          -- {optim = the newest optimizer}
+local buffers = setmetatable({}, {__mode = "k"})         -- by optimizer: the buffers of its net
 local first = 0                        -- first ticket of the pass
 local names, tensors = {}, {}          -- state of the server between passes; on rank 0
 local lost = {}                        -- ranks that were lost; on rank 0
@@ -28,9 +28,9 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- Notes a new optimizer: its handle, and the net or list of parameters that it was made for.
-function loop.use(handle, what)
-  newest.optim, buffers[handle] = handle, async.buffers_of(what)
+-- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for.
+function loop.use(inner, what)
+  newest.optim, buffers[inner] = inner, async.buffers_of(what)
 end
 
 local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end
@@ -52,6 +52,7 @@ function loop.finish(who)
   end
   if is_root then names, tensors = pass.handle:state() end
   pass.handle:finish()
+  pass.optim.steps = pass.handle:steps()
   first = pass.last
 end
 
@@ -65,18 +66,6 @@ local function open(settings)
   return async.open(optim, buffers[optim], settings, lost)
 end
 
--- The next event of a pass. An optimizer that was made for a list of parameters does not know the
--- buffers of their net, which a batch norm needs.
-local function next_event(handle, list)
-  local event = table.pack(pcall(handle.next, handle))
-  if event[1] then return table.unpack(event, 2, event.n) end
-  if #list == 0 and tostring(event[2]):find("that are not buffers of the net", 1, true) then
-    refuse("a batch norm updates running statistics that the optimizer does not know; with "
-           .. "--parallel, pass the net itself to the optimizer, not a list of its parameters")
-  end
-  error(event[2], 0)
-end
-
 -- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
 function loop.batches(set, o, open_batches)
   local settings = options.read()
@@ -86,7 +75,7 @@ function loop.batches(set, o, open_batches)
   local skipped = o.first              -- images at the beginning of the epoch
   o.on_request, o.first, o.shard = true, 0, false
   active = {handle = handle, data = open_batches(set, o), last = first + count,
-            buffers = buffers[newest.optim]}
+            optim = newest.optim}
   async.end_pass = loop.finish
   if core.rank() == 0 and #names > 0 then handle:restore(names, tensors) end
   handle:set_limit(active.last)
@@ -109,11 +98,11 @@ function loop.batches(set, o, open_batches)
     elseif kind ~= "push" then
       return loop.finish()
     end
-    return take(next_event(handle, pass.buffers))
+    return take(handle:next())
   end
   return function()
     if active ~= pass then core.fail("EINVAL", "batches: another pass has begun") end
-    return take(next_event(handle, pass.buffers))
+    return take(handle:next())
   end
 end
 
