@@ -162,7 +162,7 @@ static void op_hook(void *ud, const lt_call *call, bool backward, const char *wh
 
 static lt_status seed(void *ud, lt_tensor *grad)
 {
-    return lt_rescale(grad, ldexp(1, ((const lt_precision_check *)ud)->k), NULL);
+    return grad ? lt_rescale(grad, ldexp(1, ((const lt_precision_check *)ud)->k), NULL) : LT_OK;
 }
 
 /* ==== The check =============================================================================== */

@@ -186,7 +186,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
         LT_TRY(lt_synchronize(s->ctx));
     if (!s->has_backward)
         begin_step(s);
-    return lt_rescale(grad, scale_of(s), NULL);
+    return grad ? lt_rescale(grad, scale_of(s), NULL) : LT_OK;
 }
 
 /* A leftover gradient may be non-finite although all gradients of this step so far are finite. Then

@@ -208,6 +208,12 @@ struct lt_op {
      * reads d_out[0]. The kernel must read an element before it writes it, and write all other d_in
      * first */
     uint8_t grad_in_place;
+    /* bit i: the gradient of input i, a parameter, may be computed by a second call of backward,
+     * see lt_backward_from(). The first call then has d_in[i] = NULL */
+    uint8_t weights;
+    /* Whether two such calls on the CPU give the bits of one. d_in[i] is a tensor like the gradient
+     * of input i; it must not be written. NULL means always. */
+    bool (*can_split)(const lt_call *call);
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
@@ -300,6 +306,39 @@ LT_API lt_tensor *lt_detach(lt_tensor *x);
  * deferred, see lt_synchronize(). Also LT_ENOMEM, and the errors of kernels and hooks. */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
+/* The second half of a split backward: gradients of parameters that it has not computed yet. */
+typedef struct lt_weights lt_weights;
+
+/* One backward from several roots, as if from the sum of roots[i] * grads[i]. For a pipeline, whose
+ * ranks start from the gradients that the next rank has sent. grads[i] is like the argument of
+ * lt_backward(), but already scaled if there is a loss scale. One grads[i] may be NULL: then
+ * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape. They may be leaves,
+ * outputs of one op, computed from each other, or equal; the gradients of equal roots are added in
+ * their order. With n = 0 only the callbacks run.
+ *
+ * weights = NULL: a whole backward. Otherwise the backward is split (zero bubble,
+ * arXiv:2401.10241): gradients of parameters of convolutions and linear layers are left to
+ * lt_backward_weights(), with the same bits, if the parameter has no other use in this backward.
+ * *weights is new. The backward ends, with the end callback, when lt_backward_weights() ends. The
+ * saved tensors that it needs must stay alive and unchanged until then. Other backwards may run in
+ * between, but they must not add to a pending gradient themselves: LT_EINVAL. Until no gradient is
+ * pending, LT_EINVAL also for lt_optim_step() and lt_set_scaling(), and for another backward unless
+ * lt_grad_callbacks.overlaps is set. lt_grad() does not wait for other ranks meanwhile. A dry run
+ * defers nothing.
+ *
+ * The errors of lt_backward(), and LT_EINVAL if roots are of other contexts, on several tapes, or
+ * if several have no gradient. *weights is NULL on failure. */
+LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
+                                   int n, lt_weights **weights);
+/* Computes the pending gradients and runs their hooks, in the order of a whole backward. LT_EINVAL,
+ * and weights is still pending, if an earlier backward is, if lt_zero_grad() has discarded a
+ * pending gradient, in a hook, or in a dry run that began after the first half. Otherwise weights is
+ * taken; also returns the errors of kernels, hooks and callbacks. */
+LT_MUST lt_status lt_backward_weights(lt_weights *weights);
+/* Discards pending gradients, e.g. after a failure. The end callback is called with LT_EINVAL. NULL
+ * is allowed. */
+LT_API void lt_weights_free(lt_weights *weights);
+
 /* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
@@ -380,11 +419,16 @@ struct lt_optim;
 /* Callbacks of dist around backward and steps, called with ud. Each may be NULL. */
 typedef struct lt_grad_callbacks {
     void *ud;
-    /* Backward starts: the uses of all leaves are counted; no gradient has been computed. */
+    /* begin and end of several backwards may overlap: begin 1, begin 2, end 1, end 2. `ready` is
+     * then called for either. Otherwise a backward fails while another one is split and has not
+     * ended; see lt_backward_from(). */
+    bool overlaps;
+    /* Backward starts: the uses of all leaves are counted; no gradient has been computed. loss is
+     * NULL if this backward starts without a loss: see lt_backward_from(). */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
     lt_grad_hook ready; /* after the leaf's own hooks */
-    /* Called once after each begin, when backward has ended with status. lt_backward() returns the
-     * result. */
+    /* Called once after each begin, when backward has ended with status. lt_backward() or
+     * lt_backward_weights() returns the result. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Called before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
@@ -394,7 +438,7 @@ typedef struct lt_grad_callbacks {
      * afterwards. If NULL, the optimizer updates its parameters. */
     lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor);
-    /* Called before lt_grad() and lt_zero_grad(), except in backward: waits until no other thread
+    /* Called before lt_grad() and lt_zero_grad(), except until a backward has ended: waits until no other thread
      * writes gradients. */
     void (*synchronize)(void *ud);
     /* Zeroed memory for an arena of gradients, which may outlive the reducer. If it returns false,
@@ -427,7 +471,8 @@ LT_MUST lt_status lt_grad_set(lt_tensor *x, bool added);
  * run may set only some. */
 typedef struct lt_scaling {
     void *ud;
-    /* Scales the gradient that a backward starts with. */
+    /* A backward starts: scales the gradient of its loss. NULL if it has none; then its gradients
+     * are scaled already. */
     lt_status (*seed)(void *ud, lt_tensor *grad);
     /* This backward will add to grad, which earlier ones left for leaf x: scales it again. */
     lt_grad_hook rescale;

@@ -126,9 +126,8 @@ void lt_synchronize_quiet(lt_ctx *ctx)
     (void)status;
 }
 
-lt_status lt__deferred_check_begin(lt_tensor *loss)
+lt_status lt__deferred_check_begin(lt_ctx *ctx, lt_tensor *loss)
 {
-    lt_ctx *ctx = loss->ctx;
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_deferred_check *check = &ag->deferred;
     lt_device *device = device_of(ctx);
@@ -139,7 +138,7 @@ lt_status lt__deferred_check_begin(lt_tensor *loss)
         check->cleared = ag->period + 1;
         check->reported = false;
     }
-    if (loss->count != 1)
+    if (!loss || loss->count != 1)
         return LT_OK;
     check->step = ctx->step + 1;
     LT_TRY(check->check_loss(loss, check->on_device));

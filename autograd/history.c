@@ -82,10 +82,10 @@ void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud)
         return;
     lt_tape *tape = loss->node->tape;
     ag->op_hook = NULL;
-    if (lt__mark(loss->node) == LT_OK)
+    if (lt__mark(&loss, 1) == LT_OK)
         for (lt_node *node = tape->first; node; node = node->next)
             if (node->marked && !is_view(node->def->op))
                 call_hook(node, fn, ud);
-    lt__unmark(tape->last);
+    lt__unmark(tape);
     ag->op_hook = op_hook;
 }

@@ -227,6 +227,11 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
                        who);
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
+    if (ag->weights)
+        return lt_fail(LT_EINVAL,
+                       "%s cannot run while gradients of parameters are pending; call "
+                       "lt_backward_weights() first",
+                       who);
     LT_TRY(check_scaling(o, who));
     if (ag->grads_complete)
         return LT_OK;
@@ -449,7 +454,7 @@ static lt_status check_backward(const lt_optim *o)
 {
     const struct lt_autograd *ag = o->ctx->slots.autograd;
     bool wanted = false;
-    if (ag->backwards != o->backwards || ag->in_backward || ag->dry_run.on)
+    if (ag->backwards != o->backwards || ag->in_backward || ag->dry_run.on || ag->weights)
         return LT_OK;
     for (int i = 0; i < o->n_items; i++) {
         if (lt_optim_has_grad(o, i))

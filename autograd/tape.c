@@ -1,5 +1,4 @@
-/* tape.c - the state of autograd in a context; leaves, nodes, tapes, hooks. tape.h explains the
- * ownership. */
+/* tape.c - the state of autograd in a context; nodes and tapes. tape.h explains the ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +58,7 @@ void lt_bn_stats_clear(lt_ctx *ctx)
 static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
+    lt__weights_close(ctx);
     clear_tape(&ag->default_tape);
     clear_tape(&ag->dry_run.tape);
     lt_bn_stats_clear(ctx);
@@ -121,6 +121,7 @@ lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
     if (ag->in_backward || ag->dry_run.on)
         return lt_fail(LT_EINVAL, "the loss scale cannot change %s",
                        ag->in_backward ? "within backward" : "in a dry run");
+    LT_TRY(lt__weights_check_none(ag, "the loss scale cannot change"));
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;
 }
@@ -179,173 +180,6 @@ void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud)
     ctx->slots.autograd->op_hook_ud = ud;
 }
 
-/* ==== Leaves ================================================================================== */
-
-lt_leaf *lt__leaf_of(lt_tensor *x)
-{
-    if (x->leaf)
-        return x->leaf;
-    if (!lt__autograd(x->ctx))
-        return NULL;
-    lt_leaf *leaf = lt__alloc_zero(x->ctx, sizeof *leaf);
-    if (!leaf)
-        return NULL;
-    atomic_init(&leaf->refs, 1);
-    leaf->ctx = x->ctx;
-    leaf->x = x;
-    x->leaf = leaf;
-    return leaf;
-}
-
-void lt__leaf_release(lt_leaf *leaf)
-{
-    if (!leaf || atomic_fetch_sub_explicit(&leaf->refs, 1, memory_order_acq_rel) != 1)
-        return;
-    for (lt_hook *h = leaf->hooks, *next; h; h = next) {
-        next = h->next;
-        if (h->free)
-            h->free(h->ud);
-        lt__free(leaf->ctx, h, sizeof *h);
-    }
-    lt_release(leaf->grad);
-    lt_release(leaf->dry_grad);
-    lt__segment_release(leaf->segment);
-    lt__free(leaf->ctx, leaf, sizeof *leaf);
-}
-
-void lt__leaf_forget_grad(lt_leaf *leaf)
-{
-    leaf->has_grad = false;
-    leaf->scaled_by = NULL;
-}
-
-lt_status lt__leaf_need_grad(lt_leaf *leaf)
-{
-    lt_tensor *x = leaf->x;
-    if (leaf->grad)
-        return LT_OK;
-    if (leaf->segment) {
-        LT_TRY(lt__segment_need_grads(leaf->segment));
-        leaf->grad = lt__tensor_over(leaf->segment->grads, (lt_dtype)x->dtype, x->ndim, x->dims,
-                                     leaf->offset, true);
-    } else {
-        leaf->grad =
-            lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
-    }
-    return leaf->grad ? LT_OK : LT_ENOMEM;
-}
-
-lt_status lt_set_requires_grad(lt_tensor *x, bool on)
-{
-    if (x->dead)
-        return lt__check_alive(x);
-    if (x->node)
-        return lt_fail(
-            LT_EINVAL,
-            "requires_grad cannot be set on the result of an op; detach() this one first");
-    if (on && !lt__is_float((lt_dtype)x->dtype))
-        return lt_fail(LT_EINVAL, "only float tensors can have gradients, but this one is %s",
-                       lt_dtype_name((lt_dtype)x->dtype));
-    if (!on && !x->leaf)
-        return LT_OK;
-    lt_leaf *leaf = lt__leaf_of(x);
-    if (!leaf)
-        return LT_ENOMEM;
-    if (on && leaf->role == LT_BUFFER)
-        return lt_fail(LT_EINVAL, "a buffer cannot have a gradient");
-    leaf->collects = on;
-    return LT_OK;
-}
-
-bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->collects); }
-
-/* Waits until no other thread writes gradients. Does not wait within backward: the exchange that
- * writes them cannot end before backward does. */
-static void synchronize_grads(lt_ctx *ctx)
-{
-    const struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->callbacks.synchronize && !ag->in_backward)
-        ag->callbacks.synchronize(ag->callbacks.ud);
-}
-
-lt_tensor *lt_grad(lt_tensor *x)
-{
-    if (!x->leaf)
-        return NULL;
-    synchronize_grads(x->ctx);
-    return x->leaf->has_grad ? x->leaf->grad : NULL;
-}
-
-void lt_zero_grad(lt_tensor *x)
-{
-    struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (!x->leaf || ag->dry_run.on)
-        return;
-    synchronize_grads(x->ctx);
-    lt__leaf_forget_grad(x->leaf);
-    ag->period++;
-}
-
-bool lt_grad_scaled_by(const lt_tensor *x, const void *ud)
-{
-    return x->leaf && x->leaf->has_grad && x->leaf->scaled_by == ud;
-}
-
-bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
-
-int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
-
-lt_status lt_grad_set(lt_tensor *x, bool added)
-{
-    const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
-    lt_leaf *leaf = x->leaf;
-    leaf->has_grad = true;
-    if (!added || !scaling->added)
-        return LT_OK;
-    leaf->scaled_by = scaling->ud;
-    return scaling->added(scaling->ud, x, leaf->grad);
-}
-
-lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
-
-static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
-{
-    if (x->node)
-        return lt_fail(LT_EINVAL, "on_grad accepts parameters and leaves, not the result of an op");
-    lt_leaf *leaf = lt__leaf_of(x);
-    if (leaf && leaf->n_hooks == LT_MAX_HOOKS)
-        return lt_fail(
-            LT_EINVAL,
-            "on_grad: this tensor already has the maximum of %d hooks; a hook that registers "
-            "itself doubles their number in every backward",
-            LT_MAX_HOOKS);
-    lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
-    if (!own)
-        return LT_ENOMEM;
-    *own = *hook;
-    lt_hook **end = &leaf->hooks;
-    while (*end)
-        end = &(*end)->next;
-    *end = own;
-    leaf->n_hooks++;
-    return LT_OK;
-}
-
-lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void *ud))
-{
-    lt_status status = add_hook(x, &(lt_hook){.fn = fn, .ud = ud, .free = free});
-    if (status != LT_OK && free)
-        free(ud);
-    return status;
-}
-
-void lt_grad_fault(lt_tensor *param, int rank)
-{
-    lt_ctx *ctx = param->ctx;
-    ctx->inf.armed = true;
-    param->leaf->injects_inf = ctx->inf.rank == rank;
-}
-
 /* ==== Nodes =================================================================================== */
 
 static size_t node_bytes(const lt_def *def, int n_in)
@@ -354,7 +188,7 @@ static size_t node_bytes(const lt_def *def, int n_in)
            (size_t)def->schema.n_opt * sizeof(lt_opt);
 }
 
-static void unlist(lt_node *node)
+void lt__node_unlist(lt_node *node)
 {
     lt_tape *tape = node->tape;
     if (!tape)
@@ -383,7 +217,7 @@ void lt__node_free_saved(lt_node *node)
     /* Edges hold nodes that hold edges, and a deep graph must not cause a deep recursion. Nodes
      * freed here are chained through `next`, which is unused once a node is unlisted. */
     node->freed = true;
-    unlist(node);
+    lt__node_unlist(node);
     node->next = NULL;
     for (lt_node *head = node, *tail = node; head;) {
         for (int i = 0; i < LT_MAX_OUT; i++) {
@@ -395,7 +229,7 @@ void lt__node_free_saved(lt_node *node)
             lt_node *ended = drop_edge(&head->edge[i]);
             if (!ended)
                 continue;
-            unlist(ended);
+            lt__node_unlist(ended);
             ended->next = NULL;
             tail = tail->next = ended;
         }

@@ -39,6 +39,7 @@ typedef struct lt_leaf {
     const void *scaled_by; /* ud of the lt_scaling that scaled the gradient, or NULL */
     int optims;            /* number of optimizers that have it */
     int uses;              /* nodes that may still contribute in the running backward */
+    int deferred;          /* contributions that lt_backward_weights() has yet to add */
     lt_role role;
     lt_init init;
     lt_tensor *half;            /* last result of lt_half(); refers to this leaf; freed with x */
@@ -77,6 +78,7 @@ typedef struct lt_node {
     uint64_t stream; /* of random numbers, as in lt_call */
     int64_t first_row;
     uint32_t same_grad;           /* as in lt_call */
+    uint64_t later;               /* bit i: lt_backward_weights() computes gradient i */
     lt_tensor *d_out[LT_MAX_OUT]; /* gradients of its outputs so far */
     lt_tensor *saved_out[LT_MAX_OUT];
     uint32_t out_version[LT_MAX_OUT]; /* of saved_out when they were saved */
@@ -151,8 +153,10 @@ struct lt_autograd {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     lt_dry_run dry_run;
-    lt_bn_entry *bn_stats; /* in order of first arrival */
-    uint64_t trees;        /* parameter trees placed so far */
+    lt_bn_entry *bn_stats;  /* in order of first arrival */
+    uint64_t trees;         /* parameter trees placed so far */
+    lt_weights *weights;    /* of split backwards, in order, until they are completed */
+    bool weights_discarded; /* lt_zero_grad() discarded a gradient that they add to */
     bool in_backward;
     bool grads_complete; /* the next step's gradients are complete; its status: */
     lt_step_status step_status;
@@ -177,9 +181,9 @@ void lt__leaf_forget_grad(lt_leaf *leaf);
 /* Creates leaf->grad if needed: in the leaf's arena, or with memory of its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
 
-/* Starts the deferred check of a loss on an accelerator, before its backward. Returns the errors of
+/* Starts the deferred check of a backward on an accelerator. loss may be NULL. Returns the errors of
  * lt_synchronize(). */
-lt_status lt__deferred_check_begin(lt_tensor *loss);
+lt_status lt__deferred_check_begin(lt_ctx *ctx, lt_tensor *loss);
 /* Allocates the step check of the accelerator, unless an earlier backward has done so. */
 lt_status lt__deferred_check_open(lt_ctx *ctx);
 /* Marks the error as reported, because a synchronous check of the loss has failed. */
@@ -213,15 +217,56 @@ LT_MUST lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, co
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
                      int64_t first_row);
 void lt__node_release(lt_node *node);
+void lt__node_unlist(lt_node *node); /* removes it from its tape */
 /* Releases the saved tensors and edges of a node, without recursion. Unlists it. */
 void lt__node_free_saved(lt_node *node);
 
-/* Marks the nodes that the results of `from` were computed from, and counts the uses of their
- * leaves. LT_EINVAL if an earlier backward has freed some of them. */
-lt_status lt__mark(lt_node *from);
-/* Clears the marks of `from` and of all nodes before it, and discards the partial gradients of a
- * backward that failed. */
-void lt__unmark(lt_node *from);
+/* ==== Backward ================================================================================ */
+
+/* The tape of the roots, or NULL if all are leaves. Borrowed. */
+lt_tape *lt__tape_of(lt_tensor *const *roots, int n);
+/* Marks the nodes that the roots were computed from, and counts the uses of their leaves; a root
+ * that is a leaf is one use of it. LT_EINVAL if an earlier backward has freed some of the nodes. */
+lt_status lt__mark(lt_tensor *const *roots, int n);
+/* Clears the marks of a tape, and discards the partial gradients of a backward that failed. tape
+ * may be NULL. */
+void lt__unmark(lt_tape *tape);
+/* Calls the end callback. Counts the backward if it succeeded. Returns the result. */
+lt_status lt__backward_end(lt_ctx *ctx, lt_status status);
+
+/* Computes the gradients of the inputs of node. split: sets node->later, and leaves those for
+ * lt__node_back_later(). */
+lt_status lt__node_back(lt_node *node, bool split);
+lt_status lt__node_back_later(lt_node *node);
+/* Prefixes the message of an error with the node's place. Returns the error. */
+lt_status lt__node_failed(const lt_node *node);
+/* dst += src. Through a half copy, src is f16 or bf16 while the parameter's gradient is f32. */
+lt_status lt__grad_add(lt_tensor *dst, lt_tensor *src);
+/* Passes grad itself on to the edge, as a view with the edge's dims, or adds it there. */
+lt_status lt__edge_add(lt_edge *e, lt_tensor *grad);
+/* Runs the hooks of a leaf whose gradient is complete. node used the leaf last; NULL if the leaf is
+ * a root. A hook may release the tensor. */
+lt_status lt__leaf_complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node);
+/* LT_EINVAL if a deferred contribution of an earlier backward must be added first. */
+lt_status lt__leaf_check_order(const lt_leaf *leaf);
+/* After a backward that failed: discards what it has added, if that is still scaled. */
+void lt__leaf_abandon(lt_leaf *leaf);
+void lt__leaf_drop_dry_grad(lt_leaf *leaf);
+
+lt_weights *lt__weights_new(lt_ctx *ctx); /* an empty list. New. NULL with LT_ENOMEM */
+/* Adds a node whose `later` is not 0. Takes the walk's reference to it. */
+void lt__weights_add(lt_weights *weights, lt_node *node);
+void lt__weights_list(lt_weights *weights); /* appends it to those of its context */
+/* Frees a list that is not listed. NULL is allowed. */
+void lt__weights_drop(lt_weights *weights);
+/* Empties the lists of a context that closes. */
+void lt__weights_close(lt_ctx *ctx);
+/* LT_EINVAL if there is a list: "WHAT while gradients of parameters are pending; ...". */
+lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what);
+/* LT_EINVAL if there is a list and the callbacks do not support another backward. */
+lt_status lt__weights_check_overlap(const struct lt_autograd *ag);
+
+/* ==== Kernels ================================================================================= */
 
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */

@@ -18,7 +18,7 @@ static double *of_bn_layers(const lt_record *r) { return of_parameters(r) + r->p
 lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
 {
     double value;
-    if (loss->count != 1)
+    if (!loss || loss->count != 1)
         return LT_OK;
     if (loss->storage->device->is_host) {
         LT_TRY(lt_item(loss, 0, &value));

@@ -37,6 +37,7 @@ static void set_callbacks(lt_reducer *r)
     lt_grad_callbacks callbacks = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
         callbacks = (lt_grad_callbacks){.ud = r,
+                                        .overlaps = r->config.blocking || r->shards > 0,
                                         .begin = begin,
                                         .ready = ready,
                                         .end = end,

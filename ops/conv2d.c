@@ -474,12 +474,37 @@ static lt_status fast_bwd(lt_call *c)
     return LT_OK;
 }
 
+/* Whether the fast kernels can compute gradient i of a bf16 call. */
+static bool is_fast(const lt_call *c, const lt_conv *v, int i)
+{
+    const lt_conv_task task = gradient_task(c, v, i);
+    const lt_conv_impl *impl;
+    if (!pointwise(v))
+        return lt__conv_choose(c, &task, &impl) == LT_OK;
+    return (i == W && lt__conv_weights.accepts(c, &task) == LT_OK) ||
+           lt__linear_ready(c, i) == LT_OK;
+}
+
+/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So they
+ * must be able to compute both, or neither. */
+static bool can_split(const lt_call *c)
+{
+    lt_conv v;
+    if (c->d_out[0]->dtype != LT_BF16 || c->ctx->config.reference)
+        return true;
+    if (describe(c, &v) != LT_OK)
+        return false;
+    return !c->d_in[X] || is_fast(c, &v, X) == (!c->d_in[W] || is_fast(c, &v, W));
+}
+
 const lt_op lt__op_conv2d = {
     .sig = "conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)",
     .doc = "Cross-correlation of x (n, h, w, in), padded with zeros, with w (out, kh, kw, "
            "in/groups), plus b (out); the result has shape (n, oh, ow, out).",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
+    .weights = 1 << W | 1 << B,
+    .can_split = can_split,
     .shape = shape,
     .scratch = scratch,
     .fwd = fwd,

@@ -232,19 +232,31 @@ static lt_status linear(lt_call *c, bool fast)
                        bias_of(c, c->in), lt__operand(c->out[0], 0), false);
 }
 
+static lt_product linear_product(const sizes *s, int i) /* of the gradient of input i */
+{
+    return i == X ? lt__product_of(1, s->m, s->k, s->n, false, false)
+                  : lt__product_of(1, s->n, s->k, s->m, true, false);
+}
+
+lt_status lt__linear_ready(const lt_call *c, int i)
+{
+    sizes s = linear_sizes(c->in[W], c->d_out[0]);
+    lt_product p = linear_product(&s, i);
+    return lt__product_ready(c, &p, lt__operand(c->d_out[0], 0), lt__operand(c->in[X + W - i], 0),
+                             nothing, lt__operand(c->d_in[i], 0));
+}
+
 /* dx = dy w;  dw = dy^T x;  db = the sum of the rows of dy */
 static lt_status linear_back(lt_call *c, bool fast)
 {
     sizes s = linear_sizes(c->in[W], c->d_out[0]);
-    lt_product px = lt__product_of(1, s.m, s.k, s.n, false, false);
-    lt_product pw = lt__product_of(1, s.n, s.k, s.m, true, false);
+    lt_product px = linear_product(&s, X), pw = linear_product(&s, W);
     lt_operand dy = lt__operand(c->d_out[0], 0), dx = lt__operand(c->d_in[X], 0);
     lt_operand x = lt__operand(c->in[X], 0), w = lt__operand(c->in[W], 0);
     lt_operand dw = lt__operand(c->d_in[W], 0), db = bias_of(c, c->d_in);
-    if (fast && dx.data)
-        LT_TRY(lt__product_ready(c, &px, dy, w, nothing, dx));
-    if (fast && dw.data)
-        LT_TRY(lt__product_ready(c, &pw, dy, x, nothing, dw));
+    for (int i = X; i <= W && fast; i++)
+        if (c->d_in[i])
+            LT_TRY(lt__linear_ready(c, i));
     if (dx.data)
         LT_TRY(lt__product(c, fast, &px, dy, w, nothing, dx, lt__adds(c, X)));
     if (dw.data)
@@ -252,6 +264,16 @@ static lt_status linear_back(lt_call *c, bool fast)
     if (db.data)
         lt__sum_rows(c, s.m, s.n, dy, db, lt__adds(c, B));
     return LT_OK;
+}
+
+/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So they
+ * must be able to compute both, or neither. */
+static bool linear_can_split(const lt_call *c)
+{
+    if (c->d_out[0]->dtype != LT_BF16 || c->ctx->config.reference)
+        return true;
+    bool w = !c->d_in[W] || lt__linear_ready(c, W) == LT_OK;
+    return !c->d_in[X] || (lt__linear_ready(c, X) == LT_OK) == w;
 }
 
 static lt_status linear_fwd(lt_call *c) { return linear(c, false); }
@@ -264,6 +286,8 @@ const lt_op lt__op_linear = {
     .doc = "y = x w^T + b for x (..., in), w (out, in) and b (out); y has shape (..., out).",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
+    .weights = 1 << W | 1 << B,
+    .can_split = linear_can_split,
     .shape = linear_shape,
     .fwd = linear_fwd,
     .bwd = linear_bwd,

@@ -14,7 +14,7 @@ static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss)
     if (!a->has_backward)
         LT_TRY(lt__fault_trigger(ctx, a->rank, a->computed));
     a->has_backward = true;
-    if (loss->count != 1)
+    if (!loss || loss->count != 1)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
     a->loss += value;
@@ -49,7 +49,8 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
 
 void lt__async_set_callbacks(lt_async *a)
 {
-    lt_set_grad_callbacks(a->ctx, &(lt_grad_callbacks){.ud = a, .begin = add_loss, .apply = store});
+    lt_set_grad_callbacks(
+        a->ctx, &(lt_grad_callbacks){.ud = a, .overlaps = true, .begin = add_loss, .apply = store});
 }
 
 /* ==== A batch ================================================================================= */

@@ -66,6 +66,10 @@ lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_opera
 lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,
                             lt_operand bias, lt_operand out);
 
+/* Whether the fast kernels can compute gradient i, x or w, of the linear() or pointwise conv2d() c:
+ * lt__product_ready() of its product. In matmul.c. */
+lt_status lt__linear_ready(const lt_call *c, int i);
+
 /* out += a b with portable code in the calling thread, for kernels that divide the work themselves.
  * Strides are arbitrary; batch is ignored. */
 void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a, const void *b, void *out);

@@ -1,0 +1,451 @@
+/* test_split.c - split backwards: order, errors and cleanup. test_split_bits.c compares bits. */
+#include "tests/autograd/graph.h"
+
+enum { WIDE = 4, LAYERS = 3, PARAMS = 2 * LAYERS };
+
+/* Layers y = linear(x, w, b), the last with the weights of the first, so that these are shared. */
+typedef struct net {
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w[LAYERS - 1], *b[LAYERS], *x;
+    lt_optim *optim;
+    char log[512];
+    const char *fails; /* the hook of this parameter fails */
+    lt_tensor *zeroes; /* its hook discards its gradient */
+} net;
+
+typedef struct named {
+    net *net;
+    char name[8];
+} named;
+
+static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    named *n = ud;
+    (void)grad;
+    strcat(n->net->log, n->name);
+    strcat(n->net->log, " ");
+    if (n->net->zeroes == x)
+        lt_zero_grad(x);
+    return n->net->fails && strcmp(n->net->fails, n->name) == 0 ? lt_fail(LT_EPEER, "hook says no")
+                                                                : LT_OK;
+}
+
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+{
+    (void)ctx, (void)loss;
+    strcat(((net *)ud)->log, "begin ");
+    return LT_OK;
+}
+
+static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
+{
+    (void)ctx;
+    strcat(((net *)ud)->log, status == LT_OK ? "end " : "broken ");
+    return status;
+}
+
+static void callbacks(net *n, bool overlaps)
+{
+    lt_set_grad_callbacks(
+        n->ctx, &(lt_grad_callbacks){.ud = n, .overlaps = overlaps, .begin = begin, .end = end});
+}
+
+static lt_status add(net *n, lt_tensor **x, const char *name, int ndim)
+{
+    static named names[PARAMS];
+    static int count;
+    lt_init init = {LT_INIT_UNIFORM, -1, 1};
+    *x = lt_param_new(n->ctx, LT_F32, ndim, (int64_t[]){WIDE, WIDE}, init);
+    if (!*x || lt_params_add(n->params, name, *x) != LT_OK)
+        return lt_errcode();
+    named *ud = &names[count++ % PARAMS];
+    ud->net = n;
+    snprintf(ud->name, sizeof ud->name, "%s", name);
+    return lt_on_grad(*x, note, ud, NULL);
+}
+
+static void close_net(net *n)
+{
+    lt_optim_free(n->optim);
+    lt_params_free(n->params);
+    for (int i = 0; i < LAYERS; i++) {
+        lt_release(i < LAYERS - 1 ? n->w[i] : NULL);
+        lt_release(n->b[i]);
+    }
+    lt_release(n->x);
+}
+
+static lt_status open_net(net *n, lt_ctx *ctx)
+{
+    static const char *const names[] = {"w0", "w1", "b0", "b1", "b2"};
+    *n = (net){.ctx = ctx, .params = lt_params_new(ctx)};
+    lt_status status = n->params ? LT_OK : lt_errcode();
+    for (int i = 0; i < 5 && status == LT_OK; i++)
+        status = add(n, i < 2 ? &n->w[i] : &n->b[i - 2], names[i], i < 2 ? 2 : 1);
+    if (status == LT_OK)
+        status = lt_params_place(n->params);
+    if (status == LT_OK &&
+        (!(n->x = lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){2, WIDE})) ||
+         !(n->optim = lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){n->w[0], n->w[1]}, 2))))
+        status = lt_errcode();
+    if (status == LT_OK)
+        status = lt_fill_uniform(n->x, LT_RNG_USER, 1, 0, -1, 1);
+    if (status == LT_OK)
+        status = lt_set_requires_grad(n->x, true);
+    return status;
+}
+
+/* A new net. The hooks refer to it. */
+static net *made(void)
+{
+    static net n;
+    CHECK_OK(open_net(&n, lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true})));
+    return &n;
+}
+
+static void done(net *n)
+{
+    lt_ctx *ctx = n->ctx;
+    lt_set_grad_callbacks(ctx, NULL);
+    close_net(n);
+    finish(ctx);
+}
+
+/* The loss of a micro-batch. New. NULL on failure. */
+static lt_tensor *forward(net *n)
+{
+    lt_tensor *y = lt_retain(n->x);
+    for (int i = 0; i < LAYERS && y; i++) {
+        lt_tensor *next = lt_run(n->ctx, "linear", NULL, y, n->w[i % 2], n->b[i], NULL);
+        lt_release(y);
+        y = next ? lt_run(n->ctx, "tanh", NULL, next, NULL) : NULL;
+        lt_release(next);
+    }
+    lt_tensor *loss = y ? lt_run(n->ctx, "sum", NULL, y, NULL) : NULL;
+    lt_release(y);
+    return loss;
+}
+
+static lt_status go_back(net *n, lt_weights **weights)
+{
+    lt_tensor *loss = forward(n), *grad = NULL;
+    lt_status status = loss ? lt_backward_from(n->ctx, &loss, &grad, 1, weights) : lt_errcode();
+    lt_release(loss);
+    return status;
+}
+
+static lt_weights *split(net *n)
+{
+    lt_weights *weights = NULL;
+    CHECK_OK(go_back(n, &weights));
+    CHECK(weights != NULL);
+    return weights;
+}
+
+static int all_grads(net *n, float *to)
+{
+    lt_tensor *all[] = {n->x, n->w[0], n->w[1], n->b[0], n->b[1], n->b[2]};
+    int count = 0;
+    for (int i = 0; i < 6; i++)
+        for (int64_t k = 0; k < lt_count(all[i]); k++)
+            to[count++] = (float)grad_at(all[i], k);
+    return count;
+}
+
+static void step(net *n, lt_status status, const char *message)
+{
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.05", opts));
+    if (status == LT_OK)
+        CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL));
+    else
+        CHECK_FAILS(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL), status,
+                    message);
+}
+
+/* ==== Order =================================================================================== */
+
+/* w0 is used twice, so its layers are not split. */
+TEST(hooks_and_callbacks_run_once_per_backward_in_order)
+{
+    net *n = made();
+    lt_weights *list[2];
+    callbacks(n, true);
+    CHECK_OK(go_back(n, NULL));
+    CHECK_STR(n->log, "begin b2 w1 b1 w0 b0 end ");
+    n->log[0] = 0;
+    list[0] = split(n);
+    CHECK_STR(n->log, "begin b2 w0 b0 ");
+    list[1] = split(n);
+    n->log[0] = 0;
+    CHECK_OK(lt_backward_weights(list[0]));
+    CHECK_STR(n->log, "w1 b1 end ");
+    CHECK_OK(lt_backward_weights(list[1]));
+    CHECK_STR(n->log, "w1 b1 end w1 b1 end ");
+    step(n, LT_OK, NULL);
+    CHECK_OK(lt_backward_from(n->ctx, NULL, NULL, 0, &list[0]));
+    n->log[0] = 0;
+    CHECK_OK(lt_backward_weights(list[0]));
+    CHECK_STR(n->log, "end ");
+    done(n);
+}
+
+TEST(late_lists_accumulate_like_whole_backwards)
+{
+    float grads[2][128];
+    for (int k = 0; k < 2; k++) {
+        net *n = made();
+        lt_weights *list[3] = {NULL};
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(lt_fill_uniform(n->x, LT_RNG_USER, (uint64_t)i, 0, -1, 1));
+            if (k == 1)
+                list[i] = split(n);
+            else
+                CHECK_OK(go_back(n, NULL));
+        }
+        for (int i = 0; i < 3 && k == 1; i++)
+            CHECK_OK(lt_backward_weights(list[i]));
+        all_grads(n, grads[k]);
+        done(n);
+    }
+    CHECK_EQ(memcmp(grads[0], grads[1], sizeof(float) * (size_t)(2 * WIDE + 2 * 16 + 3 * WIDE)), 0);
+}
+
+TEST(the_graph_of_a_pending_list_may_be_freed)
+{
+    net *n = made();
+    float grads[2][128];
+    CHECK_OK(go_back(n, NULL));
+    all_grads(n, grads[0]);
+    step(n, LT_OK, NULL);
+    done(n);
+    n = made();
+    lt_tape *tape = lt_tape_new(n->ctx);
+    lt_tape_use(n->ctx, tape);
+    lt_weights *list = split(n);
+    CHECK_EQ(lt_tape_nodes(tape), 0);
+    CHECK(!lt_grad(n->w[1]) && lt_grad(n->w[0]) && lt_grad(n->x));
+    lt_tape_free(tape);
+    CHECK_OK(lt_backward_weights(list));
+    CHECK_EQ(all_grads(n, grads[1]), 2 * WIDE + 2 * 16 + 3 * WIDE);
+    CHECK_EQ(memcmp(grads[0], grads[1], sizeof(float) * (size_t)(2 * WIDE + 2 * 16 + 3 * WIDE)), 0);
+    done(n);
+}
+
+static int halves, leaves;
+
+static void count_calls(void *ud, const lt_call *c, bool backward, const char *where)
+{
+    (void)ud, (void)where;
+    halves += backward && c->n_in == 3 && c->d_in[0] && !c->d_in[1];
+    for (int i = 0; backward && i < c->n_in; i++)
+        leaves += c->leaves >> i & 1 && c->d_in[i];
+}
+
+TEST(an_op_hook_sees_both_calls)
+{
+    net *n = made();
+    halves = leaves = 0;
+    lt_set_op_hook(n->ctx, count_calls, NULL);
+    lt_weights *list = split(n);
+    CHECK_EQ(halves, 1);
+    CHECK_EQ(leaves, 2 + 3);
+    CHECK_OK(lt_backward_weights(list));
+    CHECK_EQ(leaves, 2 + 3 + 2);
+    lt_set_op_hook(n->ctx, NULL, NULL);
+    done(n);
+}
+
+/* ==== Errors ================================================================================== */
+
+TEST(lists_are_completed_in_order)
+{
+    net *n = made();
+    lt_weights *one = split(n), *two = split(n);
+    CHECK_FAILS(lt_backward_weights(two), LT_EINVAL, "an earlier backward must be completed first");
+    CHECK_OK(lt_backward_weights(one));
+    CHECK_OK(lt_backward_weights(two));
+    done(n);
+}
+
+TEST(no_step_and_no_new_scaling_while_gradients_are_pending)
+{
+    net *n = made();
+    lt_weights *list = split(n);
+    step(n, LT_EINVAL,
+         "an optimizer step cannot run while gradients of parameters are pending; "
+         "call lt_backward_weights() first");
+    CHECK_FAILS(lt_set_scaling(n->ctx, NULL), LT_EINVAL,
+                "the loss scale cannot change while gradients of parameters are pending");
+    CHECK_OK(lt_backward_weights(list));
+    CHECK_OK(lt_set_scaling(n->ctx, NULL));
+    step(n, LT_OK, NULL);
+    done(n);
+}
+
+TEST(a_pending_gradient_cannot_be_discarded)
+{
+    net *n = made();
+    lt_weights *list = split(n);
+    lt_zero_grad(n->w[0]); /* not pending */
+    CHECK_OK(lt_backward_weights(list));
+    list = split(n);
+    lt_zero_grad(n->w[1]);
+    CHECK_FAILS(lt_backward_weights(list), LT_EINVAL, "lt_zero_grad() has discarded a gradient");
+    lt_weights_free(list);
+    list = split(n);
+    n->zeroes = n->w[1]; /* in its own hook it can */
+    CHECK_OK(lt_backward_weights(list));
+    CHECK(!lt_grad(n->w[1]) && lt_grad(n->b[1]));
+    done(n);
+}
+
+TEST(a_backward_cannot_overtake_a_pending_gradient)
+{
+    net *n = made();
+    lt_weights *list = split(n);
+    CHECK_FAILS(go_back(n, NULL), LT_EINVAL,
+                "backward of linear: an earlier backward has not added to this gradient yet; call "
+                "lt_backward_weights() for it first");
+    lt_tensor *other = lt_run(n->ctx, "exp", NULL, n->w[0], NULL);
+    lt_tensor *sum = take1("sum", other);
+    CHECK_OK(lt_backward(sum, NULL)); /* w0 is not pending */
+    lt_release(sum);
+    CHECK_FAILS(lt_backward(n->b[1], n->b[0]), LT_EINVAL, "has not added to this gradient yet");
+    CHECK_EQ(lt_grad_uses(n->b[1]), 0);
+    CHECK_OK(lt_backward_weights(list));
+    CHECK_OK(go_back(n, NULL));
+    done(n);
+}
+
+TEST(callbacks_must_support_overlapping_backwards)
+{
+    net *n = made();
+    callbacks(n, false);
+    lt_weights *list = split(n), *more = NULL;
+    CHECK_FAILS(go_back(n, &more), LT_EINVAL,
+                "backward: with these gradient callbacks it cannot start while gradients of "
+                "parameters are pending");
+    CHECK(!more);
+    CHECK_OK(lt_backward_weights(list));
+    list = split(n);
+    lt_weights_free(list);
+    CHECK_STR(n->log, "begin b2 w0 b0 w1 b1 end begin b2 w0 b0 broken ");
+    done(n);
+}
+
+TEST(a_dry_run_defers_nothing)
+{
+    net *n = made();
+    lt_weights *list = split(n), *dry;
+    CHECK_OK(lt_dry_run_begin(n->ctx, NULL, NULL, NULL));
+    CHECK_FAILS(lt_backward_weights(list), LT_EINVAL, "its backward ran before the dry run");
+    dry = split(n);
+    CHECK_EQ(n->w[1]->leaf->deferred, 1);
+    CHECK_OK(lt_backward_weights(dry));
+    dry = split(n);
+    lt_dry_run_end(n->ctx);
+    CHECK(!lt_grad(n->w[1]));
+    CHECK_OK(lt_backward_weights(dry));
+    CHECK_OK(lt_backward_weights(list));
+    CHECK(lt_grad(n->w[1]) != NULL);
+    done(n);
+}
+
+/* ==== Cleanup ================================================================================= */
+
+TEST(a_hook_that_fails_ends_the_backward)
+{
+    net *n = made();
+    lt_weights *list, *next;
+    callbacks(n, true);
+    n->fails = "b2"; /* in the first half */
+    list = (lt_weights *)n;
+    CHECK_FAILS(go_back(n, &list), LT_EPEER, "hook says no");
+    CHECK(!list);
+    n->fails = "w1";
+    list = split(n);
+    next = split(n);
+    CHECK_FAILS(lt_backward_weights(list), LT_EPEER, "hook says no");
+    n->fails = NULL;
+    CHECK_OK(lt_backward_weights(next));
+    CHECK_STR(n->log, "begin b2 broken begin b2 w0 b0 begin b2 w0 b0 w1 broken w1 b1 end ");
+    CHECK_EQ(n->w[1]->leaf->deferred, 0);
+    done(n);
+}
+
+TEST(lists_may_be_freed_in_any_order_and_after_the_context)
+{
+    net *n = made();
+    lt_weights *list[3] = {split(n), split(n), split(n)};
+    lt_weights_free(list[1]);
+    CHECK_EQ(n->w[1]->leaf->deferred, 2);
+    CHECK_OK(lt_backward_weights(list[0]));
+    lt_weights_free(NULL);
+    close_net(n);
+    lt_ctx_free(n->ctx);
+    CHECK_FAILS(lt_backward_weights(list[2]), LT_EINVAL, "the context was closed");
+    lt_weights_free(list[2]);
+}
+
+TEST(a_frozen_or_changed_parameter)
+{
+    net *n = made();
+    lt_weights *list = split(n);
+    CHECK_OK(lt_set_requires_grad(n->w[1], false));
+    CHECK_OK(lt_backward_weights(list));
+    CHECK(!lt_grad(n->w[1]) && lt_grad(n->b[1]));
+    CHECK_OK(lt_set_requires_grad(n->w[1], true));
+    list = split(n);
+    CHECK_OK(lt_fill(n->w[1], 1));
+    CHECK_FAILS(lt_backward_weights(list), LT_EINVAL,
+                "backward of linear: its input 2 was changed in place after it was used");
+    done(n);
+}
+
+/* Two split backwards and a step. */
+static lt_status train(lt_ctx *ctx)
+{
+    static net n;
+    lt_weights *list[2] = {NULL};
+    lt_status status = open_net(&n, ctx);
+    for (int i = 0; i < 2 && status == LT_OK; i++)
+        status = go_back(&n, &list[i]);
+    for (int i = 0; i < 2 && status == LT_OK; i++) {
+        lt_weights *next = list[i];
+        list[i] = NULL;
+        status = lt_backward_weights(next);
+    }
+    lt_weights_free(list[1]);
+    lt_weights_free(list[0]);
+    close_net(&n);
+    return status;
+}
+
+TEST(every_allocation_can_fail)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .reference = true});
+    size_t live = 0;
+    lt_status status = train(ctx);
+    CHECK_OK(status);
+    live = lt_memory_stats(ctx).live;
+    lt_ctx_free(ctx);
+    int n = 0;
+    for (status = LT_ENOMEM; status != LT_OK; n++) {
+        char fault[32];
+        snprintf(fault, sizeof fault, "alloc:n=%d", n + 1);
+        ctx = lt_open(&(lt_config){.fault = fault, .threads = 1, .reference = true});
+        if (!ctx)
+            continue;
+        status = train(ctx);
+        CHECK(status == LT_OK || status == LT_ENOMEM);
+        CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
+        if (status != LT_OK)
+            CHECK_OK(train(ctx));
+        CHECK_EQ(lt_memory_stats(ctx).live, live);
+        lt_ctx_free(ctx);
+        CHECK(n < 2000);
+    }
+    CHECK(n > 50);
+}
