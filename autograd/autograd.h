@@ -332,8 +332,8 @@ LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tens
                                    int n, lt_weights **weights);
 /* Computes the pending gradients and runs their hooks, in the order of a whole backward. LT_EINVAL,
  * and weights is still pending, if an earlier backward is, if lt_zero_grad() has discarded a
- * pending gradient, in a hook, or in a dry run that began after the first half. Otherwise weights is
- * taken; also returns the errors of kernels, hooks and callbacks. */
+ * pending gradient, in a hook, or in a dry run that began after the first half. Otherwise weights
+ * is taken. Also the errors of kernels, hooks and callbacks. */
 LT_MUST lt_status lt_backward_weights(lt_weights *weights);
 /* Discards pending gradients, e.g. after a failure. The end callback is called with LT_EINVAL. NULL
  * is allowed. */
@@ -438,8 +438,8 @@ typedef struct lt_grad_callbacks {
      * afterwards. If NULL, the optimizer updates its parameters. */
     lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor);
-    /* Called before lt_grad() and lt_zero_grad(), except until a backward has ended: waits until no other thread
-     * writes gradients. */
+    /* Called before lt_grad() and lt_zero_grad(), except in backward and between the halves of a
+     * split one: waits until no other thread writes gradients. */
     void (*synchronize)(void *ud);
     /* Zeroed memory for an arena of gradients, which may outlive the reducer. If it returns false,
      * the context allocates the arena. */

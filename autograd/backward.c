@@ -60,22 +60,6 @@ lt_status lt__mark(lt_tensor *const *roots, int n)
     return LT_OK;
 }
 
-void lt__leaf_drop_dry_grad(lt_leaf *leaf)
-{
-    lt_release(leaf->dry_grad);
-    leaf->dry_grad = NULL;
-}
-
-void lt__leaf_abandon(lt_leaf *leaf)
-{
-    const struct lt_autograd *ag = leaf->ctx->slots.autograd;
-    if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
-        lt__leaf_forget_grad(leaf); /* it is still scaled */
-    lt__leaf_drop_dry_grad(leaf);
-    leaf->uses = 0;
-    leaf->touched = false;
-}
-
 void lt__unmark(lt_tape *tape)
 {
     for (lt_node *node = tape ? tape->last : NULL, *before; node; node = before) {
@@ -302,16 +286,6 @@ static lt_status begin(struct lt_autograd *ag, const backward *b)
     bool is_there = ag->callbacks.begin && !ag->dry_run.on;
     lt_tensor *loss = b->loss < 0 ? NULL : b->roots[b->loss];
     return is_there ? ag->callbacks.begin(ag->callbacks.ud, b->ctx, loss) : LT_OK;
-}
-
-lt_status lt__backward_end(lt_ctx *ctx, lt_status status)
-{
-    struct lt_autograd *ag = ctx->slots.autograd;
-    bool is_there = ag->callbacks.end && !ag->dry_run.on;
-    if (is_there)
-        status = ag->callbacks.end(ag->callbacks.ud, ctx, status);
-    ag->backwards += status == LT_OK && !ag->dry_run.on;
-    return status;
 }
 
 /* After a failure: discards the partial gradients. */

@@ -17,26 +17,26 @@ lt_leaf *lt__leaf_of(lt_tensor *x)
     return leaf;
 }
 
-void lt__leaf_release(lt_leaf *leaf)
-{
-    if (!leaf || atomic_fetch_sub_explicit(&leaf->refs, 1, memory_order_acq_rel) != 1)
-        return;
-    for (lt_hook *h = leaf->hooks, *next; h; h = next) {
-        next = h->next;
-        if (h->free)
-            h->free(h->ud);
-        lt__free(leaf->ctx, h, sizeof *h);
-    }
-    lt_release(leaf->grad);
-    lt_release(leaf->dry_grad);
-    lt__segment_release(leaf->segment);
-    lt__free(leaf->ctx, leaf, sizeof *leaf);
-}
-
 void lt__leaf_forget_grad(lt_leaf *leaf)
 {
     leaf->has_grad = false;
     leaf->scaled_by = NULL;
+}
+
+void lt__leaf_drop_dry_grad(lt_leaf *leaf)
+{
+    lt_release(leaf->dry_grad);
+    leaf->dry_grad = NULL;
+}
+
+void lt__leaf_abandon(lt_leaf *leaf)
+{
+    const struct lt_autograd *ag = leaf->ctx->slots.autograd;
+    if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
+        lt__leaf_forget_grad(leaf); /* it is still scaled */
+    lt__leaf_drop_dry_grad(leaf);
+    leaf->uses = 0;
+    leaf->touched = false;
 }
 
 lt_status lt__leaf_need_grad(lt_leaf *leaf)

@@ -365,3 +365,13 @@ lt_status lt__leaf_complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node
     lt_release(x);
     return status;
 }
+
+lt_status lt__backward_end(lt_ctx *ctx, lt_status status)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    bool is_there = ag->callbacks.end && !ag->dry_run.on;
+    if (is_there)
+        status = ag->callbacks.end(ag->callbacks.ud, ctx, status);
+    ag->backwards += status == LT_OK && !ag->dry_run.on;
+    return status;
+}

@@ -1,134 +1,9 @@
 /* split.c - the second half of a split backward: gradients of parameters that lt_backward_from()
- * has left for later. A list holds the nodes that compute them, with their saved tensors and
- * incoming gradients. Lists are completed in the order of their backwards, so each parameter gets
- * its contributions in the order of whole backwards.
+ * has left for later. A list (tape.c) holds the nodes that compute them, with their saved tensors
+ * and incoming gradients. Lists are completed in the order of their backwards, so each parameter
+ * gets its contributions in the order of whole backwards.
  */
 #include "autograd/tape.h"
-
-struct lt_weights {
-    lt_ctx *ctx;
-    lt_weights *next;      /* of the next backward, while listed */
-    bool is_listed;        /* in lt_autograd.weights */
-    lt_node *first, *last; /* in the order of the walk, linked through `next` */
-};
-
-lt_weights *lt__weights_new(lt_ctx *ctx)
-{
-    lt_weights *w = lt__alloc_zero(ctx, sizeof *w);
-    if (w)
-        w->ctx = lt__ctx_retain(ctx);
-    return w;
-}
-
-void lt__weights_add(lt_weights *w, lt_node *node)
-{
-    node->freed = true;
-    lt__node_unlist(node);
-    node->next = node->prev = NULL;
-    for (int i = 0; i < node->n_in; i++) {
-        lt_edge *e = &node->edge[i];
-        if (node->later >> i & 1) {
-            e->leaf->uses = 0;
-            e->leaf->deferred++;
-            continue;
-        }
-        lt__node_release(e->node); /* not its last reference: the walk has one, too */
-        lt__leaf_release(e->leaf);
-        e->node = NULL;
-        e->leaf = NULL;
-    }
-    *(w->last ? &w->last->next : &w->first) = node;
-    w->last = node;
-}
-
-/* Removes the first node. The caller gets its reference. */
-static lt_node *take_first(lt_weights *w)
-{
-    lt_node *node = w->first;
-    w->first = node->next;
-    if (!w->first)
-        w->last = NULL;
-    node->next = NULL;
-    for (int i = 0; i < node->n_in; i++)
-        if (node->later >> i & 1)
-            node->edge[i].leaf->deferred--;
-    return node;
-}
-
-static void free_node(lt_node *node)
-{
-    lt__node_free_saved(node);
-    lt__node_release(node);
-}
-
-static void free_nodes(lt_weights *w)
-{
-    while (w->first)
-        free_node(take_first(w));
-}
-
-void lt__weights_drop(lt_weights *w)
-{
-    if (!w)
-        return;
-    lt_ctx *ctx = w->ctx;
-    free_nodes(w);
-    lt__free(ctx, w, sizeof *w);
-    lt__ctx_release(ctx);
-}
-
-/* ==== The lists of a context ================================================================== */
-
-void lt__weights_list(lt_weights *w)
-{
-    struct lt_autograd *ag = w->ctx->slots.autograd;
-    lt_weights **end = &ag->weights;
-    if (ag->dry_run.on) /* nothing was deferred, and end() is not called */
-        return;
-    while (*end)
-        end = &(*end)->next;
-    *end = w;
-    w->is_listed = true;
-}
-
-static void unlist(lt_weights *w)
-{
-    struct lt_autograd *ag = w->ctx->slots.autograd;
-    lt_weights **at = &ag->weights;
-    while (*at != w)
-        at = &(*at)->next;
-    *at = w->next;
-    w->is_listed = false;
-    ag->weights_discarded &= ag->weights != NULL;
-}
-
-void lt__weights_close(lt_ctx *ctx)
-{
-    struct lt_autograd *ag = ctx->slots.autograd;
-    while (ag->weights) {
-        free_nodes(ag->weights);
-        unlist(ag->weights);
-    }
-}
-
-lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what)
-{
-    return ag->weights ? lt_fail(LT_EINVAL,
-                                 "%s while gradients of parameters are pending; call "
-                                 "lt_backward_weights() first",
-                                 what)
-                       : LT_OK;
-}
-
-lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
-{
-    const lt_grad_callbacks *c = &ag->callbacks;
-    if (ag->dry_run.on || c->overlaps || !(c->begin || c->ready || c->end))
-        return LT_OK;
-    return lt__weights_check_none(ag, "backward: with these gradient callbacks it cannot start");
-}
-
-/* ==== The second half ========================================================================= */
 
 /* Computes the deferred gradients of a node and completes their leaves. */
 static lt_status complete_node(struct lt_autograd *ag, lt_node *node)
@@ -148,12 +23,13 @@ static lt_status complete_all(lt_weights *w)
     struct lt_autograd *ag = w->ctx->slots.autograd;
     lt_status status = LT_OK;
     while (w->first && status == LT_OK) {
-        lt_node *node = take_first(w);
+        lt_node *node = lt__weights_take(w);
         status = complete_node(ag, node);
         for (int i = 0; i < node->n_in && status != LT_OK; i++)
             if (node->edge[i].leaf)
                 lt__leaf_abandon(node->edge[i].leaf);
-        free_node(node);
+        lt__node_free_saved(node);
+        lt__node_release(node);
     }
     return status;
 }
@@ -189,7 +65,7 @@ lt_status lt_backward_weights(lt_weights *w)
         status = lt__backward_end(w->ctx, complete_all(w));
         ag->no_grad_depth--;
         ag->in_backward = false;
-        unlist(w);
+        lt__weights_unlist(w);
     }
     lt__weights_drop(w);
     return status;
@@ -204,7 +80,7 @@ void lt_weights_free(lt_weights *w)
         lt_status status = lt__backward_end(w->ctx, LT_EINVAL);
         (void)status; /* the caller knows */
         ag->in_backward = in_backward;
-        unlist(w);
+        lt__weights_unlist(w);
     }
     lt__weights_drop(w);
 }

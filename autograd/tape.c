@@ -1,4 +1,5 @@
-/* tape.c - the state of autograd in a context; nodes and tapes. tape.h explains the ownership. */
+/* tape.c - the state of autograd in a context; nodes, tapes and lists of deferred
+ * gradients. tape.h explains the ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,6 +183,22 @@ void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud)
 
 /* ==== Nodes =================================================================================== */
 
+void lt__leaf_release(lt_leaf *leaf)
+{
+    if (!leaf || atomic_fetch_sub_explicit(&leaf->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (lt_hook *h = leaf->hooks, *next; h; h = next) {
+        next = h->next;
+        if (h->free)
+            h->free(h->ud);
+        lt__free(leaf->ctx, h, sizeof *h);
+    }
+    lt_release(leaf->grad);
+    lt_release(leaf->dry_grad);
+    lt__segment_release(leaf->segment);
+    lt__free(leaf->ctx, leaf, sizeof *leaf);
+}
+
 static size_t node_bytes(const lt_def *def, int n_in)
 {
     return sizeof(lt_node) + (size_t)n_in * sizeof(lt_edge) +
@@ -329,6 +346,118 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
             atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
     }
     return LT_OK;
+}
+
+/* ==== Deferred gradients ====================================================================== */
+
+lt_weights *lt__weights_new(lt_ctx *ctx)
+{
+    lt_weights *w = lt__alloc_zero(ctx, sizeof *w);
+    if (w)
+        w->ctx = lt__ctx_retain(ctx);
+    return w;
+}
+
+void lt__weights_add(lt_weights *w, lt_node *node)
+{
+    node->freed = true;
+    lt__node_unlist(node);
+    node->next = node->prev = NULL;
+    for (int i = 0; i < node->n_in; i++) {
+        lt_edge *e = &node->edge[i];
+        if (node->later >> i & 1) {
+            e->leaf->uses = 0;
+            e->leaf->deferred++;
+            continue;
+        }
+        lt__node_release(e->node); /* not its last reference: the walk has one, too */
+        lt__leaf_release(e->leaf);
+        e->node = NULL;
+        e->leaf = NULL;
+    }
+    *(w->last ? &w->last->next : &w->first) = node;
+    w->last = node;
+}
+
+lt_node *lt__weights_take(lt_weights *w)
+{
+    lt_node *node = w->first;
+    w->first = node->next;
+    if (!w->first)
+        w->last = NULL;
+    node->next = NULL;
+    for (int i = 0; i < node->n_in; i++)
+        if (node->later >> i & 1)
+            node->edge[i].leaf->deferred--;
+    return node;
+}
+
+static void free_nodes(lt_weights *w)
+{
+    while (w->first) {
+        lt_node *node = lt__weights_take(w);
+        lt__node_free_saved(node);
+        lt__node_release(node);
+    }
+}
+
+void lt__weights_drop(lt_weights *w)
+{
+    if (!w)
+        return;
+    lt_ctx *ctx = w->ctx;
+    free_nodes(w);
+    lt__free(ctx, w, sizeof *w);
+    lt__ctx_release(ctx);
+}
+
+void lt__weights_list(lt_weights *w)
+{
+    struct lt_autograd *ag = w->ctx->slots.autograd;
+    lt_weights **end = &ag->weights;
+    if (ag->dry_run.on) /* nothing was deferred, and end() is not called */
+        return;
+    while (*end)
+        end = &(*end)->next;
+    *end = w;
+    w->is_listed = true;
+}
+
+void lt__weights_unlist(lt_weights *w)
+{
+    struct lt_autograd *ag = w->ctx->slots.autograd;
+    lt_weights **at = &ag->weights;
+    while (*at != w)
+        at = &(*at)->next;
+    *at = w->next;
+    w->is_listed = false;
+    ag->weights_discarded &= ag->weights != NULL;
+}
+
+void lt__weights_close(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    while (ag->weights) {
+        free_nodes(ag->weights);
+        lt__weights_unlist(ag->weights);
+    }
+}
+
+lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what)
+{
+    return ag->weights ? lt_fail(LT_EINVAL,
+                                 "%s while gradients of parameters are pending; call "
+                                 "lt_backward_weights() first",
+                                 what)
+                       : LT_OK;
+}
+
+lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
+{
+    const lt_grad_callbacks *c = &ag->callbacks;
+    if (ag->dry_run.on || c->overlaps || !(c->begin || c->ready || c->end))
+        return LT_OK;
+    return lt__weights_check_none(ag, "backward: with these gradient callbacks it cannot start");
 }
 
 /* ==== Tapes =================================================================================== */

@@ -95,6 +95,13 @@ struct lt_tape {
     uint64_t draws[2]; /* random calls so far in this pass: gradients on; gradients off */
 };
 
+struct lt_weights {
+    lt_ctx *ctx;
+    lt_weights *next;      /* of the next backward, while listed */
+    bool is_listed;        /* in lt_autograd.weights */
+    lt_node *first, *last; /* in the order of the walk, linked through `next` */
+};
+
 typedef struct lt_bn_entry { /* merged batch-norm statistics of one pair of running buffers */
     struct lt_bn_entry *next;
     lt_tensor *running_mean, *running_var, *mean, *var;
@@ -181,8 +188,8 @@ void lt__leaf_forget_grad(lt_leaf *leaf);
 /* Creates leaf->grad if needed: in the leaf's arena, or with memory of its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
 
-/* Starts the deferred check of a backward on an accelerator. loss may be NULL. Returns the errors of
- * lt_synchronize(). */
+/* Starts the deferred check of a backward on an accelerator. loss may be NULL. Returns the errors
+ * of lt_synchronize(). */
 lt_status lt__deferred_check_begin(lt_ctx *ctx, lt_tensor *loss);
 /* Allocates the step check of the accelerator, unless an earlier backward has done so. */
 lt_status lt__deferred_check_open(lt_ctx *ctx);
@@ -256,7 +263,10 @@ void lt__leaf_drop_dry_grad(lt_leaf *leaf);
 lt_weights *lt__weights_new(lt_ctx *ctx); /* an empty list. New. NULL with LT_ENOMEM */
 /* Adds a node whose `later` is not 0. Takes the walk's reference to it. */
 void lt__weights_add(lt_weights *weights, lt_node *node);
-void lt__weights_list(lt_weights *weights); /* appends it to those of its context */
+lt_node *lt__weights_take(lt_weights *weights); /* removes and returns its first node. New */
+/* Adds it to the end of the lists of its context, or removes it from there. */
+void lt__weights_list(lt_weights *weights);
+void lt__weights_unlist(lt_weights *weights);
 /* Frees a list that is not listed. NULL is allowed. */
 void lt__weights_drop(lt_weights *weights);
 /* Empties the lists of a context that closes. */

@@ -79,8 +79,8 @@ static inline lt_weights *micro_batch(lt_ctx *ctx, const layer *l, lt_tensor *x,
     return weights;
 }
 
-/* Accumulates MICRO micro-batches in ctx, with parameters of dtype. half: they are read through half
- * copies, or LT_F32. */
+/* Accumulates MICRO micro-batches in ctx, with parameters of dtype. half: the dtype of the half
+ * copies through which they are read, or LT_F32. */
 static inline void accumulate(lt_ctx *ctx, const layer *l, lt_dtype dtype, lt_dtype half,
                               bool split, bits *to)
 {
