@@ -32,6 +32,7 @@ typedef struct plan { /* a training run */
     lt_dtype dtype;
     int rows[STEPS];   /* rows of the global batch */
     int micro_batches; /* micro-batches of a share */
+    int splits;        /* backwards are split and then completed: 1 at once, 2 before the step */
     bool grows, tells; /* one more micro-batch in each step; the reducer is given the number */
     bool rare;         /* the rank with row 0 uses RARE */
     bool late;         /* ranks pause sometimes */
@@ -66,6 +67,8 @@ typedef struct rank { /* a rank and its trainer */
     lt_optim *optim;
     result *result;
     pthread_t thread;
+    lt_weights *pending[8];
+    int n_pending;
     bool poisons;         /* in this step */
     int measured[PARAMS]; /* number of calls of a filter's measure */
 } rank;
@@ -193,6 +196,28 @@ static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tenso
     return LT_OK;
 }
 
+static lt_status complete_pending(rank *r)
+{
+    lt_status status = LT_OK;
+    for (int i = 0; i < r->n_pending && status == LT_OK; i++)
+        status = lt_backward_weights(r->pending[i]);
+    r->n_pending = 0;
+    return status;
+}
+
+static lt_status split_back(rank *r, lt_tensor *loss)
+{
+    lt_tensor *grad = NULL;
+    lt_status status = lt_backward_from(r->ctx, &loss, &grad, 1, &r->pending[r->n_pending]);
+    r->n_pending += status == LT_OK;
+    if (status != LT_OK) {
+        while (r->n_pending > 0)
+            lt_weights_free(r->pending[--r->n_pending]);
+        return status;
+    }
+    return r->plan->splits == 1 ? complete_pending(r) : LT_OK;
+}
+
 /* Runs forward and backward of the rows. weight: their fraction of this rank's rows. */
 static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
 {
@@ -200,7 +225,7 @@ static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weigh
     lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
     lt_status status = find_loss(r, step, first, n, labels, factor, &loss);
     if (status == LT_OK)
-        status = lt_backward(loss, NULL);
+        status = r->plan->splits ? split_back(r, loss) : lt_backward(loss, NULL);
     lt_release(loss);
     lt_release(labels);
     lt_release(factor);
@@ -265,6 +290,7 @@ static lt_status take_step(rank *r, int step)
         int64_t piece = own - at < size ? own - at : size;
         LT_TRY(learn(r, step, first + at, piece, (double)piece / (double)own));
     }
+    LT_TRY(complete_pending(r));
     return update(r);
 }
 
