@@ -312,31 +312,31 @@ typedef struct lt_weights lt_weights;
 /* One backward from several roots, as if from the sum of roots[i] * grads[i]. For a pipeline, whose
  * ranks start from the gradients that the next rank has sent. grads[i] is like the argument of
  * lt_backward(), but already scaled if there is a loss scale. One grads[i] may be NULL: then
- * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape. They may be leaves,
- * outputs of one op, computed from each other, or equal; the gradients of equal roots are added in
- * their order. With n = 0 only the callbacks run.
+ * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape and may depend on each
+ * other; gradients of equal roots are added in their order. With n = 0 only the callbacks run.
  *
  * weights = NULL: a whole backward. Otherwise the backward is split (zero bubble,
- * arXiv:2401.10241): gradients of parameters of convolutions and linear layers are left to
- * lt_backward_weights(), with the same bits, if the parameter has no other use in this backward.
+ * arXiv:2401.10241): gradients of the parameters of convolutions and linear layers are left to
+ * lt_backward_weights(), with the same bits. A layer's are computed at once if a parameter has
+ * another use in this backward, or if its kernels could give other bits (bf16 on some CPUs).
  * *weights is new. The backward ends, with the end callback, when lt_backward_weights() ends. The
- * saved tensors that it needs must stay alive and unchanged until then. Other backwards may run in
- * between, but they must not add to a pending gradient themselves: LT_EINVAL. Until no gradient is
- * pending, LT_EINVAL also for lt_optim_step() and lt_set_scaling(), and for another backward unless
- * lt_grad_callbacks.overlaps is set. lt_grad() does not wait for other ranks meanwhile. A dry run
- * defers nothing.
+ * saved tensors that it needs must stay alive and unchanged until then. A dry run is not split.
+ *
+ * While gradients are pending, lt_optim_step() and lt_set_scaling() fail with LT_EINVAL, gradient
+ * callbacks must not be replaced, and lt_grad() does not wait for other ranks. Another backward
+ * fails if it would add to a pending gradient itself, or if there are callbacks without
+ * lt_grad_callbacks.overlaps, which the reducer has only if it is blocking or has vranks.
  *
  * The errors of lt_backward(), and LT_EINVAL if roots are of other contexts, on several tapes, or
  * if several have no gradient. *weights is NULL on failure. */
 LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
                                    int n, lt_weights **weights);
-/* Computes the pending gradients and runs their hooks, in the order of a whole backward. LT_EINVAL,
- * and weights is still pending, if an earlier backward is, if lt_zero_grad() has discarded a
- * pending gradient, in a hook, or in a dry run that began after the first half. Otherwise weights
- * is taken. Also the errors of kernels, hooks and callbacks. */
+/* Computes the pending gradients and runs their hooks, in the order of a whole backward. LT_EINVAL
+ * if an earlier backward is pending, if lt_zero_grad() has discarded a pending gradient, in a hook,
+ * or in a dry run that began after the first half; weights then stays valid. Otherwise it is taken.
+ * Also the errors of kernels, hooks and callbacks. */
 LT_MUST lt_status lt_backward_weights(lt_weights *weights);
-/* Discards pending gradients, e.g. after a failure. The end callback is called with LT_EINVAL. NULL
- * is allowed. */
+/* Discards pending gradients. The end callback is called with LT_EINVAL. NULL is allowed. */
 LT_API void lt_weights_free(lt_weights *weights);
 
 /* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
@@ -419,9 +419,8 @@ struct lt_optim;
 /* Callbacks of dist around backward and steps, called with ud. Each may be NULL. */
 typedef struct lt_grad_callbacks {
     void *ud;
-    /* begin and end of several backwards may overlap: begin 1, begin 2, end 1, end 2. `ready` is
-     * then called for either. Otherwise a backward fails while another one is split and has not
-     * ended; see lt_backward_from(). */
+    /* Backwards may overlap: begin 1, begin 2, end 1, end 2; in another order only if
+     * lt_weights_free() discards one. Otherwise a backward fails while one is split. */
     bool overlaps;
     /* Backward starts: the uses of all leaves are counted; no gradient has been computed. loss is
      * NULL if this backward starts without a loss: see lt_backward_from(). */
@@ -459,7 +458,8 @@ typedef struct lt_grad_place {
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
-/* How many nodes may still add to the gradient of x in the running backward. */
+/* How many nodes may still add to the gradient of x in the running backward, without those that a
+ * split backward has left for later; and 1 while x is a root itself. */
 LT_API int lt_grad_uses(const lt_tensor *x);
 /* Marks the gradient of x, a leaf, as present, after the caller has written it. added: whether this
  * step added to it, on this rank or another one. Must not be called in backward. Returns the status

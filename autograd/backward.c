@@ -188,9 +188,11 @@ static lt_status check_root(const backward *b, int i)
 static lt_status check(const backward *b)
 {
     lt_tensor *loss = b->loss < 0 ? NULL : b->roots[b->loss];
-    lt_device *device = b->n > 0 ? b->roots[0]->storage->device : b->ctx->device;
-    for (int i = 0; i < b->n; i++)
+    bool is_here = b->n > 0 || b->ctx->device->is_host;
+    for (int i = 0; i < b->n; i++) {
         LT_TRY(check_root(b, i));
+        is_here &= b->roots[i]->storage->device->is_host;
+    }
     for (int i = 0; i < b->n; i++)
         if (!b->grads[i] && i != b->loss)
             return lt_fail(LT_EINVAL,
@@ -198,9 +200,9 @@ static lt_status check(const backward *b)
                            "the loss; add the losses",
                            b->loss + 1, i + 1);
     if (!b->ctx->slots.autograd->dry_run.on) {
-        if (!device->is_host)
+        if (!is_here)
             LT_TRY(lt__deferred_check_begin(b->ctx, loss));
-        if (loss && loss->count == 1 && (device->is_host || waits_for_loss(b->ctx)))
+        if (loss && loss->count == 1 && (loss->storage->device->is_host || waits_for_loss(b->ctx)))
             LT_TRY(check_finite(loss));
     }
     for (int i = 0; i < b->n; i++)
@@ -313,7 +315,7 @@ static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss
     if (status == LT_OK)
         status = walk(ag, tape, weights);
     if (begun && (status != LT_OK || !weights))
-        status = lt__backward_end(b->ctx, status);
+        status = lt__backward_end(b->ctx, status, ag->dry_run.on);
     if (status != LT_OK)
         abandon(b, tape);
     for (int i = 0; i < b->n; i++)

@@ -102,7 +102,7 @@ void lt_zero_grad(lt_tensor *x)
     if (!x->leaf || ag->dry_run.on)
         return;
     synchronize_grads(x->ctx);
-    ag->weights_discarded |= x->leaf->deferred > 0 && !ag->in_backward;
+    ag->weights_discarded |= x->leaf->deferred > 0 && x->leaf != ag->completing;
     lt__leaf_forget_grad(x->leaf);
     ag->period++;
 }

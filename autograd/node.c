@@ -359,19 +359,20 @@ static lt_status notify_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_no
 lt_status lt__leaf_complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
     lt_tensor *x = lt_retain(leaf->x);
+    ag->completing = leaf;
     lt_status status = call_hooks(ag, leaf);
     if (status == LT_OK)
         status = notify_ready(ag, leaf, node);
+    ag->completing = NULL;
     lt_release(x);
     return status;
 }
 
-lt_status lt__backward_end(lt_ctx *ctx, lt_status status)
+lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    bool is_there = ag->callbacks.end && !ag->dry_run.on;
-    if (is_there)
+    if (ag->callbacks.end && !is_dry)
         status = ag->callbacks.end(ag->callbacks.ud, ctx, status);
-    ag->backwards += status == LT_OK && !ag->dry_run.on;
+    ag->backwards += status == LT_OK && !is_dry;
     return status;
 }

@@ -62,7 +62,7 @@ lt_status lt_backward_weights(lt_weights *w)
     if (w->is_listed) {
         ag->in_backward = true;
         ag->no_grad_depth++;
-        status = lt__backward_end(w->ctx, complete_all(w));
+        status = lt__backward_end(w->ctx, complete_all(w), false);
         ag->no_grad_depth--;
         ag->in_backward = false;
         lt__weights_unlist(w);
@@ -77,7 +77,7 @@ void lt_weights_free(lt_weights *w)
         struct lt_autograd *ag = w->ctx->slots.autograd;
         bool in_backward = ag->in_backward;
         ag->in_backward = true;
-        lt_status status = lt__backward_end(w->ctx, LT_EINVAL);
+        lt_status status = lt__backward_end(w->ctx, LT_EINVAL, false);
         (void)status; /* the caller knows */
         ag->in_backward = in_backward;
         lt__weights_unlist(w);

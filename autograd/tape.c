@@ -457,7 +457,11 @@ lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
     const lt_grad_callbacks *c = &ag->callbacks;
     if (ag->dry_run.on || c->overlaps || !(c->begin || c->ready || c->end))
         return LT_OK;
-    return lt__weights_check_none(ag, "backward: with these gradient callbacks it cannot start");
+    return ag->weights
+               ? lt_fail(LT_EINVAL, "backward cannot start before lt_backward_weights() has "
+                                    "completed the earlier split backward, because the gradient "
+                                    "callbacks do not support overlap")
+               : LT_OK;
 }
 
 /* ==== Tapes =================================================================================== */

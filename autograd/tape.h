@@ -160,10 +160,11 @@ struct lt_autograd {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     lt_dry_run dry_run;
-    lt_bn_entry *bn_stats;  /* in order of first arrival */
-    uint64_t trees;         /* parameter trees placed so far */
-    lt_weights *weights;    /* of split backwards, in order, until they are completed */
-    bool weights_discarded; /* lt_zero_grad() discarded a gradient that they add to */
+    lt_bn_entry *bn_stats;     /* in order of first arrival */
+    uint64_t trees;            /* parameter trees placed so far */
+    lt_weights *weights;       /* of split backwards, in order, until they are completed */
+    const lt_leaf *completing; /* whose hooks run, or NULL */
+    bool weights_discarded;    /* lt_zero_grad() discarded a gradient that they add to */
     bool in_backward;
     bool grads_complete; /* the next step's gradients are complete; its status: */
     lt_step_status step_status;
@@ -239,7 +240,7 @@ lt_status lt__mark(lt_tensor *const *roots, int n);
  * may be NULL. */
 void lt__unmark(lt_tape *tape);
 /* Calls the end callback. Counts the backward if it succeeded. Returns the result. */
-lt_status lt__backward_end(lt_ctx *ctx, lt_status status);
+lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry);
 
 /* Computes the gradients of the inputs of node. split: sets node->later, and leaves those for
  * lt__node_back_later(). */

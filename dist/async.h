@@ -33,7 +33,8 @@ typedef struct lt_async_config { /* zero means default, except for staleness and
     int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; default 1 */
     int64_t window;    /* no ticket is issued that is this far above the lowest one that is not
                         * done: workers wait. 0: unbounded */
-    int64_t steps;     /* that the optimizer has taken before, also in restored training */
+    int64_t steps;     /* that the optimizer took before this call, including those of the
+                        * training that lt_async_restore() continues */
 
     /* Live: the ranks of a group are the workers. */
     struct lt_group *group; /* borrowed; NULL: a simulation */
@@ -135,7 +136,7 @@ LT_API void lt_async_stop(lt_async *async, int code);
 /* Every ticket below this one is applied or skipped. On rank 0. */
 LT_API int64_t lt_async_done_below(const lt_async *async);
 /* Number of steps that the optimizer has taken: config->steps, and one for each gradient that was
- * applied since. On other ranks than 0, those since are added by lt_async_finish(). */
+ * applied since. On ranks other than 0, lt_async_finish() adds the latter. */
 LT_API int64_t lt_async_steps(const lt_async *async);
 
 typedef struct lt_async_stats { /* of rank 0, or of a simulation */

@@ -485,8 +485,8 @@ static bool is_fast(const lt_call *c, const lt_conv *v, int i)
            lt__linear_ready(c, i) == LT_OK;
 }
 
-/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So they
- * must be able to compute both, or neither. */
+/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So two
+ * calls give the same bits only if the fast kernels can compute both gradients, or neither. */
 static bool can_split(const lt_call *c)
 {
     lt_conv v;

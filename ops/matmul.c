@@ -266,8 +266,8 @@ static lt_status linear_back(lt_call *c, bool fast)
     return LT_OK;
 }
 
-/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So they
- * must be able to compute both, or neither. */
+/* A bf16 call is repeated in f32 if the fast kernels cannot compute one of its gradients. So two
+ * calls give the same bits only if the fast kernels can compute both gradients, or neither. */
 static bool linear_can_split(const lt_call *c)
 {
     if (c->d_out[0]->dtype != LT_BF16 || c->ctx->config.reference)

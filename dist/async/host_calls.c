@@ -143,8 +143,10 @@ static lt_status restore_snapshots(lt_host *h, const char *const *names, lt_tens
     for (int i = 0; i < n; i++) {
         if (strncmp(names[i], KEPT, strlen(KEPT)) != 0)
             continue;
-        int64_t ticket = strtoll(names[i] + strlen(KEPT), NULL, 10);
-        if (tensors[i]->dtype != LT_U8 || (size_t)tensors[i]->count != h->mirror.layout.bytes)
+        char *end;
+        int64_t ticket = strtoll(names[i] + strlen(KEPT), &end, 10);
+        if (*end || ticket <= 0 || ticket > lt__order_done_below(h->server.order) ||
+            tensors[i]->dtype != LT_U8 || (size_t)tensors[i]->count != h->mirror.layout.bytes)
             return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'",
                            names[i]);
         LT_TRY(lt__snapshots_restore(&h->snapshots, ticket, tensors[i]));

@@ -49,11 +49,10 @@ static lt_async_config read_config(lua_State *L)
     return config;
 }
 
-/* Starts asynchronous training, and returns a handle with the methods below. */
-static int start(lua_State *L, lt_optim *optim, const lt_async_config *config)
+/* Starts asynchronous training. handle, on top of the stack, gets the methods below. */
+static int start(lua_State *L, void **handle, lt_optim *optim, const lt_async_config *config)
 {
     lt_lua *s = lt__lua(L);
-    void **handle = lt__push_handle(L, async_class);
     lt_async *async = lt_async_new(s->ctx, optim, config);
     if (!async)
         lt__raise(L, s);
@@ -78,7 +77,7 @@ static int simulate(lua_State *L)
     config.sigma = number_field(L, "sigma", 0);
     config.times = times;
     config.n_times = n;
-    return start(L, optim, &config);
+    return start(L, lt__push_handle(L, async_class), optim, &config);
 }
 
 /* replay(optim, o, workers, trace): replays a trace: a list with worker, ticket and read of each
@@ -100,7 +99,7 @@ static int replay(lua_State *L)
     config.workers = check_int(L, 3);
     config.trace = trace;
     config.n_trace = n;
-    return start(L, optim, &config);
+    return start(L, lt__push_handle(L, async_class), optim, &config);
 }
 
 /* Reads a list of ranks, or nil, as lt_async_config.lost. The array belongs to the stack. */
@@ -138,13 +137,14 @@ static int live(lua_State *L)
     }
     config.buffers = buffers;
     config.n_buffers = n;
-    config.held = 2; /* the next batch is prepared meanwhile */
+    config.held = (int)field(L, "held", 1);
     config.lost = check_lost(L, 4, lt_group_size(s->group));
     config.group = s->group;
+    void **handle = lt__push_handle(L, async_class); /* it may fail, so the server comes later */
     if (lt_group_rank(s->group) == 0 &&
         !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
         lt__raise(L, s);
-    start(L, optim, &config);
+    start(L, handle, optim, &config);
     s->is_async = true;
     return 1;
 }

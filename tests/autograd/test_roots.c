@@ -207,6 +207,15 @@ TEST(invalid_roots_are_rejected)
         LT_EINVAL, "roots 2 and 3 have no gradient, but only one root can be the loss");
     CHECK_FAILS(lt_backward_from(ctx, (lt_tensor *[]){y}, (lt_tensor *[]){two}, 1, NULL), LT_EINVAL,
                 "the gradient must be 1 f64, but is 2 f64");
+    lt_tensor *pending = lt_param_new(ctx, LT_F64, 1, (int64_t[]){1}, (lt_init){0});
+    CHECK_OK(lt_scope_push(ctx));
+    lt_tensor *dead = lt_retain(lt_run(ctx, "exp", NULL, x, NULL));
+    lt_scope_pop(ctx);
+    CHECK_FAILS(from_two(ctx, dead, 1, y, 1), LT_EINVAL, "belongs to a step that is over");
+    CHECK_FAILS(lt_backward(dead, NULL), LT_EINVAL, "belongs to a step that is over");
+    CHECK_FAILS(lt_backward(pending, NULL), LT_EINVAL, "has no memory yet");
+    lt_release(dead);
+    lt_release(pending);
     CHECK(!lt_grad(x));
     CHECK_EQ(lt_grad_uses(x), 0);
     lt_tape_use(ctx, NULL);

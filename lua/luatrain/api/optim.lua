@@ -217,7 +217,8 @@ local function options_of(self, group, is_bias)
   return options
 end
 
--- If the last step was pending, waits for its status and counts it if it was applied.
+-- If the last step was pending, waits for its status and counts it if it was applied. For
+-- asynchronous training, too.
 local function count_pending(inner)
   if not inner.pending then return end
   inner.pending = false
@@ -319,5 +320,7 @@ end
 
 -- For asynchronous training: {handle = of the core, steps = taken so far} of an optimizer.
 function core.inner_of(self) return self[INNER] end
+
+core.count_pending = count_pending
 
 return check.strict(optim, "optim")

@@ -30,6 +30,8 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 local lost = false         -- on rank 0: a rank that was lost in this process
 
+local HELD = 2             -- tickets of a live worker: one to compute, one to prepare
+
 -- Returns the options for a run with settings `run`, or false.
 function async.read(run)
   local o = options.read()
@@ -55,7 +57,6 @@ end
 
 -- ==== Tickets ====================================================================================
 
-local HELD = 2             -- tickets of a live worker at a time
 local ISSUED = 8           -- index of the number of issued tickets in the tensor `order` of a state
 
 local function restore(self, saved, warnings)
@@ -98,7 +99,8 @@ end
 -- Starts asynchronous training with the options o, of an optimizer (see core.inner_of). buffers: of
 -- its net; gone: list of the ranks that were lost before.
 function async.open(inner, buffers, o, gone)
-  o.steps = inner.steps
+  core.count_pending(inner)
+  o.steps, o.held = inner.steps, HELD
   if o.trace then return core.replay(inner.handle, o, o.trace_workers, o.trace_steps) end
   if o.workers then return core.simulate(inner.handle, o, o.times) end
   return core.live(inner.handle, o, buffers, gone)

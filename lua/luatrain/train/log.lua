@@ -190,7 +190,8 @@ log.start_text = core.in_c_locale(function(f)
 end)
 
 local step_text = core.in_c_locale(function(f, rate, eta, without)
-  local percent = 100 * (f.samples - (f.epoch - 1) * f.images) // f.images
+  -- workers of asynchronous training may be ahead of the epoch
+  local percent = math.min(100 * (f.samples - (f.epoch - 1) * f.images) // f.images, 100)
   return joined(
     ("epoch %d/%d"):format(f.epoch, f.epochs), ("%d %%"):format(percent),
     not without.step and ("step %d/%d"):format(f.step, f.steps), "loss " .. short(f.loss),
