@@ -58,19 +58,10 @@ static void call_hook(const lt_node *node, lt_op_hook_fn fn, void *ud)
         make_again(node, in, made);
         out[0] = made[0];
     }
-    fn(ud,
-       &(lt_call){.ctx = node->ctx,
-                  .device = node->device,
-                  .op = op,
-                  .schema = &node->def->schema,
-                  .opt = node->opt,
-                  .n_in = node->n_in,
-                  .in = in,
-                  .out = out,
-                  .threads = node->ctx->threads,
-                  .stream = node->stream,
-                  .first_row = node->first_row},
-       false, node->where);
+    lt_call call = lt__node_call(node, in);
+    call.out = out;
+    call.d_out = NULL;
+    fn(ud, &call, false, node->where);
     lt_release(made[0]);
 }
 

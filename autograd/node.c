@@ -143,6 +143,22 @@ static bool takes_over(const lt_node *node, int i)
            lt__count_dims(e->spec.ndim, e->spec.dims, &count) == LT_OK && count == grad->count;
 }
 
+lt_call lt__node_call(const lt_node *node, lt_tensor **in)
+{
+    return (lt_call){.ctx = node->ctx,
+                     .device = node->device,
+                     .op = node->def->op,
+                     .schema = &node->def->schema,
+                     .opt = node->opt,
+                     .n_in = node->n_in,
+                     .in = in,
+                     .out = (lt_tensor **)node->saved_out,
+                     .d_out = (lt_tensor **)node->d_out,
+                     .threads = node->ctx->threads,
+                     .stream = node->stream,
+                     .first_row = node->first_row};
+}
+
 /* Runs the kernel for the inputs in `left`. If two inputs are the same tensor, they share one
  * gradient: the later one is first written to a tensor of its own, so that a kernel never gets the
  * same memory twice. */
@@ -151,18 +167,8 @@ static lt_status run_backward(lt_node *node, uint64_t left)
     const struct lt_autograd *ag = node->ctx->slots.autograd;
     const lt_op *op = node->def->op;
     lt_tensor *in[LT_MAX_LIST], *d_in[LT_MAX_LIST], *extra[LT_MAX_LIST];
-    lt_call call = {.ctx = node->ctx,
-                    .device = node->device,
-                    .op = op,
-                    .schema = &node->def->schema,
-                    .opt = node->opt,
-                    .n_in = node->n_in,
-                    .in = in,
-                    .out = node->saved_out,
-                    .d_out = node->d_out,
-                    .d_in = d_in,
-                    .stream = node->stream,
-                    .first_row = node->first_row};
+    lt_call call = lt__node_call(node, in);
+    call.d_in = d_in;
     const lt_kernels *own = node->device->is_host ? NULL : lt__kernels_of(ag, node->def);
     bool converts = own ? own->f32_grads : !op->any_dtype;
     lt_status status = LT_OK;
@@ -230,17 +236,8 @@ static uint64_t deferrable(const lt_node *node, uint64_t left)
     }
     if (later == 0 || !op->can_split || !node->device->is_host)
         return later;
-    lt_call call = {.ctx = node->ctx,
-                    .device = node->device,
-                    .op = op,
-                    .schema = &node->def->schema,
-                    .opt = node->opt,
-                    .n_in = node->n_in,
-                    .in = in,
-                    .out = (lt_tensor **)node->saved_out,
-                    .d_out = (lt_tensor **)node->d_out,
-                    .d_in = d_in,
-                    .threads = node->ctx->threads};
+    lt_call call = lt__node_call(node, in);
+    call.d_in = d_in;
     return op->can_split(&call) ? later : 0;
 }
 

@@ -241,6 +241,9 @@ lt_status lt__mark(lt_tensor *const *roots, int n);
 void lt__unmark(lt_tape *tape);
 /* Calls the end callback. Counts the backward if it succeeded. Returns the result. */
 lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry);
+/* A call of a node's op, with these inputs (n_in) and its saved outputs and gradients. in is
+ * borrowed. */
+lt_call lt__node_call(const lt_node *node, lt_tensor **in);
 
 /* Computes the gradients of the inputs of node. split: sets node->later, and leaves those for
  * lt__node_back_later(). */
