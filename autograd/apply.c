@@ -336,7 +336,7 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
         }
         if (x->ctx != ctx)
             return lt_fail(LT_EINVAL, "%s: %s belongs to another context", s->name, name);
-        if (x->dead || x->pending) {
+        if (x->dead || x->pending || (x->remote && !ctx->slots.autograd->has_stages)) {
             lt_status status = lt__check_alive(x);
             lt_fail_prefix("%s: %s", s->name, name);
             return status;
@@ -360,11 +360,6 @@ static lt_status make_outputs(lt_call *c, int n)
         }
     }
     return LT_OK;
-}
-
-static bool wants_grad(const lt_tensor *x)
-{
-    return x && (x->node || (x->leaf && x->leaf->collects));
 }
 
 /* Passes a forward call to the op hook. */
@@ -397,10 +392,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
 
-    bool off = ag->no_grad_depth > 0, record = false;
-    if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
-        for (int i = 0; i < n_in && !off; i++)
-            record |= wants_grad(in[i]);
+    bool off = ag->no_grad_depth > 0;
+    bool record = n_all > 0 && lt__is_recorded(ag, op, in, n_in, spec[0].dtype);
     /* evaluation must not shift the random numbers of training */
     uint64_t *draws = &ag->tape->draws[off];
     if (call.draws)
@@ -428,6 +421,19 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     return LT_OK;
 }
 
+static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def,
+                                lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out)
+{
+    uint8_t stage;
+    LT_TRY(lt__stages_apply(ag, ctx, def, in, n_in, opts, out, &stage));
+    if (stage != 0 && stage != ag->stages.own + 1)
+        return LT_OK;
+    LT_TRY(apply(ctx, ag, def, in, n_in, opts, out));
+    for (int i = 0; i < lt_op_outputs(def->op); i++)
+        out[i]->stage = stage;
+    return LT_OK;
+}
+
 lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int n_in,
                    const lt_opt *opts, lt_tensor **out)
 {
@@ -451,7 +457,8 @@ lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int 
         status = ag->cast(ag->cast_ud, def, in, n_in);
     }
     if (status == LT_OK) {
-        status = apply(ctx, ag, def, in, n_in, opts, out);
+        status = ag->has_stages ? apply_in_stage(ctx, ag, def, in, n_in, opts, out)
+                                : apply(ctx, ag, def, in, n_in, opts, out);
         if (status != LT_OK)
             lt_fail_prefix("%s", name);
     }

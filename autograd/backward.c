@@ -373,6 +373,9 @@ static lt_status go_back(const backward *b, lt_weights **weights)
 
 lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 {
+    const struct lt_autograd *ag = loss->ctx->slots.autograd;
+    if (ag && ag->has_stages && !ag->dry_run.on)
+        return ag->stages.backward(ag->stages.ud, loss, grad);
     return go_back(&(backward){.ctx = loss->ctx, .roots = &loss, .grads = &grad, .n = 1}, NULL);
 }
 

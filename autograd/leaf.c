@@ -77,7 +77,22 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
     return LT_OK;
 }
 
-bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->collects); }
+bool lt_requires_grad(const lt_tensor *x)
+{
+    return x->node || (x->leaf && x->leaf->collects) || (x->remote && x->tracked);
+}
+
+bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,
+                     lt_dtype dtype)
+{
+    bool any = false;
+    if (ag->no_grad_depth > 0 || !(op->bwd || op->fast_bwd || op->same_grad) ||
+        !lt__is_float(dtype))
+        return false;
+    for (int i = 0; i < n_in; i++)
+        any |= in[i] && lt_requires_grad(in[i]);
+    return any;
+}
 
 /* Waits until no other thread writes gradients. Does not wait within backward or between the halves
  * of a split one: the exchange that writes them cannot end before backward does. */

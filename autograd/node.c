@@ -355,6 +355,10 @@ static lt_status notify_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_no
 
 lt_status lt__leaf_complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
+    if (leaf->role == LT_RECEIVED && !ag->dry_run.on) {
+        leaf->touched = false;
+        return ag->stages.return_grad(ag->stages.ud, leaf->x, leaf->grad);
+    }
     lt_tensor *x = lt_retain(leaf->x);
     ag->completing = leaf;
     lt_status status = call_hooks(ag, leaf);

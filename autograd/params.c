@@ -114,6 +114,25 @@ static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
     return LT_OK;
 }
 
+static lt_tensor *set_half(lt_leaf *leaf, lt_tensor *half)
+{
+    half->leaf = leaf;
+    atomic_fetch_add_explicit(&leaf->refs, 1, memory_order_relaxed);
+    lt_release(leaf->half);
+    leaf->half = half;
+    return half;
+}
+
+/* The half copy of a parameter of another stage. */
+static lt_tensor *remote_half(lt_tensor *x, lt_dtype dtype)
+{
+    lt_leaf *leaf = x->leaf;
+    if (leaf->half && (lt_dtype)leaf->half->dtype == dtype)
+        return leaf->half;
+    lt_tensor *half = lt__tensor_remote(x->ctx, dtype, x->ndim, x->dims, x->stage, false, true);
+    return half ? set_half(leaf, half) : NULL;
+}
+
 lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
 {
     char text[96];
@@ -125,6 +144,8 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
                 lt_describe(x, text, sizeof text));
         return NULL;
     }
+    if (x->remote)
+        return remote_half(x, dtype);
     if (lt__check_alive(x) != LT_OK || refresh_half(leaf->segment, dtype) != LT_OK)
         return NULL;
     if (leaf->half && leaf->half->storage == leaf->segment->half)
@@ -133,11 +154,8 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
         lt__tensor_over(leaf->segment->half, dtype, x->ndim, x->dims, leaf->offset, true);
     if (!half)
         return NULL;
-    half->leaf = leaf;
-    atomic_fetch_add_explicit(&leaf->refs, 1, memory_order_relaxed);
-    lt_release(leaf->half);
-    leaf->half = half;
-    return half;
+    half->stage = x->stage;
+    return set_half(leaf, half);
 }
 
 /* ==== Trees =================================================================================== */
@@ -298,7 +316,11 @@ lt_status lt_params_place(lt_params *p)
     enum { KINDS = 2 * LT_DTYPE_COUNT };
     lt_segment *fresh[KINDS] = {NULL};
     lt_status status = LT_OK;
+    struct lt_autograd *ag = p->ctx->slots.autograd;
     bool any = false;
+    for (int i = 0; i < p->n_spans && ag->has_stages; i++)
+        if (p->spans[i].value->pending)
+            any |= !lt__stages_assign(ag, p->spans[i].name, p->spans[i].value);
     for (int kind = 0; kind < KINDS && status == LT_OK;
          kind++) { /* all memory first: all or nothing */
         lt_dtype dtype = (lt_dtype)(kind / 2);
@@ -309,7 +331,7 @@ lt_status lt_params_place(lt_params *p)
         if (status == LT_OK && needed && !(fresh[kind] = lt__segment_new(p->ctx, dtype, count)))
             status = lt_errcode();
     }
-    uint64_t tree = any && status == LT_OK ? p->ctx->slots.autograd->trees++ : 0;
+    uint64_t tree = any && status == LT_OK ? ag->trees++ : 0;
     for (int kind = 0; kind < KINDS && status == LT_OK; kind++) {
         int64_t offset = 0;
         for (int i = 0; i < p->n_spans && status == LT_OK; i++) {

@@ -10,6 +10,7 @@
 #define LT_AUTOGRAD_TAPE_H
 
 #include "autograd/autograd.h"
+#include "autograd/stages.h"
 #include "core/tensor.h"
 
 typedef struct lt_hook {
@@ -21,7 +22,8 @@ typedef struct lt_hook {
 
 enum { LT_MAX_HOOKS = 1000 }; /* per leaf */
 
-typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
+/* LT_RECEIVED: its values come from another stage of a pipeline */
+typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER, LT_RECEIVED } lt_role;
 
 /* The gradient and hooks of a tensor that no op made, and its role. */
 typedef struct lt_leaf {
@@ -160,6 +162,8 @@ struct lt_autograd {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     lt_dry_run dry_run;
+    bool has_stages;
+    lt_stages stages;          /* if has_stages; see stages.h */
     lt_bn_entry *bn_stats;     /* in order of first arrival */
     uint64_t trees;            /* parameter trees placed so far */
     lt_weights *weights;       /* of split backwards, in order, until they are completed */
@@ -281,6 +285,21 @@ lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what)
 lt_status lt__weights_check_overlap(const struct lt_autograd *ag);
 
 /* ==== Kernels ================================================================================= */
+
+/* Whether a call is recorded: its op has a backward, and an input requires a gradient. dtype: of
+ * its first result. */
+bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,
+                     lt_dtype dtype);
+/* Finds the stage of a parameter whose tree is placed. Returns false if this rank does not have it:
+ * x is remote then. */
+bool lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
+/* Prepares a call in a pipeline. *stage: its stage, as in lt_tensor. If it is this rank's, all
+ * inputs have values afterwards. If it is another one, the results are made, as remote tensors.
+ * LT_EUSAGE if the op uses parameters of two stages; LT_ENOMEM; the errors of the shape rule and of
+ * lt_stages. */
+LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
+                                   lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out,
+                                   uint8_t *stage);
 
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */

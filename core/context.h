@@ -66,7 +66,8 @@ struct lt_ctx {
     int64_t step;
     uint64_t draws;
     lt_atomic_int listeners, stop_reason; /* lock-free, for signal handlers */
-    lt_scope *LT_ATOMIC scope; /* innermost, or NULL; written only by the owner's thread */
+    lt_scope *LT_ATOMIC scope;  /* innermost, or NULL; written only by the owner's thread */
+    lt_atomic_int taken_scopes; /* see lt__scope_take() */
     lt_slots slots;
     lt_device *devices[LT_MAX_DEVICES]; /* [0] is the CPU; [1] the accelerator or NULL */
     lt_device *device;                  /* device of new tensors */

@@ -114,11 +114,9 @@ static void end_in_scope(lt_tensor *x)
     x->storage = NULL;
 }
 
-void lt_scope_pop(lt_ctx *ctx)
+/* Ends the tensors of a scope, and frees it. */
+static void end_scope(lt_ctx *ctx, lt_scope *scope)
 {
-    lt_scope *scope = ctx->scope;
-    if (!scope)
-        return;
     for (;;) {
         pthread_mutex_lock(&ctx->lock);
         lt_tensor *x = scope->first;
@@ -138,8 +136,36 @@ void lt_scope_pop(lt_ctx *ctx)
             lt_release(x);
         }
     }
-    ctx->scope = scope->outer;
     lt__free(ctx, scope, sizeof *scope);
+}
+
+void lt_scope_pop(lt_ctx *ctx)
+{
+    lt_scope *scope = ctx->scope;
+    if (!scope)
+        return;
+    lt_scope *outer = scope->outer;
+    end_scope(ctx, scope);
+    ctx->scope = outer;
+}
+
+lt_scope *lt__scope_take(lt_ctx *ctx)
+{
+    lt_scope *scope = ctx->scope;
+    if (!scope)
+        return NULL;
+    atomic_fetch_add(&ctx->taken_scopes, 1);
+    ctx->scope = scope->outer;
+    scope->outer = NULL;
+    return scope;
+}
+
+void lt__scope_end(lt_ctx *ctx, lt_scope *scope)
+{
+    if (!scope)
+        return;
+    end_scope(ctx, scope);
+    atomic_fetch_sub(&ctx->taken_scopes, 1);
 }
 
 void lt_keep(lt_tensor *x) { x->kept = true; }
@@ -152,6 +178,7 @@ void lt_keep_outer(lt_tensor *x)
         return;
     if (ctx->slots.forget && x->node)
         ctx->slots.forget(x, false);
+    x->tracked = false;
     pthread_mutex_lock(&ctx->lock);
     unlink_scope(x);
     if (inner->outer)
@@ -169,6 +196,9 @@ lt_status lt__check_alive(const lt_tensor *x)
     if (x->pending)
         return lt_fail(LT_EINVAL, "this parameter has no memory yet; call its model, load it or "
                                   "make an optimizer first");
+    if (x->remote)
+        return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
+                       x->stage - 1);
     return LT_OK;
 }
 
@@ -267,6 +297,34 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
     return x;
 }
 
+lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
+                             uint8_t stage, bool tracked, bool kept)
+{
+    int64_t count;
+    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
+    lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
+    if (!x)
+        return NULL;
+    x->stage = stage;
+    x->remote = true;
+    x->tracked = tracked;
+    return x;
+}
+
+lt_status lt__tensor_arrive(lt_tensor *x)
+{
+    lt_ctx *ctx = x->ctx;
+    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    lt_storage *storage = lt__storage_new(ctx, ctx->device, bytes);
+    if (!storage)
+        return LT_ENOMEM;
+    x->storage = storage;
+    x->data = storage->data;
+    x->remote = false;
+    return LT_OK;
+}
+
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset)
 {
     x->storage = storage_retain(storage);
@@ -286,7 +344,7 @@ void lt_release(lt_tensor *x)
     if (!x || atomic_fetch_sub_explicit(&x->refs, 1, memory_order_acq_rel) != 1)
         return;
     lt_ctx *ctx = x->ctx;
-    if (ctx->scope) {
+    if (ctx->scope || atomic_load_explicit(&ctx->taken_scopes, memory_order_relaxed) > 0) {
         pthread_mutex_lock(&ctx->lock);
         unlink_scope(x);
         pthread_mutex_unlock(&ctx->lock);
@@ -361,15 +419,23 @@ char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept)
 {
     size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
+    if (x->remote)
+        return lt__tensor_remote(x->ctx, (lt_dtype)x->dtype, ndim, dims, x->stage, false, kept);
     int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) / size);
-    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, kept);
+    lt_tensor *y = lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, kept);
+    if (y)
+        y->stage = x->stage;
+    return y;
 }
+
+/* Whether a view of x can be made. */
+static lt_status check_view(const lt_tensor *x) { return x->remote ? LT_OK : lt__check_alive(x); }
 
 lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
 {
     int64_t count;
     char text[96];
-    if (lt__check_alive(x) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
+    if (check_view(x) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     if (count != x->count) {
         lt_fail(LT_EINVAL, "a view of %s has %lld elements, but the dims require %lld",
@@ -382,7 +448,7 @@ lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
 lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
 {
     char text[96];
-    if (lt__check_alive(x) != LT_OK)
+    if (check_view(x) != LT_OK)
         return NULL;
     if (x->ndim == 0 || first < 0 || count < 0 || first > x->dims[0] - count) {
         lt_fail(LT_EINVAL, "%lld rows from row %lld (counted from 0) are outside %s",

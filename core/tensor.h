@@ -2,10 +2,10 @@
  * of contexts (context.h), devices (device.h) and numbers (number.h). Not installed.
  *
  * Invariants. A tensor is dense. Its data points into its storage; it is NULL if the tensor is dead
- * (its scope has ended) or pending (a parameter whose arena does not exist yet). Views share the
- * storage. A storage is freed with its last tensor. node, leaf and out_index belong to autograd;
- * core only calls ctx->slots.forget when such a tensor is freed or its scope ends. The links of a
- * scope are written under ctx->lock.
+ * (its scope has ended), pending (a parameter whose arena does not exist yet) or remote (only
+ * another stage of a pipeline has its values). Views share the storage. A storage is freed with its
+ * last tensor. node, leaf and out_index belong to autograd; core only calls ctx->slots.forget when
+ * such a tensor is freed or its scope ends. The links of a scope are written under ctx->lock.
  */
 #ifndef LT_CORE_TENSOR_H
 #define LT_CORE_TENSOR_H
@@ -34,7 +34,12 @@ struct lt_tensor {
     uint8_t dtype, ndim, out_index;
     bool dead, kept; /* dead: its scope has ended; kept: see lt_keep() */
     bool pending;    /* a parameter without memory yet */
+    /* In a pipeline: 1 + the stage that has its values, or 0 if all ranks have them; whether it is
+     * without memory here, because another stage has it; and if so, whether it has a history */
+    uint8_t stage;
+    bool remote, tracked;
     int64_t count;
+    uint64_t posted; /* to which stages its values were sent, as bits */
     int64_t dims[LT_MAX_DIMS];
     void *data;
     lt_storage *storage;
@@ -66,8 +71,17 @@ lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const 
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept);
 /* Creates a pending tensor: dims and dtype but no memory. Outside any scope. New. */
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
+/* Creates a remote tensor in the current scope, or outside any scope if kept. stage: as in
+ * lt_tensor. New. */
+lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
+                             uint8_t stage, bool tracked, bool kept);
+/* Gives a remote tensor uninitialised memory, on the device of new tensors. LT_ENOMEM. */
+LT_MUST lt_status lt__tensor_arrive(lt_tensor *x);
 /* Assigns memory to a pending tensor: elements of storage from offset. storage is kept. */
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
+/* Ends the innermost scope, but its tensors live until lt__scope_end(). NULL if there is none. */
+lt_scope *lt__scope_take(lt_ctx *ctx);
+void lt__scope_end(lt_ctx *ctx, lt_scope *scope); /* NULL is allowed */
 /* Creates an uninitialised storage. New. */
 lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
 /* Creates a CPU storage over the caller's memory. deleter(ud, data) is called when the storage is

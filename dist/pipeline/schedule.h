@@ -13,9 +13,7 @@
 #ifndef LT_DIST_PIPELINE_SCHEDULE_H
 #define LT_DIST_PIPELINE_SCHEDULE_H
 
-#include "core/core.h"
-
-enum { LT_MAX_STAGES = 64 };
+#include "autograd/stages.h"
 
 typedef enum lt_schedule_kind {
     LT_GPIPE,       /* all forward passes, then all backward passes (arXiv:1811.06965) */

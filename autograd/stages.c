@@ -1,0 +1,152 @@
+/* stages.c - an op runs on the stage of a pipeline that has its parameters; see stages.h. */
+#include <string.h>
+
+#include "autograd/tape.h"
+
+lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages)
+{
+    struct lt_autograd *ag = lt__autograd(ctx);
+    if (!ag)
+        return LT_ENOMEM;
+    if (ag->in_backward || ag->dry_run.on)
+        return lt_fail(LT_EINVAL, "the stages of a pipeline cannot change %s",
+                       ag->in_backward ? "within backward" : "in a dry run");
+    ag->has_stages = stages != NULL;
+    ag->stages = stages ? *stages : (lt_stages){0};
+    return LT_OK;
+}
+
+bool lt_is_remote(const lt_tensor *x) { return x->remote; }
+
+lt_tensor *lt__tensor_with_history(lt_tensor *x)
+{
+    lt_tensor *y = lt__tensor_view(x, x->ndim, x->dims, 0, true);
+    if (!y || !x->node)
+        return y;
+    y->node = x->node;
+    y->out_index = x->out_index;
+    atomic_fetch_add_explicit(&x->node->refs, 1, memory_order_relaxed);
+    return y;
+}
+
+/* ==== Placing ================================================================================= */
+
+bool lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x)
+{
+    int stage = ag->stages.stage_of(ag->stages.ud, name, x);
+    x->stage = (uint8_t)(stage + 1);
+    if (stage == ag->stages.own)
+        return true;
+    x->pending = false;
+    x->remote = true;
+    return false;
+}
+
+/* ==== Ops ===================================================================================== */
+
+static bool is_placed(const lt_tensor *x)
+{
+    return x->leaf && (x->leaf->role == LT_PARAM || x->leaf->role == LT_BUFFER);
+}
+
+/* The stage of an op, as in lt_tensor. LT_EUSAGE if its parameters are on an earlier one. */
+static lt_status find_stage(const lt_def *def, lt_tensor *const *in, int n_in, uint8_t *stage)
+{
+    *stage = 0;
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && in[i]->stage > *stage)
+            *stage = in[i]->stage;
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && is_placed(in[i]) && in[i]->stage != *stage)
+            return lt_fail(LT_EUSAGE,
+                           "%s uses a parameter of stage %d of the pipeline, but another input is "
+                           "of stage %d; parameters must be used in the order of the stages",
+                           def->schema.name, in[i]->stage - 1, *stage - 1);
+    return LT_OK;
+}
+
+/* Sends the values that the op needs and only this rank has. */
+static lt_status send_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, int to)
+{
+    for (int i = 0; i < n_in; i++) {
+        lt_tensor *x = in[i];
+        if (!x || x->stage != ag->stages.own + 1 || (x->posted >> to & 1))
+            continue;
+        LT_TRY(ag->stages.send(ag->stages.ud, x, to, lt_requires_grad(x)));
+        x->posted |= 1ull << to;
+    }
+    return LT_OK;
+}
+
+/* Gives x the values that another stage sends. If its gradient is wanted, x becomes a leaf. */
+static lt_status receive(struct lt_autograd *ag, lt_tensor *x)
+{
+    LT_TRY(lt__tensor_arrive(x));
+    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->stage - 1, x->tracked));
+    if (!x->tracked)
+        return LT_OK;
+    lt_leaf *leaf = lt__leaf_of(x);
+    if (!leaf)
+        return LT_ENOMEM;
+    leaf->collects = true;
+    leaf->role = LT_RECEIVED;
+    return LT_OK;
+}
+
+static lt_status receive_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in)
+{
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && in[i]->remote)
+            LT_TRY(receive(ag, in[i]));
+    return LT_OK;
+}
+
+/* Makes the results of an op that runs on another stage: runs its shape rule only. */
+static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
+                             int n_in, const lt_opt *opts, uint8_t stage, lt_tensor **out)
+{
+    const lt_op *op = def->op;
+    lt_spec spec[LT_MAX_OUT];
+    lt_call call = {.ctx = ctx,
+                    .device = ctx->device,
+                    .op = op,
+                    .schema = &def->schema,
+                    .opt = opts,
+                    .n_in = n_in,
+                    .in = in,
+                    .save = op->save,
+                    .same_grad = op->same_grad,
+                    .spec = spec};
+    LT_TRY(op->shape(&call));
+    int n = lt_op_outputs(op);
+    bool off = ag->no_grad_depth > 0;
+    bool tracked = n > 0 && lt__is_recorded(ag, op, in, n_in, spec[0].dtype);
+    for (int i = 0; i < n; i++) {
+        out[i] = lt__tensor_remote(ctx, spec[i].dtype, spec[i].ndim, spec[i].dims, stage, tracked,
+                                   false);
+        if (!out[i]) {
+            while (i-- > 0)
+                lt_release(out[i]);
+            return LT_ENOMEM;
+        }
+    }
+    if (call.draws)
+        ag->tape->draws[off]++;
+    return LT_OK;
+}
+
+lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
+                           int n_in, const lt_opt *opts, lt_tensor **out, uint8_t *stage)
+{
+    const int own = ag->stages.own + 1;
+    LT_TRY(find_stage(def, in, n_in, stage));
+    if (*stage == own)
+        return receive_inputs(ag, in, n_in);
+    if (*stage == 0)
+        return LT_OK;
+    LT_TRY(make_remote(ag, ctx, def, in, n_in, opts, *stage, out));
+    lt_status status = send_inputs(ag, in, n_in, *stage - 1);
+    for (int i = 0; status != LT_OK && i < lt_op_outputs(def->op); i++)
+        lt_release(out[i]);
+    return status;
+}

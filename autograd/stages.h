@@ -1,0 +1,47 @@
+/* stages.h - each op runs on the stage of a pipeline that has its parameters. For dist. Not
+ * installed.
+ *
+ * Every rank of a pipeline runs the whole program. A parameter belongs to one stage. An op runs on
+ * the latest stage among those of its inputs, so a value only moves to later stages. On the other
+ * ranks only the shape rule runs, and the results are remote tensors: they have a dtype and dims,
+ * but no memory. Tensors that are made from data alone belong to no stage: all ranks have them.
+ *
+ * The stage that has a value sends it when the program first uses it on another stage, and that
+ * stage receives it at the same place of the program. So all ranks know who sends what to whom, and
+ * in which order. A received value is a leaf here; its gradient is returned to the sender.
+ */
+#ifndef LT_AUTOGRAD_STAGES_H
+#define LT_AUTOGRAD_STAGES_H
+
+#include "autograd/autograd.h"
+
+enum { LT_MAX_STAGES = 64 };
+
+typedef struct lt_stages {
+    void *ud; /* borrowed */
+    int own;  /* the stage of this rank, from 0 */
+    /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
+     * one, when its tree is placed. Only those of this stage get memory. */
+    int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
+    /* Sends the values of x to a later stage. tracked: x requires a gradient, which the receiver
+     * will return. Must not block. x is borrowed. */
+    lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked);
+    /* Receives the values of x, which has memory, from an earlier stage. If tracked, the callee
+     * must retain x until its gradient is returned. */
+    lt_status (*receive)(void *ud, lt_tensor *x, int from, bool tracked);
+    /* The gradient of a received x is complete; it may still change afterwards. Both borrowed. */
+    lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
+    /* Called by lt_backward() instead of a backward pass. loss may be remote. */
+    lt_status (*backward)(void *ud, lt_tensor *loss, lt_tensor *grad);
+} lt_stages;
+
+/* Splits the program of ctx into stages. Call it before parameters are placed. NULL: ends it; the
+ * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
+LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
+/* Whether x has no values here. */
+bool lt_is_remote(const lt_tensor *x);
+/* A tensor with the values and the history of x that outlives the scope of x. New. NULL with
+ * LT_ENOMEM. */
+lt_tensor *lt__tensor_with_history(lt_tensor *x);
+
+#endif
