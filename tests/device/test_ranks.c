@@ -4,6 +4,7 @@
 #include <lauxlib.h>
 #include <pthread.h>
 
+#include "core/locale.h"
 #include "core/tensor.h"
 #include "dist/dist.h"
 #include "lua/luatrain.h"
@@ -54,12 +55,19 @@ static lt_status call(rank *r, lua_State *L)
 {
     char code[1024];
     LT_TRY(lt_lua_join(L, r->group, &r->job->config));
-    if (luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
+    /* Lua reads the decimal point from localeconv(), whose result all threads share */
+    lt_locale locale = lt__enter_c_locale();
+    int loaded = luaL_loadfile(L, "tests/device/deferred.lua");
+    lt__leave_c_locale(locale);
+    if (loaded != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));
     LT_TRY(lt_lua_call(L, 0, 1));
     lua_getfield(L, -1, r->job->name);
     snprintf(code, sizeof code, "return {rank = %d, %s}", r->number, r->job->options);
-    if (luaL_dostring(L, code))
+    locale = lt__enter_c_locale();
+    int failed = luaL_dostring(L, code);
+    lt__leave_c_locale(locale);
+    if (failed)
         FAIL("%s", lua_tostring(L, -1));
     lua_pushlightuserdata(L, r);
     lua_pushcclosure(L, check_waits, 1);
