@@ -12,19 +12,19 @@ typedef struct lt_snapshots { /* all zeros: none */
 
 /* Plans a snapshot for the moment when all tickets below `ticket` are done, unless there is one.
  * LT_ENOMEM. */
-LT_MUST lt_status lt__snapshots_plan(lt_snapshots *snapshots, int64_t ticket);
+LT_MUST lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket);
 /* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,
  * or the device's error. */
-LT_MUST lt_status lt__snapshots_take(lt_snapshots *snapshots, const lt_layout *from, int64_t done);
+LT_MUST lt_status lt__snapshots_take(lt_snapshots *list, const lt_layout *from, int64_t done);
 /* Writes the snapshot that was planned for `ticket` to a layout, and forgets it. LT_EINVAL if it
  * was not taken; or the device's error. */
-LT_MUST lt_status lt__snapshots_read(lt_snapshots *snapshots, int64_t ticket, const lt_layout *to);
+LT_MUST lt_status lt__snapshots_read(lt_snapshots *list, int64_t ticket, const lt_layout *to);
 /* For a checkpoint: the values of snapshot i of those that were taken, as bytes, and its ticket.
  * New. NULL past the last one, with *ticket = 0, or with LT_ENOMEM. */
-lt_tensor *lt__snapshots_state(const lt_snapshots *snapshots, lt_ctx *ctx, size_t bytes, int i,
+lt_tensor *lt__snapshots_state(const lt_snapshots *list, lt_ctx *ctx, size_t bytes, int i,
                                int64_t *ticket);
 /* Adds a saved snapshot. LT_ENOMEM, or the device's error. */
-LT_MUST lt_status lt__snapshots_restore(lt_snapshots *snapshots, int64_t ticket, lt_tensor *values);
-void lt__snapshots_free(lt_snapshots *snapshots);
+LT_MUST lt_status lt__snapshots_restore(lt_snapshots *list, int64_t ticket, lt_tensor *values);
+void lt__snapshots_free(lt_snapshots *list);
 
 #endif

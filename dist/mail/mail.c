@@ -37,36 +37,36 @@ void lt__mail_close(lt_mail *mail, double seconds)
 
 /* ==== Inboxes ================================================================================= */
 
-void lt__inbox_open(lt_inbox *b)
+void lt__inbox_open(lt_inbox *inbox)
 {
-    pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->arrived, NULL);
-    b->first = NULL;
-    b->end = &b->first;
-    b->closed = false;
+    pthread_mutex_init(&inbox->lock, NULL);
+    pthread_cond_init(&inbox->arrived, NULL);
+    inbox->first = NULL;
+    inbox->end = &inbox->first;
+    inbox->closed = false;
 }
 
-void lt__inbox_free(lt_inbox *b)
+void lt__inbox_free(lt_inbox *inbox)
 {
-    for (lt_message *m; (m = b->first);) {
-        b->first = m->next;
+    for (lt_message *m; (m = inbox->first);) {
+        inbox->first = m->next;
         lt__message_free(m);
     }
-    pthread_cond_destroy(&b->arrived);
-    pthread_mutex_destroy(&b->lock);
+    pthread_cond_destroy(&inbox->arrived);
+    pthread_mutex_destroy(&inbox->lock);
 }
 
-void lt__inbox_put(lt_inbox *b, lt_message *m)
+void lt__inbox_put(lt_inbox *inbox, lt_message *m)
 {
-    pthread_mutex_lock(&b->lock);
-    bool closed = b->closed;
+    pthread_mutex_lock(&inbox->lock);
+    bool closed = inbox->closed;
     if (!closed) {
         m->next = NULL;
-        *b->end = m;
-        b->end = &m->next;
-        pthread_cond_signal(&b->arrived);
+        *inbox->end = m;
+        inbox->end = &m->next;
+        pthread_cond_signal(&inbox->arrived);
     }
-    pthread_mutex_unlock(&b->lock);
+    pthread_mutex_unlock(&inbox->lock);
     if (closed)
         lt__message_free(m);
 }
@@ -81,25 +81,25 @@ struct timespec lt__after(double seconds)
     return at;
 }
 
-lt_message *lt__inbox_take(lt_inbox *b, double seconds)
+lt_message *lt__inbox_take(lt_inbox *inbox, double seconds)
 {
     struct timespec deadline = lt__after(seconds);
     int error = 0;
-    pthread_mutex_lock(&b->lock);
-    while (!b->first && !error && seconds > 0)
-        error = pthread_cond_clockwait(&b->arrived, &b->lock, CLOCK_MONOTONIC, &deadline);
-    lt_message *m = b->first;
-    if (m && !(b->first = m->next))
-        b->end = &b->first;
-    pthread_mutex_unlock(&b->lock);
+    pthread_mutex_lock(&inbox->lock);
+    while (!inbox->first && !error && seconds > 0)
+        error = pthread_cond_clockwait(&inbox->arrived, &inbox->lock, CLOCK_MONOTONIC, &deadline);
+    lt_message *m = inbox->first;
+    if (m && !(inbox->first = m->next))
+        inbox->end = &inbox->first;
+    pthread_mutex_unlock(&inbox->lock);
     return m;
 }
 
-void lt__inbox_close(lt_inbox *b)
+void lt__inbox_close(lt_inbox *inbox)
 {
-    pthread_mutex_lock(&b->lock);
-    b->closed = true;
-    pthread_mutex_unlock(&b->lock);
+    pthread_mutex_lock(&inbox->lock);
+    inbox->closed = true;
+    pthread_mutex_unlock(&inbox->lock);
 }
 
 /* ==== Threads of one process ================================================================== */

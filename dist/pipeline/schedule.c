@@ -14,19 +14,20 @@ int lt__schedule_in_memory(const lt_schedule *s, int micro)
     return s->kind == LT_ZERO_BUBBLE ? smaller(flight + s->lag, micro) : flight;
 }
 
-lt_action lt__schedule_next(const lt_schedule *s, const lt_stage_state *t)
+lt_action lt__schedule_next(const lt_schedule *s, const lt_stage_state *state)
 {
     bool split = s->kind == LT_ZERO_BUBBLE;
-    bool weights = split && t->weights < t->backward; /* a pass for weights is possible */
-    int flight = t->forward - t->backward;
-    bool forward_due = t->forward < t->micro && flight < lt__schedule_in_flight(s, t->micro);
+    bool weights = split && state->weights < state->backward; /* a pass for weights is possible */
+    int flight = state->forward - state->backward;
+    bool forward_due = state->forward < state->micro &&
+                       flight < lt__schedule_in_flight(s, state->micro);
     if (!forward_due && flight > 0)
-        return t->grads > t->backward ? LT_BACKWARD : weights ? LT_WEIGHTS : LT_WAIT;
+        return state->grads > state->backward ? LT_BACKWARD : weights ? LT_WEIGHTS : LT_WAIT;
     if (!forward_due)
         return weights ? LT_WEIGHTS : LT_DONE;
-    if (weights && t->forward - t->weights >= lt__schedule_in_memory(s, t->micro))
+    if (weights && state->forward - state->weights >= lt__schedule_in_memory(s, state->micro))
         return LT_WEIGHTS; /* frees memory for the forward pass */
-    return t->inputs > t->forward ? LT_FORWARD : weights ? LT_WEIGHTS : LT_WAIT;
+    return state->inputs > state->forward ? LT_FORWARD : weights ? LT_WEIGHTS : LT_WAIT;
 }
 
 const char *lt__schedule_name(lt_schedule_kind kind)

@@ -422,7 +422,8 @@ static lt_status begin_rank(lua_State *L)
     return lt_lua_call(L, 0, 0);
 }
 
-/* The lt_allreduce_fn of asynchronous training, in which workers do not wait for each other. */
+/* The lt_allreduce_fn of asynchronous training, in which workers do not wait for each other.
+ * NOLINTNEXTLINE(readability-non-const-parameter) */
 static lt_status refuse_sum(void *ud, double *numbers, int64_t n, bool backward)
 {
     (void)ud, (void)numbers, (void)n, (void)backward;
