@@ -458,8 +458,8 @@ typedef struct lt_grad_place {
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
-/* How many nodes may still add to the gradient of x in the running backward, without those that a
- * split backward has left for later; and 1 while x is a root itself. */
+/* How many nodes may still add to the gradient of x in the running backward, plus 1 while x is a
+ * root. Excludes nodes that a split backward leaves to lt_backward_weights(). */
 LT_API int lt_grad_uses(const lt_tensor *x);
 /* Marks the gradient of x, a leaf, as present, after the caller has written it. added: whether this
  * step added to it, on this rank or another one. Must not be called in backward. Returns the status

@@ -210,7 +210,7 @@ static lt_status check(const backward *b)
     return LT_OK;
 }
 
-/* Adds the gradient of root i to those of the walk, and completes a leaf without other uses. */
+/* Stores the gradient of root i. If the root is a leaf that no node uses, completes it. */
 static lt_status start_root(struct lt_autograd *ag, const backward *b, int i, lt_tensor *seed)
 {
     lt_tensor *root = b->roots[i], **slot = root->node ? &root->node->d_out[root->out_index] : NULL;

@@ -227,11 +227,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
                        who);
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
-    if (ag->weights)
-        return lt_fail(LT_EINVAL,
-                       "%s cannot run while gradients of parameters are pending; call "
-                       "lt_backward_weights() first",
-                       who);
+    LT_TRY(lt__weights_check_none(ag, who, "cannot run"));
     LT_TRY(check_scaling(o, who));
     if (ag->grads_complete)
         return LT_OK;

@@ -1,6 +1,4 @@
 /* stages.c - an op runs on the stage of a pipeline that has its parameters; see stages.h. */
-#include <string.h>
-
 #include "autograd/tape.h"
 
 lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages)
@@ -70,15 +68,15 @@ static lt_status send_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n
 {
     for (int i = 0; i < n_in; i++) {
         lt_tensor *x = in[i];
-        if (!x || x->stage != ag->stages.own + 1 || (x->posted >> to & 1))
+        if (!x || x->stage != ag->stages.own + 1 || (x->sent_to >> to & 1))
             continue;
         LT_TRY(ag->stages.send(ag->stages.ud, x, to, lt_requires_grad(x)));
-        x->posted |= 1ull << to;
+        x->sent_to |= 1ull << to;
     }
     return LT_OK;
 }
 
-/* Gives x the values that another stage sends. If its gradient is wanted, x becomes a leaf. */
+/* Receives the values of x from another stage. If x requires a gradient, it becomes a leaf. */
 static lt_status receive(struct lt_autograd *ag, lt_tensor *x)
 {
     LT_TRY(lt__tensor_arrive(x));

@@ -7,8 +7,9 @@
  * but no memory. Tensors that are made from data alone belong to no stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
- * stage receives it at the same place of the program. So all ranks know who sends what to whom, and
- * in which order. A received value is a leaf here; its gradient is returned to the sender.
+ * stage receives it at the same place of the program. So all ranks know which values are sent
+ * between which stages, and in which order. A received value is a leaf here; its gradient is
+ * returned to the sender.
  */
 #ifndef LT_AUTOGRAD_STAGES_H
 #define LT_AUTOGRAD_STAGES_H

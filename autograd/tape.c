@@ -122,7 +122,7 @@ lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
     if (ag->in_backward || ag->dry_run.on)
         return lt_fail(LT_EINVAL, "the loss scale cannot change %s",
                        ag->in_backward ? "within backward" : "in a dry run");
-    LT_TRY(lt__weights_check_none(ag, "the loss scale cannot change"));
+    LT_TRY(lt__weights_check_none(ag, "the loss scale", "cannot change"));
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;
 }
@@ -205,7 +205,7 @@ static size_t node_bytes(const lt_def *def, int n_in)
            (size_t)def->schema.n_opt * sizeof(lt_opt);
 }
 
-void lt__node_unlist(lt_node *node)
+static void unlist(lt_node *node)
 {
     lt_tape *tape = node->tape;
     if (!tape)
@@ -234,7 +234,7 @@ void lt__node_free_saved(lt_node *node)
     /* Edges hold nodes that hold edges, and a deep graph must not cause a deep recursion. Nodes
      * freed here are chained through `next`, which is unused once a node is unlisted. */
     node->freed = true;
-    lt__node_unlist(node);
+    unlist(node);
     node->next = NULL;
     for (lt_node *head = node, *tail = node; head;) {
         for (int i = 0; i < LT_MAX_OUT; i++) {
@@ -246,7 +246,7 @@ void lt__node_free_saved(lt_node *node)
             lt_node *ended = drop_edge(&head->edge[i]);
             if (!ended)
                 continue;
-            lt__node_unlist(ended);
+            unlist(ended);
             ended->next = NULL;
             tail = tail->next = ended;
         }
@@ -361,7 +361,7 @@ lt_weights *lt__weights_new(lt_ctx *ctx)
 void lt__weights_add(lt_weights *w, lt_node *node)
 {
     node->freed = true;
-    lt__node_unlist(node);
+    unlist(node);
     node->next = node->prev = NULL;
     for (int i = 0; i < node->n_in; i++) {
         lt_edge *e = &node->edge[i];
@@ -443,12 +443,12 @@ void lt__weights_close(lt_ctx *ctx)
     }
 }
 
-lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what)
+lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, const char *what)
 {
     return ag->weights ? lt_fail(LT_EINVAL,
-                                 "%s while gradients of parameters are pending; call "
+                                 "%s %s while gradients of parameters are pending; call "
                                  "lt_backward_weights() first",
-                                 what)
+                                 who, what)
                        : LT_OK;
 }
 

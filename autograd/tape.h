@@ -229,7 +229,6 @@ LT_MUST lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, co
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
                      int64_t first_row);
 void lt__node_release(lt_node *node);
-void lt__node_unlist(lt_node *node); /* removes it from its tape */
 /* Releases the saved tensors and edges of a node, without recursion. Unlists it. */
 void lt__node_free_saved(lt_node *node);
 
@@ -279,8 +278,8 @@ void lt__weights_unlist(lt_weights *weights);
 void lt__weights_drop(lt_weights *weights);
 /* Empties the lists of a context that closes. */
 void lt__weights_close(lt_ctx *ctx);
-/* LT_EINVAL if there is a list: "WHAT while gradients of parameters are pending; ...". */
-lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *what);
+/* LT_EINVAL if there is a list: "WHO WHAT while gradients of parameters are pending; ...". */
+lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, const char *what);
 /* LT_EINVAL if there is a list and the callbacks do not support another backward. */
 lt_status lt__weights_check_overlap(const struct lt_autograd *ag);
 

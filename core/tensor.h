@@ -39,7 +39,7 @@ struct lt_tensor {
     uint8_t stage;
     bool remote, tracked;
     int64_t count;
-    uint64_t posted; /* to which stages its values were sent, as bits */
+    uint64_t sent_to; /* to which stages its values were sent, as bits */
     int64_t dims[LT_MAX_DIMS];
     void *data;
     lt_storage *storage;

@@ -147,8 +147,7 @@ static lt_status restore_snapshots(lt_host *h, const char *const *names, lt_tens
         int64_t ticket = strtoll(names[i] + strlen(KEPT), &end, 10);
         if (*end || ticket <= 0 || ticket > lt__order_done_below(h->server.order) ||
             tensors[i]->dtype != LT_U8 || (size_t)tensors[i]->count != h->mirror.layout.bytes)
-            return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'",
-                           names[i]);
+            return lt__server_damaged(names[i]);
         LT_TRY(lt__snapshots_restore(&h->snapshots, ticket, tensors[i]));
     }
     return LT_OK;

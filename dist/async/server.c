@@ -144,7 +144,7 @@ static lt_tensor *find_saved(const saved *s, const char *name)
     return NULL;
 }
 
-static lt_status damaged(const char *name)
+lt_status lt__server_damaged(const char *name)
 {
     return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'", name);
 }
@@ -154,10 +154,10 @@ static lt_status restore_order(lt_server *s, const saved *from)
     lt_tensor *x = find_saved(from, "order");
     lt_order_config config = lt__order_config(s->order);
     if (!x || x->dtype != LT_I64)
-        return damaged("order");
+        return lt__server_damaged("order");
     lt_order *order = lt__order_load(lt_data(x), (size_t)x->count);
     if (!order)
-        return lt_errcode() == LT_EINVAL ? damaged("order") : lt_errcode();
+        return lt_errcode() == LT_EINVAL ? lt__server_damaged("order") : lt_errcode();
     if (config.limit < lt__order_issued(order))
         config.limit = lt__order_issued(order);
     lt_status status = lt__order_restart(order, &config);
@@ -183,7 +183,7 @@ static lt_status restore_flat(const saved *s, const char *of, const lt_flat *fla
         if (!x)
             return LT_OK;
         if (x->count != flat->arena[k]->count || x->dtype != flat->arena[k]->dtype)
-            return damaged(name);
+            return lt__server_damaged(name);
         LT_TRY(lt_copy(flat->arena[k], x));
     }
     return LT_OK;
@@ -198,7 +198,7 @@ lt_status lt__server_restore(lt_server *s, const char *const *names, lt_tensor *
     double all[MAX_NUMBERS];
     lt_tensor *x = find_saved(&from, "numbers");
     if (!x || x->dtype != LT_F64 || x->count != LT_RULE_NUMBERS + n_numbers)
-        return damaged("numbers");
+        return lt__server_damaged("numbers");
     LT_TRY(lt_read(x, all));
     LT_TRY(restore_order(s, &from));
     lt__rule_load(s->rule, all);

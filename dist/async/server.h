@@ -45,6 +45,8 @@ int lt__server_state_count(const lt_server *server);
 /* Tensor i of the state; see lt_async_state(). numbers (n_numbers): further numbers to save. */
 lt_tensor *lt__server_state(const lt_server *server, int i, const double *numbers, int n_numbers,
                             char name[LT_ASYNC_NAME]);
+/* LT_EFILE: a checkpoint has no valid tensor `name`. */
+lt_status lt__server_damaged(const char *name);
 /* Restores a state; see lt_async_restore(). */
 LT_MUST lt_status lt__server_restore(lt_server *server, const char *const *names,
                                      lt_tensor *const *tensors, int n, double *numbers,

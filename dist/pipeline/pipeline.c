@@ -56,12 +56,19 @@ struct lt_pipeline {
 
 /* ==== Passes ================================================================================== */
 
-/* The last pass; a new one if the last one is noted. Borrowed. NULL with LT_ENOMEM. */
-static pass *current(lt_pipeline *p)
+/* The newest pass, or NULL. */
+static pass *last_pass(const lt_pipeline *p)
 {
     pass *last = NULL;
     for (pass *q = p->first; q; q = q->next)
         last = q;
+    return last;
+}
+
+/* The newest pass; a new one if that is noted. Borrowed. NULL with LT_ENOMEM. */
+static pass *current(lt_pipeline *p)
+{
+    pass *last = last_pass(p);
     if (last && !last->noted)
         return last;
     pass *fresh = calloc(1, sizeof *fresh);
@@ -98,15 +105,6 @@ static void drop_first(lt_pipeline *p)
     if (!p->first)
         p->end = &p->first;
     free_pass(p, q);
-}
-
-/* Pass i of those in the list. */
-static pass *at(lt_pipeline *p, int i)
-{
-    pass *q = p->first;
-    while (i-- > 0)
-        q = q->next;
-    return q;
 }
 
 /* Makes room for one more item of `size` bytes in a list. */
@@ -155,26 +153,32 @@ static lt_status desync(const lt_pipeline *p, int other, const char *what)
                    p->schedule.stage, other, what);
 }
 
-/* Stores a gradient that has arrived, m, which is taken. */
-static lt_status take_grad(lt_pipeline *p, lt_message *m)
+/* The values to which a gradient belongs, or NULL. */
+static sent *find_sent(const lt_pipeline *p, const lt_message *grad)
 {
     for (pass *q = p->first; q; q = q->next)
         for (int i = 0; i < q->n_sent; i++) {
             sent *s = &q->sent[i];
-            if (s->to != m->from || s->number != m->number[NUMBER] || s->arrived)
-                continue;
-            s->arrived = true;
-            bool is_empty = m->bytes == 0 && bytes_of(s->x) > 0;
-            if (is_empty || m->bytes == bytes_of(s->x)) {
-                s->grad = is_empty ? NULL : m;
-                if (is_empty)
-                    lt__message_free(m);
-                return LT_OK;
-            }
+            if (s->to == grad->from && s->number == grad->number[NUMBER] && !s->arrived)
+                return s;
         }
+    return NULL;
+}
+
+/* Stores a gradient that has arrived, m, which is taken. Without bytes, there is none. */
+static lt_status take_grad(lt_pipeline *p, lt_message *m)
+{
     int from = m->from;
+    sent *s = find_sent(p, m);
+    bool fits = s && (m->bytes == 0 || m->bytes == bytes_of(s->x));
+    if (fits)
+        s->arrived = true;
+    if (fits && m->bytes == bytes_of(s->x)) {
+        s->grad = m;
+        return LT_OK;
+    }
     lt__message_free(m);
-    return desync(p, from, "a gradient belongs to no value that was sent");
+    return fits ? LT_OK : desync(p, from, "a gradient belongs to no value that was sent");
 }
 
 /* Stores a message, taken. */
@@ -210,8 +214,7 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
     return LT_OK;
 }
 
-/* Stores the messages that have arrived. If there are none, waits for one. stages: those that must
- * send one, as bits. */
+/* Waits for a message and stores it. stages: those that must send one, as bits. */
 static lt_status wait(lt_pipeline *p, uint64_t stages)
 {
     double began = lt__seconds(), limit = lt__group_timeout(p->group);
@@ -224,9 +227,7 @@ static lt_status wait(lt_pipeline *p, uint64_t stages)
         m = lt__mail_take(p->mail, LOOK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;
-    for (; m; m = lt__mail_take(p->mail, 0))
-        LT_TRY(store(p, m));
-    return LT_OK;
+    return store(p, m);
 }
 
 /* Stores the messages that have arrived. */
@@ -257,7 +258,13 @@ static uint64_t awaited(const pass *q)
 }
 
 /* The first pass whose backward pass has not begun. */
-static pass *next_back(lt_pipeline *p) { return at(p, p->state.backward - p->state.weights); }
+static pass *next_back(const lt_pipeline *p)
+{
+    pass *q = p->first;
+    for (int i = p->state.weights; i < p->state.backward; i++)
+        q = q->next;
+    return q;
+}
 
 /* A tensor with the elements of a message. New. */
 static lt_tensor *unpack(const lt_tensor *like, const lt_message *m)
@@ -349,14 +356,12 @@ static lt_status run_weights(lt_pipeline *p)
     return LT_OK;
 }
 
-/* The next action. inputs: whether the inputs of the next forward pass are here. */
-static lt_action next_action(lt_pipeline *p, bool inputs)
+/* The next action. The program itself waits for the inputs of a forward pass. */
+static lt_action next_action(lt_pipeline *p)
 {
     lt_stage_state *s = &p->state;
-    s->inputs = s->forward + inputs;
+    s->inputs = s->forward + 1;
     s->grads = s->backward + (s->forward > s->backward && has_all_grads(next_back(p)));
-    if (p->schedule.kind != LT_ZERO_BUBBLE)
-        s->weights = s->backward;
     return lt__schedule_next(&p->schedule, s);
 }
 
@@ -365,7 +370,7 @@ static lt_status run_due(lt_pipeline *p)
 {
     for (;;) {
         LT_TRY(look(p));
-        switch (next_action(p, true)) {
+        switch (next_action(p)) {
         case LT_BACKWARD: LT_TRY(run_backward(p)); break;
         case LT_WEIGHTS: LT_TRY(run_weights(p)); break;
         case LT_WAIT: LT_TRY(wait(p, awaited(next_back(p)))); break;
@@ -403,8 +408,7 @@ static lt_status wait_for_values(lt_pipeline *p, int from)
 {
     LT_TRY(look(p));
     while (!p->values[from]) {
-        bool has_weights = p->schedule.kind == LT_ZERO_BUBBLE &&
-                           p->state.weights < p->state.backward;
+        bool has_weights = p->state.weights < p->state.backward;
         LT_TRY(has_weights ? run_weights(p) : wait(p, 1ull << from));
         LT_TRY(look(p));
     }
@@ -464,9 +468,7 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 
 void lt__pipeline_pop_scope(lt_pipeline *p)
 {
-    pass *last = NULL;
-    for (pass *q = p->first; q; q = q->next)
-        last = q;
+    pass *last = last_pass(p);
     if (last && !last->scope)
         last->scope = lt__scope_take(p->ctx);
     else
