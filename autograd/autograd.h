@@ -331,10 +331,10 @@ typedef struct lt_weights lt_weights;
  * if several have no gradient. *weights is NULL on failure. */
 LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
                                    int n, lt_weights **weights);
-/* Computes the pending gradients and runs their hooks, in the order of a whole backward. LT_EINVAL
- * if an earlier backward is pending, if lt_zero_grad() has discarded a pending gradient, in a hook,
- * or in a dry run that began after the first half; weights then stays valid. Otherwise it is taken.
- * Also the errors of kernels, hooks and callbacks. */
+/* Computes the pending gradients and runs their hooks, in the order of a whole backward. weights is
+ * taken. LT_EINVAL if an earlier backward is pending, if lt_zero_grad() has discarded a pending
+ * gradient, in a hook, or in a dry run that began after the first half; then the gradients are
+ * discarded, as by lt_weights_free(). Also the errors of kernels, hooks and callbacks. */
 LT_MUST lt_status lt_backward_weights(lt_weights *weights);
 /* Discards pending gradients. The end callback is called with LT_EINVAL. NULL is allowed. */
 LT_API void lt_weights_free(lt_weights *weights);

@@ -373,9 +373,13 @@ static lt_status go_back(const backward *b, lt_weights **weights)
 
 lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 {
-    const struct lt_autograd *ag = loss->ctx->slots.autograd;
-    if (ag && ag->has_stages && !ag->dry_run.on)
-        return ag->stages.backward(ag->stages.ud, loss, grad);
+    struct lt_autograd *ag = loss->ctx->slots.autograd;
+    if (ag && ag->has_stages && !ag->dry_run.on) {
+        LT_TRY(ag->stages.backward(ag->stages.ud, loss, grad));
+        ag->backwards++;
+        ag->grads_complete = false;
+        return LT_OK;
+    }
     return go_back(&(backward){.ctx = loss->ctx, .roots = &loss, .grads = &grad, .n = 1}, NULL);
 }
 

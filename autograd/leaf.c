@@ -99,6 +99,10 @@ bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *c
 static void synchronize_grads(lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag->has_stages && !ag->in_backward) {
+        lt_status status = ag->stages.drain(ag->stages.ud);
+        (void)status; /* the optimizer step fails with the same error */
+    }
     if (ag->callbacks.synchronize && !ag->in_backward && !ag->weights)
         ag->callbacks.synchronize(ag->callbacks.ud);
 }
@@ -114,7 +118,7 @@ lt_tensor *lt_grad(lt_tensor *x)
 void lt_zero_grad(lt_tensor *x)
 {
     struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (!x->leaf || ag->dry_run.on)
+    if (!x->leaf || ag->dry_run.on || ag->is_accumulating)
         return;
     synchronize_grads(x->ctx);
     ag->weights_discarded |= x->leaf->deferred > 0 && x->leaf != ag->completing;

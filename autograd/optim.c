@@ -20,6 +20,8 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
 {
     if (!lt_is_param(x) || x->ctx != o->ctx)
         return lt_fail(LT_EINVAL, "an optimizer accepts only parameters of its own context");
+    if (x->remote)
+        return LT_OK;
     LT_TRY(lt__check_alive(x));
     int a = 0;
     while (a < o->n_arenas && o->arenas[a].segment != x->leaf->segment)
@@ -72,8 +74,8 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     for (int i = 0; i < n && status == LT_OK; i++)
         status = add_item(o, params[i]);
     if (status == LT_OK) {
-        qsort(o->items, (size_t)n, sizeof *o->items, by_place);
-        for (int i = 1; i < n && status == LT_OK; i++)
+        qsort(o->items, (size_t)o->n_items, sizeof *o->items, by_place);
+        for (int i = 1; i < o->n_items && status == LT_OK; i++)
             if (o->items[i].x == o->items[i - 1].x)
                 status = lt_fail(LT_EINVAL, "an optimizer was given the same parameter twice");
     }
@@ -141,9 +143,9 @@ static lt_optim_item *item_of(lt_optim *o, const lt_tensor *x)
 
 lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 {
-    lt_optim_item *it = item_of(o, param);
+    lt_optim_item *it = param->remote ? NULL : item_of(o, param);
     if (!it)
-        return LT_EINVAL;
+        return param->remote ? LT_OK : LT_EINVAL;
     if (group < 0)
         return lt_fail(LT_EINVAL, "the group must be at least 0, but is %d", group);
     it->group = group;
@@ -152,6 +154,9 @@ lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 
 lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
 {
+    if (param->remote && k >= 0 && k < o->n_slots)
+        return lt__tensor_remote(o->ctx, (lt_dtype)param->dtype, param->ndim, param->dims,
+                                 param->stage, false, false);
     lt_optim_item *it = item_of(o, param);
     if (!it || k < 0 || k >= o->n_slots)
         return NULL;
@@ -217,6 +222,12 @@ static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
     return LT_OK;
 }
 
+/* Whether this is a pipeline, and more micro-batches of the batch follow. */
+static bool more_follow(const struct lt_autograd *ag)
+{
+    return ag->has_stages && ag->stages.has_more(ag->stages.ud);
+}
+
 static lt_status try_to_complete_grads(lt_optim *o, const char *who)
 {
     lt_ctx *ctx = o->ctx;
@@ -227,6 +238,13 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
                        who);
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
+    ag->is_accumulating = more_follow(ag);
+    if (ag->is_accumulating) {
+        ag->step_status = LT_ACCUMULATING;
+        return LT_OK;
+    }
+    if (ag->has_stages)
+        LT_TRY(ag->stages.drain(ag->stages.ud));
     LT_TRY(lt__weights_check_none(ag, who, "cannot run"));
     LT_TRY(check_scaling(o, who));
     if (ag->grads_complete)
@@ -301,6 +319,17 @@ static lt_device *device_of(const lt_optim *o)
     return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
+/* In a pipeline: adds up the squares of all stages. */
+static lt_status sum_squares(lt_tensor *total)
+{
+    double squares;
+    if (!total->ctx->slots.autograd->has_stages || !may_apply(total->ctx))
+        return LT_OK;
+    LT_TRY(lt_item(total, 0, &squares));
+    LT_TRY(lt_sum_stages(total->ctx, &squares, 1));
+    return lt_fill(total, squares);
+}
+
 /* The sum of squares of the gradients that the next step would use, f64; 0 if none. New. */
 static lt_tensor *add_squares(lt_optim *o)
 {
@@ -314,6 +343,8 @@ static lt_tensor *add_squares(lt_optim *o)
                        : LT_ENOMEM;
         lt_release(grads);
     }
+    if (status == LT_OK)
+        status = sum_squares(total);
     if (status == LT_OK)
         return total;
     lt_release(total);
@@ -496,7 +527,7 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
     lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
     if (status == LT_OK && ag->step_status == LT_SKIPPED)
         lt_bn_stats_clear(o->ctx);
-    if (status == LT_OK)
+    if (status == LT_OK && ag->step_status != LT_ACCUMULATING)
         status = lt__bn_stats_commit(o->ctx);
     ag->skip = NULL;
     return status;

@@ -34,6 +34,7 @@ static lt_status complete_all(lt_weights *w)
     return status;
 }
 
+/* Whether the list can be completed now. */
 static lt_status check(const lt_weights *w)
 {
     const struct lt_autograd *ag = w->ctx->slots.autograd;
@@ -54,20 +55,15 @@ static lt_status check(const lt_weights *w)
     return LT_OK;
 }
 
-lt_status lt_backward_weights(lt_weights *w)
+static lt_status complete(lt_weights *w)
 {
-    LT_TRY(check(w));
     struct lt_autograd *ag = w->ctx->slots.autograd;
-    lt_status status = LT_OK;
-    if (w->is_listed) {
-        ag->in_backward = true;
-        ag->no_grad_depth++;
-        status = lt__backward_end(w->ctx, complete_all(w), false);
-        ag->no_grad_depth--;
-        ag->in_backward = false;
-        lt__weights_unlist(w);
-    }
-    lt__weights_drop(w);
+    ag->in_backward = true;
+    ag->no_grad_depth++;
+    lt_status status = lt__backward_end(w->ctx, complete_all(w), false);
+    ag->no_grad_depth--;
+    ag->in_backward = false;
+    lt__weights_unlist(w);
     return status;
 }
 
@@ -83,4 +79,13 @@ void lt_weights_free(lt_weights *w)
         lt__weights_unlist(w);
     }
     lt__weights_drop(w);
+}
+
+lt_status lt_backward_weights(lt_weights *w)
+{
+    lt_status status = check(w);
+    if (status == LT_OK && w->is_listed)
+        status = complete(w);
+    lt_weights_free(w);
+    return status;
 }

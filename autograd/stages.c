@@ -40,6 +40,37 @@ bool lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x)
     return false;
 }
 
+/* ==== Values for all ranks ==================================================================== */
+
+static lt_status send_to_all(struct lt_autograd *ag, lt_tensor *x)
+{
+    for (int to = 0; to < ag->stages.stages; to++)
+        if (to != ag->stages.own)
+            LT_TRY(ag->stages.send(ag->stages.ud, x, to, false));
+    return LT_OK;
+}
+
+lt_tensor *lt_fetch(lt_tensor *x)
+{
+    struct lt_autograd *ag = x->ctx->slots.autograd;
+    if (!ag || !ag->has_stages || x->stage == 0 || x->dead)
+        return lt_retain(x);
+    if (!x->remote)
+        return send_to_all(ag, x) == LT_OK ? lt_retain(x) : NULL;
+    lt_tensor *y = lt__tensor_remote(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims, 0, false, true);
+    if (y && lt__tensor_arrive(y) == LT_OK &&
+        ag->stages.receive(ag->stages.ud, y, x->stage - 1, false) == LT_OK)
+        return y;
+    lt_release(y);
+    return NULL;
+}
+
+lt_status lt_sum_stages(lt_ctx *ctx, double *numbers, int64_t n)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    return ag->has_stages ? ag->stages.sum(ag->stages.ud, numbers, n) : LT_OK;
+}
+
 /* ==== Ops ===================================================================================== */
 
 static bool is_placed(const lt_tensor *x)

@@ -19,8 +19,8 @@
 enum { LT_MAX_STAGES = 64 };
 
 typedef struct lt_stages {
-    void *ud; /* borrowed */
-    int own;  /* the stage of this rank, from 0 */
+    void *ud;        /* borrowed */
+    int own, stages; /* the stage of this rank, from 0; the number of stages */
     /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
      * one, when its tree is placed. Only those of this stage get memory. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
@@ -34,6 +34,14 @@ typedef struct lt_stages {
     lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* Called by lt_backward() instead of a backward pass. loss may be remote. */
     lt_status (*backward)(void *ud, lt_tensor *loss, lt_tensor *grad);
+    /* Runs the backward passes that are left. Called before gradients are read or discarded, except
+     * in backward. */
+    lt_status (*drain)(void *ud);
+    /* Whether more micro-batches follow before the next optimizer step. Until then, optimizer steps
+     * are LT_ACCUMULATING, and lt_zero_grad() does nothing. */
+    bool (*has_more)(void *ud);
+    /* Replaces numbers (n) with their sums over the stages. A collective of the stages. */
+    lt_status (*sum)(void *ud, double *numbers, int64_t n);
 } lt_stages;
 
 /* Splits the program of ctx into stages. Call it before parameters are placed. NULL: ends it; the
@@ -41,6 +49,13 @@ typedef struct lt_stages {
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
+/* The values of x on all ranks: x itself if all have them, else a tensor with the values that its
+ * stage sends to the others. A collective of the stages. New. NULL with LT_ENOMEM or the errors of
+ * lt_stages. */
+lt_tensor *lt_fetch(lt_tensor *x);
+/* Replaces numbers (n) with their sums over the stages; see lt_stages.sum. Does nothing without
+ * stages. */
+LT_MUST lt_status lt_sum_stages(lt_ctx *ctx, double *numbers, int64_t n);
 /* A tensor with the values and the history of x that outlives the scope of x. New. NULL with
  * LT_ENOMEM. */
 lt_tensor *lt__tensor_with_history(lt_tensor *x);

@@ -163,6 +163,7 @@ struct lt_autograd {
     void *op_hook_ud;
     lt_dry_run dry_run;
     bool has_stages;
+    bool is_accumulating;      /* in a pipeline: between the micro-batches of a batch */
     lt_stages stages;          /* if has_stages; see stages.h */
     lt_bn_entry *bn_stats;     /* in order of first arrival */
     uint64_t trees;            /* parameter trees placed so far */

@@ -195,12 +195,14 @@ static void put_string(writer *w, const char *s)
     put(w, "\"", 1);
 }
 
-/* The arguments of lt_file_save(). */
+/* The arguments of lt__file_save_with(). */
 typedef struct content {
     const char *path;
     int n, n_meta;
     const char *const *names, *const *meta;
     lt_tensor *const *tensors;
+    lt_read_fn read; /* of remote tensors; or NULL */
+    void *ud;
 } content;
 
 static void put_header(writer *w, const content *c)
@@ -257,7 +259,8 @@ static lt_status check_content(const content *c, uint64_t *header)
     for (int i = 0; i < c->n; i++) {
         if (strcmp(c->names[i], LT_METADATA) == 0)
             return lt_fail(LT_EINVAL, "%s: a tensor cannot be named %s", c->path, LT_METADATA);
-        if (lt__check_alive(c->tensors[i]) != LT_OK)
+        bool is_read = c->read && c->tensors[i]->remote;
+        if (!is_read && lt__check_alive(c->tensors[i]) != LT_OK)
             return lt_fail_prefix("%s: tensor '%s'", c->path, LT_PRINTABLE(c->names[i]));
     }
     put_header(&w, c);
@@ -271,10 +274,10 @@ static lt_status check_content(const content *c, uint64_t *header)
     return LT_OK;
 }
 
-static lt_status put_data(writer *w, lt_tensor *x)
+static lt_status put_data(writer *w, const content *c, lt_tensor *x)
 {
     enum { PIECE = 32768 }; /* bytes; small enough to stay in the cache from hashing to copying */
-    lt_tensor *here = lt__on_host(x);
+    lt_tensor *here = c->read && x->remote ? c->read(c->ud, x) : lt__on_host(x);
     if (!here)
         return lt_errcode();
     size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
@@ -310,19 +313,26 @@ static lt_status write_file(int fd, const content *c, uint64_t header)
     while (w.bytes < sizeof header + header)
         put(&w, " ", 1);
     for (int i = 0; i < c->n; i++)
-        LT_TRY(put_data(&w, c->tensors[i]));
+        LT_TRY(put_data(&w, c, c->tensors[i]));
     flush(&w);
     put_digest(&w);
     return w.error ? lt__bad(c->path, "cannot write: %s", strerror(w.error)) : LT_OK;
 }
 
-lt_status lt_file_save(const char *path, int n, const char *const *names, lt_tensor *const *tensors,
-                       int n_meta, const char *const *meta)
+lt_status lt__file_save_with(const char *path, int n, const char *const *names,
+                             lt_tensor *const *tensors, int n_meta, const char *const *meta,
+                             lt_read_fn read, void *ud)
 {
-    const content c = {path, n, n_meta, names, meta, tensors};
+    const content c = {path, n, n_meta, names, meta, tensors, read, ud};
     replacement r;
     uint64_t header = 0;
     LT_TRY(check_content(&c, &header));
     LT_TRY(begin(&r, path));
     return finish(&r, write_file(r.fd, &c, header));
+}
+
+lt_status lt_file_save(const char *path, int n, const char *const *names, lt_tensor *const *tensors,
+                       int n_meta, const char *const *meta)
+{
+    return lt__file_save_with(path, n, names, tensors, n_meta, meta, NULL, NULL);
 }

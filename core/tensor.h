@@ -113,6 +113,13 @@ static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
     return true;
 }
 
+/* lt_file_save() with remote tensors: read(ud, x) returns the values of x on the CPU, new; or NULL
+ * if it fails. It is called for each remote tensor, in their order. */
+typedef lt_tensor *(*lt_read_fn)(void *ud, lt_tensor *x);
+LT_MUST lt_status lt__file_save_with(const char *path, int n, const char *const *names,
+                                     lt_tensor *const *tensors, int n_meta, const char *const *meta,
+                                     lt_read_fn read, void *ud);
+
 /* Adds the elements of x to the digest, via a copy on the CPU if x is elsewhere. LT_ENOMEM, or the
  * device's error. */
 lt_status lt__sha256_add_tensor(lt_sha256 *s, lt_tensor *x);

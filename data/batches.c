@@ -68,6 +68,7 @@ struct lt_batches {
     int64_t n, batch; /* images in the source; images per batch */
     int64_t planned;  /* position of the first image not in a slot yet */
     int shard;        /* number of shards of that image's batch that are in slots */
+    int micro;        /* number of micro-batches of the next shard that are in slots */
     /* with on_request: positions of requested batches that are not in a slot yet, oldest first */
     int64_t requests[LT_MAX_REQUESTS];
     int n_requests;
@@ -147,20 +148,6 @@ static void stop_workers(lt_batches *b)
 }
 
 /* ==== Batches ================================================================================= */
-
-/* The number of rows before those of rank: its first grain is grains * rank / ranks, rounded up. */
-static int64_t rows_before(int64_t rows, int64_t grain, int rank, int ranks)
-{
-    int64_t grains = rows / grain + (rows % grain != 0), rest = grains % ranks;
-    int64_t before = grains / ranks * rank + (rest * rank + ranks - 1) / ranks;
-    return before <= rows / grain ? before * grain : rows;
-}
-
-void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first, int64_t *count)
-{
-    *first = rows_before(rows, grain, rank, ranks);
-    *count = rows_before(rows, grain, rank + 1, ranks) - *first;
-}
 
 /* Creates a tensor on the CPU, where batches are prepared. New. */
 static lt_tensor *new_here(const lt_batches *b, lt_dtype dtype, int ndim, const int64_t *dims)
@@ -275,16 +262,32 @@ static int64_t next_position(const lt_batches *b)
     return b->n_requests > 0 ? b->requests[0] : b->n;
 }
 
-/* Advances next_position() by a batch of `rows` images, or by one of its shards. */
-static void advance(lt_batches *b, int64_t rows)
+/* Finds the rows of the next batch to prepare, of a batch of `all` rows. Returns the number of
+ * micro-batches of its shard. */
+static int find_rows(const lt_batches *b, int64_t all, int64_t *first, int64_t *count)
+{
+    const lt_batch_options *o = &b->spec.options;
+    int64_t before;
+    lt_shard(all, o->grain, o->rank + b->shard, o->ranks, &before, count);
+    int n = lt_micro_batches(*count, o->grain, o->micro);
+    lt_shard(*count, o->grain, b->micro, n, first, count);
+    *first = *count > 0 ? before + *first : 0; /* an empty shard returns the first row */
+    *count = *count > 0 ? *count : 1;
+    return n;
+}
+
+/* Advances next_position() by a batch of `rows` images, or by a part of it: one of the n
+ * micro-batches of a shard. */
+static void advance(lt_batches *b, int64_t rows, int n)
 {
     if (b->spec.options.on_request) {
         b->n_requests--;
         memmove(b->requests, b->requests + 1, (size_t)b->n_requests * sizeof *b->requests);
         return;
     }
-    b->shard = (b->shard + 1) % b->spec.options.shards;
-    b->planned += b->shard == 0 ? rows : 0;
+    b->micro = (b->micro + 1) % n;
+    b->shard = (b->shard + (b->micro == 0)) % b->spec.options.shards;
+    b->planned += b->shard == 0 && b->micro == 0 ? rows : 0;
 }
 
 /* Starts the preparation of the next batch. */
@@ -294,12 +297,7 @@ static lt_status plan(lt_batches *b)
     const lt_source *source = b->spec.source;
     int64_t start = next_position(b), left = b->n - start;
     int64_t all = left < b->batch ? left : b->batch, first, count;
-    lt_shard(all, b->spec.options.grain, b->spec.options.rank + b->shard, b->spec.options.ranks,
-             &first, &count);
-    if (count == 0) {
-        first = 0;
-        count = 1;
-    }
+    int n = find_rows(b, all, &first, &count);
     start_workers(b);
     LT_TRY(await_sent(b, s));
     s->x = new_staged(b, &s->stage[0], b->spec.options.dtype, 4,
@@ -312,7 +310,7 @@ static lt_status plan(lt_batches *b)
     cut(b, s, start + first, count);
     for (int i = 0; i < s->n_chunks && b->n_workers > 0; i++)
         lt__queue_put(b->to_do, &s->chunks[i]);
-    advance(b, all);
+    advance(b, all, n);
     b->busy++;
     return LT_OK;
 }
@@ -446,11 +444,23 @@ lt_status lt_batches_request(lt_batches *b, int64_t first)
     return status;
 }
 
+/* The number of batches that the pass returns for one batch of `rows` rows. */
+static int64_t parts_of(const lt_batches *b, int64_t rows)
+{
+    const lt_batch_options *o = &b->spec.options;
+    int64_t parts = 0, first, count;
+    for (int i = 0; i < o->shards && rows > 0; i++) {
+        lt_shard(rows, o->grain, o->rank + i, o->ranks, &first, &count);
+        parts += lt_micro_batches(count, o->grain, o->micro);
+    }
+    return parts;
+}
+
 int64_t lt_batches_count(const lt_batches *b)
 {
     int64_t left = b->n - b->spec.options.first, count;
-    if (__builtin_mul_overflow(left / b->batch + (left % b->batch != 0), b->spec.options.shards,
-                               &count))
+    if (__builtin_mul_overflow(left / b->batch, parts_of(b, b->batch), &count) ||
+        __builtin_add_overflow(count, parts_of(b, left % b->batch), &count))
         return INT64_MAX;
     return count;
 }

@@ -47,6 +47,11 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
         return lt_fail(LT_EINVAL, "batches: rank %lld is out of range for %d ranks",
                        (long long)last, o->ranks);
+    if (o->micro < 0 || (o->micro > 1 && o->on_request))
+        return lt_fail(LT_EINVAL,
+                       o->micro < 0 ? "batches: micro must be at least 1, but is %d"
+                                    : "batches: on_request cannot be combined with micro = %d",
+                       o->micro);
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
                        (long long)o->grain);
@@ -73,6 +78,7 @@ lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options
     o->area = o->area == 0 ? 1 : o->area;
     o->ranks = o->ranks == 0 ? 1 : o->ranks;
     o->shards = o->shards == 0 ? 1 : o->shards;
+    o->micro = o->micro == 0 ? 1 : o->micro;
     o->grain = o->grain == 0 ? 1 : o->grain;
     o->workers = worker_count(o->workers, source->in_files);
     return LT_OK;

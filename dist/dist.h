@@ -15,6 +15,7 @@
 
 #include "autograd/autograd.h"
 #include "dist/async.h"
+#include "dist/pipeline.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -30,7 +30,7 @@ lt_action lt__schedule_next(const lt_schedule *s, const lt_stage_state *state)
     return state->inputs > state->forward ? LT_FORWARD : weights ? LT_WEIGHTS : LT_WAIT;
 }
 
-const char *lt__schedule_name(lt_schedule_kind kind)
+const char *lt_schedule_name(lt_schedule_kind kind)
 {
     static const char *const names[] = {
         [LT_GPIPE] = "gpipe", [LT_1F1B] = "1f1b", [LT_ZERO_BUBBLE] = "zb"};

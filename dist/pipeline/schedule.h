@@ -14,13 +14,7 @@
 #define LT_DIST_PIPELINE_SCHEDULE_H
 
 #include "autograd/stages.h"
-
-typedef enum lt_schedule_kind {
-    LT_GPIPE,       /* all forward passes, then all backward passes (arXiv:1811.06965) */
-    LT_1F1B,        /* forward and backward passes alternate (PipeDream-Flush, arXiv:2006.09503) */
-    LT_ZERO_BUBBLE, /* as 1F1B, with split backward passes */
-    LT_SCHEDULE_KINDS
-} lt_schedule_kind;
+#include "dist/pipeline.h"
 
 typedef struct lt_schedule { /* of a stage, in one optimizer step */
     lt_schedule_kind kind;
@@ -49,8 +43,5 @@ lt_action lt__schedule_next(const lt_schedule *schedule, const lt_stage_state *s
 int lt__schedule_in_flight(const lt_schedule *schedule, int micro);
 /* The same with the pass for the weights, until which a micro-batch takes memory. */
 int lt__schedule_in_memory(const lt_schedule *schedule, int micro);
-
-/* "gpipe", "1f1b" or "zb". */
-const char *lt__schedule_name(lt_schedule_kind kind);
 
 #endif

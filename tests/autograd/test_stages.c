@@ -150,10 +150,18 @@ static net make(post *p, int own, int frozen)
     return n;
 }
 
+static lt_status drain(void *ud)
+{
+    (void)ud;
+    return LT_OK;
+}
+
 static void place(net *n)
 {
     const lt_stages stages = {.ud = n,
                               .own = n->own,
+                              .stages = STAGES,
+                              .drain = drain,
                               .stage_of = stage_of,
                               .send = send,
                               .receive = receive,

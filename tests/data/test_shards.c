@@ -41,6 +41,38 @@ static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int64_t
     lt_release(y);
 }
 
+/* Checks that the next batches of a pass are the shard of rank `rank` in up to `micro` parts. */
+static void check_micro_batches(lt_batches *batches, int64_t done, int64_t rows, int64_t grain,
+                                int rank, int ranks, int micro)
+{
+    int64_t first, count, at = 0;
+    lt_tensor *x, *y;
+    lt_shard(rows, grain, rank, ranks, &first, &count);
+    int64_t grains = (count + grain - 1) / grain, n = grains < 1 ? 1 : lesser(grains, micro);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t end = count == 0 ? 1 : lesser((grains * (i + 1) + n - 1) / n * grain, count);
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        CHECK_EQ(lt_dim(x, 0), end - at);
+        for (int64_t k = 0; at < end; k++, at++)
+            CHECK_EQ(((int64_t *)lt_data(y))[k], count > 0 ? done + first + at : done);
+        lt_release(x);
+        lt_release(y);
+    }
+}
+
+/* Counts the batches of a pass until its end. */
+static int64_t count_batches(lt_batches *batches)
+{
+    int64_t n = 0;
+    for (lt_tensor *x, *y;; n++) {
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        if (!x)
+            return n;
+        lt_release(x);
+        lt_release(y);
+    }
+}
+
 /* Checks all batches of rank `rank`, which has `shards` of the `ranks * shards` shards. */
 static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int64_t grain, int rank,
                        int ranks, int shards)
@@ -73,6 +105,32 @@ TEST(each_rank_has_its_shards_of_every_batch)
                 for (int rank = 0; rank < ranks; rank++)
                     for (int shards = 1; shards <= 4; shards += shards)
                         check_pass(ctx, source, batch, grain, rank, ranks, shards);
+    lt_source_release(source);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(each_shard_is_returned_as_micro_batches)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_source *source = some_images(ctx);
+    for (int64_t batch = 1; batch <= N; batch++)
+        for (int grain = 1; grain <= 3; grain++)
+            for (int micro = 1; micro <= 4; micro++)
+                for (int rank = 0; rank < 3; rank++) {
+                    lt_batch_options options = {
+                        .batch = batch, .rank = rank, .ranks = 3, .grain = grain, .micro = micro};
+                    lt_batches *batches = lt_batches_new(ctx, source, &options);
+                    for (int64_t done = 0; done < N; done += batch)
+                        check_micro_batches(batches, done, lesser(N - done, batch), grain, rank, 3,
+                                            micro);
+                    CHECK_EQ(count_batches(batches), 0);
+                    lt_batches_free(batches);
+                    batches = lt_batches_new(ctx, source, &options);
+                    int64_t n = lt_batches_count(batches);
+                    CHECK_EQ(count_batches(batches), n);
+                    lt_batches_free(batches);
+                }
     lt_source_release(source);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);

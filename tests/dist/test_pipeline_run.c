@@ -5,8 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "autograd/stages.h"
 #include "dist/group.h"
-#include "dist/pipeline/pipeline.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
@@ -134,7 +134,7 @@ static lt_status micro_batch(const rank *r, net *n, lt_pipeline *p, int k)
     LT_TRY(lt_scope_push(n->ctx));
     lt_tensor *loss = forward(n, (uint64_t)k, r->job->delays * (uint64_t)(stage + 1));
     lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
-    lt__pipeline_pop_scope(p);
+    lt_pipeline_pop_scope(p);
     return status;
 }
 
@@ -146,8 +146,8 @@ static lt_status train(const rank *r, net *n, lt_pipeline *p)
             return lt_fail(LT_EUSAGE, "it leaves");
         LT_TRY(micro_batch(r, n, p, k));
         if (k % j->micro == j->micro - 1) {
-            CHECK_EQ(lt__pipeline_forwards(p), j->micro);
-            LT_TRY(lt__pipeline_drain(p));
+            CHECK_EQ(lt_pipeline_forwards(p), j->micro);
+            LT_TRY(lt_pipeline_drain(p));
         }
     }
     return LT_OK;
@@ -160,10 +160,10 @@ static void *run_rank(void *ud)
     net n;
     make(&n);
     int stage = lt_group_rank(r->group);
-    lt_pipeline *p = lt__pipeline_new(
-        n.ctx,
+    lt_pipeline *p = lt_pipeline_new(
+        n.ctx, r->group,
         &(lt_pipeline_config){
-            .group = r->group, .kind = j->kind, .lag = j->lag, .stage_of = stage_of, .ud = j});
+            .stages = j->stages, .kind = j->kind, .lag = j->lag, .stage_of = stage_of, .ud = j});
     CHECK(p != NULL);
     CHECK_OK(lt_params_place(n.params));
     j->status[stage] = train(r, &n, p);
@@ -174,7 +174,7 @@ static void *run_rank(void *ud)
     for (int i = 0; i < LAYERS && j->status[stage] == LT_OK; i++)
         if (!lt_is_remote(n.w[i]))
             digest(lt_grad(n.w[i]), j->grads[i]);
-    lt__pipeline_free(p);
+    lt_pipeline_free(p);
     destroy(&n);
     lt_group_close(r->group);
     return NULL;

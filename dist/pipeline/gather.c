@@ -1,0 +1,124 @@
+/* gather.c - reads the tensors of all stages of a pipeline: their digest, and their file. */
+#include <string.h>
+
+#include "dist/pipeline/internal.h"
+
+/* The stage that has x. Tensors that all ranks have count as those of stage 0. */
+static int stage_of(const lt_tensor *x) { return x->stage > 0 ? x->stage - 1 : 0; }
+
+/* ==== The digest ============================================================================== */
+
+/* Passes data from the rank of one stage to that of another one. */
+static lt_status pass_on(lt_pipeline *p, int from, int to, void *data, size_t bytes)
+{
+    int own = p->schedule.stage;
+    if (from == to || (own != from && own != to))
+        return LT_OK;
+    return own == from ? lt_group_send(p->group, lt__stage_rank(p, to), data, bytes)
+                       : lt_group_receive(p->group, lt__stage_rank(p, from), data, bytes);
+}
+
+/* The state of the digest visits the stages that have the tensors, in the order of these. */
+lt_status lt_pipeline_sha256(lt_pipeline *p, lt_params *params, char hex[65])
+{
+    lt_sha256 s;
+    int at = 0;
+    lt_sha256_begin(&s);
+    for (int buffers = 0; buffers < 2; buffers++)
+        for (int i = 0; i < lt_params_count(params); i++) {
+            const lt_span *span = lt_params_span(params, i);
+            int next = stage_of(span->value);
+            if (span->buffer != buffers)
+                continue;
+            LT_TRY(pass_on(p, at, next, &s, sizeof s));
+            at = next;
+            if (at == p->schedule.stage)
+                LT_TRY(lt__sha256_add_tensor(&s, span->value));
+        }
+    if (at == p->schedule.stage)
+        lt_sha256_end(&s, hex);
+    for (int to = 0; to < p->schedule.stages; to++)
+        LT_TRY(pass_on(p, at, to, hex, 65));
+    return LT_OK;
+}
+
+/* ==== The file ================================================================================ */
+
+/* Receives a tensor of another stage. New. */
+static lt_tensor *receive(void *ud, lt_tensor *x)
+{
+    lt_pipeline *p = ud;
+    lt_tensor *y =
+        lt__tensor_new(p->ctx, p->ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
+    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    if (y && bytes > 0 &&
+        lt_group_receive(p->group, lt__stage_rank(p, stage_of(x)), y->data, bytes) != LT_OK) {
+        lt_release(y);
+        return NULL;
+    }
+    return y;
+}
+
+/* How far rank 0 is. It receives all tensors, even if the file fails. */
+typedef struct progress {
+    lt_pipeline *pipeline;
+    int received;
+} progress;
+
+static lt_tensor *receive_next(void *ud, lt_tensor *x)
+{
+    progress *at = ud;
+    at->received++;
+    return receive(at->pipeline, x);
+}
+
+/* Whether the job has failed, so that nothing more arrives. */
+static bool has_failed(const lt_pipeline *p)
+{
+    char text[8];
+    int rank;
+    lt_status code;
+    return lt_group_failure(p->group, &rank, &code, text, sizeof text);
+}
+
+static lt_status write_file(lt_pipeline *p, const char *path, int n, const char *const *names,
+                            lt_tensor *const *tensors, int n_meta, const char *const *meta)
+{
+    progress at = {.pipeline = p};
+    lt_status status = lt__file_save_with(path, n, names, tensors, n_meta, meta, receive_next, &at);
+    if (status == LT_OK)
+        return LT_OK;
+    char text[1024];
+    int remote = 0;
+    strncpy(text, lt_errmsg(), sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    for (int i = 0; i < n && !has_failed(p); i++)
+        if (tensors[i]->remote && remote++ >= at.received)
+            lt_release(receive(p, tensors[i]));
+    return lt_fail(status, "%s", text);
+}
+
+static lt_status send_own(lt_pipeline *p, int n, lt_tensor *const *tensors)
+{
+    for (int i = 0; i < n; i++) {
+        size_t bytes = (size_t)tensors[i]->count * lt_dtype_bytes((lt_dtype)tensors[i]->dtype);
+        if (stage_of(tensors[i]) != p->schedule.stage || bytes == 0)
+            continue;
+        lt_tensor *here = lt__on_host(tensors[i]);
+        if (!here)
+            return lt_errcode();
+        lt_status status = lt_group_send(p->group, lt__stage_rank(p, 0), here->data, bytes);
+        lt_release(here);
+        LT_TRY(status);
+    }
+    return LT_OK;
+}
+
+lt_status lt_pipeline_save(lt_pipeline *p, const char *path, int n, const char *const *names,
+                           lt_tensor *const *tensors, int n_meta, const char *const *meta)
+{
+    if (p->replica > 0)
+        return LT_OK;
+    return p->schedule.stage == 0 ? write_file(p, path, n, names, tensors, n_meta, meta)
+                                  : send_own(p, n, tensors);
+}

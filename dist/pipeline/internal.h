@@ -1,0 +1,89 @@
+/* internal.h - the state of a pipeline, shared by the files that implement it. Private to
+ * dist/pipeline.
+ *
+ * The k-th value that a stage sends to another one has the number k; its gradient returns with the
+ * same number. A value that needs no gradient is acknowledged when the receiver uses it, so that a
+ * stage that only runs forward passes does not run far ahead.
+ */
+#ifndef LT_DIST_PIPELINE_INTERNAL_H
+#define LT_DIST_PIPELINE_INTERNAL_H
+
+#include "core/tensor.h"
+#include "dist/group.h"
+#include "dist/pipeline/schedule.h"
+
+typedef struct lt_sent { /* values that were sent, and whose gradient returns */
+    lt_tensor *x;        /* with its history */
+    int to;
+    int64_t number;
+    bool arrived;     /* the gradient, or that there is none */
+    lt_message *grad; /* NULL if there is none */
+} lt_sent;
+
+typedef struct lt_received { /* values that have arrived, and whose gradient is returned */
+    lt_tensor *x;
+    int from;
+    int64_t number;
+    bool returned;
+} lt_received;
+
+typedef struct lt_pass { /* a micro-batch, from its forward pass until its backward pass is done */
+    struct lt_pass *next;
+    lt_sent *sent;
+    lt_received *received;
+    int n_sent, n_received, sent_capacity, received_capacity;
+    lt_tensor *loss, *grad; /* if this stage has the loss; grad: its gradient, or NULL */
+    bool noted;             /* its forward pass is complete */
+    lt_scope *scope;        /* its tensors; NULL while the program is in the scope */
+    lt_weights *weights;    /* if its backward pass is split, and half done */
+} lt_pass;
+
+struct lt_pipeline {
+    lt_ctx *ctx;
+    lt_group *group; /* of the job; borrowed, like mail */
+    lt_mail *mail;
+    int64_t run;
+    lt_pipeline_config config;
+    int replica, replicas;
+    lt_schedule schedule;
+    lt_stage_state state;
+    int micro, n_micro; /* see lt_pipeline_set_micro_batch(), also share */
+    double share;
+    lt_pass *first, **end; /* oldest first; the last one may not be noted */
+    lt_pass *back;         /* whose backward pass runs; or NULL */
+    uint64_t lost;         /* stages that have failed or ended, as bits */
+    /* (stages), for each stage: a list of values that have arrived, oldest first; the numbers of
+     * values sent to it and taken from it; how many of those sent it has yet to acknowledge */
+    lt_message **values;
+    int64_t *sent, *taken, *unread;
+    lt_pipeline_times times;
+};
+
+/* The rank of a stage, for this replica. */
+static inline int lt__stage_rank(const lt_pipeline *p, int stage)
+{
+    return stage * p->replicas + p->replica;
+}
+
+/* passes.c */
+lt_pass *lt__pass_last(const lt_pipeline *p); /* the newest pass, or NULL; borrowed */
+/* The newest pass; a new one if that is noted. Borrowed. NULL with LT_ENOMEM. */
+lt_pass *lt__pass_current(lt_pipeline *p);
+void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
+/* Completes the gradients of the weights of the oldest pass, which lacks only these. */
+LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);
+
+/* messages.c: the functions of lt_stages, with the pipeline as ud. */
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked);
+lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, bool tracked);
+lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad);
+/* Tells the senders of a pass's values that these have no gradient, unless it was returned. */
+LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q);
+/* Waits for a message and stores it. stages: those that must send one, as bits. */
+LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
+/* Stores the messages that have arrived. */
+LT_MUST lt_status lt__pipe_look(lt_pipeline *p);
+/* A tensor with the elements of a message. New. */
+lt_tensor *lt__pipe_unpack(const lt_tensor *like, const lt_message *m);
+
+#endif

@@ -1,0 +1,257 @@
+/* messages.c - the values and gradients that the stages of a pipeline send to each other. */
+#include <stdlib.h>
+
+#include "dist/pipeline/internal.h"
+
+enum { VALUES, GRAD, READ };            /* kinds of messages; READ acknowledges values */
+enum { NUMBER, TRACKED, RUN };          /* numbers of a message */
+enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
+static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
+
+static size_t bytes_of(const lt_tensor *x)
+{
+    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+}
+
+/* Sends the elements of x, or none if it is NULL. */
+static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool tracked, lt_tensor *x)
+{
+    lt_message *m = lt__message_new(kind, x ? bytes_of(x) : 0);
+    lt_status status = m ? LT_OK : LT_ENOMEM;
+    if (m && x)
+        status = lt_read(x, m->data);
+    if (status != LT_OK) {
+        lt__message_free(m);
+        return status;
+    }
+    m->number[NUMBER] = number;
+    m->number[TRACKED] = tracked;
+    m->number[RUN] = p->run;
+    p->times.bytes += (int64_t)m->bytes;
+    lt__mail_send(p->mail, lt__stage_rank(p, to), m);
+    return LT_OK;
+}
+
+static lt_status desync(const lt_pipeline *p, int other, const char *what)
+{
+    return lt_fail(LT_EDESYNC, "stages %d and %d of the pipeline run different programs: %s",
+                   p->schedule.stage, other, what);
+}
+
+/* ==== Arrived messages ======================================================================== */
+
+/* The values to which a gradient belongs, or NULL. */
+static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number)
+{
+    for (lt_pass *q = p->first; q; q = q->next)
+        for (int i = 0; i < q->n_sent; i++) {
+            lt_sent *s = &q->sent[i];
+            if (s->to == from && s->number == number && !s->arrived)
+                return s;
+        }
+    return NULL;
+}
+
+/* Stores a gradient that has arrived, m, which is taken. Without bytes, there is none. */
+static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
+{
+    lt_sent *s = find_sent(p, from, m->number[NUMBER]);
+    bool fits = s && (m->bytes == 0 || m->bytes == bytes_of(s->x));
+    if (fits)
+        s->arrived = true;
+    if (fits && m->bytes == bytes_of(s->x)) {
+        s->grad = m;
+        return LT_OK;
+    }
+    lt__message_free(m);
+    return fits ? LT_OK : desync(p, from, "a gradient belongs to no value that was sent");
+}
+
+/* Appends values that have arrived, m, which is taken. */
+static void take_values(lt_pipeline *p, int from, lt_message *m)
+{
+    lt_message **end = &p->values[from];
+    while (*end)
+        end = &(*end)->next;
+    m->next = NULL;
+    *end = m;
+}
+
+/* Stores a message, taken. */
+static lt_status store(lt_pipeline *p, lt_message *m)
+{
+    int from = m->from / p->replicas;
+    bool is_lost = m->kind == LT_MAIL_LOST;
+    bool is_here = m->from == lt__stage_rank(p, from) && !is_lost && m->number[RUN] == p->run;
+    if (is_lost && m->from == lt__stage_rank(p, from))
+        p->lost |= 1ull << from;
+    if (is_here && m->kind == GRAD)
+        return take_grad(p, from, m);
+    if (is_here && m->kind == VALUES) {
+        take_values(p, from, m);
+        return LT_OK;
+    }
+    p->unread[from] -= is_here;
+    lt__message_free(m);
+    return LT_OK;
+}
+
+/* LT_EPEER if another rank has failed, or if one of these stages has ended. */
+static lt_status check_job(const lt_pipeline *p, uint64_t stages)
+{
+    char text[512];
+    int rank;
+    lt_status code;
+    if (lt_group_failure(p->group, &rank, &code, text, sizeof text) &&
+        rank != lt_group_rank(p->group))
+        return lt_fail(LT_EPEER, "rank %d, stage %d of the pipeline, has failed: %s", rank,
+                       rank / p->replicas, text);
+    if (p->lost & stages) {
+        int stage = __builtin_ctzll(p->lost & stages);
+        return lt_fail(LT_EPEER,
+                       "rank %d, stage %d of the pipeline, has ended, but stage %d waits for it",
+                       lt__stage_rank(p, stage), stage, p->schedule.stage);
+    }
+    return LT_OK;
+}
+
+lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
+{
+    double began = lt__seconds(), limit = lt__group_timeout(p->group);
+    lt_message *m = lt__mail_take(p->mail, 0);
+    while (!m) {
+        LT_TRY(check_job(p, stages));
+        if (lt__seconds() - began > limit)
+            return lt_fail(LT_EPEER, "stage %d of the pipeline got no message for %g s",
+                           p->schedule.stage, limit);
+        m = lt__mail_take(p->mail, LOOK_SECONDS);
+    }
+    p->times.waited += lt__seconds() - began;
+    return store(p, m);
+}
+
+lt_status lt__pipe_look(lt_pipeline *p)
+{
+    for (lt_message *m; (m = lt__mail_take(p->mail, 0));)
+        LT_TRY(store(p, m));
+    return LT_OK;
+}
+
+lt_tensor *lt__pipe_unpack(const lt_tensor *like, const lt_message *m)
+{
+    lt_tensor *x = lt__tensor_new(like->ctx, like->storage->device, (lt_dtype)like->dtype,
+                                  like->ndim, like->dims, true);
+    if (x && lt_write(x, m->data) == LT_OK)
+        return x;
+    lt_release(x);
+    return NULL;
+}
+
+/* ==== The functions of lt_stages ============================================================== */
+
+/* Makes room for one more item of `size` bytes in a list. */
+static lt_status grow(void **list, int n, int *capacity, size_t size)
+{
+    if (n < *capacity)
+        return LT_OK;
+    int more = *capacity > 0 ? 2 * *capacity : 4;
+    void *larger = realloc(*list, (size_t)more * size);
+    if (!larger)
+        return lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
+    *list = larger;
+    *capacity = more;
+    return LT_OK;
+}
+
+/* Adds values to the current pass, before they are sent. */
+static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int to)
+{
+    lt_pass *q = lt__pass_current(p);
+    if (!q)
+        return LT_ENOMEM;
+    LT_TRY(grow((void **)&q->sent, q->n_sent, &q->sent_capacity, sizeof *q->sent));
+    lt_sent s = {.x = lt__tensor_with_history(x), .to = to, .number = p->sent[to]};
+    if (!s.x)
+        return LT_ENOMEM;
+    q->sent[q->n_sent++] = s;
+    return LT_OK;
+}
+
+/* Waits until stage `to` has read enough of the values that need no gradient. */
+static lt_status wait_for_reader(lt_pipeline *p, int to)
+{
+    LT_TRY(lt__pipe_look(p));
+    while (p->unread[to] >= MAX_UNREAD)
+        LT_TRY(lt__pipe_wait(p, 1ull << to));
+    p->unread[to]++;
+    return LT_OK;
+}
+
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked)
+{
+    lt_pipeline *p = ud;
+    LT_TRY(tracked ? expect_grad(p, x, to) : wait_for_reader(p, to));
+    return send(p, to, VALUES, p->sent[to]++, tracked, x);
+}
+
+/* Waits for values of a stage. Meanwhile, gradients of weights are computed. */
+static lt_status wait_for_values(lt_pipeline *p, int from)
+{
+    LT_TRY(lt__pipe_look(p));
+    while (!p->values[from]) {
+        bool has_weights = p->state.weights < p->state.backward;
+        LT_TRY(has_weights ? lt__pass_run_weights(p) : lt__pipe_wait(p, 1ull << from));
+        LT_TRY(lt__pipe_look(p));
+    }
+    return LT_OK;
+}
+
+/* Adds values that have arrived to the current pass. */
+static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int from, int64_t number)
+{
+    lt_pass *q = lt__pass_current(p);
+    if (!q)
+        return LT_ENOMEM;
+    LT_TRY(grow((void **)&q->received, q->n_received, &q->received_capacity, sizeof *q->received));
+    q->received[q->n_received++] = (lt_received){.x = lt_retain(x), .from = from, .number = number};
+    return LT_OK;
+}
+
+lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, bool tracked)
+{
+    lt_pipeline *p = ud;
+    LT_TRY(wait_for_values(p, from));
+    lt_message *m = p->values[from];
+    p->values[from] = m->next;
+    int64_t number = p->taken[from]++;
+    bool fits = m->number[NUMBER] == number && m->number[TRACKED] == tracked &&
+                m->bytes == bytes_of(x);
+    lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
+    lt__message_free(m);
+    LT_TRY(status);
+    return tracked ? owe_grad(p, x, from, number) : send(p, from, READ, number, false, NULL);
+}
+
+lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_pipeline *p = ud;
+    for (int i = 0; i < p->back->n_received; i++) {
+        lt_received *r = &p->back->received[i];
+        if (r->x != x)
+            continue;
+        r->returned = true;
+        return send(p, r->from, GRAD, r->number, false, grad);
+    }
+    return lt_fail(LT_EINVAL, "a gradient of another micro-batch is complete");
+}
+
+lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q)
+{
+    for (int i = 0; i < q->n_received; i++) {
+        lt_received *r = &q->received[i];
+        if (!r->returned)
+            LT_TRY(send(p, r->from, GRAD, r->number, false, NULL));
+        r->returned = true;
+    }
+    return LT_OK;
+}

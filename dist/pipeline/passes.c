@@ -1,0 +1,65 @@
+/* passes.c - the micro-batches that a stage of a pipeline has in flight. */
+#include <stdlib.h>
+
+#include "dist/pipeline/internal.h"
+
+lt_pass *lt__pass_last(const lt_pipeline *p)
+{
+    lt_pass *last = NULL;
+    for (lt_pass *q = p->first; q; q = q->next)
+        last = q;
+    return last;
+}
+
+lt_pass *lt__pass_current(lt_pipeline *p)
+{
+    lt_pass *last = lt__pass_last(p);
+    if (last && !last->noted)
+        return last;
+    lt_pass *fresh = calloc(1, sizeof *fresh);
+    if (!fresh) {
+        lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
+        return NULL;
+    }
+    *p->end = fresh;
+    p->end = &fresh->next;
+    return fresh;
+}
+
+static void free_pass(lt_pipeline *p, lt_pass *q)
+{
+    lt_weights_free(q->weights);
+    for (int i = 0; i < q->n_sent; i++) {
+        lt_release(q->sent[i].x);
+        lt__message_free(q->sent[i].grad);
+    }
+    for (int i = 0; i < q->n_received; i++)
+        lt_release(q->received[i].x);
+    lt_release(q->loss);
+    lt_release(q->grad);
+    lt__scope_end(p->ctx, q->scope);
+    free(q->sent);
+    free(q->received);
+    free(q);
+}
+
+void lt__pass_drop_first(lt_pipeline *p)
+{
+    lt_pass *q = p->first;
+    p->first = q->next;
+    if (!p->first)
+        p->end = &p->first;
+    free_pass(p, q);
+}
+
+lt_status lt__pass_run_weights(lt_pipeline *p)
+{
+    double began = lt__seconds();
+    lt_weights *weights = p->first->weights;
+    p->first->weights = NULL;
+    LT_TRY(lt_backward_weights(weights));
+    p->state.weights++;
+    lt__pass_drop_first(p);
+    p->times.weights += lt__seconds() - began;
+    return LT_OK;
+}
