@@ -160,8 +160,11 @@ lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
     lt_optim_item *it = item_of(o, param);
     if (!it || k < 0 || k >= o->n_slots)
         return NULL;
-    return lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype, param->ndim,
-                           param->dims, param->leaf->offset, false);
+    lt_tensor *slot = lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype,
+                                      param->ndim, param->dims, param->leaf->offset, false);
+    if (slot)
+        slot->stage = param->stage;
+    return slot;
 }
 
 const char *lt_optim_slot_name(const lt_optim *o, int k)

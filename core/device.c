@@ -13,7 +13,8 @@ const char *lt_device_name(const lt_ctx *ctx) { return ctx->device->name; }
 
 const char *lt_device_of(const lt_tensor *x)
 {
-    return x->storage ? x->storage->device->name : x->pending ? x->ctx->device->name : NULL;
+    bool is_planned = x->pending || x->remote;
+    return x->storage ? x->storage->device->name : is_planned ? x->ctx->device->name : NULL;
 }
 
 int lt__cuda_index(const char *text)

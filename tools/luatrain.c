@@ -246,7 +246,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 }
 
 /* Whether the ranks train asynchronously. */
-static bool is_async(const settings *s) { return s->parallel && !s->simulates; }
+static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
 /* Whether the other ranks go on if this one fails: it is a thread of asynchronous training. */
 static bool is_expendable(const settings *s, const lt_group *group)
@@ -263,7 +263,9 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     lt_status status = LT_OK;
     if (group) {
         lt_group_set_threads(group, lt_threads(ctx));
-        status = is_async(s) ? lt_lua_join_async(L, group) : lt_lua_join(L, group, &s->reducer);
+        status = is_async(s)                  ? lt_lua_join_async(L, group)
+                 : s->parallel == IN_PIPELINE ? lt_lua_join_pipeline(L, group, &s->reducer)
+                                              : lt_lua_join(L, group, &s->reducer);
     }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
@@ -386,21 +388,23 @@ static lt_status run_under_mpi(settings *s)
     return status;
 }
 
-/* LT_EUSAGE for options of synchronous ranks in asynchronous training. */
-static lt_status check_async(const settings *s)
+/* LT_EUSAGE for options that cannot be combined with --parallel. */
+static lt_status check_parallel(const settings *s)
 {
-    const char *name = s->config.deterministic                                   ? "--deterministic"
-                       : s->reducer.vranks > 0                                   ? "--vranks"
-                       : s->reducer.wire == LT_F16 || s->reducer.wire == LT_BF16 ? "--wire"
-                                                                                 : NULL;
-    if (!s->parallel || !name)
+    bool in_half = s->reducer.wire == LT_F16 || s->reducer.wire == LT_BF16;
+    const char *name = s->config.deterministic                      ? "--deterministic"
+                       : s->reducer.vranks > 0                      ? "--vranks"
+                       : in_half && s->parallel == ASYNCHRONOUS     ? "--wire"
+                       : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
+                                                                    : NULL;
+    if (s->parallel == SYNCHRONOUS || !name)
         return LT_OK;
     return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);
 }
 
 static lt_status run_all(settings *s)
 {
-    LT_TRY(check_async(s));
+    LT_TRY(check_parallel(s));
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);
@@ -414,7 +418,7 @@ static lt_status run_all(settings *s)
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
     if (n == 1 && s->reducer.vranks == 0 && s->reducer.sum_backend != LT_SUM_BACKEND_NCCL &&
-        !(is_async(s) && s->ranks == 1))
+        !(is_async(s) && s->ranks == 1) && s->parallel != IN_PIPELINE)
         return run_rank(s, NULL);
     return run_ranks(&(ranks){
         .n = n, .group = s->group, .first_decides = is_async(s), .run = run_rank, .ud = s});

@@ -111,8 +111,9 @@ static lt_status set_trace(settings *s, const char *who, const char *value)
 
 static lt_status set_parallel(settings *s, const char *who, const char *value)
 {
-    s->parallel = true;
-    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s must begin with async=RULE, but is ''", who);
+    s->parallel = strncmp(value, "pipe=", 5) == 0 ? IN_PIPELINE : ASYNCHRONOUS;
+    return *value ? LT_OK
+                  : lt_fail(LT_EUSAGE, "%s must begin with async=RULE or pipe=P, but is ''", who);
 }
 
 static lt_status set_simulate(settings *s, const char *who, const char *value)
@@ -222,7 +223,9 @@ static const struct option {
     {"vranks", "V",
      "shards of each batch in a deterministic run, divided among the ranks (--ranks)", set_vranks,
      SAME},
-    {"parallel", "async=RULE", "train asynchronously, and apply gradients by this rule",
+    {"parallel", "MODE",
+     "async=RULE: train asynchronously, and apply gradients by this rule; pipe=P: divide the net "
+     "into P stages",
      set_parallel, SAME},
     {"simulate", "workers=N,...", "compute for N asynchronous workers in one process", set_simulate,
      SAME},

@@ -9,14 +9,17 @@
 
 #include "lua/luatrain.h"
 
+typedef enum parallel_kind { SYNCHRONOUS, ASYNCHRONOUS, IN_PIPELINE } parallel_kind;
+
 typedef struct settings {
     lt_config config;
-    lt_log_level level;       /* lowest level that is shown */
-    lt_dtype amp;             /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
-    int ranks;                /* ranks in this process; 0 if not given */
-    const char *trace;        /* path of the trace, or NULL */
-    bool parallel, simulates; /* --parallel and --simulate are given */
-    bool under_mpi;           /* this process is one rank of an MPI job */
+    lt_log_level level;     /* lowest level that is shown */
+    lt_dtype amp;           /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
+    int ranks;              /* ranks in this process; 0 if not given */
+    const char *trace;      /* path of the trace, or NULL */
+    parallel_kind parallel; /* --parallel */
+    bool simulates;         /* --simulate is given */
+    bool under_mpi;         /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;
     bool launches;     /* the subcommand is launch */

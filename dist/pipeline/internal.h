@@ -34,7 +34,7 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
     int n_sent, n_received, sent_capacity, received_capacity;
     lt_tensor *loss, *grad; /* if this stage has the loss; grad: its gradient, or NULL */
     bool noted;             /* its forward pass is complete */
-    lt_scope *scope;        /* its tensors; NULL while the program is in the scope */
+    lt_scope *scope;        /* scopes of its tensors that the program has left, linked by outer */
     lt_weights *weights;    /* if its backward pass is split, and half done */
 } lt_pass;
 

@@ -37,7 +37,10 @@ static void free_pass(lt_pipeline *p, lt_pass *q)
         lt_release(q->received[i].x);
     lt_release(q->loss);
     lt_release(q->grad);
-    lt__scope_end(p->ctx, q->scope);
+    for (lt_scope *scope = q->scope, *outer; scope; scope = outer) {
+        outer = scope->outer;
+        lt__scope_end(p->ctx, scope);
+    }
     free(q->sent);
     free(q->received);
     free(q);

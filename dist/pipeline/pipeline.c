@@ -219,10 +219,13 @@ void lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
 void lt_pipeline_pop_scope(lt_pipeline *p)
 {
     lt_pass *last = lt__pass_last(p);
-    if (last && !last->scope)
-        last->scope = lt__scope_take(p->ctx);
-    else
+    lt_scope *scope = last ? lt__scope_take(p->ctx) : NULL;
+    if (!last)
         lt_scope_pop(p->ctx);
+    if (!scope)
+        return;
+    scope->outer = last->scope;
+    last->scope = scope;
 }
 
 lt_pipeline_times lt_pipeline_take_times(lt_pipeline *p)

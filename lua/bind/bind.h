@@ -50,6 +50,10 @@ typedef struct lt_lua {
     lt_reducer_config reducer_config;
     lt_reducer *reducer;        /* owned; NULL without a group */
     lt_wire_scales wire_scales; /* used if buckets travel in f16 */
+    bool joins_pipeline;        /* the ranks train in a pipeline, see pipeline.c */
+    lt_pipeline *pipeline;      /* owned; NULL until it is opened */
+    struct lt_lua_cuts *cuts;   /* owned; see pipeline.c */
+    int micro;                  /* micro-batches of a batch and replica */
     bool joins_async;           /* the ranks train asynchronously, without a reducer; see async.c */
     bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
     bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
@@ -201,6 +205,7 @@ void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_async(lua_State *L);
+void lt__open_pipeline(lua_State *L);
 void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
@@ -220,6 +225,10 @@ void lt__drop_hooks(lt_lua *s);
 void lt__drop_times(lt_lua *s);
 /* The number of shards of each batch that this rank computes, one after the other. */
 int lt__shards(const lt_lua *s);
+/* Returns x, or in a pipeline a tensor on top of the stack that has its values on all ranks. The
+ * ranks must call it together. Raises its errors. */
+lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
+void lt__close_pipeline(lt_lua *s); /* does nothing without one */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */
 void lt__group_set_location(lua_State *L);

@@ -286,7 +286,11 @@ static int new_batches(lua_State *L)
                                 .crop = integer_field(L, 2, "crop"),
                                 .flip = boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
-    if (boolean_field(L, 2, "shard") && s->group && !s->is_async) {
+    if (boolean_field(L, 2, "shard") && s->pipeline) {
+        options.rank = lt_pipeline_replica(s->pipeline);
+        options.ranks = lt_pipeline_replicas(s->pipeline);
+        options.micro = s->micro;
+    } else if (boolean_field(L, 2, "shard") && s->group && !s->is_async) {
         options.shards = lt__shards(s);
         options.rank = lt_group_rank(s->group) * options.shards;
         options.ranks = lt_group_size(s->group) * options.shards;

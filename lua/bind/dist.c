@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
@@ -139,27 +140,30 @@ static int sum(lua_State *L)
 }
 
 /* reduce(parameters): adds parameters to the gradient exchange and gives them the values of rank
- * 0. */
+ * 0. In a pipeline, leaves out those of other stages. */
 static int reduce(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_group *group = others(L, "making an optimizer");
-    int n = (int)luaL_len(L, 1);
+    int n = (int)luaL_len(L, 1), own = 0;
     if (!group || !s->reducer)
         return 0;
     lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 1, i + 1);
-        params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
+        params[own] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
+        own += !lt_is_remote(params[own]);
         lua_pop(L, 1);
     }
-    lt__check(L, s, lt_reducer_add(s->reducer, params, n));
+    lt__check(L, s, lt_reducer_add(s->reducer, params, own));
     return 0;
 }
 
 int lt__shards(const lt_lua *s)
 {
     bool split = s->group && s->reducer_config.vranks > 0;
+    if (s->pipeline)
+        return s->micro;
     return split ? s->reducer_config.vranks / lt_group_size(s->group) : 1;
 }
 
@@ -168,7 +172,7 @@ int lt__shards(const lt_lua *s)
 static int is_alone(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    bool is_only = size_of(s) * lt__shards(s) == 1;
+    bool is_only = size_of(s) * lt__shards(s) == 1 && !s->pipeline;
     lua_pushboolean(L,
                     !s->group || (is_only && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL));
     return 1;
@@ -182,29 +186,55 @@ static int deterministic(lua_State *L)
     return 1;
 }
 
-/* shards(): returns the number of shards of each batch that this rank computes in turn. */
+/* Reads argument `index` of functions that split batches: the grain, the number of adjacent rows
+ * that are never split. The default is 1. */
+static int64_t grain_at(lua_State *L, int index) { return luaL_optinteger(L, index, 1); }
+
+typedef struct part { /* of a batch: a shard, or in a pipeline a micro-batch */
+    int64_t first, rows;
+    int64_t of; /* rows of all parts of this rank in a pipeline, else of the batch */
+    int n;      /* number of parts of this rank */
+} part;
+
+/* Divides a batch of `rows` rows. Returns part i, from 0, of this rank. */
+static part find_part(const lt_lua *s, int64_t rows, int64_t grain, int i)
+{
+    part p = {.of = rows, .n = lt__shards(s)};
+    if (!s->pipeline) {
+        lt_shard(rows, grain, (s->is_async ? 0 : rank_of(s)) * p.n + i, size_of(s) * p.n, &p.first,
+                 &p.rows);
+        return p;
+    }
+    int64_t before;
+    lt_shard(rows, grain, lt_pipeline_replica(s->pipeline), lt_pipeline_replicas(s->pipeline),
+             &before, &p.of);
+    p.n = lt_micro_batches(p.of, grain, s->micro);
+    lt_shard(p.of, grain, i, p.n, &p.first, &p.rows);
+    p.first += before;
+    return p;
+}
+
+/* shards(): returns the largest number of shards of a batch that this rank computes in turn.
+ * shards(rows, grain): returns their number for a batch of `rows` rows. */
 static int shards(lua_State *L)
 {
-    lua_pushinteger(L, lt__shards(lt__lua(L)));
+    const lt_lua *s = lt__lua(L);
+    int64_t rows = luaL_optinteger(L, 1, -1);
+    lua_pushinteger(L, rows < 0 ? lt__shards(s) : find_part(s, rows, grain_at(L, 2), 0).n);
     return 1;
 }
 
-/* Reads argument 3 of functions that split batches: the grain, the number of adjacent rows that
- * are never split. The default is 1. */
-static int64_t grain_at(lua_State *L) { return luaL_optinteger(L, 3, 1); }
-
 /* shard(rows, part, grain): splits a batch of `rows` rows. For this rank's shard number `part`,
- * from 1, returns the number of rows before it and the number of its rows. */
+ * from 1, returns the number of rows before it, the number of its rows, and of how many rows it is
+ * a share: those of the batch, or in a pipeline those of this replica. */
 static int shard(lua_State *L)
 {
-    const lt_lua *s = lt__lua(L);
-    int n = lt__shards(s), part = (int)luaL_checkinteger(L, 2) - 1;
-    int64_t first, count;
-    lt_shard(luaL_checkinteger(L, 1), grain_at(L), (s->is_async ? 0 : rank_of(s)) * n + part,
-             size_of(s) * n, &first, &count);
-    lua_pushinteger(L, first);
-    lua_pushinteger(L, count);
-    return 2;
+    part p = find_part(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 3),
+                       (int)luaL_checkinteger(L, 2) - 1);
+    lua_pushinteger(L, p.first);
+    lua_pushinteger(L, p.rows);
+    lua_pushinteger(L, p.of);
+    return 3;
 }
 
 /* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
@@ -227,15 +257,18 @@ static int take_shard(lua_State *L)
     lt_lua *s = lt__lua(L);
     if (s->on_root)
         return 0;
-    int64_t all = luaL_checkinteger(L, 1), data = luaL_optinteger(L, 4, 0);
-    shard(L);
-    int64_t own = lua_tointeger(L, -1);
-    s->first_row = lua_tointeger(L, -2);
-    s->shard_rows = own > 0 ? own : 1;
-    s->least_rows = least_of(all, grain_at(L), lt__shards(s) * size_of(s));
+    int64_t all = luaL_checkinteger(L, 1), data = luaL_optinteger(L, 4, 0), grain = grain_at(L, 3);
+    int i = (int)luaL_checkinteger(L, 2) - 1;
+    part p = find_part(s, all, grain, i);
+    s->first_row = p.first;
+    s->shard_rows = p.rows > 0 ? p.rows : 1;
+    s->least_rows = s->pipeline ? s->shard_rows : least_of(all, grain, lt__shards(s) * size_of(s));
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
+    if (s->pipeline)
+        lt_pipeline_set_micro_batch(s->pipeline, i, p.n,
+                                    p.of > 0 ? (double)p.rows / (double)p.of : 1);
     if (s->reducer) {
-        lt_reducer_set_share(s->reducer, own, all);
+        lt_reducer_set_share(s->reducer, s->pipeline ? p.of : p.rows, all);
         lt_reducer_set_data(s->reducer, (uint32_t)data);
     }
     return 0;
@@ -436,6 +469,16 @@ lt_status lt_lua_join_async(lua_State *L, lt_group *group)
     lt_set_allreduce(s->ctx, refuse_sum, NULL);
     s->group = group;
     s->joins_async = true;
+    return begin_rank(L);
+}
+
+lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config)
+{
+    lt_lua *s = lt__lua_of(L);
+    if (config)
+        s->reducer_config = *config;
+    s->group = group;
+    s->joins_pipeline = true;
     return begin_rank(L);
 }
 

@@ -1,4 +1,5 @@
 /* file.c - files of tensors in Lua. The callers are the embedded init.lua and module.lua. */
+#include "autograd/stages.h"
 #include "lua/bind/bind.h"
 
 static const char file_class[] = "luatrain.File";
@@ -69,12 +70,14 @@ static int file_read(lua_State *L)
     return 1;
 }
 
-/* file:read_into(name, tensor) */
+/* file:read_into(name, tensor): does nothing if the tensor is that of another pipeline stage. */
 static int file_read_into(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_file *f = lt__check_handle(L, file_class);
     lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
+    if (lt_is_remote(x))
+        return 0;
     lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
     return 0;
 }
@@ -112,10 +115,15 @@ static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_
                                         {"verify", file_verify}, {"has_digest", file_has_digest},
                                         {"meta", file_meta},     {NULL, NULL}};
 
-/* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. */
+/* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. In a pipeline, all
+ * ranks must call it; rank 0 writes the file, and the others need no path and meta. */
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    if (s->pipeline && lua_gettop(L) == 2) {
+        lua_pushliteral(L, "");
+        lua_newtable(L);
+    }
     int n = (int)luaL_len(L, 1), n_meta = (int)luaL_len(L, 4);
     const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
     lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
@@ -134,7 +142,9 @@ static int save(lua_State *L)
         meta[i] = luaL_checkstring(L, -1);
         lua_pop(L, 1);
     }
-    lt__check(L, s, lt_file_save(path, n, names, tensors, n_meta / 2, meta));
+    lt__check(L, s,
+              s->pipeline ? lt_pipeline_save(s->pipeline, path, n, names, tensors, n_meta / 2, meta)
+                          : lt_file_save(path, n, names, tensors, n_meta / 2, meta));
     return 0;
 }
 

@@ -75,7 +75,9 @@ static int sha256(lua_State *L)
     lt_lua *s = lt__lua(L);
     char hex[65];
     lt_params *p = named_params(L, s, lt__check_named(L, s, "sha256"));
-    lt_status status = p ? lt_params_sha256(p, hex) : lt_errcode();
+    lt_status status = !p            ? lt_errcode()
+                       : s->pipeline ? lt_pipeline_sha256(s->pipeline, p, hex)
+                                     : lt_params_sha256(p, hex);
     lt_params_free(p);
     lt__check(L, s, status);
     lua_pushstring(L, hex);

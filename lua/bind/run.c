@@ -170,10 +170,18 @@ typedef struct guard {
     int place;
 } guard;
 
+static void pop_scope(lt_lua *s)
+{
+    if (s->pipeline)
+        lt_pipeline_pop_scope(s->pipeline);
+    else
+        lt_scope_pop(s->ctx);
+}
+
 static void close_last(lt_lua *s)
 {
     switch (s->open[--s->n_open].what) {
-    case LT_OPEN_SCOPE: lt_scope_pop(s->ctx); break;
+    case LT_OPEN_SCOPE: pop_scope(s); break;
     case LT_OPEN_NO_GRAD: lt_grad_on(s->ctx); break;
     case LT_OPEN_AUTOCAST: lt_set_autocast(s->ctx, s->open[s->n_open].before); break;
     }

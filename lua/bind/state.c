@@ -36,6 +36,7 @@ static int close_state(lua_State *L)
     lt__drop_times(s);
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
+    lt__close_pipeline(s);
     if (s->ctx) {
         lt_set_allreduce(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);
@@ -119,6 +120,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_times(L);
     lt__open_dist(L);
     lt__open_async(L);
+    lt__open_pipeline(L);
     lt__open_amp(L);
     lt__open_deferred(L);
     lt__open_check(L);

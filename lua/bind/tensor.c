@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
@@ -318,8 +319,10 @@ static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n,
 
 static int get(lua_State *L)
 {
+    lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "get");
-    push_element(L, lt__lua(L), x, check_indices(L, lt__lua(L), x, lua_gettop(L) - 1, "get"));
+    int64_t place = check_indices(L, s, x, lua_gettop(L) - 1, "get");
+    push_element(L, s, lt__here(L, s, x), place);
     return 1;
 }
 
@@ -345,7 +348,7 @@ static int item(lua_State *L)
     if (lt_count(x) != 1)
         lt__refuse(L, lt__lua(L), "item requires a tensor of one element, but got %s",
                    lt_describe(x, text, sizeof text));
-    push_element(L, lt__lua(L), x, 0);
+    push_element(L, lt__lua(L), lt__here(L, lt__lua(L), x), 0);
     return 1;
 }
 
@@ -369,7 +372,7 @@ static int totable(lua_State *L)
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
     lt_tensor **box = lt__push_box(L, s); /* a second reference: a finalizer may close the first */
-    lt__box_retain_on_host(L, s, box, lt__self(L, "totable"));
+    lt__box_retain_on_host(L, s, box, lt__here(L, s, lt__self(L, "totable")));
     push_nested(L, s, *box, 0, &next);
     return 1;
 }
@@ -418,13 +421,16 @@ static int count_elements(lua_State *L)
     return 1;
 }
 
-/* Returns a description such as "2x3 f32" and, if there are no values to print, "dead" or
- * "pending". */
+/* Returns a description such as "2x3 f32" and, if there are no values to print, "dead", "pending",
+ * or "remote" if only another stage of the pipeline has them. */
 static int describe(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "tostring");
     char text[96];
-    const char *why = lt_is_dead(x) ? "dead" : x->pending ? "pending" : NULL;
+    const char *why = lt_is_dead(x)     ? "dead"
+                      : x->pending      ? "pending"
+                      : lt_is_remote(x) ? "remote"
+                                        : NULL;
     lua_pushstring(L, lt_describe(x, text, sizeof text));
     lua_pushstring(L, why);
     return 2;
@@ -476,6 +482,8 @@ static int same(lua_State *L)
 /* Pushes x.grad. Usually it is nil; then no box is created. */
 static int push_grad(lua_State *L, lt_lua *s)
 {
+    if (lt_is_remote(lt__self(L, "grad")))
+        lt__refuse(L, s, "only another stage of the pipeline has the gradient of this tensor");
     if (!lt_grad(lt__self(L, "grad")))
         return 0;
     lt_tensor **box = lt__push_box(L, s);

@@ -95,12 +95,13 @@ function Set:batches(given)
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end
-  local parts, part, digest = core.shards(), 0, agree.digest(self)
+  local parts, part, digest = 0, 0, agree.digest(self)
   return function()
     local x, y = pass:next()
-    part = part % parts + 1
+    if part == 0 then parts = core.shards(math.min(o.batch, math.max(left, 0)), o.grain) end
+    part = part + 1
     if x then core.take_shard(math.min(o.batch, left), part, o.grain, digest) end
-    if part == parts then left = left - o.batch end
+    if part == parts then part, left = 0, left - o.batch end
     return x, y
   end
 end

@@ -313,7 +313,7 @@ function Optim:load(state, _)
   end
   agree.state(self:class(), steps, state)
   for name, tensor in pairs(mine) do
-    if name ~= "steps" then tensor:copy(state[name]) end
+    if name ~= "steps" and not core.is_remote(tensor) then tensor:copy(state[name]) end
   end
   self[INNER].steps, self[INNER].pending = steps, false
 end

@@ -49,7 +49,7 @@ local KEYS = {"async", "staleness", "drop", "lam"}
 local function read_parallel(text)
   local o = {}
   if not text:find "^async=[^,]" then
-    refuse("--parallel must begin with async=RULE, but is '%s'", text)
+    refuse("--parallel must begin with async=RULE or pipe=P, but is '%s'", text)
   end
   for item in items(text) do
     local key, value = item:match "^([^=]+)=(.+)$"
@@ -120,6 +120,7 @@ function options.read()
     if simulate then refuse "--simulate requires --parallel async=RULE" end
     return false
   end
+  if core.joins_pipeline() then return false end
   local o = read_parallel(parallel)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end

@@ -81,10 +81,9 @@ local text_of = core.in_c_locale(function(value)
   return math.type(value) == "float" and ("%a"):format(value) or tostring(value)
 end)
 
--- Writes a checkpoint of net, optimizer and state. state is a flat table of numbers and booleans,
--- except for state.optim, a string: the class of the optimizer. async: see async.lua, or false.
-function checkpoint.save(path, net, optim, state, async)
-  local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
+-- The names and tensors of net and optimizer in a checkpoint.
+local function contents(net, optim)
+  local names, tensors = {}, {}
   local net_names, net_tensors = net:state()
   for i, name in ipairs(net_names) do
     names[i], tensors[i] = "net." .. name, net_tensors[i]
@@ -93,6 +92,17 @@ function checkpoint.save(path, net, optim, state, async)
   for _, name in ipairs(sorted(slots)) do
     names[#names + 1], tensors[#tensors + 1] = "optim." .. name, slots[name]
   end
+  return names, tensors
+end
+
+-- In a pipeline: sends the tensors of this rank to rank 0, which calls checkpoint.save().
+function checkpoint.send(net, optim) core.save(contents(net, optim)) end
+
+-- Writes a checkpoint of net, optimizer and state. state is a flat table of numbers and booleans,
+-- except for state.optim, a string: the class of the optimizer. async: see async.lua, or false.
+function checkpoint.save(path, net, optim, state, async)
+  local meta = {"format", tostring(FORMAT)}
+  local names, tensors = contents(net, optim)
   if async then async:add_state(names, tensors) end
   for _, key in ipairs(sorted(state)) do
     local value = state[key]

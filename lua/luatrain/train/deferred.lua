@@ -17,18 +17,25 @@ end
 
 -- Turns the loss that a function returned into a number, or into a deferred scalar if it is a
 -- tensor of one element on an accelerator; deferred.number() reads either. who names the function
--- in errors.
+-- in errors. In a pipeline, a tensor stays one: only one stage has its value.
 function deferred.take(loss, who)
-  if getmetatable(loss) == Sum then return loss end
+  if getmetatable(loss) == Sum or core.pipeline() and core.is_tensor(loss) then return loss end
   if not core.is_tensor(loss) or loss:count() ~= 1 or loss.device == "cpu" then
     return check.number(loss, who, "the loss")
   end
   return core.deferred(loss)
 end
 
+local function add(list)
+  local total = list[1]
+  for i = 2, #list do total = total + list[i] end
+  return total
+end
+
 -- The sum of a list of results of deferred.take(): a number if all are numbers, else a deferred sum
--- that deferred.number() reads. Takes the list.
+-- that deferred.number() reads, or in a pipeline a tensor. Takes the list.
 function deferred.sum(list)
+  if core.pipeline() then return add(list) end
   local sum = setmetatable(list, Sum)
   for _, loss in ipairs(list) do
     if type(loss) ~= "number" then return sum end

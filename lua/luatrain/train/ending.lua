@@ -57,7 +57,9 @@ function ending.finish(self, exit, failed)
   if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
   if missed then self.log:warn(missed) end
   local known, sha256 = false, nil
-  if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
+  if exit and (core.pipeline() and not failed or not core.pipeline() and self.root) then
+    known, sha256 = pcall(self.settings.net.sha256, self.settings.net)
+  end
   local fields = {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
@@ -82,7 +84,11 @@ function ending.exclude_time_since(self, since) self.mark = self.mark + (core.cl
 -- Writes a checkpoint. Returns true, or false and the reason.
 function ending.save(self)
   local o, before = self.settings, core.clock()
-  if not self.root then return true end
+  if not self.root then
+    if core.pipeline() then checkpoint.send(o.net, o.optim) end
+    self.saved_step, self.saved = self.steps, true
+    return true
+  end
   local function write()
     if self.async then state.check_weights(self) end       -- those of the server
     local path = checkpoint.path(self.folder, self.steps)
@@ -111,11 +117,17 @@ function ending.save_or_warn(self)
   end
 end
 
--- Saves a checkpoint if one is due after this step.
+-- Whether a checkpoint is due after this step, which is the step after self.steps if next is true.
+function ending.is_save_due(self, next)
+  local every, steps = self.settings.save_every, self.steps + (next and 1 or 0)
+  return every and steps // every > self.saved_step // every
+         or core.clock() - self.saved_at >= SAVE_SECONDS
+end
+
+-- Saves a checkpoint if one is due after this step. In a pipeline, rank 0 decides for all.
 function ending.save_if_due(self)
-  local every = self.settings.save_every
-  if every and self.steps // every > self.saved_step // every
-     or core.clock() - self.saved_at >= SAVE_SECONDS then
+  local is_due = core.pipeline() and self.save_due or not core.pipeline() and ending.is_save_due(self)
+  if is_due then
     ending.close_step(self)
     state.check_weights(self)
     ending.save_or_warn(self)
@@ -153,7 +165,10 @@ end
 
 -- Ends the run after its last epoch: saves weights and curves.
 function ending.complete(self)
-  if not self.root then return ending.finish(self, 0) end
+  if not self.root then
+    if core.pipeline() then core.save(self.settings.net:state()) end
+    return ending.finish(self, 0)
+  end
   if self.async then self.async:suspended(function() end) end
   local names, tensors = self.settings.net:state()
   local path = self.folder .. "/weights.safetensors"

@@ -9,6 +9,7 @@ local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local metrics = require "luatrain.api.metrics"
 local module = require "luatrain.api.module"
+local pipeline = require "luatrain.train.pipeline"
 local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
@@ -28,18 +29,24 @@ end
 -- Sets sums to the results of the batch x, y: the loss of its samples, then each metric.
 local function add_batch(sums, net, o, x, y)
   local logits = net(x)
-  sums[1] = check.number(o.loss(logits, y), "run:evaluate: 'loss'", "the loss") * x:dim(1)
+  local function number(value, ...)
+    local words = table.pack(...)
+    return pipeline.own(value, function(own)
+      return check.number(own, table.unpack(words))
+    end)
+  end
+  sums[1] = number(o.loss(logits, y), "run:evaluate: 'loss'", "the loss") * x:dim(1)
   for i, metric in ipairs(o.metrics) do
-    sums[i + 1] = check.number(metric.count(logits, y),
-                               ("run:evaluate: metric '%s'"):format(metric.name), "a count")
+    sums[i + 1] = number(metric.count(logits, y), ("run:evaluate: metric '%s'"):format(metric.name),
+                         "a count")
   end
 end
 
 -- Evaluates this rank's shards of a batch of `rows` samples. Returns a list with the sums of each
--- shard in turn.
+-- shard in turn, and zeros for shards that a small batch does not have.
 local function evaluate_shards(pass, rows, amp, net, o)
   local list = {}
-  for part = 1, core.shards() do
+  for part = 1, core.shards(rows) do
     local _, count = core.shard(rows, part)
     local x, y = pass:next()
     local sums = {}
@@ -48,6 +55,7 @@ local function evaluate_shards(pass, rows, amp, net, o)
       list[#list + 1] = count > 0 and sum or 0.0           -- an empty shard has a sample of padding
     end
   end
+  for i = #list + 1, core.shards() * (1 + #o.metrics) do list[i] = 0.0 end
   return list
 end
 

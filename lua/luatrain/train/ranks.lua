@@ -5,6 +5,7 @@ local core = ...
 local agree = require "luatrain.train.agree"
 local exits = require "luatrain.train.exits"
 local log = require "luatrain.train.log"
+local pipeline = require "luatrain.train.pipeline"
 local sources = require "luatrain.train.sources"
 local sum = require "luatrain.sum"
 
@@ -20,10 +21,12 @@ local function print_to_file(...) io.write(log.line(...)) end
 function ranks.begin()
   exits.begin_rank()
   sources.track()
-  if core.rank() == 0 then return end
-  kept = io.tmpfile()
-  io.output(kept or "/dev/null")
-  print = print_to_file
+  if core.rank() > 0 then
+    kept = io.tmpfile()
+    io.output(kept or "/dev/null")
+    print = print_to_file
+  end
+  if core.joins_pipeline() then pipeline.begin() end
 end
 
 -- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.

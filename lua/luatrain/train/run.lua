@@ -36,6 +36,7 @@ local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
+local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
@@ -138,14 +139,16 @@ local function new(given)
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
   o.async = async.read(o)
+  pipeline.check(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, saved_step = 0, failed_saves = 0,
     root = rank == 0,                  -- rank 0 logs and saves for all ranks
     ranks = size, alone = size == 1 and core.shards() == 1 or core.joins_async(),
     stop = false,                      -- the signal by which a rank requested a stop
-    shards = core.shards(), shard = 0, -- this rank's shards per batch; the current one, from 1
+    shards = core.shards(), shard = 0, -- this rank's shards of the batch; the current one, from 1
     losses = {}, spent = false,        -- per shard: its share of the loss; the step's time, bytes
+    save_due = false,                  -- in a pipeline: whether rank 0 wants to save after a step
     open_step = false,                 -- the last step until its loss is read: see end_step
     rate = false,                      -- learning rate of the current batch
     initial = false,                   -- settings of the optimizer when lt.run was called
@@ -293,6 +296,7 @@ function Run:batches()
     self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
     if not x then return ending.close_loader(self) end
     self.rows, self.counter = math.min(stage.batch, #o.train - self.done), core.steps()
+    self.shards = core.shards(self.rows, self.grain)
     return x, y
   end
 end
@@ -335,16 +339,32 @@ local function call_inside(self, fn, ...)
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
 end
 
+local function times(a, b) return a * b end
+
+-- In a pipeline: this rank's part of the loss of a micro-batch, times its share.
+local function share_of(given, share)
+  if core.is_tensor(given) then given = core.step(core.no_grad, times, given, share) end
+  local loss = pipeline.own(given, function(value)
+    return check.number(value, "run:step: the function", "the loss")
+  end)
+  return core.is_tensor(given) and loss or loss * share
+end
+
 -- Runs fn on one shard of the batch. Returns its loss, and the value that run:step returns for it.
 local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
-  local loss = deferred.take(given, "run:step: the function")
+  local in_pipeline = core.pipeline()
+  local loss = in_pipeline and 0.0 or deferred.take(given, "run:step: the function")
   if self.settings.trial or self.observer then core.sync() end    -- they time the step
-  local after, _, count = core.times(), core.shard(self.rows, self.shard, self.grain)
+  local after, _, count, rows = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
+  if in_pipeline then
+    self.losses[self.shard] = count > 0 and share_of(given, count / rows) or 0.0
+    return loss, given
+  end
   if not self.alone then
     loss = deferred.number(loss)
     self.losses[self.shard] = count > 0 and loss * (count / self.rows) or 0.0
@@ -352,8 +372,26 @@ local function step_shard(self, fn, ...)
   return loss, type(loss) == "number" and loss or given
 end
 
+-- In a pipeline: the loss of the batch. Sets `stop` if a rank has requested it, and `save_due`.
+local function loss_of_stages(self)
+  local _, _, rows = core.shard(self.rows, 1, self.grain)
+  local _, signal = core.stop_reason()
+  local loss = 0.0
+  for part = 1, self.shards do loss = loss + self.losses[part] end
+  local own = {loss * (rows / self.rows), signal or 0, signal and 1 or 0,
+               self.root and ending.is_save_due(self, true) and 1 or 0}
+  local all = {0.0, 0.0, 0.0, 0.0}
+  for i, number in ipairs(ranks.gather("the step", own)) do
+    all[(i - 1) % #own + 1] = all[(i - 1) % #own + 1] + number
+  end
+  self.stop = all[3] > 0 and core.stop_reason(math.tointeger(all[2] // all[3])) or false
+  self.save_due = all[4] > 0
+  return all[1]
+end
+
 -- The loss of the batch over all ranks. Sets `stop` if a rank requested it in this step's exchange.
 local function loss_of_all(self, loss)
+  if core.pipeline() then return loss_of_stages(self) end
   if self.alone then return loss end
   local _, _, _, signal = core.reduced()
   self.stop = core.stop_reason(signal) or false

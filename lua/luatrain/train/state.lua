@@ -33,8 +33,8 @@ end
 -- Whether all elements are finite. The sum of large finite elements may overflow; then each element
 -- is multiplied by 0 first.
 local function is_finite(tensor)
-  local sum = tensor:sum():item()
-  if sum - sum ~= 0 then sum = (tensor * 0):sum():item() end
+  local sum = core.own_item(tensor:sum())
+  if sum - sum ~= 0 then sum = core.own_item((tensor * 0):sum()) end
   return sum == sum
 end
 
@@ -43,7 +43,7 @@ end
 function state.check_weights(run)
   local names, tensors = run.settings.net:state()
   for i, name in ipairs(names) do
-    if not core.step(core.no_grad, is_finite, tensors[i]) then
+    if not core.is_remote(tensors[i]) and not core.step(core.no_grad, is_finite, tensors[i]) then
       local good = checkpoint.newest_step(run.folder)
       good = good > 0 and ("the checkpoint of step %d is the last good one"):format(good)
              or "there is no checkpoint before it"

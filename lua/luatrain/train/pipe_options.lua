@@ -1,0 +1,80 @@
+-- pipe_options.lua - the options of training in a pipeline: --parallel pipe=P.
+
+local core = ...
+local hint = require "luatrain.check".hint
+
+local options = {}
+
+local FORM = "pipe=P[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N]"
+local SCHEDULES = {"gpipe", "1f1b", "zb"}
+
+local function refuse(...) core.fail("EUSAGE", string.format(...)) end
+
+local function integer_of(key, text, least)
+  local value = math.tointeger(tonumber(text))
+  if not value or value < least then
+    refuse("--parallel: %s must be an integer of at least %d, but is '%s'", key, least, text)
+  end
+  return value
+end
+
+local function schedule_of(text)
+  for _, name in ipairs(SCHEDULES) do
+    if name == text then return text end
+  end
+  refuse("--parallel: schedule must be %s, but is '%s'%s", table.concat(SCHEDULES, ", "), text,
+         hint(text, SCHEDULES, ""))
+end
+
+local READ = {
+  pipe = function(text) return integer_of("pipe", text, 1) end,
+  data = function(text) return integer_of("data", text, 1) end,
+  micro = function(text) return integer_of("micro", text, 1) end,
+  lag = function(text) return integer_of("lag", text, 0) end,
+  schedule = schedule_of,
+}
+local KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule"}
+
+-- "pipe=2,micro=8,cut=layer3" as {pipe = 2, micro = 8, cuts = {"layer3"}}
+local function read_items(text)
+  local o = {cuts = {}}
+  for item in (text .. ","):gmatch "([^,]*)," do
+    local key, value = item:match "^([^=]+)=(.+)$"
+    if key == "cut" then
+      o.cuts[#o.cuts + 1] = value
+    elseif not READ[key] then
+      refuse("--parallel must be %s, but has '%s'%s", FORM, item,
+             key and hint(key, KEYS, "") or "")
+    elseif o[key] then
+      refuse("--parallel: %s is given twice in '%s'", key, text)
+    else
+      o[key] = READ[key](value)
+    end
+  end
+  return o
+end
+
+local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
+
+-- Returns the options {pipe = stages, data = replicas, micro =, cuts =, schedule =, lag =} of the
+-- ranks of this job.
+function options.read()
+  local text = os.getenv "LUATRAIN_PARALLEL"
+  local o = read_items(text)
+  local _, ranks = core.rank()
+  if ranks % o.pipe ~= 0 or o.data and o.data * o.pipe ~= ranks then
+    local wanted = o.data and plural(o.data * o.pipe, "rank")
+                   or ("a multiple of %s"):format(plural(o.pipe, "rank"))
+    refuse("--parallel %s requires %s, but there %s %d; start them with --ranks or mpirun", text,
+           wanted, ranks == 1 and "is" or "are", ranks)
+  end
+  if #o.cuts > 0 and #o.cuts ~= o.pipe - 1 then
+    refuse("--parallel: %s require %s, but '%s' has %d", plural(o.pipe, "stage"),
+           plural(o.pipe - 1, "cut"), text, #o.cuts)
+  end
+  o.data = ranks // o.pipe
+  o.micro, o.schedule, o.lag = o.micro or 4, o.schedule or "zb", o.lag or 1
+  return o
+end
+
+return options
