@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "amp/anomaly.h"
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
@@ -279,8 +280,26 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 /* Near the floor the next forward may need anomaly detection, so the decision must not wait. */
 static bool can_defer(const lt_loss_scale *s)
 {
-    return !s->is_reduced && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
+    return !s->is_reduced && !lt_has_stages(s->ctx) && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
            lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
+}
+
+/* In a pipeline: replaces the statistics of this stage's scaled gradients by those of all stages. */
+static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
+{
+    lt_grad_stats own = {ldexp(stats->largest, -s->scaler.k), stats->not_finite};
+    float numbers[LT_VOTE_NUMBERS] = {0};
+    double sums[LT_VOTE_NUMBERS];
+    lt__vote_start(s);
+    lt__vote_pack(s, &own, numbers);
+    for (int i = 0; i < LT_VOTE_NUMBERS; i++)
+        sums[i] = numbers[i];
+    LT_TRY(lt_sum_stages(s->ctx, sums, LT_VOTE_NUMBERS));
+    for (int i = 0; i < LT_VOTE_NUMBERS; i++)
+        numbers[i] = (float)sums[i];
+    lt__vote_unpack(s, numbers);
+    *stats = s->reduced;
+    return LT_OK;
 }
 
 static lt_status decide_now(lt_loss_scale *s)
@@ -289,6 +308,8 @@ static lt_status decide_now(lt_loss_scale *s)
     LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite does not count as a step */
     if (!s->is_reduced)
         LT_TRY(lt_grad_table_read(s->table, LT_ROW_FIRST, s->n_measured, &stats));
+    if (lt_has_stages(s->ctx))
+        LT_TRY(vote(s, &stats));
     return update_scaler(s, stats);
 }
 

@@ -14,6 +14,12 @@ lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages)
     return LT_OK;
 }
 
+bool lt_has_stages(const lt_ctx *ctx)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    return ag && ag->has_stages;
+}
+
 bool lt_is_remote(const lt_tensor *x) { return x->remote; }
 
 lt_tensor *lt__tensor_with_history(lt_tensor *x)

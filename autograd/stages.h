@@ -47,6 +47,7 @@ typedef struct lt_stages {
 /* Splits the program of ctx into stages. Call it before parameters are placed. NULL: ends it; the
  * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
+bool lt_has_stages(const lt_ctx *ctx);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
 /* The values of x on all ranks: x itself if all have them, else a tensor with the values that its

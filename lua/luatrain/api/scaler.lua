@@ -91,6 +91,9 @@ function Scaler:inside(fn, ...)
   return fn(...)
 end
 
+-- Puts this scale in use and returns the handle of the previous one, or nil.
+function Scaler:use() return core.use_loss_scale(handle_of(self, "scaler:use")) end
+
 -- Puts this scale in use for all backward passes and optimizer steps until close(). EINVAL if
 -- another scaler is in use. All ranks must call begin, and load, together.
 function Scaler:begin()

@@ -148,6 +148,7 @@ local function new(given)
     stop = false,                      -- the signal by which a rank requested a stop
     shards = core.shards(), shard = 0, -- this rank's shards of the batch; the current one, from 1
     losses = {}, spent = false,        -- per shard: its share of the loss; the step's time, bytes
+    scale_before = false,              -- in a pipeline: the loss scale before the step, or false
     save_due = false,                  -- in a pipeline: whether rank 0 wants to save after a step
     open_step = false,                 -- the last step until its loss is read: see end_step
     rate = false,                      -- learning rate of the current batch
@@ -327,6 +328,16 @@ end
 
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
+-- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
+-- stays in use from the first micro-batch to the last.
+local function call_scaled_in_pipeline(self, fn, ...)
+  local o = self.settings
+  if self.shard == 1 then self.scale_before = o.scaler:use() or false end
+  local given = core.step(core.autocast, o.amp, fn, ...)
+  if self.shard == self.shards then core.use_loss_scale(self.scale_before or nil) end
+  return given
+end
+
 -- Calls lt.step(fn, ...) in the run's precision and with its loss scale, with `inside` set.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
@@ -336,6 +347,7 @@ local function call_inside(self, fn, ...)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
   local o = self.settings
   if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
+  if core.pipeline() then return call_scaled_in_pipeline(self, fn, ...) end
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
 end
 
