@@ -386,6 +386,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .save = op->save,
                     .same_grad = op->same_grad,
                     .spec = spec,
+                    .number = ++ag->calls,
                     .first_row = ag->tape->first_row};
     LT_TRY(find_device(def, in, n_in, &call.device));
     LT_TRY(op->shape(&call));
@@ -426,11 +427,13 @@ static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_de
 {
     uint8_t stage;
     LT_TRY(lt__stages_apply(ag, ctx, def, in, n_in, opts, out, &stage));
-    if (stage != 0 && stage != ag->stages.own + 1)
-        return LT_OK;
-    LT_TRY(apply(ctx, ag, def, in, n_in, opts, out));
-    for (int i = 0; i < lt_op_outputs(def->op); i++)
+    bool is_here = stage == 0 || stage == ag->stages.own + 1;
+    if (is_here)
+        LT_TRY(apply(ctx, ag, def, in, n_in, opts, out));
+    for (int i = 0; is_here && i < lt_op_outputs(def->op); i++)
         out[i]->stage = stage;
+    if (ag->stages.note)
+        ag->stages.note(ag->stages.ud, def, in, n_in, out);
     return LT_OK;
 }
 

@@ -156,6 +156,7 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .d_out = (lt_tensor **)node->d_out,
                      .threads = node->ctx->threads,
                      .stream = node->stream,
+                     .number = node->number,
                      .first_row = node->first_row};
 }
 

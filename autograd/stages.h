@@ -42,6 +42,9 @@ typedef struct lt_stages {
     bool (*has_more)(void *ud);
     /* Replaces numbers (n) with their sums over the stages. A collective of the stages. */
     lt_status (*sum)(void *ud, double *numbers, int64_t n);
+    /* Called after each op, also of other stages, with its inputs and outputs. May be NULL. */
+    void (*note)(void *ud, const lt_def *def, lt_tensor *const *in, int n_in,
+                 lt_tensor *const *out);
 } lt_stages;
 
 /* Splits the program of ctx into stages. Call it before parameters are placed. NULL: ends it; the

@@ -305,6 +305,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     node->n_out = op->n_out ? op->n_out : 1;
     node->n_all = (uint8_t)(node->n_out + op->n_aux);
     node->stream = c->stream;
+    node->number = c->number;
     node->first_row = first_row;
     node->same_grad = c->same_grad;
     for (int i = 0; i < c->n_in; i++) {

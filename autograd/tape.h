@@ -77,7 +77,8 @@ typedef struct lt_node {
     lt_device *device; /* of all its tensors */
     lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t stream; /* of random numbers, as in lt_call */
+    uint64_t stream; /* of random numbers, as in lt_call, also number */
+    uint64_t number;
     int64_t first_row;
     uint32_t same_grad;           /* as in lt_call */
     uint64_t later;               /* bit i: lt_backward_weights() computes gradient i */
@@ -177,6 +178,7 @@ struct lt_autograd {
     const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
     uint64_t period;     /* incremented when gradients are used or discarded */
     uint64_t backwards;  /* completed so far, excluding dry runs */
+    uint64_t calls;      /* forward calls so far */
     uint32_t optims;     /* created so far */
     uint32_t digest;     /* see lt_steps_digest() */
     uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */

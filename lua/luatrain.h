@@ -46,9 +46,10 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 /* The same for training in a pipeline, which the variable LUATRAIN_PARALLEL must describe: each rank
  * has a stage of the net, see dist/pipeline.h. config is for the gradient exchange between replicas
- * of a stage. The group may have one rank. Also the errors of lt_pipeline_new(). */
+ * of a stage. profile: the text that luatrain/commands/profile.lua makes. The group may have one
+ * rank. Also the errors of lt_pipeline_new(). */
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
-                                       const lt_reducer_config *config);
+                                       const lt_reducer_config *config, const char *profile);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
  * computes whole batches, see dist/async.h. Only lt.run and lt.fit train then. The group may have
  * one rank. LT_ENOMEM. */

@@ -85,7 +85,7 @@ static int pass_command_line(lua_State *L)
 /* Subcommands that observe how a script trains. attach() in luatrain/commands/NAME.lua gets the
  * arguments after the name. It returns the position of the script among them, or nil for no script,
  * and a function. The script runs until it ends or the observer ends it with LT_EDONE; then the
- * function is called. */
+ * function is called, and its result is left on the stack. */
 static const char attach_script[] =
     "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
 
@@ -106,7 +106,7 @@ static lt_status run_attached(lua_State *L, const char *name, int argc, char **a
     if (status != LT_OK && status != LT_EDONE)
         return status;
     lua_settop(L, 2);
-    return lt_lua_call(L, 0, 0);
+    return lt_lua_call(L, 0, 1);
 }
 
 /* ==== bench dispatch ========================================================================== */
@@ -245,6 +245,55 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     return LT_OK;
 }
 
+/* ==== The profile for a pipeline ============================================================== */
+
+static lt_status run_profile(const settings *s, lua_State *L)
+{
+    char **words = calloc((size_t)s->argc + 3, sizeof *words);
+    if (!words)
+        return lt_fail(LT_ENOMEM, "out of memory for a profile");
+    words[0] = words[1] = "0"; /* the number of passes and the rows of a dry profile */
+    memcpy(words + 2, s->argv, (size_t)s->argc * sizeof *words);
+    lua_pushcfunction(L, pass_command_line);
+    lua_pushlightuserdata(L, (void *)s);
+    lt_status status = lt_lua_call(L, 1, 0);
+    if (status == LT_OK)
+        status = run_attached(L, "profile", s->argc + 2, words);
+    free(words);
+    return status;
+}
+
+/* Runs the script in a context and a state of their own until the profile of its net is complete.
+ * *text: the profile; new. */
+static lt_status make_profile(const settings *s, const lt_config *config, char **text)
+{
+    lt_ctx *ctx = lt_open(config);
+    if (!ctx)
+        return lt_errcode();
+    lt_set_autocast(ctx, s->amp);
+    lua_State *L = lt_lua_new(ctx);
+    lt_status status = L ? run_profile(s, L) : lt_errcode();
+    if (status == LT_OK && !(*text = strdup(lua_tostring(L, -1))))
+        status = lt_fail(LT_ENOMEM, "out of memory for a profile");
+    lt_lua_close(L);
+    lt_ctx_free(ctx);
+    return status;
+}
+
+/* Makes L a stage of a pipeline. config: of its context. */
+static lt_status join_pipeline(const settings *s, const lt_config *config, lua_State *L,
+                               lt_group *group)
+{
+    char *text = NULL;
+    lt_status status = make_profile(s, config, &text);
+    if (status == LT_OK)
+        status = lt_lua_join_pipeline(L, group, &s->reducer, text);
+    free(text);
+    return status;
+}
+
+/* ==== Ranks =================================================================================== */
+
 /* Whether the ranks train asynchronously. */
 static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
@@ -254,8 +303,8 @@ static bool is_expendable(const settings *s, const lt_group *group)
     return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0;
 }
 
-/* Runs the command as one rank of group, or alone if group is NULL. */
-static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
+/* Runs the command as one rank of group, or alone if group is NULL. config: of ctx. */
+static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx, lt_group *group)
 {
     lua_State *L = lt_lua_new(ctx);
     if (!L)
@@ -264,7 +313,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     if (group) {
         lt_group_set_threads(group, lt_threads(ctx));
         status = is_async(s)                  ? lt_lua_join_async(L, group)
-                 : s->parallel == IN_PIPELINE ? lt_lua_join_pipeline(L, group, &s->reducer)
+                 : s->parallel == IN_PIPELINE ? join_pipeline(s, config, L, group)
                                               : lt_lua_join(L, group, &s->reducer);
     }
     if (status == LT_OK)
@@ -299,7 +348,7 @@ static lt_status run_rank(void *ud, lt_group *group)
         signalled = ctx;
         handle_signals(stop);
     }
-    lt_status status = run_in(s, ctx, group);
+    lt_status status = run_in(s, &config, ctx, group);
     if (is_first_here)
         handle_signals(SIG_DFL);
     lt_ctx_free(ctx);

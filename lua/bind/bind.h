@@ -52,7 +52,8 @@ typedef struct lt_lua {
     lt_wire_scales wire_scales; /* used if buckets travel in f16 */
     bool joins_pipeline;        /* the ranks train in a pipeline, see pipeline.c */
     lt_pipeline *pipeline;      /* owned; NULL until it is opened */
-    struct lt_lua_cuts *cuts;   /* owned; see pipeline.c */
+    struct lt_lua_plan *plan;   /* owned; see pipeline.c */
+    lt_profile *profile;        /* owned; see profile.c; or NULL */
     int micro;                  /* micro-batches of a batch and replica */
     bool joins_async;           /* the ranks train asynchronously, without a reducer; see async.c */
     bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
@@ -206,6 +207,7 @@ void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_async(lua_State *L);
 void lt__open_pipeline(lua_State *L);
+void lt__open_profile(lua_State *L);
 void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);

@@ -447,12 +447,14 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
     return lt_reducer_allreduce(s->reducer, numbers, n, backward);
 }
 
-static lt_status begin_rank(lua_State *L)
+/* profile: of the net, for a pipeline, or NULL. */
+static lt_status begin_rank(lua_State *L, const char *profile)
 {
-    static const char begin[] = "require('luatrain.train.ranks').begin()";
-    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
+    static const char begin[] = "require('luatrain.train.ranks').begin(...)";
+    if (!lua_checkstack(L, 2) || luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
-    return lt_lua_call(L, 0, 0);
+    lua_pushstring(L, profile);
+    return lt_lua_call(L, 1, 0);
 }
 
 /* The lt_allreduce_fn of asynchronous training, in which workers do not wait for each other.
@@ -469,17 +471,18 @@ lt_status lt_lua_join_async(lua_State *L, lt_group *group)
     lt_set_allreduce(s->ctx, refuse_sum, NULL);
     s->group = group;
     s->joins_async = true;
-    return begin_rank(L);
+    return begin_rank(L, NULL);
 }
 
-lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config)
+lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
+                               const char *profile)
 {
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducer_config = *config;
     s->group = group;
     s->joins_pipeline = true;
-    return begin_rank(L);
+    return begin_rank(L, profile);
 }
 
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
@@ -496,5 +499,5 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     s->wire_scales = lt_wire_scales_init();
     LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
-    return begin_rank(L);
+    return begin_rank(L, NULL);
 }

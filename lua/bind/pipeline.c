@@ -8,50 +8,55 @@
 
 /* ==== The stage of each parameter ============================================================= */
 
-/* A cut is the name of the first parameter or module of a stage. Parameters get their stages in the
- * order in which they are placed, which is the order of their tree. */
-struct lt_lua_cuts {
-    int n, reached; /* cuts; how many of them parameters have reached */
-    char *names[];  /* (n) owned */
+/* The parameters and buffers in the order in which the profile has seen them placed. */
+struct lt_lua_plan {
+    int n, next; /* entries; the one after the last one that was placed */
+    struct {
+        char *name; /* owned */
+        int stage;
+    } entries[];
 };
 
-static void free_cuts(struct lt_lua_cuts *cuts)
+static void free_plan(struct lt_lua_plan *plan)
 {
-    for (int i = 0; cuts && i < cuts->n; i++)
-        free(cuts->names[i]);
-    free(cuts);
+    for (int i = 0; plan && i < plan->n; i++)
+        free(plan->entries[i].name);
+    free(plan);
 }
 
-/* Whether name is that of the cut, or of something in the module of the cut. */
-static bool is_at(const char *cut, const char *name)
-{
-    size_t n = strlen(cut);
-    return strncmp(cut, name, n) == 0 && (name[n] == '\0' || name[n] == '.');
-}
-
+/* A script usually places the same parameters in the same order as in the profile. A parameter
+ * that the profile does not have goes to the stage of the one before it. */
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
-    struct lt_lua_cuts *cuts = ud;
+    struct lt_lua_plan *plan = ud;
     (void)x;
-    if (cuts->reached < cuts->n && is_at(cuts->names[cuts->reached], name))
-        cuts->reached++;
-    return cuts->reached;
+    for (int i = 0; i < plan->n; i++) {
+        int at = (plan->next + i) % plan->n;
+        if (strcmp(plan->entries[at].name, name) != 0)
+            continue;
+        plan->next = at + 1;
+        return plan->entries[at].stage;
+    }
+    return plan->next > 0 ? plan->entries[plan->next - 1].stage : 0;
 }
 
-/* Copies the list of names at index. New. NULL if out of memory. */
-static struct lt_lua_cuts *read_cuts(lua_State *L, int index)
+/* Reads a list of names at index, and one of stages, from 0, at index + 1. New. NULL if out of
+ * memory. */
+static struct lt_lua_plan *read_plan(lua_State *L, int index)
 {
     int n = (int)luaL_len(L, index);
-    struct lt_lua_cuts *cuts = calloc(1, sizeof *cuts + (size_t)n * sizeof *cuts->names);
-    for (int i = 0; cuts && i < n; i++) {
+    struct lt_lua_plan *plan = calloc(1, sizeof *plan + (size_t)n * sizeof *plan->entries);
+    for (int i = 0; plan && i < n; i++) {
         lua_rawgeti(L, index, i + 1);
-        cuts->names[i] = strdup(lua_tostring(L, -1));
-        lua_pop(L, 1);
-        cuts->n += cuts->names[i] != NULL;
+        lua_rawgeti(L, index + 1, i + 1);
+        plan->entries[i].name = strdup(lua_tostring(L, -2));
+        plan->entries[i].stage = (int)lua_tointeger(L, -1);
+        plan->n += plan->entries[i].name != NULL;
+        lua_pop(L, 2);
     }
-    if (cuts && cuts->n == n)
-        return cuts;
-    free_cuts(cuts);
+    if (plan && plan->n == n)
+        return plan;
+    free_plan(plan);
     return NULL;
 }
 
@@ -59,19 +64,21 @@ static struct lt_lua_cuts *read_cuts(lua_State *L, int index)
 
 static const char *const kinds[LT_SCHEDULE_KINDS + 1] = {"gpipe", "1f1b", "zb", NULL};
 
-/* open_pipeline(cuts, schedule, lag, micro): makes this rank a stage of a pipeline with a stage
- * more than cuts, which is a list of names of parameters or modules. schedule is "gpipe", "1f1b" or
- * "zb"; micro, the number of micro-batches of each batch and replica. */
+/* open_pipeline(names, stages, number, schedule, lag, micro): makes this rank a stage of a pipeline
+ * of `number` stages. names is the list of parameters and buffers, and stages has their stages,
+ * from 0. schedule is "gpipe", "1f1b" or "zb"; micro, the number of micro-batches of each batch and
+ * replica. */
 static int open_pipeline(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     luaL_checktype(L, 1, LUA_TTABLE);
-    lt_pipeline_config config = {.stages = (int)luaL_len(L, 1) + 1,
-                                 .kind = (lt_schedule_kind)luaL_checkoption(L, 2, NULL, kinds),
-                                 .lag = (int)luaL_checkinteger(L, 3),
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lt_pipeline_config config = {.stages = (int)luaL_checkinteger(L, 3),
+                                 .kind = (lt_schedule_kind)luaL_checkoption(L, 4, NULL, kinds),
+                                 .lag = (int)luaL_checkinteger(L, 5),
                                  .stage_of = stage_of};
-    s->micro = (int)luaL_checkinteger(L, 4);
-    if (!(s->cuts = config.ud = read_cuts(L, 1)))
+    s->micro = (int)luaL_checkinteger(L, 6);
+    if (!(s->plan = config.ud = read_plan(L, 1)))
         lt__error(L, s, LT_ENOMEM, "out of memory for a pipeline");
     if (!(s->pipeline = lt_pipeline_new(s->ctx, s->group, &config)))
         lt__raise(L, s);
@@ -81,9 +88,9 @@ static int open_pipeline(lua_State *L)
 void lt__close_pipeline(lt_lua *s)
 {
     lt_pipeline_free(s->pipeline);
-    free_cuts(s->cuts);
+    free_plan(s->plan);
     s->pipeline = NULL;
-    s->cuts = NULL;
+    s->plan = NULL;
 }
 
 /* joins_pipeline(): whether the ranks train in a pipeline. */
@@ -105,16 +112,6 @@ static int pipeline(lua_State *L)
     lua_pushinteger(L, lt_pipeline_replica(p));
     lua_pushinteger(L, lt_pipeline_replicas(p));
     return 4;
-}
-
-/* missed_cut(): returns the first cut that no parameter has reached, or nil. */
-static int missed_cut(lua_State *L)
-{
-    const struct lt_lua_cuts *cuts = lt__lua(L)->cuts;
-    if (!cuts || cuts->reached == cuts->n)
-        return 0;
-    lua_pushstring(L, cuts->names[cuts->reached]);
-    return 1;
 }
 
 /* counts(tensor): whether this rank counts the tensor in a sum over all ranks. In a pipeline, one
@@ -157,7 +154,7 @@ static int pipeline_times(lua_State *L)
 
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
 {
-    if (!s->pipeline)
+    if (!lt_has_stages(s->ctx))
         return x;
     lt__group_set_location(L);
     lt_tensor **box = lt__push_box(L, s);
@@ -170,7 +167,6 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
 static const luaL_Reg functions[] = {{"open_pipeline", open_pipeline},
                                      {"joins_pipeline", joins_pipeline},
                                      {"pipeline", pipeline},
-                                     {"missed_cut", missed_cut},
                                      {"counts", counts},
                                      {"own_item", own_item},
                                      {"is_remote", is_remote},

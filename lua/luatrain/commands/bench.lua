@@ -474,13 +474,19 @@ local function compare(r, before, o)
   end
 end
 
+local MISSING = "the script is missing: luatrain bench train_lenet.lua; see luatrain bench --help"
+
+-- The index of the script among the arguments after `bench`.
+function bench.script_index(...)
+  return bench.read_options({...}, OPTIONS, {}, HELP:format(WARM_UP)) or refuse(MISSING)
+end
+
 -- Prepares `luatrain bench`: measures the script's first run, which then ends the script. Takes the
 -- arguments after `bench`. Returns the index of the script among them, and a function to call after
 -- the script.
 function bench.attach(...)
   local o = {steps = 20, margin = 5}
-  local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
-    "the script is missing: luatrain bench train_lenet.lua; see luatrain bench --help")
+  local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(MISSING)
   local name = select(script, ...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end

@@ -120,7 +120,7 @@ function options.read()
     if simulate then refuse "--simulate requires --parallel async=RULE" end
     return false
   end
-  if core.joins_pipeline() then return false end
+  if parallel:find "^pipe=" then return false end
   local o = read_parallel(parallel)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end

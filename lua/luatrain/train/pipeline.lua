@@ -2,24 +2,73 @@
 -- dist/pipeline.h.
 
 local core = ...
+local hint = require "luatrain.check".hint
+local json = require "luatrain.json"
 local options = require "luatrain.train.pipe_options"
 
 local pipeline = {}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
--- Starts the pipeline of this rank, before the script places parameters.
-function pipeline.begin()
+-- Whether name is that of the cut, or of something in the module of the cut.
+local function is_at(cut, name) return name == cut or name:sub(1, #cut + 1) == cut .. "." end
+
+-- The first unit that has a parameter of the cut, from 1.
+local function unit_of(profile, cut)
+  local first
+  for _, param in ipairs(profile.params) do
+    if param.unit > 0 and is_at(cut, param.name) then
+      first = math.min(first or param.unit, param.unit)
+    end
+  end
+  if first then return first end
+  local names = {}
+  for i, param in ipairs(profile.params) do names[i] = param.name end
+  refuse("--parallel: the net has no parameter or module '%s'%s", cut, hint(cut, names, ""))
+end
+
+-- Returns the first unit of each stage but the first, from the cuts of the options.
+local function read_cuts(profile, cuts)
+  local first, before = {}, 1
+  for i, cut in ipairs(cuts) do
+    local unit = unit_of(profile, cut)
+    if unit <= before then
+      refuse("--parallel: cut=%s is not after %s in the forward pass", cut,
+             i == 1 and "the first parameter" or "cut=" .. cuts[i - 1])
+    elseif not profile.units[unit].may_begin_stage then
+      refuse("--parallel: a stage cannot begin at %s, because a parameter of an earlier stage is "
+             .. "used again after it", cut)
+    end
+    first[i], before = unit, unit
+  end
+  return first
+end
+
+-- The stage, from 0, of a unit. first: the first unit of each stage but the first.
+local function stage_of(first, unit)
+  local stage = 0
+  while stage < #first and unit >= first[stage + 1] do stage = stage + 1 end
+  return stage
+end
+
+-- Starts the pipeline of this rank, before the script places parameters. text: the profile of the
+-- net; see profile.lua.
+function pipeline.begin(text)
   local o = options.read()
+  local profile = json.read(core.broadcast_text("the profile of the net", text))
   if #o.cuts ~= o.pipe - 1 then
     refuse("--parallel pipe=%d requires cut=NAME for each stage but the first", o.pipe)
   end
-  core.open_pipeline(o.cuts, o.schedule, o.lag, o.micro)
+  local first, names, stages = read_cuts(profile, o.cuts), {}, {}
+  for i, param in ipairs(profile.params) do
+    names[i] = param.name
+    stages[i] = stage_of(first, param.unit > 0 and param.unit or 1)
+  end
+  core.open_pipeline(names, stages, o.pipe, o.schedule, o.lag, o.micro)
 end
 
--- EUSAGE if a run with settings o cannot train in a pipeline. Called once the net has memory.
+-- EUSAGE if a run with settings o cannot train in a pipeline.
 function pipeline.check(o)
-  local cut = core.missed_cut()
   if not core.pipeline() then return end
   if o.amp == "auto" then
     refuse "--amp auto cannot be combined with --parallel pipe=P; choose off, bf16 or fp16"
@@ -27,9 +76,6 @@ function pipeline.check(o)
     refuse "--amp-check cannot be combined with --parallel pipe=P"
   elseif o.check_sync then
     refuse "--check-sync cannot be combined with --parallel pipe=P"
-  elseif cut then
-    refuse("--parallel: no parameter or module '%s' follows the earlier cuts; `luatrain summary` "
-           .. "lists the modules", cut)
   end
 end
 

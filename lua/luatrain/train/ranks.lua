@@ -17,8 +17,9 @@ local kept                     -- temporary file with the output before the run 
 
 local function print_to_file(...) io.write(log.line(...)) end
 
--- Prepares this Lua state to run as a rank. lt_lua_join() calls this.
-function ranks.begin()
+-- Prepares this Lua state to run as a rank. lt_lua_join() calls this. profile: the net's profile if
+-- the ranks train in a pipeline.
+function ranks.begin(profile)
   exits.begin_rank()
   sources.track()
   if core.rank() > 0 then
@@ -26,7 +27,7 @@ function ranks.begin()
     io.output(kept or "/dev/null")
     print = print_to_file
   end
-  if core.joins_pipeline() then pipeline.begin() end
+  if profile then pipeline.begin(profile) end
 end
 
 -- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.

@@ -1,0 +1,435 @@
+/* profile.c - finds the units of a net, and measures them; see dist/pipeline.h.
+ *
+ * The net is a pipeline of one stage here, or in a dry profile, one whose only stage is elsewhere:
+ * then no op runs, and no parameter has memory. Either way each op is noted, with its inputs and
+ * outputs. Only tensors of the stage are looked up, by address: the outputs of noted ops. An
+ * address that is used again is an output again.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "autograd/stages.h"
+#include "core/tensor.h"
+#include "dist/pipeline.h"
+
+typedef struct param {
+    const lt_tensor *x; /* compared only */
+    char *name;
+    int64_t bytes;
+    int unit; /* -1 until it is used */
+} param;
+
+typedef struct value {
+    int unit;
+    int64_t bytes;
+    bool tracked;
+    int *uses; /* (n) units, ascending */
+    int n, capacity;
+} value;
+
+typedef struct place { /* of a tensor in the table */
+    const lt_tensor *x;
+    int value;
+} place;
+
+struct lt_profile {
+    lt_ctx *ctx;
+    bool is_dry;
+    int passes, done; /* backward passes until the end; done so far */
+    param *params;
+    lt_profile_unit *units;
+    value *values;
+    place *table; /* a hash table of `slots` places, a power of two; at most half are in use */
+    int *unit_of; /* (n_calls) of each forward call of the current pass, or -1 */
+    int n_params, n_units, n_values, n_calls, n_places;
+    int n_first; /* values of the first pass, which have uses */
+    int params_capacity, units_capacity, values_capacity, calls_capacity;
+    int slots;
+    uint64_t first_call; /* number of the first call of the pass; 0 if there is none */
+    uint64_t last_call;
+    double last_seconds;
+    bool in_weights; /* the second half of backward runs */
+    bool failed;     /* out of memory */
+    double began;
+    lt_profile_totals totals;
+};
+
+/* ==== Lists =================================================================================== */
+
+/* Makes room for one more item. Returns false, and notes it, if there is no memory. */
+static bool grow(lt_profile *p, void *list, int n, int *capacity, size_t size)
+{
+    void **at = list;
+    if (n < *capacity)
+        return true;
+    int more = *capacity > 0 ? 2 * *capacity : 64;
+    void *larger = realloc(*at, (size_t)more * size);
+    if (!larger) {
+        p->failed = true;
+        return false;
+    }
+    *at = larger;
+    *capacity = more;
+    return true;
+}
+
+static place *find_place(const lt_profile *p, const lt_tensor *x)
+{
+    size_t i = ((uintptr_t)x >> 4) * 0x9e3779b97f4a7c15u >> 20;
+    for (;; i++) {
+        place *at = &p->table[i & (size_t)(p->slots - 1)];
+        if (at->x == x || !at->x)
+            return at;
+    }
+}
+
+/* Makes room for one more tensor in the table. */
+static bool grow_table(lt_profile *p)
+{
+    if (2 * p->n_places < p->slots)
+        return true;
+    place *old = p->table;
+    int n = p->slots;
+    place *table = calloc((size_t)(n > 0 ? 2 * n : 1024), sizeof *table);
+    if (!table) {
+        p->failed = true;
+        return false;
+    }
+    p->table = table;
+    p->slots = n > 0 ? 2 * n : 1024;
+    for (int i = 0; i < n; i++)
+        if (old[i].x)
+            *find_place(p, old[i].x) = old[i];
+    free(old);
+    return true;
+}
+
+static param *find_param(const lt_profile *p, const lt_tensor *x)
+{
+    for (int i = 0; i < p->n_params; i++)
+        if (p->params[i].x == x)
+            return &p->params[i];
+    return NULL;
+}
+
+static int64_t bytes_of(const lt_tensor *x)
+{
+    return x->count * (int64_t)lt_dtype_bytes((lt_dtype)x->dtype);
+}
+
+/* ==== Units =================================================================================== */
+
+/* The value of a tensor that an op of the net has made, or NULL. */
+static value *value_of(const lt_profile *p, const lt_tensor *x)
+{
+    const place *at = x->stage > 0 && p->slots > 0 ? find_place(p, x) : NULL;
+    return at && at->x ? &p->values[at->value] : NULL;
+}
+
+/* Whether the op uses a parameter that no earlier op has used. */
+static bool has_new_param(const lt_profile *p, lt_tensor *const *in, int n_in)
+{
+    bool is_new = false;
+    for (int i = 0; i < n_in; i++) {
+        const param *w = in[i] ? find_param(p, in[i]) : NULL;
+        is_new |= w && w->unit < 0;
+    }
+    return is_new;
+}
+
+/* Adds a unit that begins with the op, which is the first to use some of its inputs. */
+static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
+{
+    if (!grow(p, &p->units, p->n_units, &p->units_capacity, sizeof *p->units))
+        return;
+    lt_profile_unit *u = &p->units[p->n_units];
+    *u = (lt_profile_unit){.may_begin_stage = true};
+    for (int i = 0; i < n_in; i++) {
+        param *w = in[i] ? find_param(p, in[i]) : NULL;
+        if (!w || w->unit >= 0)
+            continue;
+        u->name = u->name ? u->name : w->name;
+        u->state_bytes += w->bytes;
+        u->grad_bytes += lt_requires_grad(in[i]) ? w->bytes : 0;
+        w->unit = p->n_units;
+    }
+    p->n_units++;
+}
+
+/* The unit of an op: the latest one among those of its inputs; -1 if these are of none. *first:
+ * the earliest one among those of its parameters. */
+static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
+{
+    int unit = -1;
+    *first = p->n_units;
+    for (int i = 0; i < n_in; i++) {
+        const param *w = in[i] ? find_param(p, in[i]) : NULL;
+        const value *v = in[i] ? value_of(p, in[i]) : NULL;
+        int of = w ? w->unit : v ? v->unit : -1;
+        unit = of > unit ? of : unit;
+        *first = w && of < *first ? of : *first;
+    }
+    return unit;
+}
+
+static void note_use(lt_profile *p, value *v, int unit)
+{
+    if (unit <= v->unit || (v->n > 0 && v->uses[v->n - 1] >= unit))
+        return;
+    if (grow(p, &v->uses, v->n, &v->capacity, sizeof *v->uses))
+        v->uses[v->n++] = unit;
+}
+
+/* Adds the bytes that backward keeps, if it did not keep them for an earlier op of the unit. */
+static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int unit)
+{
+    for (int i = 0; i < n_in; i++) {
+        const value *v = in[i] ? value_of(p, in[i]) : NULL;
+        if (in[i] && !find_param(p, in[i]) && (!v || v->unit < unit) &&
+            (def->op->save & LT_SAVE_IN(i < 7 ? i : 7)))
+            p->units[unit].saved_bytes += bytes_of(in[i]);
+    }
+}
+
+/* Adds an output of an op. */
+static void add_value(lt_profile *p, const lt_tensor *x, int unit)
+{
+    if (!grow(p, &p->values, p->n_values, &p->values_capacity, sizeof *p->values) || !grow_table(p))
+        return;
+    p->values[p->n_values] =
+        (value){.unit = unit, .bytes = bytes_of(x), .tracked = lt_requires_grad(x)};
+    place *at = find_place(p, x);
+    p->n_places += !at->x;
+    *at = (place){x, p->n_values++};
+}
+
+/* Adds the seconds of the forward call that has just run to its unit. */
+static void add_forward(lt_profile *p, int unit)
+{
+    if (p->last_call == 0)
+        return;
+    p->first_call = p->first_call ? p->first_call : p->last_call;
+    for (uint64_t i = (uint64_t)p->n_calls; i <= p->last_call - p->first_call; i++) {
+        if (!grow(p, &p->unit_of, p->n_calls, &p->calls_capacity, sizeof *p->unit_of))
+            return;
+        p->unit_of[p->n_calls++] = -1;
+    }
+    p->unit_of[p->last_call - p->first_call] = unit;
+    if (p->done > 0 && unit >= 0)
+        p->units[unit].forward += p->last_seconds;
+    p->last_call = 0;
+}
+
+/* Adds what the first pass shows: where stages may begin, and what is used and kept. */
+static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int first,
+                       int unit)
+{
+    for (int i = first + 1; i <= unit; i++)
+        p->units[i].may_begin_stage = false; /* a parameter of unit `first` is used here */
+    for (int i = 0; i < n_in; i++) {
+        value *v = in[i] ? value_of(p, in[i]) : NULL;
+        if (v)
+            note_use(p, v, unit);
+    }
+    note_saved(p, def, in, n_in, unit);
+}
+
+/* The first pass finds the units, and later ones repeat it. */
+static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt_tensor *const *out)
+{
+    lt_profile *p = ud;
+    int first, n_out = lt_op_outputs(def->op);
+    bool is_first = p->done == 0;
+    if (is_first && has_new_param(p, in, n_in))
+        begin_unit(p, in, n_in);
+    int unit = p->failed ? -1 : find_unit(p, in, n_in, &first);
+    add_forward(p, unit);
+    if (unit < 0)
+        return;
+    if (is_first)
+        note_first(p, def, in, n_in, first, unit);
+    for (int i = 0; i < n_out; i++) {
+        add_value(p, out[i], unit);
+        p->units[unit].saved_bytes += is_first ? bytes_of(out[i]) : 0;
+    }
+    p->n_first = is_first ? p->n_values : p->n_first;
+}
+
+/* ==== Times =================================================================================== */
+
+static void time_call(void *ud, const lt_call *call, bool backward, double seconds)
+{
+    lt_profile *p = ud;
+    uint64_t at = call->number - p->first_call;
+    if (!backward) {
+        p->last_call = call->number;
+        p->last_seconds = seconds;
+        return;
+    }
+    int unit = p->first_call && at < (uint64_t)p->n_calls ? p->unit_of[at] : -1;
+    if (p->done == 0 || unit < 0)
+        return;
+    if (p->in_weights)
+        p->units[unit].weights += seconds;
+    else
+        p->units[unit].inputs += seconds;
+}
+
+/* ==== The functions of lt_stages ============================================================== */
+
+/* Notes a parameter or buffer. */
+static int stage_of(void *ud, const char *name, const lt_tensor *x)
+{
+    lt_profile *p = ud;
+    char *copy = strdup(name);
+    if (!copy || !grow(p, &p->params, p->n_params, &p->params_capacity, sizeof *p->params)) {
+        p->failed = true;
+        free(copy);
+        return 0;
+    }
+    p->params[p->n_params++] = (param){x, copy, bytes_of(x), -1};
+    return 0;
+}
+
+static lt_status send(void *ud, lt_tensor *x, int to, bool tracked)
+{
+    (void)ud, (void)x, (void)to, (void)tracked;
+    return LT_OK;
+}
+
+/* In a dry profile, values that the script reads are 0. */
+static lt_status receive(void *ud, lt_tensor *x, int from, bool tracked)
+{
+    (void)ud, (void)from, (void)tracked;
+    return lt_fill(x, 0);
+}
+
+static lt_status drain(void *ud)
+{
+    (void)ud;
+    return LT_OK;
+}
+
+static bool has_more(void *ud)
+{
+    (void)ud;
+    return false;
+}
+
+static lt_status sum(void *ud, double *numbers, int64_t n)
+{
+    (void)ud, (void)numbers, (void)n;
+    return LT_OK;
+}
+
+/* Both halves of a split backward, timed. */
+static lt_status run_backward(lt_profile *p, lt_tensor *loss, lt_tensor *grad)
+{
+    lt_weights *weights;
+    double begun = lt__seconds();
+    LT_TRY(lt_backward_from(p->ctx, &loss, &grad, 1, &weights));
+    double half = lt__seconds();
+    p->in_weights = true;
+    lt_status status = lt_backward_weights(weights);
+    p->in_weights = false;
+    if (p->done > 0) {
+        p->totals.forward += begun - p->began;
+        p->totals.inputs += half - begun;
+        p->totals.weights += lt__seconds() - half;
+    }
+    return status;
+}
+
+/* Ends a pass. LT_EDONE after the last one. */
+static lt_status backward(void *ud, lt_tensor *loss, lt_tensor *grad)
+{
+    lt_profile *p = ud;
+    if (!p->is_dry)
+        LT_TRY(run_backward(p, loss, grad));
+    if (p->failed)
+        return lt_fail(LT_ENOMEM, "out of memory for a profile of the net");
+    p->first_call = 0;
+    p->n_calls = 0;
+    if (++p->done > p->passes)
+        return lt_fail(LT_EDONE, "the profile of the net is complete");
+    return LT_OK;
+}
+
+/* ==== Other functions ========================================================================= */
+
+lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
+{
+    lt_profile *p = calloc(1, sizeof *p);
+    if (!p) {
+        lt_fail(LT_ENOMEM, "out of memory for a profile of the net");
+        return NULL;
+    }
+    p->ctx = lt__ctx_retain(ctx);
+    p->is_dry = passes == 0;
+    p->passes = passes;
+    const lt_stages stages = {.ud = p,
+                              .own = p->is_dry ? 1 : 0,
+                              .stages = p->is_dry ? 2 : 1,
+                              .stage_of = stage_of,
+                              .send = send,
+                              .receive = receive,
+                              .backward = backward,
+                              .drain = drain,
+                              .has_more = has_more,
+                              .sum = sum,
+                              .note = note};
+    if (lt_set_stages(ctx, &stages) != LT_OK) {
+        lt_profile_free(p);
+        return NULL;
+    }
+    if (!p->is_dry)
+        lt_set_timer(ctx, time_call, p);
+    return p;
+}
+
+void lt_profile_free(lt_profile *p)
+{
+    if (!p)
+        return;
+    lt_status status = lt_set_stages(p->ctx, NULL);
+    (void)status; /* it fails only within backward */
+    lt_set_timer(p->ctx, NULL, NULL);
+    lt__ctx_release(p->ctx);
+    for (int i = 0; i < p->n_params; i++)
+        free(p->params[i].name);
+    for (int i = 0; i < p->n_values; i++)
+        free(p->values[i].uses);
+    free(p->params);
+    free(p->units);
+    free(p->values);
+    free(p->table);
+    free(p->unit_of);
+    free(p);
+}
+
+void lt_profile_begin(lt_profile *p) { p->began = lt__seconds(); }
+bool lt_profile_is_complete(const lt_profile *p) { return p->done > p->passes; }
+lt_profile_totals lt_profile_total(const lt_profile *p) { return p->totals; }
+
+const lt_profile_unit *lt_profile_unit_at(const lt_profile *p, int i)
+{
+    return i >= 0 && i < p->n_units ? &p->units[i] : NULL;
+}
+
+bool lt_profile_param_at(const lt_profile *p, int i, const char **name, int *unit)
+{
+    if (i < 0 || i >= p->n_params)
+        return false;
+    *name = p->params[i].name;
+    *unit = p->params[i].unit;
+    return true;
+}
+
+bool lt_profile_value_at(const lt_profile *p, int i, lt_profile_value *v)
+{
+    if (i < 0 || i >= p->n_first)
+        return false;
+    const value *of = &p->values[i];
+    *v = (lt_profile_value){of->unit, of->uses, of->n, of->bytes, of->tracked};
+    return true;
+}

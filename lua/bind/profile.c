@@ -1,0 +1,123 @@
+/* profile.c - the profile of a net that is to be divided into pipeline stages, for the embedded Lua
+ * files. */
+#include "lua/bind/bind.h"
+
+static void set_integer(lua_State *L, const char *key, int64_t value)
+{
+    lua_pushinteger(L, value);
+    lua_setfield(L, -2, key);
+}
+
+static void set_number(lua_State *L, const char *key, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, key);
+}
+
+static void set_boolean(lua_State *L, const char *key, bool value)
+{
+    lua_pushboolean(L, value);
+    lua_setfield(L, -2, key);
+}
+
+/* open_profile(passes): starts the profile of the net that the script makes next; see
+ * lt_profile_new(). */
+static int open_profile(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (!(s->profile = lt_profile_new(s->ctx, (int)luaL_checkinteger(L, 1))))
+        lt__raise(L, s);
+    return 0;
+}
+
+/* begin_pass(): a forward pass of the profile begins. Does nothing without a profile. */
+static int begin_pass(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    if (s->profile)
+        lt_profile_begin(s->profile);
+    return 0;
+}
+
+static void push_units(lua_State *L, const lt_profile *p)
+{
+    lua_newtable(L);
+    const lt_profile_unit *u;
+    for (int i = 0; (u = lt_profile_unit_at(p, i)); i++) {
+        lua_createtable(L, 0, 8);
+        lua_pushstring(L, u->name);
+        lua_setfield(L, -2, "name");
+        set_boolean(L, "may_begin_stage", u->may_begin_stage);
+        set_integer(L, "state_bytes", u->state_bytes);
+        set_integer(L, "grad_bytes", u->grad_bytes);
+        set_integer(L, "saved_bytes", u->saved_bytes);
+        set_number(L, "forward", u->forward);
+        set_number(L, "inputs", u->inputs);
+        set_number(L, "weights", u->weights);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+static void push_params(lua_State *L, const lt_profile *p)
+{
+    const char *name;
+    int unit;
+    lua_newtable(L);
+    for (int i = 0; lt_profile_param_at(p, i, &name, &unit); i++) {
+        lua_createtable(L, 0, 2);
+        lua_pushstring(L, name);
+        lua_setfield(L, -2, "name");
+        set_integer(L, "unit", unit + 1);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+static void push_values(lua_State *L, const lt_profile *p)
+{
+    lt_profile_value v;
+    int n = 0;
+    lua_newtable(L);
+    for (int i = 0; lt_profile_value_at(p, i, &v); i++) {
+        if (v.n == 0)
+            continue;
+        lua_createtable(L, 0, 4);
+        set_integer(L, "unit", v.unit + 1);
+        set_integer(L, "bytes", v.bytes);
+        set_boolean(L, "tracked", v.tracked);
+        lua_createtable(L, v.n, 0);
+        for (int k = 0; k < v.n; k++) {
+            lua_pushinteger(L, v.uses[k] + 1);
+            lua_rawseti(L, -2, k + 1);
+        }
+        lua_setfield(L, -2, "uses");
+        lua_rawseti(L, -2, ++n);
+    }
+}
+
+/* profile(): returns the profile if it is complete, else nil. Fields: units and params, lists as in
+ * lt_profile_unit and lt_profile_param_at(); values, a list of those that other units use; forward,
+ * inputs and weights, seconds of all timed passes. Units count from 1; 0 is the unit of a parameter
+ * that is not used. */
+static int profile(lua_State *L)
+{
+    const lt_profile *p = lt__lua(L)->profile;
+    if (!lt_profile_is_complete(p))
+        return 0;
+    lt_profile_totals totals = lt_profile_total(p);
+    lua_createtable(L, 0, 6);
+    push_units(L, p);
+    lua_setfield(L, -2, "units");
+    push_params(L, p);
+    lua_setfield(L, -2, "params");
+    push_values(L, p);
+    lua_setfield(L, -2, "values");
+    set_number(L, "forward", totals.forward);
+    set_number(L, "inputs", totals.inputs);
+    set_number(L, "weights", totals.weights);
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    {"open_profile", open_profile}, {"begin_pass", begin_pass}, {"profile", profile}, {NULL, NULL}};
+
+void lt__open_profile(lua_State *L) { lt__register(L, functions); }
