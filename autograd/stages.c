@@ -52,7 +52,7 @@ static lt_status send_to_all(struct lt_autograd *ag, lt_tensor *x)
 {
     for (int to = 0; to < ag->stages.stages; to++)
         if (to != ag->stages.own)
-            LT_TRY(ag->stages.send(ag->stages.ud, x, to, false));
+            LT_TRY(ag->stages.send(ag->stages.ud, x, to, false, false));
     return LT_OK;
 }
 
@@ -65,7 +65,7 @@ lt_tensor *lt_fetch(lt_tensor *x)
         return send_to_all(ag, x) == LT_OK ? lt_retain(x) : NULL;
     lt_tensor *y = lt__tensor_remote(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims, 0, false, true);
     if (y && lt__tensor_arrive(y) == LT_OK &&
-        ag->stages.receive(ag->stages.ud, y, x->stage - 1, false) == LT_OK)
+        ag->stages.receive(ag->stages.ud, y, x->stage - 1, -1) == LT_OK)
         return y;
     lt_release(y);
     return NULL;
@@ -100,24 +100,26 @@ static lt_status find_stage(const lt_def *def, lt_tensor *const *in, int n_in, u
     return LT_OK;
 }
 
-/* Sends the values that the op needs and only this rank has. */
-static lt_status send_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, int to)
+/* Whether an op on `stage`, as in lt_tensor, is the first one there that uses x, a value of another
+ * stage. */
+static bool is_first_use(const lt_tensor *x, uint8_t stage)
 {
-    for (int i = 0; i < n_in; i++) {
-        lt_tensor *x = in[i];
-        if (!x || x->stage != ag->stages.own + 1 || (x->sent_to >> to & 1))
-            continue;
-        LT_TRY(ag->stages.send(ag->stages.ud, x, to, lt_requires_grad(x)));
-        x->sent_to |= 1ull << to;
-    }
-    return LT_OK;
+    return x && x->stage != 0 && x->stage != stage && !(x->sent_to >> (stage - 1) & 1);
+}
+
+/* The stage, from 0, to which `stage` returns the gradient of x: the last one before it that uses
+ * x. If a later stage uses x already, that one must not wait: then it is the stage of x. */
+static int returns_to(const lt_tensor *x, uint8_t stage)
+{
+    uint64_t later = x->sent_to >> (stage - 1);
+    return x->sent_to == 0 || later != 0 ? x->stage - 1 : 63 - __builtin_clzll(x->sent_to);
 }
 
 /* Receives the values of x from another stage. If x requires a gradient, it becomes a leaf. */
-static lt_status receive(struct lt_autograd *ag, lt_tensor *x)
+static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
 {
     LT_TRY(lt__tensor_arrive(x));
-    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->stage - 1, x->tracked));
+    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->stage - 1, x->tracked ? to : -1));
     if (!x->tracked)
         return LT_OK;
     lt_leaf *leaf = lt__leaf_of(x);
@@ -128,11 +130,24 @@ static lt_status receive(struct lt_autograd *ag, lt_tensor *x)
     return LT_OK;
 }
 
-static lt_status receive_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in)
+/* Moves a value to the stage that is about to use it, as far as this rank takes part. */
+static lt_status move(struct lt_autograd *ag, lt_tensor *x, uint8_t stage)
+{
+    int own = ag->stages.own, to = returns_to(x, stage), home = x->stage - 1;
+    bool tracked = lt_requires_grad(x);
+    x->sent_to |= 1ull << (stage - 1);
+    if (own == home)
+        return ag->stages.send(ag->stages.ud, x, stage - 1, tracked, tracked && to == home);
+    if (own == stage - 1)
+        return x->remote ? receive(ag, x, to) : LT_OK;
+    return own == to && tracked ? ag->stages.expect(ag->stages.ud, x, stage - 1) : LT_OK;
+}
+
+static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, uint8_t stage)
 {
     for (int i = 0; i < n_in; i++)
-        if (in[i] && in[i]->remote)
-            LT_TRY(receive(ag, in[i]));
+        if (is_first_use(in[i], stage))
+            LT_TRY(move(ag, in[i], stage));
     return LT_OK;
 }
 
@@ -173,14 +188,13 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
 lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
                            int n_in, const lt_opt *opts, lt_tensor **out, uint8_t *stage)
 {
-    const int own = ag->stages.own + 1;
     LT_TRY(find_stage(def, in, n_in, stage));
-    if (*stage == own)
-        return receive_inputs(ag, in, n_in);
     if (*stage == 0)
         return LT_OK;
+    if (*stage == ag->stages.own + 1)
+        return move_inputs(ag, in, n_in, *stage);
     LT_TRY(make_remote(ag, ctx, def, in, n_in, opts, *stage, out));
-    lt_status status = send_inputs(ag, in, n_in, *stage - 1);
+    lt_status status = move_inputs(ag, in, n_in, *stage);
     for (int i = 0; status != LT_OK && i < lt_op_outputs(def->op); i++)
         lt_release(out[i]);
     return status;

@@ -8,8 +8,10 @@
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
  * stage receives it at the same place of the program. So all ranks know which values are sent
- * between which stages, and in which order. A received value is a leaf here; its gradient is
- * returned to the sender.
+ * between which stages, and in which order. A received value is a leaf here, and its gradient is
+ * returned. If several stages use a value, the last one returns its gradient to the one before,
+ * which adds its own gradient and returns the sum, and so on to the stage that has the value. So
+ * gradients are added in the order of one process.
  */
 #ifndef LT_AUTOGRAD_STAGES_H
 #define LT_AUTOGRAD_STAGES_H
@@ -24,12 +26,16 @@ typedef struct lt_stages {
     /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
      * one, when its tree is placed. Only those of this stage get memory. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
-    /* Sends the values of x to a later stage. tracked: x requires a gradient, which the receiver
-     * will return. Must not block. x is borrowed. */
-    lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked);
-    /* Receives the values of x, which has memory, from an earlier stage. If tracked, the callee
-     * must retain x until its gradient is returned. */
-    lt_status (*receive)(void *ud, lt_tensor *x, int from, bool tracked);
+    /* Sends the values of x to another stage. tracked: a gradient of x is needed. returns: that
+     * stage will return it to this one, and not to another stage. x is borrowed. */
+    lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
+    /* Receives the values of x, which has memory, from another stage. returns_to: the stage to
+     * which the gradient of x is to be returned, or -1. Then the callee must retain x until it is
+     * returned. */
+    lt_status (*receive)(void *ud, lt_tensor *x, int from, int returns_to);
+    /* x, which this stage has received, is also used by stage `from`, which will return its
+     * gradient here. x is borrowed. */
+    lt_status (*expect)(void *ud, lt_tensor *x, int from);
     /* The gradient of a received x is complete; it may still change afterwards. Both borrowed. */
     lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* Called by lt_backward() instead of a backward pass. loss may be remote. */

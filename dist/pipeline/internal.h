@@ -12,8 +12,8 @@
 #include "dist/group.h"
 #include "dist/pipeline/schedule.h"
 
-typedef struct lt_sent { /* values that were sent, and whose gradient returns */
-    lt_tensor *x;        /* with its history */
+typedef struct lt_sent { /* values that another stage uses, and whose gradient it returns */
+    lt_tensor *x;        /* with its history, or received */
     int to;
     int64_t number;
     bool arrived;     /* the gradient, or that there is none */
@@ -22,7 +22,7 @@ typedef struct lt_sent { /* values that were sent, and whose gradient returns */
 
 typedef struct lt_received { /* values that have arrived, and whose gradient is returned */
     lt_tensor *x;
-    int from;
+    int to; /* the stage to which it is returned */
     int64_t number;
     bool returned;
 } lt_received;
@@ -74,8 +74,9 @@ void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
 LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);
 
 /* messages.c: the functions of lt_stages, with the pipeline as ud. */
-lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked);
-lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, bool tracked);
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
+lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to);
+lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from);
 lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad);
 /* Tells the senders of a pass's values that these have no gradient, unless it was returned. */
 LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q);

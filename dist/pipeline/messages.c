@@ -4,7 +4,7 @@
 #include "dist/pipeline/internal.h"
 
 enum { VALUES, GRAD, READ };            /* kinds of messages; READ acknowledges values */
-enum { NUMBER, TRACKED, RUN };          /* numbers of a message */
+enum { NUMBER, WAITS, RUN };            /* numbers of a message; WAITS: to be acknowledged */
 enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
 static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
 
@@ -14,7 +14,7 @@ static size_t bytes_of(const lt_tensor *x)
 }
 
 /* Sends the elements of x, or none if it is NULL. */
-static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool tracked, lt_tensor *x)
+static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
 {
     lt_message *m = lt__message_new(kind, x ? bytes_of(x) : 0);
     lt_status status = m ? LT_OK : LT_ENOMEM;
@@ -25,7 +25,7 @@ static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool tra
         return status;
     }
     m->number[NUMBER] = number;
-    m->number[TRACKED] = tracked;
+    m->number[WAITS] = waits;
     m->number[RUN] = p->run;
     p->times.bytes += (int64_t)m->bytes;
     lt__mail_send(p->mail, lt__stage_rank(p, to), m);
@@ -163,18 +163,17 @@ static lt_status grow(void **list, int n, int *capacity, size_t size)
     return LT_OK;
 }
 
-/* Adds values to the current pass, before they are sent. */
-static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int to)
+/* Adds x to the current pass: stage `from` will return its gradient. x is taken. */
+static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int from)
 {
-    lt_pass *q = lt__pass_current(p);
-    if (!q)
-        return LT_ENOMEM;
-    LT_TRY(grow((void **)&q->sent, q->n_sent, &q->sent_capacity, sizeof *q->sent));
-    lt_sent s = {.x = lt__tensor_with_history(x), .to = to, .number = p->sent[to]};
-    if (!s.x)
-        return LT_ENOMEM;
-    q->sent[q->n_sent++] = s;
-    return LT_OK;
+    lt_pass *q = x ? lt__pass_current(p) : NULL;
+    lt_status status = q ? grow((void **)&q->sent, q->n_sent, &q->sent_capacity, sizeof *q->sent)
+                         : LT_ENOMEM;
+    if (status == LT_OK)
+        q->sent[q->n_sent++] = (lt_sent){.x = x, .to = from, .number = p->sent[from]};
+    else
+        lt_release(x);
+    return status;
 }
 
 /* Waits until stage `to` has read enough of the values that need no gradient. */
@@ -187,11 +186,23 @@ static lt_status wait_for_reader(lt_pipeline *p, int to)
     return LT_OK;
 }
 
-lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked)
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool returns)
 {
     lt_pipeline *p = ud;
-    LT_TRY(tracked ? expect_grad(p, x, to) : wait_for_reader(p, to));
-    return send(p, to, VALUES, p->sent[to]++, tracked, x);
+    if (returns)
+        LT_TRY(expect_grad(p, lt__tensor_with_history(x), to));
+    if (!tracked)
+        LT_TRY(wait_for_reader(p, to));
+    return send(p, to, VALUES, p->sent[to]++, !tracked, x);
+}
+
+/* No message is sent, but the gradient returns with a number as if one were. */
+lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
+{
+    lt_pipeline *p = ud;
+    LT_TRY(expect_grad(p, lt_retain(x), from));
+    p->sent[from]++;
+    return LT_OK;
 }
 
 /* Waits for values of a stage. Meanwhile, gradients of weights are computed. */
@@ -206,30 +217,32 @@ static lt_status wait_for_values(lt_pipeline *p, int from)
     return LT_OK;
 }
 
-/* Adds values that have arrived to the current pass. */
-static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int from, int64_t number)
+/* Adds values that have arrived to the current pass. to: the stage to return their gradient to. */
+static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int to, int64_t number)
 {
     lt_pass *q = lt__pass_current(p);
     if (!q)
         return LT_ENOMEM;
     LT_TRY(grow((void **)&q->received, q->n_received, &q->received_capacity, sizeof *q->received));
-    q->received[q->n_received++] = (lt_received){.x = lt_retain(x), .from = from, .number = number};
+    q->received[q->n_received++] = (lt_received){.x = lt_retain(x), .to = to, .number = number};
     return LT_OK;
 }
 
-lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, bool tracked)
+lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
 {
     lt_pipeline *p = ud;
     LT_TRY(wait_for_values(p, from));
     lt_message *m = p->values[from];
     p->values[from] = m->next;
     int64_t number = p->taken[from]++;
-    bool fits = m->number[NUMBER] == number && m->number[TRACKED] == tracked &&
-                m->bytes == bytes_of(x);
+    bool waits = m->number[WAITS];
+    bool fits = m->number[NUMBER] == number && waits == (returns_to < 0) && m->bytes == bytes_of(x);
     lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
     lt__message_free(m);
     LT_TRY(status);
-    return tracked ? owe_grad(p, x, from, number) : send(p, from, READ, number, false, NULL);
+    if (waits)
+        return send(p, from, READ, number, false, NULL);
+    return owe_grad(p, x, returns_to, returns_to == from ? number : p->taken[returns_to]++);
 }
 
 lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -240,7 +253,7 @@ lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad)
         if (r->x != x)
             continue;
         r->returned = true;
-        return send(p, r->from, GRAD, r->number, false, grad);
+        return send(p, r->to, GRAD, r->number, false, grad);
     }
     return lt_fail(LT_EINVAL, "a gradient of another micro-batch is complete");
 }
@@ -250,7 +263,7 @@ lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q)
     for (int i = 0; i < q->n_received; i++) {
         lt_received *r = &q->received[i];
         if (!r->returned)
-            LT_TRY(send(p, r->from, GRAD, r->number, false, NULL));
+            LT_TRY(send(p, r->to, GRAD, r->number, false, NULL));
         r->returned = true;
     }
     return LT_OK;

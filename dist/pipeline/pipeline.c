@@ -275,6 +275,7 @@ static lt_status open_pipeline(lt_pipeline *p)
                                               .send = lt__pipe_send,
                                               .receive = lt__pipe_receive,
                                               .return_grad = lt__pipe_return_grad,
+                                              .expect = lt__pipe_expect,
                                               .backward = note_backward,
                                               .drain = drain,
                                               .has_more = has_more,

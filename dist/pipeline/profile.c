@@ -13,7 +13,7 @@
 #include "dist/pipeline.h"
 
 typedef struct param {
-    const lt_tensor *x; /* compared only */
+    const struct lt_leaf *leaf; /* compared only; its half copy has the same */
     char *name;
     int64_t bytes;
     int unit; /* -1 until it is used */
@@ -106,8 +106,8 @@ static bool grow_table(lt_profile *p)
 
 static param *find_param(const lt_profile *p, const lt_tensor *x)
 {
-    for (int i = 0; i < p->n_params; i++)
-        if (p->params[i].x == x)
+    for (int i = 0; i < p->n_params && x->leaf; i++)
+        if (p->params[i].leaf == x->leaf)
             return &p->params[i];
     return NULL;
 }
@@ -287,20 +287,20 @@ static int stage_of(void *ud, const char *name, const lt_tensor *x)
         free(copy);
         return 0;
     }
-    p->params[p->n_params++] = (param){x, copy, bytes_of(x), -1};
+    p->params[p->n_params++] = (param){x->leaf, copy, bytes_of(x), -1};
     return 0;
 }
 
-static lt_status send(void *ud, lt_tensor *x, int to, bool tracked)
+static lt_status send(void *ud, lt_tensor *x, int to, bool tracked, bool returns)
 {
-    (void)ud, (void)x, (void)to, (void)tracked;
+    (void)ud, (void)x, (void)to, (void)tracked, (void)returns;
     return LT_OK;
 }
 
 /* In a dry profile, values that the script reads are 0. */
-static lt_status receive(void *ud, lt_tensor *x, int from, bool tracked)
+static lt_status receive(void *ud, lt_tensor *x, int from, int returns_to)
 {
-    (void)ud, (void)from, (void)tracked;
+    (void)ud, (void)from, (void)returns_to;
     return lt_fill(x, 0);
 }
 

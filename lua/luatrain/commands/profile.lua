@@ -22,6 +22,7 @@ function profile.attach(passes, rows, ...)
   core.open_profile(passes)
   core.profile_rows = rows
   core.on_run = function(settings)
+    settings.amp = settings.amp == "auto" and "off" or settings.amp
     bench.change(settings, passes + 1, folder)
     settings.batch = math.min(settings.batch, rows)
     for _, stage in ipairs(settings.stages) do stage.batch = math.min(stage.batch, rows) end

@@ -135,11 +135,11 @@ end
 local function new(given)
   local o = read_settings(given)
   local observer = core.on_run and core.on_run(o) or false      -- on_run may change the settings
+  pipeline.check(o)
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
   o.async = async.read(o)
-  pipeline.check(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, saved_step = 0, failed_saves = 0,

@@ -1,0 +1,219 @@
+-- test_pipeline.lua - training in a pipeline has the bits of one process that accumulates the
+-- gradients of the same micro-batches, whatever the stages, the schedule and the net.
+local lt = require "luatrain"
+local T = require "lt_test"
+
+-- Nets: `plain` has batch norm and dropout; `residual` uses a value in three stages, and the images
+-- in two; `frozen` trains only its end.
+local SCRIPT = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{net = {"plain", "residual", "frozen"}, accumulate = 1, batch = 10, steps = 7,
+                    clip = 0.0, optim = {"sgd", "adam", "lars"}, mixup = 0.0, loop = false,
+                    size = 64, item = false}
+local train, test = lt.data.open("synthetic:6x6x1/4/" .. opt.size)
+
+local nets = {}
+function nets.plain()
+  return nn.sequential{
+    conv1 = nn.conv2d{1, 4, 3, pad = 1, bias = false}, bn1 = nn.batch_norm{4}, relu1 = nn.relu(),
+    conv2 = nn.conv2d{4, 6, 3, pad = 1}, bn2 = nn.batch_norm{6}, relu2 = nn.relu(),
+    flatten = nn.flatten(), drop = nn.dropout{0.3},
+    fc1 = nn.linear{216, 8}, relu3 = nn.relu(), fc2 = nn.linear{8, 4}}
+end
+
+function nets.residual()
+  local parts = {a = nn.conv2d{1, 4, 3, pad = 1}, b = nn.conv2d{4, 4, 3, pad = 1},
+                 c = nn.conv2d{4, 4, 1}, bn = nn.batch_norm{4}, fc = nn.linear{144, 4}}
+  return nn.module(parts, function(self, x)
+    local a = lt.relu(self.a(x))
+    local sum = a + x
+    local b = lt.relu(self.b(a)) + a
+    local c = self.bn(self.c(b), a, "relu") * sum
+    return self.fc(c:reshape{x:dim(1), 144}) + b:mean({2, 3}, false)
+  end)
+end
+
+function nets.frozen()
+  local net = nets.plain()
+  net.conv1:freeze()
+  net.bn1:freeze()
+  return net
+end
+
+local net = nets[opt.net]()
+local sgd = lt.optim[opt.optim](net, {lr = 0.05, clip = opt.clip, weight_decay = 1e-3})
+
+if opt.loop then
+  for epoch = 1, 2 do
+    for x, y in train:batches{batch = opt.batch, shuffle = true, epoch = epoch} do
+      for x_i, y_i, share in lt.micro_batches(opt.accumulate, x, y) do
+        lt.step(function() (lt.cross_entropy(net(x_i), y_i) * share):backward() end)
+      end
+      sgd:step()
+    end
+  end
+  print(net:sha256())
+elseif opt.item then
+  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = opt.batch,
+                             max_steps = opt.steps, out = "run"}
+  for _ in run:epochs() do
+    for x, y in run:batches() do
+      run:step(function()
+        sgd:zero_grad()
+        local loss = lt.cross_entropy(net(x), y)
+        loss:backward()
+        sgd:step()
+        return loss:item()
+      end)
+    end
+  end
+else
+  lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 3, batch = opt.batch,
+         accumulate = opt.accumulate, max_steps = opt.steps, mixup = opt.mixup, out = "run",
+         metrics = {lt.metrics.top1, lt.metrics.top(2)}}
+end
+]]
+
+local folder = T.folder(SCRIPT)
+
+-- Runs the script. Returns the losses of its steps and the digest of the weights.
+local function run(options, arguments)
+  os.execute("rm -rf " .. folder .. "/run")
+  local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options,
+                                                                                    arguments))
+  if code ~= 0 then error(("exit code %d of %s: %s"):format(code, options, text), 3) end
+  local losses, sha = {}, nil
+  for line in io.lines(folder .. "/run/metrics.jsonl") do
+    losses[#losses + 1] = line:match '"event":"step".*"loss":([^,}]*)'
+    sha = sha or line:match '"weights_sha256":"(%x*)"'
+  end
+  return table.concat(losses, " "), sha
+end
+
+local wanted = {}
+
+-- Checks a pipeline against one process. accumulate: the number of micro-batches of a step.
+local function check(pipe, ranks, accumulate, arguments, options)
+  arguments, options = arguments or "", options or ""
+  local key = ("%d %s %s"):format(accumulate, arguments, options)
+  wanted[key] = wanted[key]
+                or {run(options, ("--accumulate %d %s"):format(accumulate, arguments))}
+  local losses, sha = run(("--ranks %d --parallel pipe=%s,micro=%d %s")
+                          :format(ranks, pipe, accumulate, options), arguments)
+  assert(sha and #losses > 0)
+  T.equal(losses, wanted[key][1])
+  T.equal(sha, wanted[key][2])
+end
+
+T.test("each number of stages and micro-batches", function()
+  for micro = 1, 8, 3 do
+    check("1", 1, micro)
+    check("2,cut=conv2", 2, micro)
+    check("3,cut=bn1,cut=fc2", 3, micro)
+    check("4,cut=bn1,cut=bn2,cut=fc1", 4, micro)
+  end
+end)
+
+T.test("each schedule and lag", function()
+  for _, schedule in ipairs{"gpipe", "1f1b", "zb"} do
+    for lag = 0, 3, 3 do
+      check(("3,cut=conv2,cut=fc1,schedule=%s,lag=%d"):format(schedule, lag), 3, 4)
+    end
+  end
+end)
+
+T.test("a residual over cuts, and a value that three stages use", function()
+  for _, cuts in ipairs{"2,cut=b", "2,cut=fc", "3,cut=b,cut=fc", "4,cut=b,cut=bn,cut=fc"} do
+    check(cuts, tonumber(cuts:sub(1, 1)), 3, "--net residual")
+  end
+end)
+
+T.test("frozen layers", function()
+  check("3,cut=conv2,cut=fc1", 3, 4, "--net frozen")
+  check("4,cut=bn1,cut=conv2,cut=fc1", 4, 2, "--net frozen --optim adam")
+end)
+
+T.test("a last batch with fewer images than micro-batches", function()
+  check("2,cut=conv2", 2, 6, "--size 23")
+  check("3,cut=conv2,cut=fc2", 3, 8, "--size 21 --batch 7")
+end)
+
+T.test("clipping, and other optimizers", function()
+  check("3,cut=conv2,cut=fc1", 3, 4, "--clip 0.01")
+  check("3,cut=conv2,cut=fc1", 3, 4, "--optim adam --clip 0.5")
+  check("2,cut=fc1", 2, 4, "--optim lars")
+end)
+
+T.test("half precision", function()
+  check("2,cut=conv2", 2, 4, "", "--amp bf16")
+  check("3,cut=conv2,cut=fc2", 3, 4, "", "--amp fp16")
+end)
+
+T.test("a loop without lt.run", function()
+  local one = T.run(folder, "--quiet --threads 1 --seed 5 t.lua --loop --accumulate 4")
+  local two = T.run(folder, "--quiet --threads 1 --seed 5 --ranks 2 --parallel "
+                            .. "pipe=2,micro=4,cut=fc1 t.lua --loop")
+  T.equal(#one, 65)
+  T.equal(two, one)
+  local both = T.run(folder, "--quiet --threads 1 --seed 5 --ranks 3 --parallel "
+                             .. "pipe=3,micro=1,cut=conv2,cut=fc1 t.lua --loop --accumulate 4")
+  T.equal(both, one)
+end)
+
+T.test("a step that reads its loss, and discards gradients first", function()
+  local losses, sha = run("--ranks 2 --parallel pipe=2,micro=4,cut=fc1", "--item")
+  local _, of_fit = run("--ranks 2 --parallel pipe=2,micro=4,cut=fc1", "")
+  assert(#losses > 0)
+  T.equal(sha, of_fit)
+end)
+
+T.test("a run resumes with other stages", function()
+  local losses, sha = run("", "--accumulate 4 --steps 12")
+  local plans = {"--ranks 2 --parallel pipe=2,micro=4,cut=fc1", "",
+                 "--ranks 4 --parallel pipe=4,micro=4,cut=bn1,cut=conv2,cut=fc2"}
+  for i, first in ipairs(plans) do
+    local second = plans[i % #plans + 1]
+    run(first, ("--accumulate %d --steps 9"):format(first == "" and 4 or 1))
+    local _, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua --accumulate %d "
+                                   .. "--steps 12"):format(second, second == "" and 4 or 1))
+    T.equal(code, 0)
+    local all, last = {}, nil
+    for line in io.lines(folder .. "/run/metrics.jsonl") do
+      all[#all + 1] = line:match '"event":"step".*"loss":([^,}]*)'
+      last = line:match '"weights_sha256":"(%x*)"' or last
+    end
+    T.equal(table.concat(all, " "), losses)
+    T.equal(last, sha)
+  end
+end)
+
+-- Checks the exit code and the message of a command.
+local function fails(options, code, message, arguments)
+  local text, got = T.run(folder, ("--quiet --threads 1 %s t.lua %s"):format(options,
+                                                                             arguments or ""))
+  if got ~= code or not text:find(message, 1, true) then
+    error(("expected %d: %s, got %d: %s"):format(code, message, got, text), 2)
+  end
+end
+
+T.test("options that cannot be used", function()
+  fails("--parallel pipe=2,cut=fc1", 2, "requires a multiple of 2 ranks, but there is 1")
+  fails("--ranks 3 --parallel pipe=2,cut=fc1", 2, "requires a multiple of 2 ranks")
+  fails("--ranks 2 --parallel pipe=2,data=2,cut=fc1", 2, "requires 4 ranks, but there are 2")
+  fails("--ranks 2 --parallel pipe=2,cut=fc9", 2,
+        "the net has no parameter or module 'fc9'")
+  fails("--ranks 2 --parallel pipe=2,cut=conv1", 2, "cut=conv1 is not after the first parameter")
+  fails("--ranks 3 --parallel pipe=3,cut=fc1,cut=bn1", 2, "cut=bn1 is not after cut=fc1")
+  fails("--ranks 3 --parallel pipe=3,cut=fc1", 2, "3 stages require 2 cuts")
+  fails("--ranks 2 --parallel pipe=2,cuts=fc1", 2, "has 'cuts=fc1' (did you mean 'cut'")
+  fails("--ranks 2 --parallel pipe=2,pipe=2", 2, "pipe is given twice")
+  fails("--ranks 2 --parallel pipe=0,cut=fc1", 2, "pipe must be an integer of at least 1")
+  fails("--ranks 2 --parallel pipe=2,cut=fc1,schedule=1f2b", 2, "schedule must be gpipe, 1f1b, zb")
+  fails("--ranks 2 --parallel pipe=2,cut=fc1 --amp auto", 2, "--amp auto cannot be combined")
+  fails("--ranks 2 --parallel pipe=2,cut=fc1 --check-sync 2", 2, "--check-sync cannot be combined")
+  fails("--ranks 2 --deterministic --parallel pipe=2,cut=fc1", 2, "--deterministic cannot be")
+  fails("--ranks 2 --vranks 2 --deterministic --parallel pipe=2,cut=fc1", 2, "cannot be combined")
+end)
+
+T.finish()
