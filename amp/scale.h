@@ -44,6 +44,7 @@ enum {
     LT_EXPONENT_HIGH = 80, /* range of the exponents in a vote */
     LT_EXPONENTS = LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
     LT_VOTE_NUMBERS = 1 + LT_EXPONENTS,
+    LT_VOTE_NOT_FINITE = 0, /* index of the number of ranks with a gradient that is not finite */
     LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS
 };
 /* Starts the vote on a step; its first bucket follows. Discards the votes of an earlier

@@ -15,16 +15,6 @@
 
 enum { MAX_AT_FLOOR = 10 }; /* skipped steps in a row at the lowest possible scale */
 
-int lt__exponent_of(double magnitude)
-{
-    if (magnitude == 0)
-        return LT_NO_EXPONENT;
-    int exponent = ilogb(magnitude);
-    return exponent < LT_EXPONENT_LOW    ? LT_EXPONENT_LOW
-           : exponent > LT_EXPONENT_HIGH ? LT_EXPONENT_HIGH
-                                         : exponent;
-}
-
 lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
 {
     lt_loss_scale *s = lt__alloc_zero(ctx, sizeof *s);
@@ -284,7 +274,7 @@ static bool can_defer(const lt_loss_scale *s)
            lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
 }
 
-/* In a pipeline: replaces the statistics of this stage's scaled gradients by those of all stages. */
+/* In a pipeline: replaces the statistics of this stage's gradients by those of all stages. */
 static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
 {
     lt_grad_stats own = {ldexp(stats->largest, -s->scaler.k), stats->not_finite};

@@ -44,10 +44,10 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
-/* The same for training in a pipeline, which the variable LUATRAIN_PARALLEL must describe: each rank
- * has a stage of the net, see dist/pipeline.h. config is for the gradient exchange between replicas
- * of a stage. profile: the text that luatrain/commands/profile.lua makes. The group may have one
- * rank. Also the errors of lt_pipeline_new(). */
+/* The same for training in a pipeline, which the variable LUATRAIN_PARALLEL must describe: each
+ * rank has a stage of the net, see dist/pipeline.h. config is for the gradient exchange between
+ * replicas of a stage. profile: the text that luatrain/commands/profile.lua makes. The group may
+ * have one rank. Also the errors of lt_pipeline_new(). */
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
                                        const lt_reducer_config *config, const char *profile);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank

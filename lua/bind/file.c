@@ -115,8 +115,8 @@ static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_
                                         {"verify", file_verify}, {"has_digest", file_has_digest},
                                         {"meta", file_meta},     {NULL, NULL}};
 
-/* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. In a pipeline, all
- * ranks must call it; rank 0 writes the file, and the others need no path and meta. */
+/* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. In a pipeline,
+ * all ranks must call it; rank 0 writes the file, and the others need no path and meta. */
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -1,6 +1,5 @@
 -- test_pipeline.lua - training in a pipeline has the bits of one process that accumulates the
 -- gradients of the same micro-batches, whatever the stages, the schedule and the net.
-local lt = require "luatrain"
 local T = require "lt_test"
 
 -- Nets: `plain` has batch norm and dropout; `residual` uses a value in three stages, and the images

@@ -32,8 +32,8 @@ function profile.attach(passes, rows, ...)
     bench.remove_folder(folder)
     local result = core.profile()
     if not result then
-      core.fail("ESCRIPT", "--parallel pipe=P: the script ended before a backward pass, so there is "
-                           .. "no net to divide")
+      core.fail("ESCRIPT", "--parallel pipe=P: the script ended before a backward pass, so there "
+                           .. "is no net to divide")
     end
     result.rows = rows
     return json.text(result)

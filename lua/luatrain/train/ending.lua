@@ -126,7 +126,8 @@ end
 
 -- Saves a checkpoint if one is due after this step. In a pipeline, rank 0 decides for all.
 function ending.save_if_due(self)
-  local is_due = core.pipeline() and self.save_due or not core.pipeline() and ending.is_save_due(self)
+  local is_due = self.save_due
+  if not core.pipeline() then is_due = ending.is_save_due(self) end
   if is_due then
     ending.close_step(self)
     state.check_weights(self)
