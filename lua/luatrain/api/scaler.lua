@@ -91,9 +91,6 @@ function Scaler:inside(fn, ...)
   return fn(...)
 end
 
--- Puts this scale in use and returns the handle of the previous one, or nil.
-function Scaler:use() return core.use_loss_scale(handle_of(self, "scaler:use")) end
-
 -- Puts this scale in use for all backward passes and optimizer steps until close(). EINVAL if
 -- another scaler is in use. All ranks must call begin, and load, together.
 function Scaler:begin()
@@ -168,6 +165,9 @@ function Scaler:load_with_changes(state, changed)
   end
   self:load(now)
 end
+
+-- Puts a scaler in use and returns the handle of the previous one, or nil.
+function scaler.use(self) return core.use_loss_scale(rawget(self, HANDLE)) end
 
 -- The name of the policy in a state, or nil if the state has none.
 function scaler.policy_of(state)

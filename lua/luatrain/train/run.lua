@@ -332,7 +332,7 @@ local inside_meta = {__close = function(self) self.run.inside = false end}
 -- stays in use from the first micro-batch to the last.
 local function call_scaled_in_pipeline(self, fn, ...)
   local o = self.settings
-  if self.shard == 1 then self.scale_before = o.scaler:use() or false end
+  if self.shard == 1 then self.scale_before = scaler.use(o.scaler) or false end
   local given = core.step(core.autocast, o.amp, fn, ...)
   if self.shard == self.shards then core.use_loss_scale(self.scale_before or nil) end
   return given
