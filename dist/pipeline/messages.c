@@ -115,6 +115,16 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
     return LT_OK;
 }
 
+/* Fails because stages that must send a message, as bits, have sent nothing. */
+static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double seconds)
+{
+    int stage = stages ? __builtin_ctzll(stages) : p->schedule.stage;
+    return lt_fail(LT_EPEER,
+                   "stage %d of the pipeline waits for rank %d, stage %d, and has got no message "
+                   "for %g s",
+                   p->schedule.stage, lt__stage_rank(p, stage), stage, seconds);
+}
+
 lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 {
     double began = lt__seconds(), limit = lt__group_timeout(p->group);
@@ -122,8 +132,7 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
     while (!m) {
         LT_TRY(check_job(p, stages));
         if (lt__seconds() - began > limit)
-            return lt_fail(LT_EPEER, "stage %d of the pipeline got no message for %g s",
-                           p->schedule.stage, limit);
+            return fail_silent(p, stages, limit);
         m = lt__mail_take(p->mail, LOOK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;

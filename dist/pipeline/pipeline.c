@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dist/fault.h"
 #include "dist/pipeline/internal.h"
 
 /* ==== Backward passes ========================================================================= */
@@ -164,6 +165,10 @@ static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt
 static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
     lt_pipeline *p = ud;
+    if (p->begun_step != p->ctx->step + 1) {
+        p->begun_step = p->ctx->step + 1;
+        LT_TRY(lt__fault_trigger(p->ctx, lt_group_rank(p->group), p->begun_step));
+    }
     lt_pass *q = lt__pass_current(p);
     if (!q)
         return LT_ENOMEM;
@@ -297,7 +302,7 @@ static lt_status check_stages(int ranks, int stages)
 lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_config *config)
 {
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
-    if (check_stages(ranks, config->stages) != LT_OK)
+    if (check_stages(ranks, config->stages) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
         return NULL;
     lt_pipeline *p = calloc(1, sizeof *p);
     if (!p) {

@@ -215,4 +215,19 @@ T.test("options that cannot be used", function()
   fails("--ranks 2 --vranks 2 --deterministic --parallel pipe=2,cut=fc1", 2, "cannot be combined")
 end)
 
+T.test("a rank that dies, leaves or hangs is named with its stage", function()
+  local pipe = "--ranks 3 --timeout 2 --parallel pipe=3,micro=4,cut=conv2,cut=fc1"
+  local function check_fault(fault, code, ...)
+    local text, got = T.run(folder, ("--quiet --threads 1 --resume never %s t.lua"):format(pipe),
+                            "LUATRAIN_FAULT=" .. fault)
+    T.equal(got, code)
+    for _, part in ipairs{...} do
+      if not text:find(part, 1, true) then error(("%s: no '%s' in: %s"):format(fault, part, text)) end
+    end
+  end
+  check_fault("leave:rank=1:step=3", 8, "rank 1, stage 1 of the pipeline, has ended")
+  check_fault("leave:rank=0:step=2", 8, "rank 0, stage 0 of the pipeline, has ended")
+  check_fault("hang:rank=1:step=2", 8, "waits for rank 1, stage 1", "no message for 2 s")
+end)
+
 T.finish()
