@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "dist/group.h"
 #include "dist/reducer.h"
 
 static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
@@ -29,7 +30,8 @@ static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
     bool broken = r->broken;
     pthread_mutex_unlock(&r->lock);
     if (broken)
-        return lt_fail(LT_EPEER, "backward failed on rank %d", r->rank);
+        return lt_fail(LT_EPEER, "backward failed on rank %d",
+                       lt__group_rank_in_job(r->group, r->rank));
     return code == LT_OK ? LT_OK : LT_EPEER;
 }
 

@@ -122,18 +122,21 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
 
 /* Why accelerators cannot be used, or NULL if all can and each rank has its own. Prefers the reason
  * of a rank that did not time out. */
-static const char *find_obstacle(const capability *all, int size, char text[600])
+static const char *find_obstacle(const lt_group *group, const capability *all, char text[600])
 {
+    int size = lt_group_size(group);
     for (int timed_out = 0; timed_out < 2; timed_out++)
         for (int rank = 0; rank < size; rank++)
             if (!all[rank].can && all[rank].timed_out == timed_out) {
-                snprintf(text, 600, "rank %d: %s", rank, all[rank].why);
+                snprintf(text, 600, "rank %d: %s", lt__group_rank_in_job(group, rank),
+                         all[rank].why);
                 return text;
             }
     for (int rank = 1; rank < size; rank++)
         for (int k = 0; k < rank; k++)
             if (strcmp(all[rank].name, all[k].name) == 0) {
-                snprintf(text, 600, "ranks %d and %d share %s", k, rank, all[rank].device);
+                snprintf(text, 600, "ranks %d and %d share %s", lt__group_rank_in_job(group, k),
+                         lt__group_rank_in_job(group, rank), all[rank].device);
                 return text;
             }
     return NULL;
@@ -211,11 +214,11 @@ static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *gro
         snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());
     }
     LT_TRY(exchange_capabilities(group, &mine, all));
-    const char *why = find_obstacle(all, lt_group_size(group), text);
+    const char *why = find_obstacle(group, all, text);
     if (!why) {
         LT_TRY(open_comm(exchange, device, group, &mine));
         LT_TRY(exchange_capabilities(group, &mine, all));
-        why = find_obstacle(all, lt_group_size(group), text);
+        why = find_obstacle(group, all, text);
     }
     if (!why)
         return LT_OK;

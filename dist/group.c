@@ -22,6 +22,8 @@ typedef struct task {
 struct lt_group {
     const lt_transport *transport;
     void *self;
+    lt_group *job; /* the group that this is a part of; or this group itself */
+    lt_part part;  /* its members, if it is a part */
     int rank, size;
     double timeout;  /* seconds to wait for another rank */
     int threads;     /* number of threads that compute; 0 if unknown */
@@ -46,6 +48,7 @@ lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int
     }
     *g = (lt_group){
         .transport = transport, .self = self, .rank = rank, .size = size, .timeout = timeout};
+    g->job = g;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->idle, NULL);
     return g;
@@ -55,7 +58,7 @@ lt_status lt_group_leave(lt_group *g)
 {
     if (g->tasks)
         LT_TRY(lt_group_wait(g));
-    return g->transport->leave ? g->transport->leave(g->self) : LT_OK;
+    return g->transport->leave && g->job == g ? g->transport->leave(g->self) : LT_OK;
 }
 
 void lt_group_close(lt_group *g)
@@ -70,6 +73,7 @@ void lt_group_close(lt_group *g)
     g->transport->close(g->self);
     pthread_cond_destroy(&g->idle);
     pthread_mutex_destroy(&g->lock);
+    free(g->part.rank);
     free(g);
 }
 
@@ -81,15 +85,22 @@ void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }
 
 int lt_group_cpus(const lt_group *g)
 {
-    int cpus = g->transport->cpus(g->self);
+    int cpus = g->transport->cpus(g->job->self);
     return cpus > 1 ? cpus : 1;
 }
 
-int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->self); }
+int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->job->self); }
 
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
-lt_mail *lt__group_mail(lt_group *g) { return g->transport->mail(g->self); }
+lt_mail *lt__group_mail(lt_group *g) { return g->transport->mail(g->job->self); }
+
+int lt__group_rank_in_job(const lt_group *g, int rank)
+{
+    return g->part.rank ? g->part.rank[rank] : rank;
+}
+
+int lt__group_size_of_job(const lt_group *g) { return g->job->size; }
 
 bool lt__group_alloc_shared(lt_group *g, size_t bytes, lt_external_memory *memory)
 {
@@ -171,7 +182,7 @@ lt_status lt_group_wait(lt_group *g)
  * otherwise it takes the place of one. */
 static bool may_spin(const lt_group *g, bool beside)
 {
-    return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->self);
+    return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->job->self);
 }
 
 /* Before a collective, send or receive: the rank's thread waits for all started tasks; the
@@ -284,8 +295,9 @@ static lt_status name_difference(const lt_group *g, const char *what, const char
     int skip = bytes_to_skip(first, own);
     const char *dots = skip > 0 ? "..." : "";
     int first_bytes = line_bytes(first += skip), own_bytes = line_bytes(own += skip);
-    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%s%.*s', rank %d has '%s%.*s'",
-                   what, dots, first_bytes < MOST ? first_bytes : MOST, first, g->rank, dots,
+    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank %d has '%s%.*s', rank %d has '%s%.*s'",
+                   what, lt__group_rank_in_job(g, 0), dots, first_bytes < MOST ? first_bytes : MOST,
+                   first, lt__group_rank_in_job(g, g->rank), dots,
                    own_bytes < MOST ? own_bytes : MOST, own);
 }
 
@@ -329,13 +341,76 @@ lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *
         i++;
     if (status == LT_OK && i < n) {
         status = lt_fail(LT_EDESYNC,
-                         "the ranks disagree: %s: number %d is %.9g on rank 0 and %.9g "
+                         "the ranks disagree: %s: number %d is %.9g on rank %d and %.9g "
                          "on rank %d",
-                         what, i + 1, first[i], numbers[i], g->rank);
+                         what, i + 1, first[i], lt__group_rank_in_job(g, 0), numbers[i],
+                         lt__group_rank_in_job(g, g->rank));
         lt_group_fail(g);
     }
     free(first);
     return status == LT_OK ? lt_group_barrier(g, what) : status;
+}
+
+/* ==== Parts =================================================================================== */
+
+static lt_status find_members(const lt_group *g, const int64_t *colors, lt_part *part)
+{
+    if (!(part->rank = malloc((size_t)g->size * sizeof *part->rank)))
+        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", g->size);
+    for (int rank = 0; rank < g->size; rank++) {
+        if (rank == g->rank)
+            part->index = part->size;
+        if (colors[rank] == colors[g->rank])
+            part->rank[part->size++] = rank;
+    }
+    return LT_OK;
+}
+
+/* Makes this rank's part. all (size): zeros; memory for the colors, then the handles, of all
+ * ranks. */
+static lt_status make_part(lt_group *g, int color, int64_t *all, lt_part *part, lt_group **to)
+{
+    void *self;
+    lt_sum sum = {"the split of the ranks", all, g->size, LT_I64, LT_I64, 1};
+    all[g->rank] = color;
+    LT_TRY(lt_group_allreduce(g, &sum));
+    LT_TRY(find_members(g, all, part));
+    memset(all, 0, (size_t)g->size * sizeof *all);
+    LT_TRY(g->transport->offer(g->self, part, &all[g->rank]));
+    LT_TRY(lt_group_allreduce(g, &sum));
+    LT_TRY(g->transport->join(g->self, part, all, &self));
+    if (!(*to = lt__group_new(g->transport, self, part->index, part->size, g->timeout)))
+        return lt_errcode();
+    (*to)->job = g;
+    (*to)->threads = g->threads;
+    return LT_OK;
+}
+
+/* At the end, waits until all ranks have joined: one that closes its part may free memory that the
+ * others join with. */
+lt_status lt__group_split(lt_group *g, int color, lt_group **to)
+{
+    if (g->job != g)
+        return lt_fail(LT_EUSAGE, "a part of a group cannot be split");
+    lt_part part = {0};
+    lt_group *made = NULL;
+    int64_t *all = calloc((size_t)g->size, sizeof *all);
+    lt_status status = all ? make_part(g, color, all, &part, &made)
+                           : lt_fail(LT_ENOMEM, "out of memory for %d ranks", g->size);
+    free(all);
+    if (status != LT_OK)
+        lt_group_fail(g);
+    else
+        status = lt_group_barrier(g, "the parts of the split");
+    if (made)
+        made->part = part;
+    else
+        free(part.rank);
+    if (status != LT_OK)
+        lt_group_close(made);
+    else
+        *to = made;
+    return status;
 }
 
 /* ==== For benchmarks ========================================================================== */
@@ -360,6 +435,8 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
 {
     if (by_mpi && !g->transport->mpi_allreduce)
         return lt_fail(LT_EENV, "ranks in one process do not use MPI");
+    if (by_mpi && g->job != g)
+        return lt_fail(LT_EENV, "MPI_Allreduce needs all ranks of the job, not a part of them");
     size_t bytes = ((size_t)count + 1) * sizeof(float);
     lt_external_memory memory = {0};
     bool is_shared = lt__group_alloc_shared(g, bytes, &memory);
@@ -386,19 +463,19 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
 
 /* ==== Failure ================================================================================= */
 
-void lt_group_fail(lt_group *g) { g->transport->fail(g->self, lt_errcode(), lt_errmsg()); }
+void lt_group_fail(lt_group *g) { g->transport->fail(g->job->self, lt_errcode(), lt_errmsg()); }
 
 bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text, size_t bytes)
 {
-    return g->transport->failure(g->self, rank, code, text, bytes);
+    return g->transport->failure(g->job->self, rank, code, text, bytes);
 }
 
 void lt_group_set_location(lt_group *g, const char *where, int64_t step)
 {
-    g->transport->set_location(g->self, where, step);
+    g->transport->set_location(g->job->self, where, step);
 }
 
 bool lt_group_is_reporter(lt_group *g, double seconds)
 {
-    return g->transport->is_reporter(g->self, seconds);
+    return g->transport->is_reporter(g->job->self, seconds);
 }

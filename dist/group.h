@@ -6,6 +6,13 @@
 #include "dist/mail/mail.h"
 #include "dist/net.h"
 
+/* The members of a part: see lt__group_split(). */
+typedef struct lt_part {
+    int *rank; /* (size) their ranks in the job, ascending */
+    int size;
+    int index; /* of this rank among them */
+} lt_part;
+
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
  * one thread at a time calls them, with two exceptions. Any thread may call fail, failure,
  * set_location and is_reporter. One thread may call allreduce_side while another thread is in any
@@ -28,6 +35,13 @@ typedef struct lt_transport {
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI_Allreduce, for comparison in benchmarks; or NULL */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
+    /* The two steps of lt__group_split(); self is the transport of the job. offer() may set *handle
+     * to memory for the part. join() gets the handles of all ranks of the job and makes *of_part,
+     * the state of this rank in the part. part->rank is borrowed until that is closed. For a part,
+     * the group calls no function from `fail` to `mail`, and not is_reporter, cpus, local_rank or
+     * leave: it calls those of the job. */
+    lt_status (*offer)(void *self, const lt_part *part, int64_t *handle);
+    lt_status (*join)(void *self, const lt_part *part, const int64_t *handles, void **of_part);
     bool (*is_reporter)(void *self, double seconds);
     /* whether the next waits may spin; allreduce_side has its own parameter for this */
     void (*set_spin)(void *self, bool spin);
@@ -43,6 +57,24 @@ lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int
                         double timeout);
 double lt__group_timeout(const lt_group *group);     /* seconds */
 bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
+
+/* Splits the group of a job into parts: the ranks with the same color form a group, in the order of
+ * their ranks. A collective. *part is the group of this rank, new. Close it before `group`; after a
+ * failure it may stay open. Its memory is partly freed with `group`.
+ *
+ * Collectives of the part need only its ranks. They are independent of those of other groups, so
+ * other threads of the rank may be in those at the same time. The part has its own background
+ * thread. Everything else belongs to the job. A failure, the exit or the loss of any rank ends the
+ * waits of all groups. Messages, lt_group_failure(), lt_group_is_reporter() and
+ * lt_group_set_location() are about ranks of the job. lt__group_mail() is the mailbox of the job,
+ * with the ranks of the job. lt_group_local_rank() and lt_group_cpus() are as in the job.
+ *
+ * LT_EUSAGE if `group` is a part itself. After any other error the job has failed: LT_ENOMEM,
+ * LT_EENV, or an error of a collective. */
+LT_MUST lt_status lt__group_split(lt_group *group, int color, lt_group **part);
+/* The rank in the job of rank `rank` of a group, for messages. */
+int lt__group_rank_in_job(const lt_group *group, int rank);
+int lt__group_size_of_job(const lt_group *group);
 
 /* The mailbox of this rank, opened by the first call. Borrowed until the group is closed. NULL with
  * LT_ENOMEM or LT_EPEER. */

@@ -9,8 +9,10 @@
 #include "dist/sum.h"
 #include "dist/shm.h"
 
-typedef struct shared { /* one for all ranks of the job */
+typedef struct shared { /* one for all ranks of the job, and one for each part */
     atomic_int refs;
+    _Atomic(struct shared *) parts; /* of the job, linked by `next`; freed with it */
+    struct shared *next;
     _Alignas(128) char control[];
 } shared;
 
@@ -88,8 +90,13 @@ static int local_rank(const void *self) { return ((const local *)self)->shm.rank
 
 static void release(shared *s)
 {
-    if (atomic_fetch_sub(&s->refs, 1) == 1)
-        free(s);
+    if (atomic_fetch_sub(&s->refs, 1) != 1)
+        return;
+    for (shared *part = atomic_load(&s->parts), *next; part; part = next) {
+        next = part->next;
+        free(part);
+    }
+    free(s);
 }
 
 static lt_mail *mail(void *self) { return ((local *)self)->mail; }
@@ -97,10 +104,61 @@ static lt_mail *mail(void *self) { return ((local *)self)->mail; }
 static void leave(void *self)
 {
     local *l = self;
-    lt__mail_close(l->mail, 0);
-    lt__shm_leave(&l->shm);
-    release(l->shared);
+    if (!l->shm.job) { /* else it is a part */
+        lt__mail_close(l->mail, 0);
+        lt__shm_leave(&l->shm);
+        release(l->shared);
+    }
     free(l);
+}
+
+/* ==== Parts =================================================================================== */
+
+static shared *shared_new(int size)
+{
+    size_t bytes = (sizeof(shared) + lt__shm_control_bytes(size) + 127) & ~(size_t)127;
+    shared *s = aligned_alloc(128, bytes);
+    if (!s)
+        return NULL;
+    memset(s, 0, bytes);
+    atomic_init(&s->refs, 1);
+    lt__shm_control_init((lt_shm_control *)s->control, size);
+    return s;
+}
+
+/* The first rank of the part allocates the control block. */
+static lt_status offer(void *self, const lt_part *part, int64_t *handle)
+{
+    local *l = self;
+    if (part->index > 0)
+        return LT_OK;
+    shared *s = shared_new(part->size);
+    if (!s)
+        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", part->size);
+    s->next = atomic_load(&l->shared->parts);
+    while (!atomic_compare_exchange_weak(&l->shared->parts, &s->next, s))
+        ;
+    *handle = (intptr_t)s->control;
+    return LT_OK;
+}
+
+static lt_status join(void *self, const lt_part *part, const int64_t *handles, void **of_part)
+{
+    const local *job = self;
+    local *l = calloc(1, sizeof *l);
+    if (!l)
+        return lt_fail(LT_ENOMEM, "out of memory for a part of the ranks");
+    l->shm = (lt_shm){.control = (lt_shm_control *)(intptr_t)handles[part->rank[0]],
+                      .job = job->shm.control,
+                      .rank = part->index,
+                      .size = part->size,
+                      .rank_of = part->rank,
+                      .slot_of = part->rank,
+                      .timeout = job->shm.timeout};
+    l->side = l->shm;
+    l->side.channel = 1;
+    *of_part = l;
+    return LT_OK;
 }
 
 static const lt_transport transport = {
@@ -116,6 +174,8 @@ static const lt_transport transport = {
     .failure = failure,
     .set_location = set_location,
     .mail = mail,
+    .offer = offer,
+    .join = join,
     .is_reporter = is_reporter,
     .set_spin = set_spin,
     .cpus = cpus,
@@ -123,17 +183,7 @@ static const lt_transport transport = {
     .close = leave,
 };
 
-static shared *shared_new(int size)
-{
-    size_t bytes = (sizeof(shared) + lt__shm_control_bytes(size) + 127) & ~(size_t)127;
-    shared *s = aligned_alloc(128, bytes);
-    if (!s)
-        return NULL;
-    memset(s, 0, bytes);
-    atomic_init(&s->refs, 1);
-    lt__shm_control_init((lt_shm_control *)s->control, size);
-    return s;
-}
+/* ==== Open ==================================================================================== */
 
 /* box is taken. */
 static lt_group *member(shared *s, lt_mail *box, int rank, int size, const lt_group_config *config)

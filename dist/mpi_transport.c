@@ -22,11 +22,7 @@
 #include <unistd.h>
 
 #include "core/tensor.h"
-#include "dist/group.h"
-#include "dist/liveness.h"
-#include "dist/notices.h"
-#include "dist/nodes.h"
-#include "dist/ring.h"
+#include "dist/mpi_transport.h"
 #include "dist/sum.h"
 
 enum { STAGING_BYTES = 256 << 10 }; /* small enough for the cache */
@@ -36,60 +32,25 @@ enum { GRACE_SECONDS = 1 }; /* added to timeouts when the other rank may be wait
  * one, LIVENESS by any other. The waiting rank comes first because its message says more. */
 static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
 
-typedef struct mpi_transport {
-    lt_net net;
-    lt_mappings *mappings;
-    lt_shm shm, shm_side; /* one for each channel, like the rings */
-    lt_ring ring, ring_side;
-    lt_nodes nodes;
-    int *pidfd; /* (slots); -1 if the system has no pidfds */
-    int cpus;
-    lt_notices *notices;   /* of other nodes; NULL if not the first rank of its node */
-    lt_liveness *liveness; /* of other nodes; likewise */
-    lt_group_config config;
-    lt_mail *mail;              /* NULL until the first lt__group_mail() */
-    pthread_mutex_t lock;       /* guards the field below */
-    char before[LT_SEEN_BYTES]; /* location of the previous node: see lt__ring_last_seen() */
-} mpi_transport;
-
 /* ==== Failure ================================================================================= */
 
 static bool is_first(const mpi_transport *c) { return c->shm.rank == 0; }
-
-/* The ring calls this while it waits for a rank of another node. */
-static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
-{
-    mpi_transport *c = ud;
-    if (c->shm.control) { /* NULL while the transport opens */
-        lt__notices_receive(c->notices);
-        lt__shm_check_liveness(&c->shm);
-        LT_TRY(lt__shm_check(&c->shm));
-    }
-    if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
-        return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
-                       c->net.rank, what, lt__ring_last_seen(ring, rank));
-    if (c->liveness &&
-        lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
-        return lt__ring_fail_peer(ring, rank, what);
-    return LT_OK;
-}
+static int previous(const lt_nodes *nodes) { return (nodes->own + nodes->n - 1) % nodes->n; }
 
 /* Records the loss of the first rank of a node as the failure of the job. */
 static void report_lost_node(mpi_transport *c, int node)
 {
     char text[32 + LT_SEEN_BYTES];
     int rank = c->nodes.first[node];
-    bool is_before = node == (c->nodes.own + c->nodes.n - 1) % c->nodes.n;
+    bool is_before = node == previous(&c->nodes);
     pthread_mutex_lock(&c->lock);
     snprintf(text, sizeof text, "rank %d was lost%s", rank, is_before ? c->before : "");
     pthread_mutex_unlock(&c->lock);
     lt__shm_fail(&c->shm, rank, LT_EPEER, text);
 }
 
-/* Reports lost nodes and exchanges notices, even if no rank waits for another node. Does not call
- * MPI when a connection is lost: MPI over TCP may then wait for mpirun, which is about to kill this
- * process and does not answer. */
-static void check_nodes(mpi_transport *c)
+/* Returns whether a connection is lost, even if that is too recent to report it. */
+static bool report_lost_nodes(mpi_transport *c)
 {
     bool cut = false;
     for (int node = 0; c->liveness && node < c->nodes.n; node++) {
@@ -97,11 +58,46 @@ static void check_nodes(mpi_transport *c)
         if (lt__liveness_is_lost(c->liveness, node, LIVENESS_SECONDS))
             report_lost_node(c, node);
     }
-    if (cut)
+    return cut;
+}
+
+/* Reports lost nodes and exchanges notices, even if no rank waits for another node. Does not call
+ * MPI when a connection is lost: MPI over TCP may then wait for mpirun, which is about to kill this
+ * process and does not answer. */
+static void check_nodes(mpi_transport *c)
+{
+    if (report_lost_nodes(c))
         return;
     lt__notices_receive(c->notices);
     if (lt__shm_has_failed(&c->shm))
         lt__notices_send(c->notices);
+}
+
+/* The ring calls this while it waits for a rank of another node. */
+static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
+{
+    mpi_transport *c = ((mpi_transport *)ud)->job;
+    if (c->shm.control) { /* NULL while the transport opens */
+        lt__notices_receive(c->notices);
+        report_lost_nodes(c);
+        lt__shm_check_liveness(&c->shm);
+        LT_TRY(lt__shm_check(&c->shm));
+    }
+    if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
+        return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
+                       c->net.rank, what, lt__ring_last_seen(ring, rank));
+    bool is_watched = c->liveness && c->nodes.first_of[rank] == rank; /* it has a connection */
+    if (is_watched && lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
+        return lt__ring_fail_peer(ring, rank, what);
+    return LT_OK;
+}
+
+/* Called while this rank waits within its node. */
+static void look_around(void *ud)
+{
+    mpi_transport *c = ud;
+    lt__shm_check_liveness(&c->shm);
+    check_nodes(c);
 }
 
 /* After an operation between nodes: passes a failure on to this node and to all others. */
@@ -130,9 +126,12 @@ static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
     ring->grace = GRACE_SECONDS;
     lt__shm_last_seen(&c->shm, c->shm.rank, ring->seen);
     LT_TRY(lt__ring_match(ring, sig));
-    pthread_mutex_lock(&c->lock);
-    memcpy(c->before, ring->before, sizeof c->before);
-    pthread_mutex_unlock(&c->lock);
+    mpi_transport *job = c->job;
+    if (c->nodes.first[previous(&c->nodes)] != job->nodes.first[previous(&job->nodes)])
+        return LT_OK; /* the location of another rank */
+    pthread_mutex_lock(&job->lock);
+    memcpy(job->before, ring->before, sizeof job->before);
+    pthread_mutex_unlock(&job->lock);
     return LT_OK;
 }
 
@@ -184,10 +183,14 @@ static int slot_of(const mpi_transport *c, int rank)
     return slot;
 }
 
+/* The rank in the job of a rank of this group. Nodes and rings know only ranks in the job. */
+static int in_job(const mpi_transport *c, int rank) { return c->member ? c->member[rank] : rank; }
+
 /* Broadcasts within the node of the root, then between the nodes, then within the other nodes. */
 static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
 {
     mpi_transport *c = self;
+    root = in_job(c, root);
     bool is_here = c->nodes.first_of[root] == c->nodes.first_of[c->net.rank];
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
     sig.root = root;
@@ -225,7 +228,7 @@ static lt_status barrier(void *self, const char *what)
 static lt_status send(void *self, int to, const void *data, size_t bytes)
 {
     mpi_transport *c = self;
-    int slot = slot_of(c, to);
+    int slot = slot_of(c, to = in_job(c, to));
     if (slot < c->shm.size)
         return pass_failure(c, lt__shm_send(&c->shm, slot, data, bytes));
     return share_failure(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
@@ -234,7 +237,7 @@ static lt_status send(void *self, int to, const void *data, size_t bytes)
 static lt_status receive(void *self, int from, void *data, size_t bytes)
 {
     mpi_transport *c = self;
-    int slot = slot_of(c, from);
+    int slot = slot_of(c, from = in_job(c, from));
     if (slot < c->shm.size)
         return pass_failure(c, lt__shm_receive(&c->shm, slot, data, bytes));
     return share_failure(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
@@ -243,9 +246,9 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
 static lt_status add_as_tree(void *self)
 {
     mpi_transport *c = self;
-    int each = c->net.size / c->nodes.n;
-    for (int rank = 0; rank < c->net.size; rank++)
-        if (c->nodes.first_of[rank] != rank - rank % each)
+    int each = c->size / c->nodes.n;
+    for (int rank = 0; rank < c->size; rank++)
+        if (c->nodes.first_of[in_job(c, rank)] != in_job(c, rank - rank % each))
             return lt_fail(
                 LT_EUSAGE,
                 "vranks requires the same number of consecutive ranks on each machine, as with -H "
@@ -283,8 +286,7 @@ static bool failure(const void *self, int *rank, lt_status *code, char *text, si
 {
     mpi_transport *c = (mpi_transport *)
         self; /* const for the caller: checking the other ranks changes nothing that it sees */
-    lt__shm_check_liveness(&c->shm);
-    check_nodes(c);
+    look_around(c);
     return lt__shm_failure(&c->shm, rank, code, text, bytes);
 }
 
@@ -339,6 +341,9 @@ static void free_transport(mpi_transport *c)
         lt__mapping_free(c->mappings, c->shm.staging);
     if (c->shm_side.staging)
         lt__mapping_free(c->mappings, c->shm_side.staging);
+    for (int i = 0; i < c->n_offered; i++)
+        lt__mapping_free(c->mappings, c->offered[i]);
+    free(c->offered);
     lt__nodes_free(&c->nodes, c->mappings);
     lt__mappings_free(c->mappings);
     free(c->pidfd);
@@ -360,8 +365,7 @@ static lt_status leave(void *self)
     lt__shm_leave(&c->shm);
     while (!lt__shm_has_failed(&c->shm) && !lt__shm_has_left(&c->shm)) {
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
-        lt__shm_check_liveness(&c->shm);
-        check_nodes(c);
+        look_around(c);
     }
     return lt__shm_check(&c->shm);
 }
@@ -372,6 +376,10 @@ static lt_status leave(void *self)
 static void close_transport(void *self)
 {
     mpi_transport *c = self;
+    if (c->job != c) {
+        lt__mpi_close_part(c);
+        return;
+    }
     bool failed = leave(c) != LT_OK;
     lt__mail_close(c->mail, failed ? 0 : 1);
     if (!lt__notices_finish(c->notices, c->shm.timeout) || failed)
@@ -408,6 +416,8 @@ static const lt_transport transport = {
     .mail = mail,
     .alloc_shared = alloc_shared,
     .mpi_allreduce = mpi_allreduce,
+    .offer = lt__mpi_offer,
+    .join = lt__mpi_join,
     .is_reporter = is_reporter,
     .set_spin = set_spin,
     .cpus = cpus,
@@ -443,7 +453,9 @@ static lt_status join_shm(mpi_transport *c)
     c->shm = (lt_shm){.control = c->nodes.control,
                       .size = c->nodes.n_here,
                       .rank_of = c->nodes.rank_of,
-                      .timeout = c->ring.timeout};
+                      .timeout = c->ring.timeout,
+                      .poll = look_around,
+                      .ud = c};
     while (c->nodes.rank_of[c->shm.rank] != c->net.rank)
         c->shm.rank++;
     if (c->shm.size == 1) /* no other rank reads its data */
@@ -451,7 +463,6 @@ static lt_status join_shm(mpi_transport *c)
     c->shm.handle_of = handle_of;
     c->shm.map = map_handle;
     c->shm.is_alive = is_alive;
-    c->shm.ud = c;
     c->shm.staging_bytes = STAGING_BYTES;
     c->shm.staging = lt__mapping_new(c->mappings, STAGING_BYTES);
     for (int slot = 0; slot < c->shm.size; slot++)
@@ -491,8 +502,7 @@ static lt_status count_cpus(mpi_transport *c)
     return LT_OK;
 }
 
-/* Opens the second channel, as a copy of the first, which is complete. */
-static lt_status open_side(mpi_transport *c)
+lt_status lt__mpi_open_side(mpi_transport *c)
 {
     c->shm_side = c->shm;
     c->shm_side.channel = 1;
@@ -500,9 +510,9 @@ static lt_status open_side(mpi_transport *c)
     if (c->shm.staging && !(c->shm_side.staging = lt__mapping_new(c->mappings, STAGING_BYTES)))
         return LT_ENOMEM;
     c->ring_side = c->ring;
-    c->ring_side.channel = LT_NET_SIDE;
+    c->ring_side.channel = c->ring.base + LT_NET_SIDE;
     c->ring_side.slots = NULL;
-    return c->notices ? lt__ring_open(&c->ring_side) : LT_OK;
+    return is_first(c) && c->nodes.n > 1 ? lt__ring_open(&c->ring_side) : LT_OK;
 }
 
 static lt_status begin(mpi_transport *c)
@@ -526,7 +536,7 @@ static lt_status begin(mpi_transport *c)
     LT_TRY(join_shm(c));
     LT_TRY(lt__nodes_find(&c->nodes, &c->ring));
     LT_TRY(join_ring(c));
-    LT_TRY(open_side(c));
+    LT_TRY(lt__mpi_open_side(c));
     return count_cpus(c);
 }
 
@@ -548,7 +558,9 @@ lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt
     mpi_transport *c = calloc(1, sizeof *c);
     if (!c)
         return lt_fail(LT_ENOMEM, "out of memory for a group");
+    c->job = c;
     c->net = *net;
+    c->size = net->size;
     c->config = config ? *config : (lt_group_config){0};
     pthread_mutex_init(&c->lock, NULL);
     lt_status status = begin(c);

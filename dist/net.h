@@ -16,7 +16,17 @@ typedef struct lt_request { /* a pending send or receive; only the network reads
     uint64_t word[2];
 } lt_request;
 
-enum { LT_NET_DATA, LT_NET_SIDE, LT_NET_CONTROL, LT_NET_NOTICES, LT_NET_MAIL }; /* channels */
+/* Channels. The first three belong to the group of all ranks. Each split of that group into parts
+ * adds three more, from LT_NET_PARTS on. */
+enum {
+    LT_NET_DATA,
+    LT_NET_SIDE,
+    LT_NET_CONTROL,
+    LT_NET_OF_GROUP,
+    LT_NET_NOTICES = LT_NET_OF_GROUP,
+    LT_NET_MAIL,
+    LT_NET_PARTS
+};
 
 typedef struct lt_net {
     char name[64]; /* "Open MPI v4.1.4" */

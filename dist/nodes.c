@@ -146,3 +146,23 @@ lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring)
     nodes->own = lt__node_of(nodes, rank);
     return LT_OK;
 }
+
+/* ==== Some of the ranks ======================================================================= */
+
+lt_status lt__nodes_select(lt_nodes *nodes, const lt_nodes *job, const int *rank, int n, int size,
+                           int own)
+{
+    LT_TRY(allocate(nodes, size));
+    for (int i = 0; i < n; i++) {
+        int first = 0; /* of these ranks, the first one on the node of rank[i] */
+        while (job->first_of[rank[first]] != job->first_of[rank[i]])
+            first++;
+        nodes->first_of[rank[i]] = rank[first];
+        if (first == i)
+            nodes->first[nodes->n++] = rank[i];
+        if (job->first_of[rank[i]] == job->first_of[own])
+            nodes->rank_of[nodes->n_here++] = rank[i];
+    }
+    nodes->own = lt__node_of(nodes, own);
+    return LT_OK;
+}

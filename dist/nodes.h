@@ -24,6 +24,11 @@ typedef struct lt_nodes {
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings);
 /* Finds the other nodes. Call it after lt__nodes_share_memory(). */
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring);
+/* Sets *nodes, all zeros, to the nodes that contain some ranks: rank (n), ascending, of size in the
+ * job, with the rank `own`. job: all nodes. Its slots are those of these ranks. Leaves pid and
+ * control unset. LT_ENOMEM. */
+lt_status lt__nodes_select(lt_nodes *nodes, const lt_nodes *job, const int *rank, int n, int size,
+                           int own);
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings);
 
 /* The index of the node of a rank. */

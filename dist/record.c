@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
+#include "dist/group.h"
 #include "dist/record.h"
 
 /* Layout of the record: HEAD numbers, OF_RANK for each rank, one for each parameter, and the
@@ -104,31 +105,33 @@ void lt__record_use(lt_record *r, int parameter, bool added)
     of_parameters(r)[parameter] = added ? ADDED : 1;
 }
 
-lt_status lt__record_check(const lt_record *r)
+lt_status lt__record_check(const lt_record *r, const lt_group *group)
 {
+    int zero = lt__group_rank_in_job(group, 0);
     const double *first = of_rank(r, 0);
-    for (int rank = 1; rank < r->ranks; rank++) {
-        const double *other = of_rank(r, rank);
+    for (int i = 1; i < r->ranks; i++) {
+        const double *other = of_rank(r, i);
+        int rank = lt__group_rank_in_job(group, i);
         if (other[TAIL] != first[TAIL])
             return lt_fail(
                 LT_EDESYNC,
-                "the ranks disagree: rank %d sends %g numbers with each bucket, but rank 0 sends "
+                "the ranks disagree: rank %d sends %g numbers with each bucket, but rank %d sends "
                 "%g; a loss scale must be in use on all ranks, or on none",
-                rank, other[TAIL], first[TAIL]);
+                rank, other[TAIL], zero, first[TAIL]);
         if (other[STEPS] == first[STEPS])
             continue;
         if (other[BACKWARDS] != first[BACKWARDS])
             return lt_fail(
                 LT_EDESYNC,
-                "the ranks disagree: rank %d ran %g backward passes before a step, but rank 0 ran "
+                "the ranks disagree: rank %d ran %g backward passes before a step, but rank %d ran "
                 "%g; all ranks must run the same number in a step that has more than any step "
                 "before, and take the same optimizer steps",
-                rank, other[BACKWARDS], first[BACKWARDS]);
+                rank, other[BACKWARDS], zero, first[BACKWARDS]);
         return lt_fail(
             LT_EDESYNC,
-            "the ranks disagree: rank %d took other optimizer steps than rank 0, or only one of "
+            "the ranks disagree: rank %d took other optimizer steps than rank %d, or only one of "
             "them clipped gradients; the conditions for a step must be the same on all ranks",
-            rank);
+            rank, zero);
     }
     return LT_OK;
 }

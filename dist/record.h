@@ -58,8 +58,9 @@ double lt__record_loss(const lt_record *record);
 int lt__record_backwards(const lt_record *record);
 /* The stop reason of the first rank that has one, or 0. */
 int lt__record_stop_reason(const lt_record *record);
-/* LT_EDESYNC unless all ranks have taken the same steps and have tails of the same length. */
-LT_MUST lt_status lt__record_check(const lt_record *record);
+/* LT_EDESYNC unless all ranks of the group have taken the same steps and have tails of the same
+ * length. */
+LT_MUST lt_status lt__record_check(const lt_record *record, const lt_group *group);
 /* Whether lt_rank_record.agree is equal on all ranks, and whether .writes is. */
 bool lt__record_agrees(const lt_record *record);
 bool lt__record_writes_agree(const lt_record *record);

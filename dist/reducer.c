@@ -53,7 +53,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     int size = lt_group_size(group);
     if ((config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
-        lt__fault_check(ctx, size) != LT_OK)
+        lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK)
         return NULL;
     if (!ctx->device->is_host && config && config->vranks > 0) {
         lt_fail(
@@ -288,7 +288,7 @@ static lt_status exchange(void *ud)
         return lt_errcode();
     }
     LT_TRY(lt_group_allreduce(r->group, &sum));
-    LT_TRY(lt__record_check(&r->record));
+    LT_TRY(lt__record_check(&r->record, r->group));
     r->disagrees = !lt__record_agrees(&r->record);
     if (r->disagrees) /* the rank's thread finds the difference: see finish_exchange() */
         return LT_OK;
@@ -416,7 +416,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     lt_reducer *r = ud;
     if (r->begun_step != ctx->step + 1) {
         r->begun_step = ctx->step + 1;
-        LT_TRY(lt__fault_trigger(ctx, r->rank, ctx->step + 1));
+        LT_TRY(lt__fault_trigger(ctx, lt__group_rank_in_job(r->group, r->rank), ctx->step + 1));
     }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and so did the other ranks");

@@ -377,8 +377,9 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
 lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 {
     uint64_t size = bytes;
-    flow head = plain_flow("a receive", LT_NET_CONTROL, &size, sizeof size);
-    flow body = plain_flow("a receive", LT_NET_CONTROL, (void *)data, bytes); /* only read */
+    flow head = plain_flow("a receive", r->base + LT_NET_CONTROL, &size, sizeof size);
+    flow body =
+        plain_flow("a receive", r->base + LT_NET_CONTROL, (void *)data, bytes); /* only read */
     head.to = body.to = to;
     head.out = head.per_part;
     body.out = body.per_part;
@@ -389,8 +390,8 @@ lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
 {
     uint64_t size = 0;
-    flow head = plain_flow("a send", LT_NET_CONTROL, &size, sizeof size);
-    flow body = plain_flow("a send", LT_NET_CONTROL, data, bytes);
+    flow head = plain_flow("a send", r->base + LT_NET_CONTROL, &size, sizeof size);
+    flow body = plain_flow("a send", r->base + LT_NET_CONTROL, data, bytes);
     head.from = body.from = from;
     head.in = head.per_part;
     body.in = body.per_part;

@@ -21,6 +21,7 @@ typedef struct lt_ring { /* one member's view */
     const int *rank;     /* (size) the rank of each member, ascending. Borrowed */
     int index, size;     /* of this member; number of members */
     int channel;         /* of the network, for collectives */
+    int base;            /* added to LT_NET_CONTROL for messages between two ranks */
     double timeout;      /* seconds without progress until a wait fails */
     double grace;        /* extra seconds, for a peer that may itself be waiting for others */
     bool spin;           /* waits may spin before they sleep */

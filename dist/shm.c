@@ -7,62 +7,14 @@
  * read and written once per rank. Data that other ranks cannot see is processed in chunks that fit
  * in the staging buffer. Each chunk goes through both phases.
  */
-#include <errno.h>
-#include <linux/futex.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "dist/deadline.h"
+#include "dist/shm_control.h"
 #include "dist/sum.h"
-#include "dist/shm.h"
 
-enum { WHERE_WORDS = 8, TEXT_BYTES = 1024 };
-enum { SPINS = 4000 };                 /* checks before a wait sleeps; some tens of microseconds */
-enum { SLICE_NS = 100 * 1000 * 1000 }; /* longest sleep: a rank that has died does not wake us */
-
-typedef struct view { /* how other ranks see a rank's data */
-    uint64_t handle;
-    bool staged; /* it is a copy in the staging buffer, as much as fits */
-} view;
-
-typedef struct mailbox {                  /* for messages from one rank to another */
-    _Alignas(64) atomic_uint sent, taken; /* number of chunks so far */
-    size_t bytes;                         /* of the whole message */
-    view view;
-} mailbox;
-
-typedef enum state { PRESENT, QUIET, LEFT } state;
-
-typedef struct post {                       /* of one rank in one channel */
-    _Alignas(128) atomic_uint posted, done; /* number of collectives so far */
-    lt_coll_sig sig;
-    double scale;
-    view view;
-} post;
-
-typedef struct slot {
-    post channel[LT_SHM_CHANNELS];
-    _Alignas(128) atomic_int state;
-    _Atomic int64_t step;
-    _Atomic uint64_t where[WHERE_WORDS]; /* text; other ranks may read it at any time */
-} slot;
-
-typedef enum failing { FINE, FAILED, WRITING /* + the slot that writes */ } failing;
-
-struct lt_shm_control {
-    _Alignas(128) atomic_uint futex; /* number of changes so far */
-    atomic_uint sleepers;
-    atomic_int reporter;              /* 1 + its slot, or 0 */
-    _Alignas(128) atomic_int failing; /* see enum failing */
-    int size, failed_rank;
-    lt_status failed_code;
-    char failed_text[TEXT_BYTES];
-    slot slot[]; /* (size), followed by mailboxes (sender, receiver) */
-};
+enum { SPINS = 4000 }; /* checks before a wait sleeps; some tens of microseconds */
 
 size_t lt__shm_control_bytes(int size)
 {
@@ -72,188 +24,9 @@ size_t lt__shm_control_bytes(int size)
 
 void lt__shm_control_init(lt_shm_control *control, int size) { control->size = size; }
 
-/* ==== The futex =============================================================================== */
-
-static void wake_all(lt_shm_control *b)
-{
-    atomic_fetch_add(&b->futex, 1);
-    if (atomic_load(&b->sleepers) > 0)
-        syscall(SYS_futex, &b->futex, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-}
-
-/* Sleeps until the futex is no longer at `seen_value`, at most SLICE_NS. */
-static void sleep_on_futex(lt_shm_control *b, unsigned seen_value)
-{
-    struct timespec slice = {.tv_nsec = SLICE_NS};
-    atomic_fetch_add(&b->sleepers, 1);
-    syscall(SYS_futex, &b->futex, FUTEX_WAIT, seen_value, &slice, NULL, 0);
-    atomic_fetch_sub(&b->sleepers, 1);
-}
-
 static post *post_of(const lt_shm *shm, int who)
 {
     return &shm->control->slot[who].channel[shm->channel];
-}
-
-/* ==== Failure ================================================================================= */
-
-static int rank_of(const lt_shm *shm, int who) { return shm->rank_of ? shm->rank_of[who] : who; }
-
-static bool is_lost(const lt_shm *shm, int who)
-{
-    return shm->is_alive && !shm->is_alive(shm->ud, who);
-}
-
-/* Gets the right to write the failure in the control block. False if there is a failure already. If
- * another rank is writing, waits for it; if that rank has died, takes over. */
-static bool claim_failure(lt_shm *shm)
-{
-    lt_shm_control *b = shm->control;
-    int was = FINE;
-    for (;;) {
-        unsigned seen_value = atomic_load(&b->futex);
-        if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + shm->rank))
-            return true;
-        if (was == FAILED)
-            return false;
-        if (is_lost(shm, was - WRITING))
-            continue;
-        sleep_on_futex(b, seen_value);
-        was = FINE;
-    }
-}
-
-void lt__shm_fail(lt_shm *shm, int rank, lt_status code, const char *text)
-{
-    lt_shm_control *b = shm->control;
-    if (!claim_failure(shm))
-        return;
-    b->failed_rank = rank;
-    b->failed_code = code;
-    snprintf(b->failed_text, sizeof b->failed_text, "%s", text);
-    atomic_store(&b->failing, FAILED);
-    wake_all(b);
-}
-
-bool lt__shm_has_failed(const lt_shm *shm) { return atomic_load(&shm->control->failing) == FAILED; }
-
-bool lt__shm_failure(const lt_shm *shm, int *rank, lt_status *code, char *text, size_t bytes)
-{
-    const lt_shm_control *b = shm->control;
-    if (!lt__shm_has_failed(shm))
-        return false;
-    *rank = b->failed_rank;
-    *code = b->failed_code;
-    snprintf(text, bytes, "%s", b->failed_text);
-    return true;
-}
-
-lt_status lt__shm_check(const lt_shm *shm)
-{
-    char text[TEXT_BYTES];
-    lt_status code;
-    int rank;
-    if (!lt__shm_failure(shm, &rank, &code, text, sizeof text))
-        return LT_OK;
-    if (code == LT_EDESYNC)
-        return lt_fail(code, "%s", text);
-    return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
-}
-
-/* Records this thread's error as the failure of the job, caused by the rank in slot `who`. */
-static lt_status fail_with(lt_shm *shm, int who, lt_status code)
-{
-    lt__shm_fail(shm, rank_of(shm, who), code, lt_errmsg());
-    return code;
-}
-
-void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
-{
-    slot *s = &shm->control->slot[shm->rank];
-    uint64_t words[WHERE_WORDS] = {0};
-    size_t bytes = strlen(where);
-    memcpy(words, where, bytes < sizeof words ? bytes : sizeof words - 1);
-    for (int i = 0; i < WHERE_WORDS; i++)
-        atomic_store_explicit(&s->where[i], words[i], memory_order_relaxed);
-    atomic_store_explicit(&s->step, step, memory_order_relaxed);
-}
-
-const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES])
-{
-    slot *s = &shm->control->slot[who];
-    uint64_t words[WHERE_WORDS + 1] = {0};
-    for (int i = 0; i < WHERE_WORDS; i++)
-        words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
-    text[0] = 0;
-    if (words[0])
-        snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
-                 (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
-    return text;
-}
-
-static bool has_left(const lt_shm *shm, int who)
-{
-    return atomic_load(&shm->control->slot[who].state) == LEFT;
-}
-
-void lt__shm_check_liveness(lt_shm *shm)
-{
-    char seen[LT_SEEN_BYTES];
-    for (int who = 0; who < shm->size; who++)
-        if (is_lost(shm, who) && !has_left(shm, who)) {
-            lt_fail(LT_EPEER, "rank %d was lost%s", rank_of(shm, who),
-                    lt__shm_last_seen(shm, who, seen));
-            fail_with(shm, who, LT_EPEER);
-        }
-}
-
-static void set_state(lt_shm *shm, state next)
-{
-    atomic_store(&shm->control->slot[shm->rank].state, next);
-    wake_all(shm->control);
-}
-
-void lt__shm_leave(lt_shm *shm) { set_state(shm, LEFT); }
-
-bool lt__shm_has_left(const lt_shm *shm)
-{
-    for (int who = 0; who < shm->size; who++)
-        if (!has_left(shm, who))
-            return false;
-    return true;
-}
-
-static bool is_quiet(const lt_shm *shm, int who, state least)
-{
-    return atomic_load(&shm->control->slot[who].state) >= (int)least || is_lost(shm, who);
-}
-
-/* Whether all ranks are quiet. Ignores the rank whose loss is the failure: it may never become
- * quiet. */
-static bool all_are_quiet(const lt_shm *shm)
-{
-    const lt_shm_control *b = shm->control;
-    bool misses = lt__shm_has_failed(shm) && b->failed_code == LT_EPEER;
-    for (int who = 0; who < shm->size; who++)
-        if (!is_quiet(shm, who, QUIET) && !(misses && rank_of(shm, who) == b->failed_rank))
-            return false;
-    return true;
-}
-
-bool lt__shm_is_reporter(lt_shm *shm, double seconds)
-{
-    double deadline = lt__seconds() + seconds;
-    int reporter = 0;
-    bool reports =
-        atomic_compare_exchange_strong(&shm->control->reporter, &reporter, shm->rank + 1);
-    set_state(shm, QUIET);
-    while (lt__seconds() < deadline) {
-        unsigned seen_value = atomic_load(&shm->control->futex);
-        if (reports ? all_are_quiet(shm) : is_quiet(shm, reporter - 1, LEFT))
-            break;
-        sleep_on_futex(shm->control, seen_value);
-    }
-    return reports;
 }
 
 /* ==== Waiting ================================================================================= */
@@ -316,14 +89,16 @@ static lt_status wait_for(lt_shm *shm, const wait *w)
     double now = lt__seconds();
     lt_deadline deadline = {now + shm->timeout + shm->grace, now};
     int spins = shm->spin ? SPINS : 0, rank;
-    for (;;) {
+    for (bool idle = false;;) {
         unsigned seen_value = atomic_load(&shm->control->futex);
         if ((rank = missing(shm, w)) < 0)
             return LT_OK;
         if (spins-- > 0)
             continue;
         LT_TRY(check_wait(shm, w, rank, &deadline));
-        sleep_on_futex(shm->control, seen_value);
+        if (idle && shm->poll)
+            shm->poll(shm->ud);
+        idle = sleep_on_futex(shm->control, seen_value);
     }
 }
 
@@ -410,7 +185,8 @@ static view expose(lt_shm *shm, const void *data, size_t bytes)
 
 static void *map_view(const lt_shm *shm, int who, const view *s)
 {
-    return shm->map ? shm->map(shm->ud, who, s->handle) : (void *)(uintptr_t)s->handle;
+    return shm->map ? shm->map(shm->ud, slot_of(shm, who), s->handle)
+                    : (void *)(uintptr_t)s->handle;
 }
 
 /* How many of `bytes` are visible at once. */

@@ -19,6 +19,11 @@ size_t lt__shm_control_bytes(int size);
 /* Initializes a control block in zeroed memory that is aligned to 128 bytes. */
 void lt__shm_control_init(lt_shm_control *control, int size);
 
+/* The ranks of a job may also form smaller communicators: the parts of a split, see
+ * lt__group_split(). A part has a control block of its own for its collectives and messages.
+ * Failures, the state of ranks and their locations are only in the control block of the job. A
+ * failure does not wake the sleeping ranks of a part, but they look for one ten times a second. */
+
 /* A slot has two channels, whose collectives are independent: two threads of a rank may be in a
  * collective at once, each in its own channel and with its own lt_shm. Failures and the state of
  * ranks are common to both. */
@@ -28,7 +33,9 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     lt_shm_control *control;
     int rank, size; /* the slot of this rank; number of slots */
     int channel;
-    const int *rank_of;   /* (size) rank of each slot in the group; NULL if they are equal */
+    const int *rank_of;   /* (size) rank of each slot in the job; NULL if they are equal */
+    lt_shm_control *job;  /* the control block of the job, for a part of it; or NULL */
+    const int *slot_of;   /* for a part: (size) each slot's slot in the job; or NULL */
     double timeout;       /* seconds until a wait fails */
     double grace;         /* extra seconds, for a rank that may itself be waiting for others */
     bool spin;            /* waits may spin before they sleep */
@@ -36,10 +43,13 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     uint64_t bytes;       /* exchanged with other ranks so far */
     /* For ranks that are processes; NULL for threads. A process can access the memory of another
      * process only if it is shared. Data elsewhere is copied through the staging buffer, one chunk
-     * at a time. Threads access all data by its address and do not die alone. */
+     * at a time. Threads access all data by its address and do not die alone. `slot` is a slot in
+     * the job. */
     uint64_t (*handle_of)(void *ud, const void *data); /* 0 if data is not in shared memory */
     void *(*map)(void *ud, int slot, uint64_t place);  /* address of a handle; NULL with LT_EENV */
     bool (*is_alive)(void *ud, int slot);
+    /* Called ten times a second while a wait sleeps; looks for failures elsewhere. May be NULL */
+    void (*poll)(void *ud);
     void *ud;
     char *staging;
     size_t staging_bytes; /* a multiple of 64 */

@@ -12,7 +12,7 @@
 
 #include "dist/net.h"
 
-enum { FAKE_MOST = 8, FAKE_CHANNELS = 5, FAKE_PIPE = 1 << 19 };
+enum { FAKE_MOST = 8, FAKE_CHANNELS = LT_NET_PARTS + 2 * LT_NET_OF_GROUP, FAKE_PIPE = 1 << 19 };
 
 typedef struct fake_pipe {
     _Alignas(64) _Atomic size_t in, out; /* bytes so far */
