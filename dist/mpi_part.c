@@ -110,6 +110,20 @@ static lt_status join_ring(mpi_transport *c)
     return lt__ring_open(&c->ring);
 }
 
+lt_status lt__mpi_open_side(mpi_transport *c)
+{
+    c->shm_side = c->shm;
+    c->shm_side.channel = 1;
+    c->shm_side.collectives = 0;
+    if (c->shm.staging &&
+        !(c->shm_side.staging = lt__mapping_new(c->mappings, c->shm.staging_bytes)))
+        return LT_ENOMEM;
+    c->ring_side = c->ring;
+    c->ring_side.channel = c->ring.base + LT_NET_SIDE;
+    c->ring_side.slots = NULL;
+    return c->shm.rank == 0 && c->nodes.n > 1 ? lt__ring_open(&c->ring_side) : LT_OK;
+}
+
 static lt_status begin(mpi_transport *c, const lt_part *part, const int64_t *handles)
 {
     const lt_net *net = &c->net;

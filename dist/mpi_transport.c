@@ -83,7 +83,9 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
         lt__shm_check_liveness(&c->shm);
         LT_TRY(lt__shm_check(&c->shm));
     }
-    if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
+    if (c->nodes.n == 0) /* likewise */
+        return LT_OK;
+    if (lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
                        c->net.rank, what, lt__ring_last_seen(ring, rank));
     bool is_watched = c->liveness && c->nodes.first_of[rank] == rank; /* it has a connection */
@@ -479,8 +481,7 @@ static lt_status join_ring(mpi_transport *c)
     if (!is_first(c) || c->nodes.n == 1)
         return LT_OK;
     LT_TRY(lt__liveness_open(&c->ring, &c->liveness));
-    c->notices =
-        lt__notices_open(&c->net, &c->shm, c->nodes.first, c->nodes.n, c->nodes.own, c->liveness);
+    c->notices = lt__notices_open(&c->net, &c->shm, &c->nodes, c->liveness);
     return c->notices ? LT_OK : lt_errcode();
 }
 
@@ -500,19 +501,6 @@ static lt_status count_cpus(mpi_transport *c)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
     c->cpus = (int)(all + 1e-6);
     return LT_OK;
-}
-
-lt_status lt__mpi_open_side(mpi_transport *c)
-{
-    c->shm_side = c->shm;
-    c->shm_side.channel = 1;
-    c->shm_side.collectives = 0;
-    if (c->shm.staging && !(c->shm_side.staging = lt__mapping_new(c->mappings, STAGING_BYTES)))
-        return LT_ENOMEM;
-    c->ring_side = c->ring;
-    c->ring_side.channel = c->ring.base + LT_NET_SIDE;
-    c->ring_side.slots = NULL;
-    return is_first(c) && c->nodes.n > 1 ? lt__ring_open(&c->ring_side) : LT_OK;
 }
 
 static lt_status begin(mpi_transport *c)

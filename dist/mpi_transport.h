@@ -36,9 +36,10 @@ typedef struct mpi_transport {
     char before[LT_SEEN_BYTES]; /* location of the previous node: see lt__ring_last_seen() */
 } mpi_transport;
 
-/* Opens the side channel, as a copy of the other one, which is complete. */
+/* mpi_part.c: opens the side channel of a job or part, as a copy of the other one, which is
+ * complete. */
 lt_status lt__mpi_open_side(mpi_transport *c);
-/* mpi_part.c: parts of the job; see lt_transport. */
+/* Parts of the job; see lt_transport. */
 lt_status lt__mpi_offer(void *self, const lt_part *part, int64_t *handle);
 lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, void **of_part);
 void lt__mpi_close_part(mpi_transport *part);

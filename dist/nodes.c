@@ -45,20 +45,24 @@ int lt__node_of(const lt_nodes *nodes, int rank)
 
 /* ==== On this machine ========================================================================= */
 
-static void set_control(lt_nodes *nodes, void *window)
+/* After the control block, for n ranks, come the times of notices. */
+static void set_control(lt_nodes *nodes, int n, void *window)
 {
-    nodes->control = (lt_shm_control *)((char *)window + MARK_BYTES);
+    char *at = (char *)window + MARK_BYTES;
+    nodes->control = (lt_shm_control *)at;
+    nodes->noticed = (_Atomic double *)(at + lt__shm_control_bytes(n));
 }
 
-/* Makes a control block for n ranks. */
-static lt_status make_control(lt_nodes *nodes, int n, lt_mappings *mappings)
+/* Makes a control block for n ranks, of `size` in the job. */
+static lt_status make_control(lt_nodes *nodes, int n, int size, lt_mappings *mappings)
 {
+    size_t bytes = lt__shm_control_bytes(n) + (size_t)size * sizeof *nodes->noticed;
     uint64_t mark = (uint64_t)getpid() << 32 ^ (uint64_t)(1e6 * lt__seconds());
-    nodes->own_mapping = lt__mapping_new(mappings, MARK_BYTES + lt__shm_control_bytes(n));
+    nodes->own_mapping = lt__mapping_new(mappings, MARK_BYTES + bytes);
     if (!nodes->own_mapping)
         return LT_ENOMEM;
     memcpy(nodes->own_mapping, &mark, sizeof mark);
-    set_control(nodes, nodes->own_mapping);
+    set_control(nodes, n, nodes->own_mapping);
     lt__shm_control_init(nodes->control, n);
     return LT_OK;
 }
@@ -75,7 +79,7 @@ static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mapp
     const lt_net *w = ring->net;
     size_t bytes = (size_t)w->n_node * sizeof *nodes->pid;
     offer mine = {.pid = getpid()};
-    LT_TRY(make_control(nodes, w->n_node, mappings));
+    LT_TRY(make_control(nodes, w->n_node, w->size, mappings));
     mine.handle = lt__mapping_handle(mappings, nodes->own_mapping);
     memcpy(&mine.mark, nodes->own_mapping, sizeof mine.mark);
     bool together = true;
@@ -103,7 +107,7 @@ static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *map
     bool good = window && memcmp(window, &o.mark, sizeof o.mark) == 0;
     int pid = good ? getpid() : 0;
     if (good)
-        set_control(nodes, window);
+        set_control(nodes, w->n_node, window);
     LT_TRY(lt__ring_send(ring, w->node[0], &pid, sizeof pid));
     return lt__ring_receive(ring, w->node[0], nodes->pid, (size_t)w->n_node * sizeof *nodes->pid);
 }
@@ -121,7 +125,7 @@ lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *ma
     }
     nodes->n_here = 1;
     nodes->rank_of[0] = w->rank;
-    return nodes->own_mapping ? LT_OK : make_control(nodes, 1, mappings);
+    return nodes->own_mapping ? LT_OK : make_control(nodes, 1, w->size, mappings);
 }
 
 /* ==== On all machines ========================================================================= */

@@ -21,7 +21,6 @@ typedef struct peer { /* another node */
     lt_request sending, receiving;
     notice notice;               /* of the peer */
     bool has_sent, has_received; /* this node's notice is sent; the peer's has arrived */
-    double when;                 /* time of arrival */
 } peer;
 
 struct lt_notices {
@@ -29,6 +28,7 @@ struct lt_notices {
     lt_shm *shm;
     const int *rank;
     int n, node;
+    _Atomic double *noticed; /* see lt_nodes */
     lt_liveness *liveness;
     pthread_mutex_t lock; /* guards the fields below */
     bool is_sent;         /* lt__notices_send() was called */
@@ -36,9 +36,10 @@ struct lt_notices {
     peer peer[];
 };
 
-lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
+lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const lt_nodes *nodes,
                              lt_liveness *liveness)
 {
+    const int *rank = nodes->first, n = nodes->n, node = nodes->own;
     lt_notices *notices = calloc(1, sizeof *notices + (size_t)n * sizeof *notices->peer);
     if (!notices) {
         lt_fail(LT_ENOMEM, "out of memory for %d nodes", n);
@@ -49,6 +50,7 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, in
     notices->rank = rank;
     notices->n = n;
     notices->node = node;
+    notices->noticed = nodes->noticed;
     notices->liveness = liveness;
     pthread_mutex_init(&notices->lock, NULL);
     for (int i = 0; i < n; i++)
@@ -91,15 +93,16 @@ void lt__notices_send(lt_notices *notices)
     pthread_mutex_unlock(&notices->lock);
 }
 
-static void receive_from(lt_notices *notices, peer *p)
+static void receive_from(lt_notices *notices, int i)
 {
     const lt_net *w = notices->net;
+    peer *p = &notices->peer[i];
     if (notices->is_sent && !p->has_sent)
         p->has_sent = w->test(w->self, &p->sending) != 0;
     if (p->has_received || w->test(w->self, &p->receiving) != 1)
         return;
     p->has_received = true;
-    p->when = lt__seconds();
+    atomic_store(&notices->noticed[i], lt__seconds());
     if (p->notice.status != LT_OK)
         lt__shm_fail(notices->shm, p->notice.rank, p->notice.status, p->notice.text);
 }
@@ -111,19 +114,14 @@ void lt__notices_receive(lt_notices *notices)
     pthread_mutex_lock(&notices->lock);
     for (int i = 0; i < notices->n; i++)
         if (i != notices->node)
-            receive_from(notices, &notices->peer[i]);
+            receive_from(notices, i);
     pthread_mutex_unlock(&notices->lock);
 }
 
-bool lt__notices_has_left(lt_notices *notices, int node)
+bool lt__notices_has_left(const lt_nodes *nodes, int node)
 {
-    if (!notices)
-        return false;
-    const peer *p = &notices->peer[node];
-    pthread_mutex_lock(&notices->lock);
-    bool has_left = p->has_received && lt__seconds() > p->when + DELAY_SECONDS;
-    pthread_mutex_unlock(&notices->lock);
-    return has_left;
+    double when = atomic_load(&nodes->noticed[node]);
+    return when != 0 && lt__seconds() > when + DELAY_SECONDS;
 }
 
 bool lt__notices_finish(lt_notices *notices, double seconds)

@@ -5,16 +5,14 @@
 #define LT_DIST_NOTICES_H
 
 #include "dist/liveness.h"
-#include "dist/shm.h"
-#include "dist/net.h"
+#include "dist/nodes.h"
 
 /* NULL if this rank is not the first of its node; calls then have no effect. */
 typedef struct lt_notices lt_notices;
 
-/* Opens the notices of node `node`. rank[0..n) are the first ranks of all nodes. Failures of other
- * nodes are written to shm. All arguments are borrowed until lt__notices_free(). New. NULL with
- * LT_ENOMEM or LT_EPEER. */
-lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
+/* Opens the notices of this node. Failures of other nodes are written to shm. All arguments are
+ * borrowed until lt__notices_free(). New. NULL with LT_ENOMEM or LT_EPEER. */
+lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const lt_nodes *nodes,
                              lt_liveness *liveness);
 /* Only after lt__notices_finish() has returned true. NULL is allowed. */
 void lt__notices_free(lt_notices *notices);
@@ -25,8 +23,8 @@ void lt__notices_send(lt_notices *notices);
 /* Handles notices that have arrived. Thread-safe. */
 void lt__notices_receive(lt_notices *notices);
 /* Whether the notice of a node arrived so long ago that none of its other messages is still in
- * transit. */
-bool lt__notices_has_left(lt_notices *notices, int node);
+ * transit. Any rank may call it, but only the first rank of its node handles notices. */
+bool lt__notices_has_left(const lt_nodes *nodes, int node);
 /* Sends the notice of this node and waits until it is sent and the notices of all other nodes have
  * arrived. Waits without limit while all nodes that it waits for are connected, because each may
  * continue for as long as it needs; otherwise for at most `seconds`. After a failure it does not

@@ -17,6 +17,7 @@
 enum { CHUNK = 48 << 10, DEPTH = 64 };
 enum { SMALL = 32 << 10 };                /* sums of at most that many bytes use pairs of members */
 static const double SPIN_SECONDS = 30e-6; /* an MPI test takes a few microseconds */
+static const double LOST_SECONDS = 0.5;   /* see lost() */
 enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
 
 lt_status lt__ring_open(lt_ring *r)
@@ -80,11 +81,16 @@ lt_status lt__ring_fail_peer(const lt_ring *r, int rank, const char *what)
                    r->net->rank, what, lt__ring_last_seen(r, rank));
 }
 
-/* The network has lost a rank. Fails with the reason if check() knows it. */
+/* The network has lost a rank. Fails with the reason if check() knows it soon: the rank may have
+ * failed before, and other ranks may be about to say so. */
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
+    double until = lt__seconds() + LOST_SECONDS;
     r->missing = rank;
-    LT_TRY(r->check(r->ud, r, rank, what));
+    do {
+        LT_TRY(r->check(r->ud, r, rank, what));
+        nanosleep(&(struct timespec){.tv_nsec = LONGEST_NS}, NULL);
+    } while (lt__seconds() < until);
     return lt__ring_fail_peer(r, rank, what);
 }
 

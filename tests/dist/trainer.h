@@ -404,7 +404,7 @@ static void train_all(const plan *p, result results[MOST])
 }
 
 /* Checks that all ranks end with the same bits, close to the result of one rank. */
-static void check_against_one(const plan *p, double tolerance)
+static inline void check_against_one(const plan *p, double tolerance)
 {
     static result one[MOST], many[MOST];
     plan alone = *p;
