@@ -302,11 +302,13 @@ static bool may_apply(const lt_ctx *ctx)
     return step_status == LT_APPLIED || step_status == LT_PENDING;
 }
 
-/* Adds a step of an optimizer, or a computation of its norm, to the digest. */
+/* Adds a step of an optimizer, or a computation of its norm, to the digest. Ranks may have
+ * different numbers of micro-batches. */
 static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 {
     uint32_t event = 2 * o->number + is_step;
-    ag->digest = lt__fnv32(ag->digest, &event, sizeof event);
+    if (ag->step_status != LT_ACCUMULATING)
+        ag->digest = lt__fnv32(ag->digest, &event, sizeof event);
 }
 
 uint32_t lt_steps_digest(const lt_ctx *ctx)

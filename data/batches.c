@@ -269,7 +269,7 @@ static int find_rows(const lt_batches *b, int64_t all, int64_t *first, int64_t *
     const lt_batch_options *o = &b->spec.options;
     int64_t before;
     lt_shard(all, o->grain, o->rank + b->shard, o->ranks, &before, count);
-    int n = lt_micro_batches(*count, o->grain, o->micro);
+    int n = lt_micro_batches(all, o->grain, o->ranks, o->micro);
     lt_shard(*count, o->grain, b->micro, n, first, count);
     *first = *count > 0 ? before + *first : 0; /* an empty shard returns the first row */
     *count = *count > 0 ? *count : 1;
@@ -448,12 +448,7 @@ lt_status lt_batches_request(lt_batches *b, int64_t first)
 static int64_t parts_of(const lt_batches *b, int64_t rows)
 {
     const lt_batch_options *o = &b->spec.options;
-    int64_t parts = 0, first, count;
-    for (int i = 0; i < o->shards && rows > 0; i++) {
-        lt_shard(rows, o->grain, o->rank + i, o->ranks, &first, &count);
-        parts += lt_micro_batches(count, o->grain, o->micro);
-    }
-    return parts;
+    return rows > 0 ? (int64_t)o->shards * lt_micro_batches(rows, o->grain, o->ranks, o->micro) : 0;
 }
 
 int64_t lt_batches_count(const lt_batches *b)

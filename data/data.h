@@ -94,9 +94,9 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-/* The number of micro-batches of `rows` rows: at most `most`, so that none is empty, but at least
- * one. Grains stay together. */
-LT_API int lt_micro_batches(int64_t rows, int64_t grain, int most);
+/* The number of micro-batches of each shard of a batch of `rows` rows: at most `most`, so that none
+ * of any shard is empty, but at least one. Grains stay together. */
+LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
 
 #define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */
 #define LT_MAX_REQUESTS 16 /* requests outstanding at a time, see lt_batches_request() */
@@ -117,8 +117,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
      * batch of its own. 0: 1 */
     int shards;
     int64_t grain; /* rows that stay together in a shard; 0: 1 */
-    /* each shard is returned as micro-batches, batches of their own: lt_micro_batches(rows, grain,
-     * micro) of them, with the rows of lt_shard(). 0: 1 */
+    /* each shard is returned as up to `micro` micro-batches, batches of their own:
+     * lt_micro_batches() of them, with the rows that lt_shard() gives. 0: 1 */
     int micro;
     /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and
      * std */

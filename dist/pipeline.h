@@ -49,7 +49,7 @@ typedef struct lt_pipeline_times { /* of this rank, since the last call; in seco
 } lt_pipeline_times;
 
 /* Starts a pipeline. A collective, before parameters are placed. ctx is kept; group is borrowed
- * until the pipeline is freed. New. NULL with LT_EUSAGE if the ranks cannot be divided into these
+ * until the pipeline is freed, which must happen before it is closed. New. NULL with LT_EUSAGE if the ranks cannot be divided into these
  * stages, LT_EINVAL in backward or in a dry run, LT_ENOMEM, or the errors of the group. */
 LT_API lt_pipeline *lt_pipeline_new(lt_ctx *ctx, struct lt_group *group,
                                     const lt_pipeline_config *config);
@@ -59,6 +59,9 @@ LT_API int lt_pipeline_stage(const lt_pipeline *pipeline);    /* of this rank, f
 LT_API int lt_pipeline_stages(const lt_pipeline *pipeline);   /* their number */
 LT_API int lt_pipeline_replica(const lt_pipeline *pipeline);  /* of this rank, from 0 */
 LT_API int lt_pipeline_replicas(const lt_pipeline *pipeline); /* of each stage */
+/* The group of the replicas of this stage, for a reducer, which must be blocking; NULL if there is
+ * only one. Borrowed until the pipeline is freed. */
+LT_API struct lt_group *lt_pipeline_group(const lt_pipeline *pipeline);
 /* Whether this rank is the one of its replica that counts x, so that a sum over the stages counts
  * it once: it has x, and no earlier stage has it. */
 LT_API bool lt_pipeline_counts(const lt_pipeline *pipeline, const lt_tensor *x);

@@ -41,6 +41,7 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
 struct lt_pipeline {
     lt_ctx *ctx;
     lt_group *group; /* of the job; borrowed, like mail */
+    lt_group *part;  /* the replicas of this stage; NULL if there is only one */
     lt_mail *mail;
     int64_t run;
     lt_pipeline_config config;

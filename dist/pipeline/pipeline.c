@@ -207,6 +207,7 @@ int lt_pipeline_stage(const lt_pipeline *p) { return p->schedule.stage; }
 int lt_pipeline_stages(const lt_pipeline *p) { return p->schedule.stages; }
 int lt_pipeline_replica(const lt_pipeline *p) { return p->replica; }
 int lt_pipeline_replicas(const lt_pipeline *p) { return p->replicas; }
+lt_group *lt_pipeline_group(const lt_pipeline *p) { return p->part; }
 
 bool lt_pipeline_counts(const lt_pipeline *p, const lt_tensor *x)
 {
@@ -253,6 +254,7 @@ void lt_pipeline_free(lt_pipeline *p)
         }
     lt_status status = lt_set_stages(p->ctx, NULL);
     (void)status; /* it fails only within backward */
+    lt_group_close(p->part);
     lt__ctx_release(p->ctx);
     free(p->values);
     free(p->sent);
@@ -272,6 +274,8 @@ static lt_status open_pipeline(lt_pipeline *p)
         return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
     if (!(p->mail = lt__group_mail(p->group)))
         return lt_errcode();
+    if (p->replicas > 1)
+        LT_TRY(lt__group_split(p->group, p->schedule.stage, &p->part));
     p->run = lt__mail_next_run(p->mail);
     return lt_set_stages(p->ctx, &(lt_stages){.ud = p,
                                               .own = p->schedule.stage,

@@ -206,9 +206,9 @@ static part find_part(const lt_lua *s, int64_t rows, int64_t grain, int i)
         return p;
     }
     int64_t before;
-    lt_shard(rows, grain, lt_pipeline_replica(s->pipeline), lt_pipeline_replicas(s->pipeline),
-             &before, &p.of);
-    p.n = lt_micro_batches(p.of, grain, s->micro);
+    int replicas = lt_pipeline_replicas(s->pipeline);
+    lt_shard(rows, grain, lt_pipeline_replica(s->pipeline), replicas, &before, &p.of);
+    p.n = lt_micro_batches(rows, grain, replicas, s->micro);
     lt_shard(p.of, grain, i, p.n, &p.first, &p.rows);
     p.first += before;
     return p;

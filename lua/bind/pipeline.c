@@ -64,6 +64,19 @@ static struct lt_lua_plan *read_plan(lua_State *L, int index)
 
 static const char *const kinds[LT_SCHEDULE_KINDS + 1] = {"gpipe", "1f1b", "zb", NULL};
 
+/* Makes the reducer of the replicas of this stage. It sends nothing before the last pass. */
+static lt_status open_reducer(lt_lua *s)
+{
+    lt_group *replicas = lt_pipeline_group(s->pipeline);
+    if (!replicas)
+        return LT_OK;
+    s->reducer_config.blocking = true;
+    if (!(s->reducer = lt_reducer_new(s->ctx, replicas, &s->reducer_config)))
+        return lt_errcode();
+    s->wire_scales = lt_wire_scales_init();
+    return lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales);
+}
+
 /* open_pipeline(names, stages, number, schedule, lag, micro): makes this rank a stage of a pipeline
  * of `number` stages. names is the list of parameters and buffers, and stages has their stages,
  * from 0. schedule is "gpipe", "1f1b" or "zb"; micro, the number of micro-batches of each batch and
@@ -82,6 +95,7 @@ static int open_pipeline(lua_State *L)
         lt__error(L, s, LT_ENOMEM, "out of memory for a pipeline");
     if (!(s->pipeline = lt_pipeline_new(s->ctx, s->group, &config)))
         lt__raise(L, s);
+    lt__check(L, s, open_reducer(s));
     return 0;
 }
 

@@ -48,7 +48,13 @@ static void check_micro_batches(lt_batches *batches, int64_t done, int64_t rows,
     int64_t first, count, at = 0;
     lt_tensor *x, *y;
     lt_shard(rows, grain, rank, ranks, &first, &count);
-    int64_t grains = (count + grain - 1) / grain, n = grains < 1 ? 1 : lesser(grains, micro);
+    int64_t grains = (count + grain - 1) / grain, least = micro;
+    for (int i = 0; i < ranks; i++) {
+        int64_t of_rank, before;
+        lt_shard(rows, grain, i, ranks, &before, &of_rank);
+        least = lesser(least, (of_rank + grain - 1) / grain);
+    }
+    int64_t n = least < 1 ? 1 : least;
     for (int64_t i = 0; i < n; i++) {
         int64_t end = count == 0 ? 1 : lesser((grains * (i + 1) + n - 1) / n * grain, count);
         CHECK_OK(lt_batches_next(batches, &x, &y));

@@ -92,12 +92,15 @@ end
 
 local wanted = {}
 
--- Checks a pipeline against one process. accumulate: the number of micro-batches of a step.
+-- Checks a pipeline against one process, or one process for each replica. accumulate: the number of
+-- micro-batches of a step and replica.
 local function check(pipe, ranks, accumulate, arguments, options)
   arguments, options = arguments or "", options or ""
-  local key = ("%d %s %s"):format(accumulate, arguments, options)
+  local replicas = ranks // pipe:match "%d+"
+  local key = ("%d %s %s %d"):format(accumulate, arguments, options, replicas)
+  local alone = replicas > 1 and ("--ranks %d %s"):format(replicas, options) or options
   wanted[key] = wanted[key]
-                or {run(options, ("--accumulate %d %s"):format(accumulate, arguments))}
+                or {run(alone, ("--accumulate %d %s"):format(accumulate, arguments))}
   local losses, sha = run(("--ranks %d --parallel pipe=%s,micro=%d %s")
                           :format(ranks, pipe, accumulate, options), arguments)
   assert(sha and #losses > 0)
@@ -147,6 +150,15 @@ end)
 T.test("half precision", function()
   check("2,cut=conv2", 2, 4, "", "--amp bf16")
   check("3,cut=conv2,cut=fc2", 3, 4, "", "--amp fp16")
+end)
+
+T.test("replicas", function()
+  check("1,data=2", 2, 2)
+  check("2,data=2,cut=fc1", 4, 2)
+  check("2,data=3,cut=conv2", 6, 2)
+  check("2,data=2,cut=bn1", 4, 3, "--size 23 --clip 0.1")
+  check("2,data=2,cut=conv2", 4, 4, "--optim adam", "--amp fp16")
+  check("2,data=2,cut=fc1", 4, 2, "", "--wire fp16")
 end)
 
 T.test("a loop without lt.run", function()
