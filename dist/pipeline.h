@@ -45,6 +45,7 @@ typedef struct lt_pipeline_config {
 typedef struct lt_pipeline_times { /* of this rank, since the last call; in seconds */
     double backward, weights;      /* backward passes, and those for gradients of weights */
     double waited;                 /* for messages, while no pass could run */
+    double drained;                /* in lt_pipeline_drain(), including passes and waits */
     int64_t bytes;                 /* sent */
 } lt_pipeline_times;
 

@@ -136,6 +136,7 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
         m = lt__mail_take(p->mail, LOOK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;
+    lt_trace(p->ctx, LT_TRACK_STEP, "wait for a stage", began, lt__seconds() - began);
     return store(p, m);
 }
 

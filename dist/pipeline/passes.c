@@ -64,5 +64,6 @@ lt_status lt__pass_run_weights(lt_pipeline *p)
     p->state.weights++;
     lt__pass_drop_first(p);
     p->times.weights += lt__seconds() - began;
+    lt_trace(p->ctx, LT_TRACK_STEP, "gradients of weights", began, lt__seconds() - began);
     return LT_OK;
 }

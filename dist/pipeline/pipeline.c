@@ -86,6 +86,7 @@ static lt_status run_backward(lt_pipeline *p)
         lt__pass_drop_first(p);
     }
     p->times.backward += lt__seconds() - began;
+    lt_trace(p->ctx, LT_TRACK_STEP, "backward pass", began, lt__seconds() - began);
     return LT_OK;
 }
 
@@ -116,9 +117,11 @@ lt_status lt_pipeline_drain(lt_pipeline *p)
 {
     if (p->state.forward == 0)
         return LT_OK;
+    double began = lt__seconds();
     p->state.micro = p->state.forward;
     LT_TRY(run_due(p));
     p->state = (lt_stage_state){.micro = INT_MAX};
+    p->times.drained += lt__seconds() - began;
     return LT_OK;
 }
 

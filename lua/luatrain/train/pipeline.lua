@@ -79,6 +79,15 @@ function pipeline.check(o)
   end
 end
 
+-- The seconds of a step on this rank: {forward =, backward =, weights =, waiting =, optimizer =}.
+-- spent: see run.lua.
+function pipeline.times(spent)
+  local backward, weights, waiting, drained = core.pipeline_times()
+  local optimizer = spent.optimizer - drained
+  return {forward = spent.inside - optimizer - backward - weights - waiting, backward = backward,
+          weights = weights, waiting = waiting, optimizer = optimizer}
+end
+
 -- What this rank contributes to the sum of a value over all ranks. value is a number or a tensor of
 -- one element; read(value) checks it and returns a number. One stage of each replica contributes a
 -- tensor, the first one a number, and the others 0.

@@ -390,11 +390,19 @@ local function loss_of_stages(self)
   local _, signal = core.stop_reason()
   local loss = 0.0
   for part = 1, self.shards do loss = loss + self.losses[part] end
+  local times = pipeline.times(self.spent)
   local own = {loss * (rows / self.rows), signal or 0, signal and 1 or 0,
-               self.root and ending.is_save_due(self, true) and 1 or 0}
-  local all = {0.0, 0.0, 0.0, 0.0}
-  for i, number in ipairs(ranks.gather("the step", own)) do
-    all[(i - 1) % #own + 1] = all[(i - 1) % #own + 1] + number
+               self.root and ending.is_save_due(self, true) and 1 or 0,
+               times.forward, times.backward, times.weights, times.waiting}
+  local all, list = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own)
+  for i = 1, #list, #own do
+    for k = 1, #all do all[k] = all[k] + list[i + k - 1] end
+  end
+  self.spent.own, self.spent.stages = times, {}
+  local _, stages, _, replicas = core.pipeline()
+  for stage = 1, stages do            -- those of its first replica
+    local first = (stage - 1) * replicas * #own + #all + 1
+    self.spent.stages[stage] = table.move(list, first, first + 3, 1, {})
   end
   self.stop = all[3] > 0 and core.stop_reason(math.tointeger(all[2] // all[3])) or false
   self.save_due = all[4] > 0
