@@ -49,9 +49,10 @@ typedef struct lt_pipeline_times { /* of this rank, since the last call; in seco
     int64_t bytes;                 /* sent */
 } lt_pipeline_times;
 
-/* Starts a pipeline. A collective, before parameters are placed. ctx is kept; group is borrowed
- * until the pipeline is freed, which must happen before it is closed. New. NULL with LT_EUSAGE if the ranks cannot be divided into these
- * stages, LT_EINVAL in backward or in a dry run, LT_ENOMEM, or the errors of the group. */
+/* Starts a pipeline. A collective, before parameters are placed. ctx is kept. group is borrowed and
+ * must be closed after the pipeline is freed. New. NULL with LT_EUSAGE if the ranks cannot be
+ * divided into these stages, LT_EINVAL in backward or in a dry run, LT_ENOMEM, or the errors of the
+ * group. */
 LT_API lt_pipeline *lt_pipeline_new(lt_ctx *ctx, struct lt_group *group,
                                     const lt_pipeline_config *config);
 /* Discards passes that are not done. The parameters keep their stages. NULL is allowed. */

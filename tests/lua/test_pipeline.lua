@@ -234,7 +234,9 @@ T.test("a rank that dies, leaves or hangs is named with its stage", function()
                             "LUATRAIN_FAULT=" .. fault)
     T.equal(got, code)
     for _, part in ipairs{...} do
-      if not text:find(part, 1, true) then error(("%s: no '%s' in: %s"):format(fault, part, text)) end
+      if not text:find(part, 1, true) then
+        error(("%s: no '%s' in: %s"):format(fault, part, text))
+      end
     end
   end
   check_fault("leave:rank=1:step=3", 8, "rank 1, stage 1 of the pipeline, has ended")

@@ -30,13 +30,16 @@ function progress.skipped(run, before)
     before or "", n, run.steps, run.steps == 1 and "" or "s", n == 1 and "was" or "were")
 end
 
--- Adds the fractions of a step in a pipeline to f: of this rank, and in f.stages those of each stage
--- as a list {forward, backward, weights, waiting}.
-local function stage_fractions(f, total, spent, exposed)
+-- Adds the fractions of a step in a pipeline to f: those of this rank, and in f.stages a list
+-- {forward, backward, weights, waiting} for each stage.
+local function add_stages(f, total, spent, exposed)
   local own = spent.own
-  for _, name in ipairs{"forward", "backward", "weights", "waiting"} do f[name] = own[name] / total end
   f.optimizer = (own.optimizer - exposed) / total
-  f.other = 1 - f.data - f.forward - f.backward - f.weights - f.waiting - f.exposed_comm - f.optimizer
+  f.other = 1 - f.data - f.exposed_comm - f.optimizer
+  for _, name in ipairs{"forward", "backward", "weights", "waiting"} do
+    f[name] = own[name] / total
+    f.other = f.other - f[name]
+  end
   f.stages = {}
   for i, times in ipairs(spent.stages) do
     f.stages[i] = {}
@@ -57,7 +60,7 @@ local function fractions(total, waited, spent)
     f.other = 1 - f.data - f.exposed_comm
     return f
   end
-  if spent.own then return stage_fractions(f, total, spent, exposed) end
+  if spent.own then return add_stages(f, total, spent, exposed) end
   f.forward = (spent.inside - spent.backward - spent.optimizer) / total
   f.backward, f.optimizer = spent.backward / total, (spent.optimizer - exposed) / total
   f.other = 1 - f.data - f.forward - f.backward - f.exposed_comm - f.optimizer
