@@ -6,6 +6,8 @@
 
 #include "dist/dist.h"
 
+enum { LT_FIRST_BUCKET = 1 << 20, LT_BUCKET = 8 << 20 }; /* default sizes in bytes */
+
 typedef enum lt_grad_state {
     LT_GRAD_NONE,
     LT_GRAD_PENDING,
@@ -46,12 +48,15 @@ typedef struct lt_bucket_plan { /* all zeros: no parameters */
 /* Adds parameter x; kept. Call lt__bucket_plan_cut() after the last one. LT_ENOMEM, or the error of
  * lt_grad_find(). */
 LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
-/* Sorts the items and cuts them into buckets. The first bucket has at most `first` bytes, the
- * others at most `most`. A bucket also takes at most half of the bytes left in its arena, unless
- * that is less than `first`: sending the last buckets does not overlap with backward, so they
- * should be small. A larger parameter gets a bucket of its own. Pointers to items become invalid.
- * Not while an exchange runs. LT_ENOMEM. */
+/* Sorts the items and cuts them into buckets of at most lt__bucket_capacity() bytes. A larger
+ * parameter gets a bucket of its own. Pointers to items become invalid. Not while an exchange runs.
+ * LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t most);
+/* The capacity of the next bucket if `left` bytes are left in its arena. The first bucket has at
+ * most `first` bytes, the others at most `most`. A bucket also takes at most half of the bytes
+ * left, unless that is less than `first`: sending the last buckets does not overlap with backward,
+ * so they should be small. */
+size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t most);
 void lt__bucket_plan_free(lt_bucket_plan *plan);
 
 /* The item of parameter x, or NULL. */

@@ -150,8 +150,9 @@ bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 
 static lt_status cut(lt_reducer *r)
 {
-    size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : 1 << 20;
-    return lt__bucket_plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
+    size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : LT_FIRST_BUCKET;
+    size_t most = r->config.bucket > 0 ? r->config.bucket : LT_BUCKET;
+    return lt__bucket_plan_cut(&r->plan, first, most);
 }
 
 /* Grows the arrays with an entry per item or arena of the plan, before x is added to it. */
