@@ -3,55 +3,12 @@
  * wait forever. The test also runs under AddressSanitizer, which finds leaks.
  */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "dist/mail/mail.h"
 #include "tests/dist/async_net.h"
-
-/* ==== Allocations ============================================================================= */
-
-/* The linker replaces calls of malloc() by __wrap_malloc(), and __real_malloc() by malloc(). */
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t n, size_t bytes);
-void *__real_realloc(void *p, size_t bytes);
-void *__real_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_realloc(void *p, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-
-static atomic_int left;     /* allocations up to the one that fails; 0 or less: none fails */
-static atomic_bool reached; /* it has failed */
-
-static bool fails(void)
-{
-    if (atomic_load(&left) <= 0 || atomic_fetch_sub(&left, 1) != 1)
-        return false;
-    return atomic_exchange(&reached, true) == false;
-}
-
-void *__wrap_malloc(size_t bytes) { return fails() ? NULL : __real_malloc(bytes); }
-void *__wrap_calloc(size_t n, size_t bytes) { return fails() ? NULL : __real_calloc(n, bytes); }
-void *__wrap_realloc(void *p, size_t bytes) { return fails() ? NULL : __real_realloc(p, bytes); }
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
-{
-    return fails() ? NULL : __real_aligned_alloc(alignment, bytes);
-}
-
-static void fail_at(int n)
-{
-    reached = false;
-    left = n;
-}
-
-/* Ends this. Returns whether the allocation was reached. */
-static bool end_failing(void)
-{
-    left = 0;
-    return reached;
-}
+#include "tests/dist/failing.h"
 
 /* The fake network's own memory never runs out. */
 #define malloc __real_malloc
