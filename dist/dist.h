@@ -16,6 +16,7 @@
 #include "autograd/autograd.h"
 #include "dist/async.h"
 #include "dist/pipeline.h"
+#include "dist/plan.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,18 +1,23 @@
 /* simulate.c - simulates an optimizer step of a pipeline; see simulate.h. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "dist/pipeline/simulate.h"
+
+static const double SLACK = 1 - 1e-9; /* for rounding errors */
 
 typedef struct stage {
     lt_stage_state state;
     lt_action doing;           /* a pass; or LT_WAIT or LT_DONE */
     double until;              /* end of the pass */
+    double left;               /* seconds from the begin of the next pass to the end, at least */
     double sending, receiving; /* when it has sent and received the messages so far */
+    int sent_to, arrived;      /* number of messages that were sent to it, and of those arrived */
 } stage;
 
 typedef struct message {
     double arrives;
-    int to, micro;
+    int micro;
     bool backward; /* it has a gradient */
 } message;
 
@@ -23,22 +28,29 @@ typedef struct simulation {
     lt_pipe_result *result;
     stage *stage;      /* (stages) */
     int *missing[2];   /* (stages, micro) messages with inputs, and with gradients, to arrive */
-    message *messages; /* in flight */
-    int n_messages;
+    message *messages; /* (stages, stages * micro) to each stage, which arrive in this order */
 } simulation;
 
-static double bytes_between(const simulation *s, int from, int to)
+/* The bytes of values from stage i to stage j > i, or of their gradients. */
+static double bytes_between(const simulation *s, bool backward, int i, int j)
 {
-    return s->pipe->bytes[(ptrdiff_t)from * s->pipe->stages + to];
+    const double *bytes = backward && s->pipe->grads ? s->pipe->grads : s->pipe->bytes;
+    return bytes[(ptrdiff_t)i * s->pipe->stages + j];
 }
 
 /* ==== Messages ================================================================================ */
+
+/* Message k of those that were sent to a stage. */
+static message *message_to(const simulation *s, int to, int k)
+{
+    return &s->messages[(ptrdiff_t)to * s->pipe->stages * s->pipe->micro + k];
+}
 
 static void post(simulation *s, int from, int to, bool backward, int micro, double now)
 {
     stage *a = &s->stage[from], *b = &s->stage[to];
     const lt_pipe_link *link = &s->pipe->link;
-    double bytes = backward ? bytes_between(s, to, from) : bytes_between(s, from, to);
+    double bytes = backward ? bytes_between(s, true, to, from) : bytes_between(s, false, from, to);
     double begin = now;
     if (bytes == 0)
         return;
@@ -47,7 +59,7 @@ static void post(simulation *s, int from, int to, bool backward, int micro, doub
     if (b->receiving > begin)
         begin = b->receiving;
     a->sending = b->receiving = begin + bytes / link->bytes_per_s;
-    s->messages[s->n_messages++] = (message){a->sending + link->latency, to, micro, backward};
+    *message_to(s, to, b->sent_to++) = (message){a->sending + link->latency, micro, backward};
 }
 
 /* Counts the micro-batches all of whose messages have arrived. */
@@ -66,12 +78,12 @@ static void update_arrivals(simulation *s, int i)
     t->grads = count_complete(s, i, true, t->grads);
 }
 
-static void arrive(simulation *s, int k)
+/* The next message of a stage arrives. */
+static void arrive(simulation *s, int to)
 {
-    message m = s->messages[k];
-    s->messages[k] = s->messages[--s->n_messages];
-    s->missing[m.backward][(ptrdiff_t)m.to * s->pipe->micro + m.micro]--;
-    update_arrivals(s, m.to);
+    const message *m = message_to(s, to, s->stage[to].arrived++);
+    s->missing[m->backward][(ptrdiff_t)to * s->pipe->micro + m->micro]--;
+    update_arrivals(s, to);
 }
 
 /* ==== Passes ================================================================================== */
@@ -94,6 +106,9 @@ static void begin_pass(simulation *s, int i, double now)
     case LT_WEIGHTS: seconds = cost->weights, micro = a->state.weights; break;
     default: return;
     }
+    if (s->pipe->limit > 0 && (now + a->left) * SLACK > s->pipe->limit)
+        s->result->seconds = INFINITY;
+    a->left -= seconds;
     a->until = now + seconds;
     s->result->busy[i] += seconds;
     if (s->log)
@@ -139,18 +154,21 @@ static bool step(simulation *s)
     for (int i = 0; i < s->pipe->stages; i++)
         if (is_busy(&s->stage[i]) && (first < 0 || s->stage[i].until < now))
             now = s->stage[first = i].until;
-    for (int k = 0; k < s->n_messages; k++)
-        if ((first < 0 && arrival < 0) || s->messages[k].arrives < now)
-            now = s->messages[arrival = k].arrives;
+    for (int i = 0; i < s->pipe->stages; i++) {
+        const stage *a = &s->stage[i];
+        double arrives = a->arrived < a->sent_to ? message_to(s, i, a->arrived)->arrives : INFINITY;
+        if (arrives < now || (first < 0 && arrival < 0 && arrives < INFINITY))
+            now = message_to(s, arrival = i, a->arrived)->arrives;
+    }
+    int changed = arrival >= 0 ? arrival : first;
+    if (changed < 0)
+        return false;
     if (arrival >= 0)
         arrive(s, arrival);
-    else if (first >= 0)
-        end_pass(s, first);
     else
-        return false;
-    for (int i = 0; i < s->pipe->stages; i++)
-        if (!is_busy(&s->stage[i]))
-            begin_pass(s, i, now);
+        end_pass(s, first);
+    if (!is_busy(&s->stage[changed])) /* the others still wait for the same message */
+        begin_pass(s, changed, now);
     return true;
 }
 
@@ -170,11 +188,13 @@ static void open_stages(simulation *s)
     int n = s->pipe->stages, micro = s->pipe->micro;
     for (int i = 0; i < n; i++) {
         for (int j = i + 1; j < n; j++)
-            for (int m = 0; bytes_between(s, i, j) > 0 && m < micro; m++) {
-                s->missing[0][(ptrdiff_t)j * micro + m]++;
-                s->missing[1][(ptrdiff_t)i * micro + m]++;
+            for (int m = 0; m < micro; m++) {
+                s->missing[0][(ptrdiff_t)j * micro + m] += bytes_between(s, false, i, j) > 0;
+                s->missing[1][(ptrdiff_t)i * micro + m] += bytes_between(s, true, i, j) > 0;
             }
+        const lt_pipe_stage *c = &s->pipe->stage[i];
         s->stage[i] = (stage){.state.micro = micro, .doing = LT_WAIT};
+        s->stage[i].left = micro * (c->forward + c->inputs + c->weights) + c->reduce + c->update;
     }
     for (int i = 0; i < n; i++)
         update_arrivals(s, i);
@@ -191,8 +211,7 @@ lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud, lt_
                     result,
                     calloc(n, sizeof *s.stage),
                     {calloc(n * micro, sizeof(int)), calloc(n * micro, sizeof(int))},
-                    malloc(n * n * micro * sizeof *s.messages),
-                    0};
+                    malloc(n * n * micro * sizeof *s.messages)};
     lt_status status = LT_OK;
     if (!s.stage || !s.missing[0] || !s.missing[1] || !s.messages) {
         status = lt_fail(LT_ENOMEM, "out of memory for a simulated pipeline");
@@ -200,7 +219,7 @@ lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud, lt_
         open_stages(&s);
         for (int i = 0; i < pipe->stages; i++)
             begin_pass(&s, i, 0);
-        while (step(&s))
+        while (result->seconds < INFINITY && step(&s))
             ;
     }
     free(s.stage);

@@ -5,6 +5,7 @@
 #define LT_DIST_PIPELINE_SIMULATE_H
 
 #include "dist/pipeline/schedule.h"
+#include "dist/plan.h"
 
 typedef struct lt_pipe_stage {       /* seconds; the passes are for one micro-batch */
     double forward, inputs, weights; /* forward pass; gradients of the inputs, and of the weights */
@@ -12,22 +13,21 @@ typedef struct lt_pipe_stage {       /* seconds; the passes are for one micro-ba
     double update; /* of the optimizer */
 } lt_pipe_stage;
 
-typedef struct lt_pipe_link { /* between two processes, in each direction */
-    double latency, bytes_per_s;
-} lt_pipe_link;
-
 typedef struct lt_pipe {
     lt_schedule_kind kind;
     int stages, micro, lag;
     const lt_pipe_stage *stage; /* (stages) */
-    /* Bytes that a micro-batch sends from stage i to stage j > i in the forward pass, and back in
-     * the backward pass: bytes[i * stages + j]. (stages, stages) */
+    /* Bytes that a micro-batch sends from stage i to stage j > i in the forward pass:
+     * bytes[i * stages + j]. grads: those sent back in the backward pass; NULL: the same.
+     * (stages, stages) */
     const double *bytes;
     lt_pipe_link link;
+    const double *grads;
+    double limit; /* seconds; 0: none. The simulation may end early if the step takes longer */
 } lt_pipe;
 
 typedef struct lt_pipe_result {
-    double seconds;               /* of the step */
+    double seconds;               /* of the step; INFINITY if the simulation has ended early */
     double busy[LT_MAX_STAGES];   /* seconds that each stage computes */
     int in_memory[LT_MAX_STAGES]; /* largest number of micro-batches in memory */
 } lt_pipe_result;

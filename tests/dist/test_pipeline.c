@@ -47,7 +47,7 @@ static lt_pipe make(lt_schedule_kind kind, int stages, int micro, int lag, lt_pi
         for (int j = i + 1; j < stages; j++)
             bytes[i * stages + j] = j == i + 1 || pick(3) == 0 ? 1 + pick(20) : 0;
     }
-    return (lt_pipe){kind, stages, micro, lag, stage, bytes, {pick(3), 1 + pick(5)}};
+    return (lt_pipe){kind, stages, micro, lag, stage, bytes, {pick(3), 1 + pick(5)}, NULL, 0};
 }
 
 /* The action that comes at place k of a stage's log, without the passes for weights. */
@@ -182,11 +182,47 @@ TEST(idle_time_is_that_of_the_literature)
         }
 }
 
+/* A simulation with a limit gives the same time, or ends early if the step takes longer. */
+TEST(a_limit_only_ends_simulations_of_slower_steps)
+{
+    int ended = 0;
+    for (int k = 0; k < 500; k++) {
+        lt_pipe_stage stage[STAGES];
+        double bytes[STAGES * STAGES] = {0};
+        lt_pipe p = make(pick(LT_SCHEDULE_KINDS), 1 + pick(STAGES), MICRO, pick(3), stage, bytes);
+        lt_pipe_result r, limited;
+        CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &r));
+        p.limit = r.seconds;
+        CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &limited));
+        CHECK(limited.seconds == r.seconds);
+        p.limit = r.seconds * 0.9;
+        CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &limited));
+        CHECK(limited.seconds == r.seconds || isinf(limited.seconds));
+        ended += isinf(limited.seconds);
+    }
+    CHECK(ended > 250);
+}
+
+/* By hand: the first message arrives at 2 + 1 s, stage 1 computes 2 * 3 s. Without gradients, stage
+ * 0 only waits for itself. */
+TEST(gradients_may_have_other_sizes_than_values)
+{
+    lt_pipe_stage stage[2] = {{1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}};
+    double bytes[4] = {0, 1, 0, 0}, grads[4] = {0, 0, 0, 0};
+    lt_pipe p = {LT_GPIPE, 2, 2, 0, stage, bytes, {1, 1}, grads, 0};
+    lt_pipe_result r;
+    CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &r));
+    CHECK_NEAR(r.seconds, 3 + 6, 1e-12);
+    grads[1] = 3; /* stage 1: B0 ends at 7, B1 at 9; the second gradient arrives at 13 + 1 s */
+    CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &r));
+    CHECK_NEAR(r.seconds, 14 + 2, 1e-12);
+}
+
 TEST(invalid_pipelines_are_refused)
 {
     lt_pipe_stage stage[2] = {{1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}};
     double bytes[4] = {0, 1, 0, 0};
-    const lt_pipe good = {LT_1F1B, 2, 4, 0, stage, bytes, {0, 1}};
+    const lt_pipe good = {LT_1F1B, 2, 4, 0, stage, bytes, {0, 1}, NULL, 0};
     lt_pipe bad[] = {good, good, good, good, good};
     lt_pipe_result r;
     bad[0].stages = 0;
