@@ -77,6 +77,7 @@ static lt_status divide(table *t, int *first, double *slowest)
 lt_status lt__partition(const lt_pipe_unit *units, int n, const lt_partition_config *config,
                         int *first, double *slowest)
 {
+    *slowest = 0;
     if (config->stages < 1 || config->stages > n)
         return lt_fail(LT_EINVAL, "%d units cannot be divided into %d pipeline stages", n,
                        config->stages);

@@ -21,7 +21,8 @@ typedef struct lt_partition_config {
 /* Divides units (n), in the order of the forward pass, into stages. Every stage gets at least one.
  * first (stages + 1): stage i has units first[i] to first[i + 1] - 1. The slowest stage or link is
  * as fast as possible: *slowest, in seconds per micro-batch. LT_EINVAL if there are more stages
- * than units; LT_ENOMEM, also if the units do not fit into the memory of the stages. */
+ * than units; LT_ENOMEM, also if the units do not fit into the memory of the stages; only then
+ * *slowest is INFINITY. */
 LT_MUST lt_status lt__partition(const lt_pipe_unit *units, int n, const lt_partition_config *config,
                                 int *first, double *slowest);
 

@@ -1,0 +1,225 @@
+/* costs.c - what the stages of a plan compute, keep and send; see costs.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dist/bucket_plan.h"
+#include "dist/pipeline/costs.h"
+
+/* ==== Times of passes ========================================================================= */
+
+/* If the best line has a negative number, the best one without has a zero instead. */
+lt_pipe_line lt_pipe_fit(const double *sizes, const double *seconds, int n)
+{
+    double x = 0, y = 0, xx = 0, xy = 0;
+    for (int i = 0; i < n; i++) {
+        x += sizes[i];
+        y += seconds[i];
+        xx += sizes[i] * sizes[i];
+        xy += sizes[i] * seconds[i];
+    }
+    double spread = n * xx - x * x;
+    lt_pipe_line proportional = {0, xy / xx};
+    if (!(spread > 1e-12 * n * xx)) /* one size */
+        return proportional;
+    double slope = (n * xy - x * y) / spread;
+    if (slope < 0)
+        return (lt_pipe_line){y / n, 0};
+    double at_zero = (y - slope * x) / n;
+    return at_zero < 0 ? proportional : (lt_pipe_line){at_zero, slope};
+}
+
+static double at(const lt_pipe_line *line, double images)
+{
+    return line->at_zero + line->per_image * images;
+}
+
+lt_status lt__costs_open(lt_costs *c, const lt_pipe_net *net, const lt_pipe_job *job)
+{
+    size_t n = (size_t)net->n_units;
+    *c = (lt_costs){.net = net,
+                    .job = job,
+                    .lines = malloc(3 * n * sizeof *c->lines),
+                    .before = calloc(n + 1, sizeof *c->before),
+                    .begin = malloc((n + 1) * sizeof *c->begin),
+                    .blocks = malloc(n * sizeof *c->blocks)};
+    if (!c->lines || !c->before || !c->begin || !c->blocks)
+        return lt_fail(LT_ENOMEM, "out of memory to plan for %zu units", n);
+    for (size_t i = 0; i < n; i++) {
+        const lt_pipe_net_unit *u = &net->units[i];
+        if (i == 0 || u->may_begin_stage)
+            c->begin[c->n_blocks++] = (int)i;
+        const double *seconds[] = {u->forward, u->inputs, u->weights};
+        for (int k = 0; k < 3; k++)
+            c->lines[3 * i + (size_t)k] = lt_pipe_fit(net->sizes, seconds[k], net->n_sizes);
+    }
+    c->begin[c->n_blocks] = net->n_units;
+    return LT_OK;
+}
+
+void lt__costs_close(lt_costs *c)
+{
+    free(c->lines);
+    free(c->before);
+    free(c->begin);
+    free(c->blocks);
+}
+
+/* Sums up the blocks. cut_bytes: values that are made before the block and used in it or later.
+ * This is too much for a value that skips a whole stage: it is sent once, but counted at two cuts.
+ * The simulation counts it once. */
+static void set_blocks(lt_costs *c)
+{
+    const lt_pipe_net *net = c->net;
+    for (int i = 0; i < c->n_blocks; i++) {
+        lt_unit_costs s = lt__costs_sum(c, c->begin[i], c->begin[i + 1]);
+        c->blocks[i] = (lt_pipe_unit){.seconds = s.forward + s.inputs + s.weights,
+                                      .saved_bytes = s.saved,
+                                      .state_bytes = s.state};
+        for (const lt_pipe_net_value *v = net->values; v < net->values + net->n_values; v++)
+            if (v->unit < c->begin[i] && v->uses[v->n - 1] >= c->begin[i])
+                c->blocks[i].cut_bytes += v->bytes * c->images;
+    }
+}
+
+void lt__costs_set(lt_costs *c, int replicas, int micro)
+{
+    c->replicas = replicas;
+    c->micro = micro;
+    c->images = (double)c->job->batch / replicas / micro;
+    for (int i = 0; i < c->net->n_units; i++) {
+        const lt_pipe_net_unit *u = &c->net->units[i];
+        const lt_pipe_line *line = &c->lines[3 * (ptrdiff_t)i];
+        const lt_unit_costs *s = &c->before[i];
+        c->before[i + 1] = (lt_unit_costs){.forward = s->forward + at(line, c->images),
+                                           .inputs = s->inputs + at(line + 1, c->images),
+                                           .weights = s->weights + at(line + 2, c->images),
+                                           .saved = s->saved + u->saved_bytes * c->images,
+                                           .update = s->update + u->update,
+                                           .grads = s->grads + u->grad_bytes,
+                                           .state = s->state + u->state_bytes};
+    }
+    set_blocks(c);
+}
+
+lt_unit_costs lt__costs_sum(const lt_costs *c, int first, int end)
+{
+    const lt_unit_costs *a = &c->before[first], *b = &c->before[end];
+    return (lt_unit_costs){.forward = b->forward - a->forward,
+                           .inputs = b->inputs - a->inputs,
+                           .weights = b->weights - a->weights,
+                           .saved = b->saved - a->saved,
+                           .update = b->update - a->update,
+                           .grads = b->grads - a->grads,
+                           .state = b->state - a->state};
+}
+
+/* ==== The gradient exchange =================================================================== */
+
+/* The seconds of an allreduce over the replicas. The ring sends 2 (G - 1) messages of 1 / G of the
+ * bytes, one after the other, and before that a description of the sum. */
+static double sum_seconds(const lt_costs *c, double bytes)
+{
+    const lt_pipe_link *link = &c->job->exchange;
+    int hops = 2 * (c->replicas - 1);
+    double on_wire = c->job->wire_bytes == 2 ? bytes / 2 : bytes;
+    return (hops + 1) * link->latency + on_wire * hops / c->replicas / link->bytes_per_s;
+}
+
+static double capacity_of(bool is_first, double left)
+{
+    size_t bytes = left < 1e18 ? (size_t)left : (size_t)1e18;
+    return (double)lt__bucket_capacity(is_first, bytes, LT_FIRST_BUCKET, LT_BUCKET);
+}
+
+/* The seconds from the end of a stage's last pass to the end of its gradient exchange. The exchange
+ * begins with that pass: it sends the step record and then the buckets, from the last unit on. A
+ * bucket is sent when it is complete and the one before has been sent. */
+static double exposed(const lt_costs *c, bool split, int first, int end)
+{
+    double now = 0, sent = sum_seconds(c, 0), bucket = 0, capacity = 0, ready = 0;
+    bool is_first = true;
+    if (c->replicas == 1)
+        return 0;
+    for (int i = end - 1; i >= first; i--) {
+        const lt_pipe_line *line = &c->lines[3 * (ptrdiff_t)i];
+        double grads = c->net->units[i].grad_bytes;
+        now += (split ? 0 : at(line + 1, c->images)) + at(line + 2, c->images);
+        if (grads == 0)
+            continue;
+        if (bucket > 0 && bucket + grads > capacity) {
+            sent = fmax(sent, ready) + sum_seconds(c, bucket);
+            bucket = 0;
+            is_first = false;
+        }
+        if (bucket == 0)
+            capacity = capacity_of(is_first, lt__costs_sum(c, first, i + 1).grads);
+        bucket += grads;
+        ready = now;
+    }
+    if (bucket > 0)
+        sent = fmax(sent, ready) + sum_seconds(c, bucket);
+    return fmax(sent - now, 0);
+}
+
+double lt__costs_exchanged(const lt_costs *c, int first, int end)
+{
+    double on_wire = lt__costs_sum(c, first, end).grads * (c->job->wire_bytes == 2 ? 0.5 : 1);
+    return on_wire * 2 * (c->replicas - 1) / c->replicas;
+}
+
+/* ==== Pipelines =============================================================================== */
+
+double lt__costs_memory(const lt_costs *c, const lt_schedule *schedule, int first, int end)
+{
+    lt_unit_costs s = lt__costs_sum(c, first, end);
+    return s.state + s.saved * lt__schedule_in_memory(schedule, c->micro);
+}
+
+/* The stage of a unit, not before stage i. */
+static int stage_of(const int *first, int i, int unit)
+{
+    while (unit >= first[i + 1])
+        i++;
+    return i;
+}
+
+/* A value goes from its stage straight to each later one that uses it. */
+static void add_value(const lt_costs *c, const lt_pipe_net_value *v, const int *first,
+                      lt_costed_pipe *p)
+{
+    int from = stage_of(first, 0, v->unit), to = from;
+    for (int k = 0; k < v->n; k++) {
+        int stage = stage_of(first, to, v->uses[k]);
+        if (stage == to)
+            continue;
+        to = stage;
+        p->bytes[from * p->pipe.stages + to] += v->bytes * c->images;
+        if (v->tracked)
+            p->grads[from * p->pipe.stages + to] += v->bytes * c->images;
+    }
+}
+
+void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *first,
+                    lt_costed_pipe *p)
+{
+    size_t n = (size_t)schedule->stages;
+    p->pipe = (lt_pipe){.kind = schedule->kind,
+                        .stages = schedule->stages,
+                        .micro = c->micro,
+                        .lag = schedule->lag,
+                        .stage = p->stage,
+                        .bytes = p->bytes,
+                        .link = c->job->link,
+                        .grads = p->grads};
+    memset(p->bytes, 0, n * n * sizeof *p->bytes);
+    memset(p->grads, 0, n * n * sizeof *p->grads);
+    for (int i = 0; i < schedule->stages; i++) {
+        lt_unit_costs s = lt__costs_sum(c, first[i], first[i + 1]);
+        bool split = schedule->kind == LT_ZERO_BUBBLE;
+        p->stage[i] = (lt_pipe_stage){s.forward, s.inputs, s.weights,
+                                      exposed(c, split, first[i], first[i + 1]), s.update};
+    }
+    for (int i = 0; i < c->net->n_values; i++)
+        add_value(c, &c->net->values[i], first, p);
+}

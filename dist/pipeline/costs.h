@@ -1,0 +1,57 @@
+/* costs.h - what the stages of a plan compute, keep and send, from its net. Private to
+ * dist.
+ */
+#ifndef LT_DIST_PIPELINE_COSTS_H
+#define LT_DIST_PIPELINE_COSTS_H
+
+#include "dist/pipeline/partition.h"
+#include "dist/pipeline/simulate.h"
+
+typedef struct lt_unit_costs { /* of a micro-batch, except for those of a step */
+    double forward, inputs, weights, saved;
+    double update, grads, state;
+} lt_unit_costs;
+
+typedef struct lt_costs {
+    const lt_pipe_net *net; /* borrowed, like job */
+    const lt_pipe_job *job;
+    lt_pipe_line *lines; /* (n_units, 3) forward, inputs, weights */
+    int replicas, micro;
+    double images;         /* of a micro-batch */
+    lt_unit_costs *before; /* (n_units + 1) sums over the units before one */
+    int *begin;            /* (n_blocks + 1) first unit of each block; n_units */
+    int n_blocks;          /* a block: units from one that may begin a stage up to the next */
+    lt_pipe_unit *blocks;  /* (n_blocks) for lt__partition() */
+} lt_costs;
+
+/* A simulated pipeline and its arrays, for any number of stages. */
+typedef struct lt_costed_pipe {
+    lt_pipe pipe;
+    lt_pipe_stage stage[LT_MAX_STAGES];
+    double bytes[LT_MAX_STAGES * LT_MAX_STAGES], grads[LT_MAX_STAGES * LT_MAX_STAGES];
+} lt_costed_pipe;
+
+/* LT_EINVAL if a number is out of range. */
+LT_MUST lt_status lt__pipe_net_check(const lt_pipe_net *net);
+LT_MUST lt_status lt__pipe_job_check(const lt_pipe_job *job);
+/* The same for what the job says about plans: their stages, replicas, micro, lag and kind. */
+LT_MUST lt_status lt__pipe_choices_check(const lt_pipe_job *job, int blocks);
+
+/* Fits the times of a net and a job, which have been checked. LT_ENOMEM; then close it, too. */
+LT_MUST lt_status lt__costs_open(lt_costs *costs, const lt_pipe_net *net, const lt_pipe_job *job);
+void lt__costs_close(lt_costs *costs);
+/* Computes the costs for these numbers of replicas and of micro-batches of each replica. */
+void lt__costs_set(lt_costs *costs, int replicas, int micro);
+
+/* The sum over units first to end - 1. */
+lt_unit_costs lt__costs_sum(const lt_costs *costs, int first, int end);
+/* A pipeline whose stage i has units first[i] to first[i + 1] - 1, as lt__pipe_simulate() needs it.
+ * first (stages + 1). */
+void lt__costs_pipe(const lt_costs *costs, const lt_schedule *schedule, const int *first,
+                    lt_costed_pipe *pipe);
+/* The bytes of memory of stage schedule->stage, with units first to end - 1. */
+double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);
+/* The bytes of gradients that a rank sends for units first to end - 1 in a step. */
+double lt__costs_exchanged(const lt_costs *costs, int first, int end);
+
+#endif
