@@ -117,8 +117,9 @@ typedef struct lt_profile_value { /* a result */
     bool tracked; /* it has a gradient */
 } lt_profile_value;
 
-typedef struct lt_profile_totals { /* seconds of all timed passes, including what no unit has */
-    double forward, inputs, weights;
+typedef struct lt_profile_totals {
+    double forward, inputs, weights; /* seconds of all timed passes, including what no unit has */
+    bool has_batch_norm;
 } lt_profile_totals;
 
 /* Starts a profile of the program that runs in ctx next. passes = 0: a dry profile, in which no op

@@ -44,12 +44,16 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
-/* The same for training in a pipeline, which the variable LUATRAIN_PARALLEL must describe: each
- * rank has a stage of the net, see dist/pipeline.h. config is for the gradient exchange between
- * replicas of a stage. profile: the text that luatrain/commands/profile.lua makes. The group may
- * have one rank. Also the errors of lt_pipeline_new(). */
+/* Runs the script in a context and a state of its own until the profile of its net is complete:
+ * calls attach(passes, rows, ...) of luatrain/commands/profile.lua, then the script, then the
+ * function that attach() has returned. *text: what that returns; new, freed with free(). */
+typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **text);
+/* Like lt_lua_join(), for training in a pipeline, which the variable LUATRAIN_PARALLEL must
+ * describe: each rank has a stage of the net, see dist/pipeline.h. config is for the gradient
+ * exchange between replicas of a stage. fn is called with ud, which is borrowed. The group may have
+ * one rank. Also the errors of fn and lt_pipeline_new(). */
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
-                                       const lt_reducer_config *config, const char *profile);
+                                       const lt_reducer_config *config, lt_profile_fn fn, void *ud);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
  * computes whole batches, see dist/async.h. Only lt.run and lt.fit train then. The group may have
  * one rank. LT_ENOMEM. */

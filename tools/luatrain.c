@@ -247,12 +247,18 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 
 /* ==== The profile for a pipeline ============================================================== */
 
-static lt_status run_profile(const settings *s, lua_State *L)
+typedef struct profiled { /* the argument of profile_script() */
+    const settings *s;
+    const lt_config *config; /* of the context that will train */
+} profiled;
+
+static lt_status run_profile(const settings *s, lua_State *L, int passes, int64_t rows)
 {
-    char **words = calloc((size_t)s->argc + 3, sizeof *words);
+    char **words = calloc((size_t)s->argc + 3, sizeof *words), number[2][24];
     if (!words)
         return lt_fail(LT_ENOMEM, "out of memory for a profile");
-    words[0] = words[1] = "0"; /* the number of passes and the rows of a dry profile */
+    snprintf(words[0] = number[0], sizeof number[0], "%d", passes);
+    snprintf(words[1] = number[1], sizeof number[1], "%lld", (long long)rows);
     memcpy(words + 2, s->argv, (size_t)s->argc * sizeof *words);
     lua_pushcfunction(L, pass_command_line);
     lua_pushlightuserdata(L, (void *)s);
@@ -263,16 +269,16 @@ static lt_status run_profile(const settings *s, lua_State *L)
     return status;
 }
 
-/* Runs the script in a context and a state of their own until the profile of its net is complete.
- * *text: the profile; new. */
-static lt_status make_profile(const settings *s, const lt_config *config, char **text)
+/* An lt_profile_fn. */
+static lt_status profile_script(void *ud, int passes, int64_t rows, char **text)
 {
-    lt_ctx *ctx = lt_open(config);
+    const profiled *p = ud;
+    lt_ctx *ctx = lt_open(p->config);
     if (!ctx)
         return lt_errcode();
-    lt_set_autocast(ctx, s->amp);
+    lt_set_autocast(ctx, p->s->amp);
     lua_State *L = lt_lua_new(ctx);
-    lt_status status = L ? run_profile(s, L) : lt_errcode();
+    lt_status status = L ? run_profile(p->s, L, passes, rows) : lt_errcode();
     if (status == LT_OK && !(*text = strdup(lua_tostring(L, -1))))
         status = lt_fail(LT_ENOMEM, "out of memory for a profile");
     lt_lua_close(L);
@@ -284,12 +290,8 @@ static lt_status make_profile(const settings *s, const lt_config *config, char *
 static lt_status join_pipeline(const settings *s, const lt_config *config, lua_State *L,
                                lt_group *group)
 {
-    char *text = NULL;
-    lt_status status = make_profile(s, config, &text);
-    if (status == LT_OK)
-        status = lt_lua_join_pipeline(L, group, &s->reducer, text);
-    free(text);
-    return status;
+    profiled p = {s, config};
+    return lt_lua_join_pipeline(L, group, &s->reducer, profile_script, &p);
 }
 
 /* ==== Ranks =================================================================================== */

@@ -132,10 +132,11 @@ static double capacity_of(bool is_first, double left)
     return (double)lt__bucket_capacity(is_first, bytes, LT_FIRST_BUCKET, LT_BUCKET);
 }
 
-/* The seconds from the end of a stage's last pass to the end of its gradient exchange. The exchange
- * begins with that pass: it sends the step record and then the buckets, from the last unit on. A
- * bucket is sent when it is complete and the one before has been sent. */
-static double exposed(const lt_costs *c, bool split, int first, int end)
+/* The seconds from the end of a stage's last pass to the end of its gradient exchange, which sends
+ * the step record and then the buckets, from the last unit on. In a pipeline, it begins after that
+ * pass. Otherwise it begins with it, and a bucket is sent when it is complete and the one before
+ * has been sent. */
+static double exposed(const lt_costs *c, bool overlaps, int first, int end)
 {
     double now = 0, sent = sum_seconds(c, 0), bucket = 0, capacity = 0, ready = 0;
     bool is_first = true;
@@ -144,7 +145,7 @@ static double exposed(const lt_costs *c, bool split, int first, int end)
     for (int i = end - 1; i >= first; i--) {
         const lt_pipe_line *line = &c->lines[3 * (ptrdiff_t)i];
         double grads = c->net->units[i].grad_bytes;
-        now += (split ? 0 : at(line + 1, c->images)) + at(line + 2, c->images);
+        now += overlaps ? at(line + 1, c->images) + at(line + 2, c->images) : 0;
         if (grads == 0)
             continue;
         if (bucket > 0 && bucket + grads > capacity) {
@@ -216,9 +217,9 @@ void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *f
     memset(p->grads, 0, n * n * sizeof *p->grads);
     for (int i = 0; i < schedule->stages; i++) {
         lt_unit_costs s = lt__costs_sum(c, first[i], first[i + 1]);
-        bool split = schedule->kind == LT_ZERO_BUBBLE;
+        bool overlaps = schedule->stages == 1;
         p->stage[i] = (lt_pipe_stage){s.forward, s.inputs, s.weights,
-                                      exposed(c, split, first[i], first[i + 1]), s.update};
+                                      exposed(c, overlaps, first[i], first[i + 1]), s.update};
     }
     for (int i = 0; i < c->net->n_values; i++)
         add_value(c, &c->net->values[i], first, p);

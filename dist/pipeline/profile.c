@@ -253,6 +253,7 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
         p->units[unit].saved_bytes += is_first ? bytes_of(out[i]) : 0;
     }
     p->n_first = is_first ? p->n_values : p->n_first;
+    p->totals.has_batch_norm |= strcmp(def->schema.name, "batch_norm") == 0;
 }
 
 /* ==== Times =================================================================================== */

@@ -48,14 +48,16 @@ typedef struct lt_lua {
     } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
-    lt_reducer *reducer;        /* owned; NULL without a group */
-    lt_wire_scales wire_scales; /* used if buckets travel in f16 */
-    bool joins_pipeline;        /* the ranks train in a pipeline, see pipeline.c */
-    lt_pipeline *pipeline;      /* owned; NULL until it is opened */
-    struct lt_lua_plan *plan;   /* owned; see pipeline.c */
-    lt_profile *profile;        /* owned; see profile.c; or NULL */
-    int micro;                  /* micro-batches of a batch and replica */
-    bool joins_async;           /* the ranks train asynchronously, without a reducer; see async.c */
+    lt_reducer *reducer;          /* owned; NULL without a group */
+    lt_wire_scales wire_scales;   /* used if buckets travel in f16 */
+    bool joins_pipeline;          /* the ranks train in a pipeline, see pipeline.c */
+    lt_pipeline *pipeline;        /* owned; NULL until it is opened */
+    struct lt_lua_plan *plan;     /* owned; see pipeline.c */
+    lt_profile *profile;          /* owned; see profile.c; or NULL */
+    lt_profile_fn profile_script; /* see lt_lua_join_pipeline() */
+    void *profile_ud;
+    int micro;          /* micro-batches of a batch and replica */
+    bool joins_async;   /* the ranks train asynchronously, without a reducer; see async.c */
     bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
     bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;       /* inside lt.on_root, which only rank 0 runs; see dist.c */
@@ -208,6 +210,7 @@ void lt__open_dist(lua_State *L);
 void lt__open_async(lua_State *L);
 void lt__open_pipeline(lua_State *L);
 void lt__open_profile(lua_State *L);
+void lt__open_plan(lua_State *L);
 void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);

@@ -411,6 +411,33 @@ static int wire(lua_State *L)
     return 2;
 }
 
+/* The lt_allreduce_fn of the context; ud is the lt_lua. */
+static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward)
+{
+    lt_lua *s = ud;
+    if (s->on_root)
+        return lt_fail(LT_EINVAL, "sync requires all ranks, but lt.on_root runs on rank 0 only");
+    return lt_reducer_allreduce(s->reducer, numbers, n, backward);
+}
+
+/* Trains with data parallelism on all ranks of the group. */
+static lt_status use_reducer(lt_lua *s)
+{
+    if (!(s->reducer = lt_reducer_new(s->ctx, s->group, &s->reducer_config)))
+        return lt_errcode();
+    s->wire_scales = lt_wire_scales_init();
+    LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
+    lt_set_allreduce(s->ctx, sum_in_pass, s);
+    return LT_OK;
+}
+
+/* open_reducer(): trains with data parallelism on all ranks, not in a pipeline. */
+static int open_reducer(lua_State *L)
+{
+    lt__check(L, lt__lua(L), use_reducer(lt__lua(L)));
+    return 0;
+}
+
 static const luaL_Reg functions[] = {{"rank", rank},
                                      {"ranks", ranks},
                                      {"on_root", on_root},
@@ -434,27 +461,17 @@ static const luaL_Reg functions[] = {{"rank", rank},
                                      {"buckets", buckets},
                                      {"time_sums", time_sums},
                                      {"wire", wire},
+                                     {"open_reducer", open_reducer},
                                      {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
-/* The lt_allreduce_fn of the context; ud is the lt_lua. */
-static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward)
+static lt_status begin_rank(lua_State *L)
 {
-    lt_lua *s = ud;
-    if (s->on_root)
-        return lt_fail(LT_EINVAL, "sync requires all ranks, but lt.on_root runs on rank 0 only");
-    return lt_reducer_allreduce(s->reducer, numbers, n, backward);
-}
-
-/* profile: of the net, for a pipeline, or NULL. */
-static lt_status begin_rank(lua_State *L, const char *profile)
-{
-    static const char begin[] = "require('luatrain.train.ranks').begin(...)";
-    if (!lua_checkstack(L, 2) || luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
+    static const char begin[] = "require('luatrain.train.ranks').begin()";
+    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
-    lua_pushstring(L, profile);
-    return lt_lua_call(L, 1, 0);
+    return lt_lua_call(L, 0, 0);
 }
 
 /* The lt_allreduce_fn of asynchronous training, in which workers do not wait for each other.
@@ -471,18 +488,20 @@ lt_status lt_lua_join_async(lua_State *L, lt_group *group)
     lt_set_allreduce(s->ctx, refuse_sum, NULL);
     s->group = group;
     s->joins_async = true;
-    return begin_rank(L, NULL);
+    return begin_rank(L);
 }
 
 lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
-                               const char *profile)
+                               lt_profile_fn fn, void *ud)
 {
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducer_config = *config;
     s->group = group;
     s->joins_pipeline = true;
-    return begin_rank(L, profile);
+    s->profile_script = fn;
+    s->profile_ud = ud;
+    return begin_rank(L);
 }
 
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
@@ -493,11 +512,7 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     if (lt_group_size(group) == 1 && s->reducer_config.vranks == 0 &&
         s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
         return LT_OK;
-    if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducer_config)))
-        return lt_errcode();
     s->group = group;
-    s->wire_scales = lt_wire_scales_init();
-    LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
-    lt_set_allreduce(s->ctx, sum_in_pass, s);
-    return begin_rank(L, NULL);
+    LT_TRY(use_reducer(s));
+    return begin_rank(L);
 }

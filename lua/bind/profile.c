@@ -95,8 +95,8 @@ static void push_values(lua_State *L, const lt_profile *p)
 }
 
 /* profile(): returns the profile if it is complete, else nil. Fields: units and params, lists as in
- * lt_profile_unit and lt_profile_param_at(); values, a list of those that other units use; forward,
- * inputs and weights, seconds of all timed passes. Units count from 1; 0 is the unit of a parameter
+ * lt_profile_unit and lt_profile_param_at(); values, a list of those that other units use; and
+ * those of lt_profile_totals. Units count from 1; 0 is the unit of a parameter
  * that is not used. */
 static int profile(lua_State *L)
 {
@@ -114,6 +114,7 @@ static int profile(lua_State *L)
     set_number(L, "forward", totals.forward);
     set_number(L, "inputs", totals.inputs);
     set_number(L, "weights", totals.weights);
+    set_boolean(L, "has_batch_norm", totals.has_batch_norm);
     return 1;
 }
 

@@ -124,6 +124,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_async(L);
     lt__open_pipeline(L);
     lt__open_profile(L);
+    lt__open_plan(L);
     lt__open_amp(L);
     lt__open_deferred(L);
     lt__open_check(L);

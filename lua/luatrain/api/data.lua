@@ -71,7 +71,10 @@ local function open_batches(set, o)
   if o.on_request and o.shard then
     refuse "batches: on_request cannot be combined with shard"
   end
-  o.batch = math.min(o.batch, core.profile_rows or o.batch)
+  if core.profile_rows then            -- see profile.lua
+    core.profile_batch = core.profile_batch or o.batch
+    o.batch = math.min(o.batch, core.profile_rows)
+  end
   if o.workers == 0 then o.workers = -1 end        -- no workers; to the core, 0 is the default
   return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
                           per_channel("std", set.std, set.channels))

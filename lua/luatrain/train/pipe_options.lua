@@ -5,7 +5,7 @@ local hint = require "luatrain.check".hint
 
 local options = {}
 
-local FORM = "pipe=P[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N]"
+local FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N]"
 local SCHEDULES = {"gpipe", "1f1b", "zb"}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -27,7 +27,7 @@ local function schedule_of(text)
 end
 
 local READ = {
-  pipe = function(text) return integer_of("pipe", text, 1) end,
+  pipe = function(text) return text == "auto" and 0 or integer_of("pipe", text, 1) end,
   data = function(text) return integer_of("data", text, 1) end,
   micro = function(text) return integer_of("micro", text, 1) end,
   lag = function(text) return integer_of("lag", text, 0) end,
@@ -57,12 +57,19 @@ end
 local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
 
 -- Returns the options {pipe = stages, data = replicas, micro =, cuts =, schedule =, lag =} of the
--- ranks of this job.
+-- ranks of this job. The planner chooses what is nil.
 function options.read()
   local text = os.getenv "LUATRAIN_PARALLEL"
   local o = read_items(text)
   local _, ranks = core.rank()
-  if ranks % o.pipe ~= 0 or o.data and o.data * o.pipe ~= ranks then
+  if o.pipe == 0 then
+    if o.data or #o.cuts > 0 then
+      refuse("--parallel: pipe=auto chooses %s itself, but '%s' has it", o.data and "data" or "cut",
+             text)
+    end
+    o.pipe = nil
+    return o
+  elseif ranks % o.pipe ~= 0 or o.data and o.data * o.pipe ~= ranks then
     local wanted = o.data and plural(o.data * o.pipe, "rank")
                    or ("a multiple of %s"):format(plural(o.pipe, "rank"))
     refuse("--parallel %s requires %s, but there %s %d; start them with --ranks or mpirun", text,
@@ -73,7 +80,6 @@ function options.read()
            plural(o.pipe - 1, "cut"), text, #o.cuts)
   end
   o.data = ranks // o.pipe
-  o.micro, o.schedule, o.lag = o.micro or 4, o.schedule or "zb", o.lag or 1
   return o
 end
 

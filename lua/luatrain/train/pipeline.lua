@@ -5,6 +5,7 @@ local core = ...
 local hint = require "luatrain.check".hint
 local json = require "luatrain.json"
 local options = require "luatrain.train.pipe_options"
+local planner = require "luatrain.train.pipe_planner"
 
 local pipeline = {}
 
@@ -51,20 +52,41 @@ local function stage_of(first, unit)
   return stage
 end
 
--- Starts the pipeline of this rank, before the script places parameters. text: the profile of the
--- net; see profile.lua.
-function pipeline.begin(text)
-  local o = options.read()
-  local profile = json.read(core.broadcast_text("the profile of the net", text))
-  if #o.cuts ~= o.pipe - 1 then
-    refuse("--parallel pipe=%d requires cut=NAME for each stage but the first", o.pipe)
-  end
-  local first, names, stages = read_cuts(profile, o.cuts), {}, {}
+-- The plan that the options describe without the planner: the user has named the cuts.
+local function given_plan(o, profile)
+  local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or 4,
+                schedule = o.schedule or "zb", lag = o.lag or 1, cuts = o.cuts,
+                stage = {{first = 1}}}
+  for i, unit in ipairs(read_cuts(profile, o.cuts)) do plan.stage[i + 1] = {first = unit} end
+  return plan
+end
+
+-- Divides the parameters of the profile among the stages, and opens the pipeline.
+local function open(plan, profile)
+  local first, names, stages = {}, {}, {}
+  for i = 2, plan.stages do first[i - 1] = plan.stage[i].first end
   for i, param in ipairs(profile.params) do
     names[i] = param.name
     stages[i] = stage_of(first, param.unit > 0 and param.unit or 1)
   end
-  core.open_pipeline(names, stages, o.pipe, o.schedule, o.lag, o.micro)
+  core.open_pipeline(names, stages, plan.stages, plan.schedule, plan.lag, plan.micro)
+end
+
+-- Starts the pipeline of this rank, before the script places parameters. If the planner finds that
+-- one stage is fastest, starts data parallelism instead.
+function pipeline.begin()
+  local o, _, ranks = options.read(), core.rank()
+  local profile = json.read(core.run_profile(0, 0))
+  local plan
+  if o.pipe and #o.cuts == o.pipe - 1 then
+    plan = given_plan(o, profile)
+  else
+    plan = planner.find(o, profile, ranks)[1]
+  end
+  plan = json.read(core.broadcast_text("the plan of the pipeline", json.text(plan)))
+  pipeline.plan = plan
+  if plan.stages == 1 and not o.pipe then return core.open_reducer() end
+  open(plan, profile)
 end
 
 -- EUSAGE if a run with settings o cannot train in a pipeline.

@@ -17,9 +17,8 @@ local kept                     -- temporary file with the output before the run 
 
 local function print_to_file(...) io.write(log.line(...)) end
 
--- Prepares this Lua state to run as a rank. lt_lua_join() calls this. profile: the net's profile if
--- the ranks train in a pipeline.
-function ranks.begin(profile)
+-- Prepares this Lua state to run as a rank. lt_lua_join() calls this.
+function ranks.begin()
   exits.begin_rank()
   sources.track()
   if core.rank() > 0 then
@@ -27,7 +26,7 @@ function ranks.begin(profile)
     io.output(kept or "/dev/null")
     print = print_to_file
   end
-  if profile then pipeline.begin(profile) end
+  if core.joins_pipeline() then pipeline.begin() end
 end
 
 -- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.
