@@ -156,8 +156,8 @@ LT_API void lt_group_fail(lt_group *group);
  * false, and sets nothing, if there is no failure. Any thread may call it. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
-/* *seconds = the time of a message of `bytes` bytes from the first rank to the last one, the best of
- * five; 0 for one rank. A collective. For the planner of pipelines. */
+/* *seconds = the time of a message of `bytes` bytes from the first rank to the last one, the best
+ * of five; 0 for one rank. A collective. For the planner of pipelines. */
 LT_MUST lt_status lt_group_time_message(lt_group *group, size_t bytes, double *seconds);
 /* After a failure: whether this rank reports it to the user. One rank of each node does. On that
  * rank the call waits until every other rank of the node has called it too, has left its group or

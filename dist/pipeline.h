@@ -128,8 +128,7 @@ typedef struct lt_profile_totals {
  * complete. Call it before parameters are placed. ctx is kept. New. NULL with LT_EINVAL in backward
  * or in a dry run; LT_ENOMEM. */
 LT_API lt_profile *lt_profile_new(lt_ctx *ctx, int passes);
-LT_API void lt_profile_free(lt_profile *profile);  /* NULL is allowed */
-LT_API void lt_profile_begin(lt_profile *profile); /* a forward pass begins */
+LT_API void lt_profile_free(lt_profile *profile); /* NULL is allowed */
 LT_API bool lt_profile_is_complete(const lt_profile *profile);
 /* Unit i, in the order of the forward pass; NULL past the end. Borrowed. */
 LT_API const lt_profile_unit *lt_profile_unit_at(const lt_profile *profile, int i);

@@ -50,7 +50,7 @@ struct lt_profile {
     double last_seconds;
     bool in_weights; /* the second half of backward runs */
     bool failed;     /* out of memory */
-    double began;
+    double began;    /* the pass */
     lt_profile_totals totals;
 };
 
@@ -208,7 +208,10 @@ static void add_forward(lt_profile *p, int unit)
 {
     if (p->last_call == 0)
         return;
-    p->first_call = p->first_call ? p->first_call : p->last_call;
+    if (p->first_call == 0) {
+        p->first_call = p->last_call;
+        p->began = lt__seconds() - p->last_seconds;
+    }
     for (uint64_t i = (uint64_t)p->n_calls; i <= p->last_call - p->first_call; i++) {
         if (!grow(p, &p->unit_of, p->n_calls, &p->calls_capacity, sizeof *p->unit_of))
             return;
@@ -408,7 +411,6 @@ void lt_profile_free(lt_profile *p)
     free(p);
 }
 
-void lt_profile_begin(lt_profile *p) { p->began = lt__seconds(); }
 bool lt_profile_is_complete(const lt_profile *p) { return p->done > p->passes; }
 lt_profile_totals lt_profile_total(const lt_profile *p) { return p->totals; }
 

@@ -30,15 +30,6 @@ static int open_profile(lua_State *L)
     return 0;
 }
 
-/* begin_pass(): a forward pass of the profile begins. Does nothing without a profile. */
-static int begin_pass(lua_State *L)
-{
-    const lt_lua *s = lt__lua(L);
-    if (s->profile)
-        lt_profile_begin(s->profile);
-    return 0;
-}
-
 static void push_units(lua_State *L, const lt_profile *p)
 {
     lua_newtable(L);
@@ -119,6 +110,6 @@ static int profile(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    {"open_profile", open_profile}, {"begin_pass", begin_pass}, {"profile", profile}, {NULL, NULL}};
+    {"open_profile", open_profile}, {"profile", profile}, {NULL, NULL}};
 
 void lt__open_profile(lua_State *L) { lt__register(L, functions); }

@@ -8,6 +8,7 @@ local cost = require "luatrain.train.cost"
 local deferred = require "luatrain.train.deferred"
 local folder = require "luatrain.train.run_folder"
 local log = require "luatrain.train.log"
+local pipeline = require "luatrain.train.pipeline"
 local plot = require "luatrain.train.plot"
 local progress = require "luatrain.train.progress"
 local ranks = require "luatrain.train.ranks"
@@ -66,6 +67,7 @@ function ending.finish(self, exit, failed)
     skipped = scale and scale.skipped or nil, resends = core.wire_scales().resends,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
+    pipeline.finish(self)
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
   end
   self.log:event("end", fields)

@@ -55,7 +55,7 @@ local function make_net(dry, least, batch)
   for k, size in ipairs(net.sizes) do
     local profile = json.read(core.run_profile(PASSES, size))
     if #profile.units ~= #net.units then
-      refuse "--parallel pipe=P: the script makes another net each time; name the cuts with cut=NAME"
+      refuse "--parallel pipe=P: the script makes another net each time; use cut=NAME"
     end
     add_times(net, k, profile)
     optimizer = profile.optimizer

@@ -89,6 +89,54 @@ function pipeline.begin()
   open(plan, profile)
 end
 
+-- ==== Runs =======================================================================================
+
+-- A plan as a line of text.
+function pipeline.describe(plan)
+  local text = "no pipeline: data parallelism is fastest"
+  if plan.stages > 1 or plan.micro > 1 then
+    text = ("pipeline of %d stages%s, %d replicas, %d micro-batches, schedule %s, lag %d"):format(
+      plan.stages, #plan.cuts > 0 and " cut at " .. table.concat(plan.cuts, ", ") or "",
+      plan.replicas, plan.micro, plan.schedule, plan.lag)
+  end
+  if plan.seconds then text = ("%s; predicted %.3g s a step"):format(text, plan.seconds) end
+  return text
+end
+
+-- Writes the plan to a run's folder: plan.json. measured: seconds of a step, or nil.
+local function write_plan(folder, measured)
+  pipeline.plan.measured = measured
+  core.write_file(folder .. "/plan.json", json.text(pipeline.plan, 1) .. "\n")
+end
+
+local seconds = {}             -- of the steps of the run, on rank 0
+
+-- Called at the start of a run on rank 0.
+function pipeline.start(run)
+  if not pipeline.plan then return end
+  seconds = {}
+  run.log:note(pipeline.describe(pipeline.plan))
+  write_plan(run.folder)
+end
+
+-- Called after each step, with its seconds.
+function pipeline.end_step(total)
+  if pipeline.plan then seconds[#seconds + 1] = total end
+end
+
+-- Called at the end of a run on rank 0: writes and prints the median of the measured steps, without
+-- the first, in which memory is allocated.
+function pipeline.finish(run)
+  if not pipeline.plan or #seconds < 3 then return end
+  table.remove(seconds, 1)
+  table.sort(seconds)
+  local median = seconds[(#seconds + 1) // 2]
+  pcall(write_plan, run.folder, median)
+  if not pipeline.plan.seconds then return end
+  run.log:note(("pipeline: a step took %.3g s (median), predicted %.3g s"):format(
+    median, pipeline.plan.seconds))
+end
+
 -- EUSAGE if a run with settings o cannot train in a pipeline.
 function pipeline.check(o)
   if not core.pipeline() then return end

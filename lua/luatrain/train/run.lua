@@ -120,6 +120,7 @@ local function start(self)
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
   print_start(self)
   if self.async and self.root then self.async:print_start() end
+  if self.root then pipeline.start(self) end
   if self.unfinished then
     self.log:note(("%s is not finished; resume it with --out %s"):format(self.unfinished,
                                                                         self.unfinished))
@@ -436,6 +437,7 @@ local function end_step(self, loss)
   core.trace("step " .. self.steps, self.mark)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
+  if self.root then pipeline.end_step(total) end
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
   self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
