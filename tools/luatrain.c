@@ -16,6 +16,7 @@
 
 #include "tools/launch.h"
 #include "tools/options.h"
+#include "tools/plan.h"
 #include "tools/ranks.h"
 #include "tools/script.h"
 #include "tools/watchdog.h"
@@ -320,6 +321,8 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
     }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
+    if (s->plans && status == LT_EDONE)
+        status = LT_OK; /* the plans are shown */
     if (status == LT_ESTOPPED && s->under_mpi)
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
@@ -455,6 +458,12 @@ static lt_status check_parallel(const settings *s)
 
 static lt_status run_all(settings *s)
 {
+    if (strcmp(s->argv[0], "plan") == 0) {
+        bool is_help = false;
+        LT_TRY(read_plan(s, &is_help));
+        if (is_help)
+            return LT_OK;
+    }
     LT_TRY(check_parallel(s));
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))

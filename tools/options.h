@@ -19,6 +19,7 @@ typedef struct settings {
     const char *trace;      /* path of the trace, or NULL */
     parallel_kind parallel; /* --parallel */
     bool simulates;         /* --simulate is given */
+    bool plans;             /* the subcommand is plan */
     bool under_mpi;         /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;

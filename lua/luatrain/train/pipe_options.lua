@@ -59,7 +59,7 @@ local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" 
 -- Returns the options {pipe = stages, data = replicas, micro =, cuts =, schedule =, lag =} of the
 -- ranks of this job. The planner chooses what is nil.
 function options.read()
-  local text = os.getenv "LUATRAIN_PARALLEL"
+  local text = os.getenv "LUATRAIN_PARALLEL" or "pipe=auto"
   local o = read_items(text)
   local _, ranks = core.rank()
   if o.pipe == 0 then

@@ -6,6 +6,7 @@ local hint = require "luatrain.check".hint
 local json = require "luatrain.json"
 local options = require "luatrain.train.pipe_options"
 local planner = require "luatrain.train.pipe_planner"
+local plans = require "luatrain.commands.plan"
 
 local pipeline = {}
 
@@ -75,6 +76,7 @@ end
 -- Starts the pipeline of this rank, before the script places parameters. If the planner finds that
 -- one stage is fastest, starts data parallelism instead.
 function pipeline.begin()
+  if os.getenv "LUATRAIN_PLANS" == "1" then return plans.show() end
   local o, _, ranks = options.read(), core.rank()
   local profile = json.read(core.run_profile(0, 0))
   local plan

@@ -1,0 +1,84 @@
+-- plan.lua - `luatrain plan`: a table of the pipelines into which the net of a script can be divided,
+-- with the predicted time of a step.
+
+local core = ...
+local columns = require "luatrain.commands.bench".columns
+local json = require "luatrain.json"
+local options = require "luatrain.train.pipe_options"
+local planner = require "luatrain.train.pipe_planner"
+
+local plan = {}
+
+local SHOWN = 12               -- rows of the table
+local HEAD = {"cut at", "stages", "replicas", "micro", "schedule", "s/step", "img/s", "idle", "MB",
+              "sent MB", "summed MB"}
+
+local function refuse(...) core.fail("EUSAGE", "plan: " .. string.format(...)) end
+
+local function most(list, key)
+  local value = 0.0
+  for _, item in ipairs(list) do value = math.max(value, item[key]) end
+  return value
+end
+
+local function megabytes(bytes) return ("%.0f"):format(bytes / 1e6) end
+
+local function row(p)
+  return {table.concat(p.cuts, " "), tostring(p.stages), tostring(p.replicas), tostring(p.micro),
+          p.stages > 1 and ("%s, %d"):format(p.schedule, p.lag) or "",
+          ("%.3g"):format(p.seconds), ("%.3g"):format(p.images_per_s),
+          ("%.0f %%"):format(100 * most(p.stage, "idle")), megabytes(most(p.stage, "peak_bytes")),
+          megabytes(most(p.stage, "sent_bytes")), megabytes(most(p.stage, "exchanged_bytes"))}
+end
+
+-- The rows of the table: the fastest plan for each number of stages, replicas and each schedule.
+local function rows_of(list)
+  local rows, seen = {HEAD}, {}
+  for _, p in ipairs(list) do
+    local key = ("%d %d %s"):format(p.stages, p.replicas, p.schedule)
+    if not seen[key] and #rows <= SHOWN then rows[#rows + 1] = row(p) end
+    seen[key] = true
+  end
+  return rows
+end
+
+-- The link that the user has given, or nil.
+local function given_link()
+  local text = os.getenv "LUATRAIN_PLAN_LINK"
+  if not text then return nil end
+  local rate = tonumber(text)
+  if not rate or not (rate > 0 and rate < math.huge) then
+    refuse("--link must be a rate in Gbit/s, but is '%s'", text)
+  end
+  return {latency = 50e-6, bytes_per_s = rate * 1e9 / 8}
+end
+
+local function write(list, job, timed)
+  local link, best = job.link, list[1]
+  io.write(("batch %d on %d ranks, timed on %d; link %.3g Gbit/s, latency %.0f us\n\n"):format(
+    job.batch, job.ranks, timed, link.bytes_per_s * 8e-9, link.latency * 1e6))
+  io.write(columns(rows_of(list), 1), "\n\n")
+  if best.stages == 1 then return io.write "Data parallelism is fastest.\n" end
+  io.write(("Train with: --parallel pipe=%d,data=%d,micro=%d,cut=%s,schedule=%s,lag=%d\n"):format(
+    best.stages, best.replicas, best.micro, table.concat(best.cuts, ",cut="), best.schedule,
+    best.lag))
+end
+
+-- Finds the plans, prints them on rank 0, and ends the program with EDONE.
+function plan.show()
+  local o, ranks = options.read(), core.ranks()
+  local dry = json.read(core.run_profile(0, 0))
+  local n = math.tointeger(tonumber(os.getenv "LUATRAIN_PLAN_RANKS")) or ranks
+  local list, job = planner.find(o, dry, n, given_link())
+  if core.rank() == 0 then
+    write(list, job, ranks)
+    local out = os.getenv "LUATRAIN_OUT"
+    if out and out ~= "" then
+      core.make_folder(out)
+      core.write_file(out .. "/plan.json", json.text(list, 1) .. "\n")
+    end
+  end
+  core.fail("EDONE", "the plans are shown")
+end
+
+return plan
