@@ -1,5 +1,5 @@
--- plan.lua - `luatrain plan`: a table of the pipelines into which the net of a script can be divided,
--- with the predicted time of a step.
+-- plan.lua - `luatrain plan`: a table of the pipelines into which the net of a script can be
+-- divided, with the predicted time of a step.
 
 local core = ...
 local columns = require "luatrain.commands.bench".columns
