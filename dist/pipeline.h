@@ -103,7 +103,7 @@ typedef struct lt_profile_unit {
     bool may_begin_stage; /* no parameter of an earlier unit is used from here on */
     int64_t state_bytes;  /* of its parameters and buffers */
     int64_t grad_bytes;   /* of their gradients */
-    int64_t saved_bytes;  /* of its results, and of the inputs that its backward pass reads */
+    int64_t saved_bytes;  /* of its results, and of data that its backward pass reads */
     /* Seconds in all timed passes together: of the forward pass, and of the two halves of the
      * backward pass, as in lt_backward_from() */
     double forward, inputs, weights;

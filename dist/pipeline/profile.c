@@ -180,15 +180,13 @@ static void note_use(lt_profile *p, value *v, int unit)
         v->uses[v->n++] = unit;
 }
 
-/* Adds the bytes that backward keeps, if it did not keep them for an earlier op of the unit. */
+/* Adds the bytes of inputs that backward keeps and no op of the net has made, such as images. */
 static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int unit)
 {
-    for (int i = 0; i < n_in; i++) {
-        const value *v = in[i] ? value_of(p, in[i]) : NULL;
-        if (in[i] && !find_param(p, in[i]) && (!v || v->unit < unit) &&
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && !find_param(p, in[i]) && !value_of(p, in[i]) &&
             (def->op->save & LT_SAVE_IN(i < 7 ? i : 7)))
             p->units[unit].saved_bytes += bytes_of(in[i]);
-    }
 }
 
 /* Adds an output of an op. */
