@@ -34,6 +34,8 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
     int n_sent, n_received, sent_capacity, received_capacity;
     lt_tensor *loss, *grad; /* if this stage has the loss; grad: its gradient, or NULL */
     bool noted;             /* its forward pass is complete */
+    bool in_half;           /* it was computed in half precision, */
+    double share;           /* and has this share of the rows */
     lt_scope *scope;        /* scopes of its tensors that the program has left, linked by outer */
     lt_weights *weights;    /* if its backward pass is split, and half done */
 } lt_pass;

@@ -66,10 +66,20 @@ static lt_status run_roots(lt_pipeline *p, lt_pass *q, lt_tensor **roots, lt_ten
     return status;
 }
 
+/* In half precision, whether a backward pass can be split depends on its rows on some CPUs. Then a
+ * whole one would come before the second halves of earlier ones, out of order. */
+static lt_status complete_others(lt_pipeline *p, const lt_pass *q)
+{
+    while (q->in_half && p->state.weights < p->state.backward && p->first->share != q->share)
+        LT_TRY(lt__pass_run_weights(p));
+    return LT_OK;
+}
+
 static lt_status run_backward(lt_pipeline *p)
 {
     double began = lt__seconds();
     lt_pass *q = next_back(p);
+    LT_TRY(complete_others(p, q));
     lt_tensor **roots = malloc(2 * ((size_t)q->n_sent + 1) * sizeof *roots);
     if (!roots)
         return lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
@@ -164,6 +174,20 @@ static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt
     return LT_OK;
 }
 
+static bool is_half(const lt_tensor *x) { return x->dtype == LT_F16 || x->dtype == LT_BF16; }
+
+/* Whether a pass computes in half precision: under a cast policy, or with values of these dtypes. */
+static bool is_in_half(const lt_pipeline *p, const lt_pass *q)
+{
+    void *ud;
+    bool is = lt_get_cast(p->ctx, &ud) != NULL;
+    for (int i = 0; i < q->n_sent; i++)
+        is |= is_half(q->sent[i].x);
+    for (int i = 0; i < q->n_received; i++)
+        is |= is_half(q->received[i].x);
+    return is;
+}
+
 /* Notes that the forward pass of a micro-batch is complete. */
 static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
@@ -176,6 +200,8 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
     if (!q)
         return LT_ENOMEM;
     LT_TRY(note_loss(p, q, loss, grad));
+    q->in_half = is_in_half(p, q);
+    q->share = p->share;
     q->noted = true;
     p->state.forward++;
     return run_due(p);
