@@ -86,10 +86,10 @@ end
 
 -- ==== Plans ======================================================================================
 
--- Whether the ranks run a plan as it is: it uses all of them, and with one stage they do not divide
--- their part of the batch.
-local function is_usable(plan, ranks)
-  return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1)
+-- Whether a plan is offered: it uses all ranks. With one stage, they do not divide their part of the
+-- batch unless the user gives micro.
+local function is_usable(plan, ranks, micro)
+  return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1 or micro)
 end
 
 -- Returns the plans for `ranks` ranks, the fastest first, and the net. o: the options of
@@ -107,7 +107,7 @@ function planner.find(o, dry, ranks, link)
                kind = o.schedule and KINDS[o.schedule]}
   local plans = {}
   for _, plan in ipairs(core.find_plans(net, job)) do
-    if is_usable(plan, ranks) then
+    if is_usable(plan, ranks, o.micro) then
       plan.images_per_s, plan.cuts = dry.batch / plan.seconds, {}
       for i = 2, plan.stages do plan.cuts[i - 1] = net.units[plan.stage[i].first].name end
       plans[#plans + 1] = plan

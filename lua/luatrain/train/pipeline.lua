@@ -73,6 +73,19 @@ local function open(plan, profile)
   core.open_pipeline(names, stages, plan.stages, plan.schedule, plan.lag, plan.micro)
 end
 
+-- The number of micro-batches of the run that this one resumes, or nil: results depend on it, and
+-- the planner may choose another one each time.
+local function earlier_micro()
+  local out, resume = os.getenv "LUATRAIN_OUT" or "", os.getenv "LUATRAIN_RESUME" or ""
+  if resume == "never" then return nil end
+  local folder = out ~= "" and out or resume:gsub("/[^/]*%.safetensors$", "")
+  local file = io.open(folder .. "/plan.json")
+  if not file then return nil end
+  local ok, plan = pcall(json.read, file:read "a")
+  file:close()
+  return ok and type(plan) == "table" and math.tointeger(plan.micro) or nil
+end
+
 -- Starts the pipeline of this rank, before the script places parameters. If the planner finds that
 -- one stage is fastest, starts data parallelism instead.
 function pipeline.begin()
@@ -80,6 +93,7 @@ function pipeline.begin()
   local o, _, ranks = options.read(), core.rank()
   local profile = json.read(core.run_profile(0, 0))
   local plan
+  o.micro = o.micro or earlier_micro()
   if o.pipe and #o.cuts == o.pipe - 1 then
     plan = given_plan(o, profile)
   else
@@ -87,7 +101,7 @@ function pipeline.begin()
   end
   plan = json.read(core.broadcast_text("the plan of the pipeline", json.text(plan)))
   pipeline.plan = plan
-  if plan.stages == 1 and not o.pipe then return core.open_reducer() end
+  if plan.stages == 1 and plan.micro == 1 and not o.pipe then return core.open_reducer() end
   open(plan, profile)
 end
 
