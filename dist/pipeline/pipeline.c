@@ -176,7 +176,7 @@ static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt
 
 static bool is_half(const lt_tensor *x) { return x->dtype == LT_F16 || x->dtype == LT_BF16; }
 
-/* Whether a pass computes in half precision: under a cast policy, or with values of these dtypes. */
+/* Whether a pass computes in half precision: under a cast policy, or with such values. */
 static bool is_in_half(const lt_pipeline *p, const lt_pass *q)
 {
     void *ud;

@@ -86,8 +86,8 @@ end
 
 -- ==== Plans ======================================================================================
 
--- Whether a plan is offered: it uses all ranks. With one stage, they do not divide their part of the
--- batch unless the user gives micro.
+-- Whether a plan is offered: it uses all ranks. With one stage, they do not divide their part of
+-- the batch unless the user gives micro.
 local function is_usable(plan, ranks, micro)
   return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1 or micro)
 end
