@@ -53,6 +53,7 @@ struct lt_pipeline {
     int micro, n_micro; /* see lt_pipeline_set_micro_batch(), also share */
     double share;
     int64_t begun_step;    /* the last step whose first forward pass is complete */
+    int64_t noted;         /* number of forward passes that are complete, of all steps */
     lt_pass *first, **end; /* oldest first; the last one may not be noted */
     lt_pass *back;         /* whose backward pass runs; or NULL */
     uint64_t lost;         /* stages that have failed or ended, as bits */

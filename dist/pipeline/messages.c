@@ -3,8 +3,10 @@
 
 #include "dist/pipeline/internal.h"
 
-enum { VALUES, GRAD, READ };            /* kinds of messages; READ acknowledges values */
-enum { NUMBER, WAITS, RUN };            /* numbers of a message; WAITS: to be acknowledged */
+enum { VALUES, GRAD, READ }; /* kinds of messages; READ acknowledges values */
+/* Numbers of a message. WAITS: it is to be acknowledged. PASS: forward passes before it, which are
+ * as many on all stages; so values that a stage has not used are not taken for others. */
+enum { NUMBER, WAITS, RUN, PASS };
 enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
 static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
 
@@ -27,6 +29,7 @@ static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool wai
     m->number[NUMBER] = number;
     m->number[WAITS] = waits;
     m->number[RUN] = p->run;
+    m->number[PASS] = p->noted;
     p->times.bytes += (int64_t)m->bytes;
     lt__mail_send(p->mail, lt__stage_rank(p, to), m);
     return LT_OK;
@@ -246,7 +249,8 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     p->values[from] = m->next;
     int64_t number = p->taken[from]++;
     bool waits = m->number[WAITS];
-    bool fits = m->number[NUMBER] == number && waits == (returns_to < 0) && m->bytes == bytes_of(x);
+    bool fits = m->number[NUMBER] == number && m->number[PASS] == p->noted &&
+                waits == (returns_to < 0) && m->bytes == bytes_of(x);
     lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
     lt__message_free(m);
     LT_TRY(status);

@@ -203,6 +203,7 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
     q->in_half = is_in_half(p, q);
     q->share = p->share;
     q->noted = true;
+    p->noted++;
     p->state.forward++;
     return run_due(p);
 }
@@ -303,8 +304,9 @@ static lt_status open_pipeline(lt_pipeline *p)
         return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
     if (!(p->mail = lt__group_mail(p->group)))
         return lt_errcode();
-    if (p->replicas > 1)
-        LT_TRY(lt__group_split(p->group, p->schedule.stage, &p->part));
+    /* A rank drops messages of other pipelines, so all ranks must have left an earlier one. */
+    LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->part)
+                           : lt_group_barrier(p->group, "a pipeline"));
     p->run = lt__mail_next_run(p->mail);
     return lt_set_stages(p->ctx, &(lt_stages){.ud = p,
                                               .own = p->schedule.stage,

@@ -1,0 +1,443 @@
+/* test_pipeline_job.c - what a pipeline does besides adding up gradients: replicas, values for all
+ * ranks, passes without gradients, digests and files; and how it ends when something fails. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "tests/dist/pipe_net.h"
+
+/* ==== Replicas ================================================================================ */
+
+enum { REPLICAS = 2, ROWS_OF_STEP = 12 };
+
+/* The data of replica r's micro-batch i of a step. */
+static uint64_t number_of(const plan *p, int r, int step, int i)
+{
+    return (uint64_t)((step * REPLICAS + r) * p->micro + i);
+}
+
+static lt_status take_step(net *n, lt_optim *o, lt_step_status *status)
+{
+    lt_opt opts[LT_MAX_OPT];
+    LT_TRY(lt_opts_parse(&lt_optim_def(o)->schema, "lr=0.1 momentum=0.9 weight_decay=0.01", opts));
+    (void)n;
+    return lt_optim_step(o, (const lt_opt *const[]){opts}, 1, status);
+}
+
+typedef struct replica { /* with a context of its own */
+    const plan *plan;
+    lt_group *group;
+    int rank;
+    char hex[65];
+} replica;
+
+static lt_reducer *open_reducer(net *n, lt_group *g)
+{
+    lt_tensor *own[LAYERS];
+    int n_own = 0;
+    lt_reducer *r = lt_reducer_new(n->ctx, g, &(lt_reducer_config){.blocking = true});
+    for (int i = 0; i < LAYERS; i++)
+        if (!lt_is_remote(n->w[i]))
+            own[n_own++] = n->w[i];
+    if (r && lt_reducer_add(r, own, n_own) == LT_OK)
+        return r;
+    lt_reducer_free(r);
+    return NULL;
+}
+
+/* A step of unequal halves of the batch: replica 0 has a third of the rows. */
+static void set_rows(lt_reducer *r, int rank)
+{
+    lt_reducer_set_share(r, (rank + 1) * ROWS_OF_STEP / 3, ROWS_OF_STEP);
+}
+
+static void *train_replica(void *ud)
+{
+    replica *r = ud;
+    net n;
+    CHECK_OK(make_net(&n));
+    CHECK_OK(lt_params_place(n.params));
+    lt_reducer *reducer = open_reducer(&n, r->group);
+    lt_optim *o = lt_optim_new(n.ctx, "momentum_step", n.w, LAYERS);
+    CHECK(reducer && o);
+    for (int step = 0; step < STEPS; step++) {
+        set_rows(reducer, r->rank);
+        for (int i = 0; i < r->plan->micro; i++)
+            CHECK_OK(learn(&n, r->plan, i, number_of(r->plan, r->rank, step, i)));
+        CHECK_OK(take_step(&n, o, NULL));
+    }
+    CHECK_OK(lt_params_sha256(n.params, r->hex));
+    lt_optim_free(o);
+    lt_reducer_free(reducer);
+    destroy_net(&n);
+    lt_group_close(r->group);
+    return NULL;
+}
+
+static void train_replicas(const plan *p, char hex[65])
+{
+    lt_group *groups[REPLICAS];
+    pthread_t threads[REPLICAS];
+    replica r[REPLICAS];
+    CHECK_OK(lt_local_open(REPLICAS, NULL, groups));
+    for (int i = 0; i < REPLICAS; i++) {
+        r[i] = (replica){p, groups[i], i, ""};
+        pthread_create(&threads[i], NULL, train_replica, &r[i]);
+    }
+    for (int i = 0; i < REPLICAS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK_STR(r[0].hex, r[1].hex);
+    memcpy(hex, r[0].hex, 65);
+}
+
+static lt_status train_stage(member *m, lt_reducer *reducer, lt_optim *o, char hex[65])
+{
+    int r = lt_pipeline_replica(m->pipeline);
+    for (int step = 0; step < STEPS; step++) {
+        set_rows(reducer, r);
+        for (int i = 0; i < m->plan->micro; i++) {
+            lt_step_status status;
+            LT_TRY(micro_batch(m, i, number_of(m->plan, r, step, i)));
+            LT_TRY(take_step(&m->net, o, &status));
+            CHECK_EQ(status, i + 1 < m->plan->micro ? LT_ACCUMULATING : LT_APPLIED);
+        }
+    }
+    return lt_pipeline_sha256(m->pipeline, m->net.params, hex);
+}
+
+/* ud: (ranks, 65) the digests. */
+static lt_status train_in_replicas(member *m)
+{
+    char(*hex)[65] = m->ud;
+    CHECK_EQ(lt_pipeline_stage(m->pipeline), m->rank / REPLICAS);
+    CHECK_EQ(lt_pipeline_replica(m->pipeline), m->rank % REPLICAS);
+    CHECK_EQ(lt_group_size(lt_pipeline_group(m->pipeline)), REPLICAS);
+    lt_reducer *reducer = open_reducer(&m->net, lt_pipeline_group(m->pipeline));
+    lt_optim *o = lt_optim_new(m->net.ctx, "momentum_step", m->net.w, LAYERS);
+    lt_status status = reducer && o ? train_stage(m, reducer, o, hex[m->rank]) : lt_errcode();
+    lt_optim_free(o);
+    lt_reducer_free(reducer);
+    return status;
+}
+
+TEST(replicas_have_the_bits_of_data_parallelism)
+{
+    for (int k = 0; k < 12; k++) {
+        plan p = {.stages = 1 + k % 4,
+                  .micro = 1 + k % 5,
+                  .lag = k % 3,
+                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
+                  .wide = k % 2 == 1,
+                  .delays = (uint64_t)k,
+                  .shares = k > 5};
+        char hex[65], got[MOST_RANKS][65] = {""};
+        member members[MOST_RANKS];
+        train_replicas(&p, hex);
+        run(&p, p.stages * REPLICAS, train_in_replicas, got, members);
+        check_ranks(members, p.stages * REPLICAS);
+        for (int i = 0; i < p.stages * REPLICAS; i++)
+            CHECK_STR(got[i], hex);
+    }
+}
+
+/* ==== Values for all ranks ==================================================================== */
+
+enum { MICRO = 6 };
+
+/* The losses of the micro-batches, in one context. */
+static void find_losses(const plan *p, double losses[MICRO])
+{
+    net n;
+    CHECK_OK(make_net(&n));
+    CHECK_OK(lt_params_place(n.params));
+    for (int i = 0; i < MICRO; i++) {
+        lt_tensor *loss = forward(&n, p->wide, (uint64_t)i, 0);
+        CHECK(loss != NULL);
+        CHECK_OK(lt_item(loss, 0, &losses[i]));
+    }
+    destroy_net(&n);
+}
+
+/* ud: the losses. Fetches each loss before the backward passes of this micro-batch and others. */
+static lt_status fetch_losses(member *m)
+{
+    const double *losses = m->ud;
+    for (int i = 0; i < MICRO; i++) {
+        lt_tensor *loss = forward(&m->net, m->plan->wide, (uint64_t)i, (uint64_t)m->rank + 1);
+        double value;
+        if (!loss)
+            return lt_errcode();
+        if (i % 2)
+            LT_TRY(lt_backward(loss, NULL));
+        lt_tensor *here = lt_fetch(loss);
+        if (!here)
+            return lt_errcode();
+        lt_status status = lt_item(here, 0, &value);
+        lt_release(here);
+        LT_TRY(status);
+        if (value != losses[i])
+            FAIL("rank %d: loss %d is %.17g, not %.17g", m->rank, i, value, losses[i]);
+        if (i % 2 == 0)
+            LT_TRY(lt_backward(loss, NULL));
+    }
+    CHECK_EQ(lt_pipeline_forwards(m->pipeline), MICRO);
+    return lt_pipeline_drain(m->pipeline);
+}
+
+TEST(all_ranks_can_fetch_a_loss_while_passes_are_in_flight)
+{
+    for (int k = 0; k < 9; k++) {
+        plan p = {.stages = 2 + k % 3,
+                  .micro = MICRO,
+                  .lag = k % 4,
+                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
+                  .wide = k % 2 == 1};
+        double losses[MICRO];
+        member members[MOST_RANKS];
+        find_losses(&p, losses);
+        run(&p, p.stages, fetch_losses, losses, members);
+        check_ranks(members, p.stages);
+    }
+}
+
+/* ==== Passes without gradients ================================================================ */
+
+enum { PASSES = 24, MOST_AHEAD = 4 }; /* as MAX_UNREAD in messages.c */
+
+/* ud: the number of passes that stage 1 has begun. It is slow, so stage 0 runs ahead. */
+static lt_status evaluate(member *m)
+{
+    atomic_int *begun = m->ud;
+    int ahead, most = 0;
+    lt_grad_off(m->net.ctx);
+    for (int i = 0; i < PASSES; i++) {
+        if (m->rank == 1) {
+            nanosleep(&(struct timespec){0, i < 3 ? 100000000 : 2000000}, NULL);
+            atomic_fetch_add(begun, 1);
+        }
+        if (!forward(&m->net, false, (uint64_t)i, 0))
+            return lt_errcode();
+        ahead = i + 1 - atomic_load(begun);
+        most = ahead > most ? ahead : most;
+    }
+    lt_grad_on(m->net.ctx);
+    CHECK_EQ(lt_pipeline_forwards(m->pipeline), 0);
+    if (m->rank == 0)
+        CHECK_EQ(most, MOST_AHEAD);
+    return LT_OK;
+}
+
+TEST(a_sender_waits_for_a_slow_reader)
+{
+    atomic_int begun = 0;
+    member members[MOST_RANKS];
+    run(&(plan){.stages = 2, .micro = 1}, 2, evaluate, &begun, members);
+    check_ranks(members, 2);
+}
+
+/* Passes without gradients while those of an unfinished step are in flight. */
+static lt_status evaluate_within(member *m)
+{
+    for (int i = 0; i < m->plan->micro; i++) {
+        LT_TRY(micro_batch(m, i, (uint64_t)i));
+        lt_grad_off(m->net.ctx);
+        for (int k = 0; k < 7; k++)
+            if (!forward(&m->net, m->plan->wide, (uint64_t)(100 + k), (uint64_t)m->rank + 1))
+                return lt_errcode();
+        lt_grad_on(m->net.ctx);
+        release_made(&m->net);
+    }
+    for (int i = 0; i < m->plan->micro; i++)
+        LT_TRY(micro_batch(m, i, (uint64_t)(m->plan->micro + i)));
+    for (int i = 0; i < LAYERS; i++)
+        if (!lt_is_remote(m->net.w[i]))
+            digest(lt_grad(m->net.w[i]), m->grads[i]); /* drains */
+    return LT_OK;
+}
+
+TEST(passes_without_gradients_change_nothing)
+{
+    for (int k = 0; k < 12; k++) {
+        plan p = {.stages = 2 + k % 3,
+                  .micro = 3,
+                  .lag = k % 4,
+                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
+                  .wide = k % 2 == 1};
+        char grads[LAYERS][65];
+        member members[MOST_RANKS];
+        int n = 0;
+        add_up(&p, grads);
+        run(&p, p.stages, evaluate_within, NULL, members);
+        check_ranks(members, p.stages);
+        for (int i = 0; i < p.stages; i++)
+            n += check_grads(&members[i], grads);
+        CHECK_EQ(n, LAYERS);
+    }
+}
+
+/* ==== Digests and files ======================================================================= */
+
+static const char *const names[LAYERS] = {"w0", "w1", "w2", "w3"};
+static const char *const meta[] = {"step", "7"};
+
+typedef struct saved {
+    const char *path;
+    lt_status status[MOST_RANKS];
+    char hex[MOST_RANKS][65], text[256]; /* text: the message of rank 0 */
+} saved;
+
+static lt_status save(member *m)
+{
+    saved *s = m->ud;
+    s->status[m->rank] = lt_pipeline_save(m->pipeline, s->path, LAYERS, names, m->net.w, 1, meta);
+    if (m->rank == 0 && s->status[0] != LT_OK)
+        snprintf(s->text, sizeof s->text, "%s", lt_errmsg());
+    return lt_pipeline_sha256(m->pipeline, m->net.params, s->hex[m->rank]);
+}
+
+static size_t read_file(const char *path, char *to, size_t most)
+{
+    FILE *f = fopen(path, "rb");
+    CHECK(f != NULL);
+    size_t n = fread(to, 1, most, f);
+    fclose(f);
+    return n;
+}
+
+static void save_alone(const char *path, char hex[65])
+{
+    net n;
+    CHECK_OK(make_net(&n));
+    CHECK_OK(lt_params_place(n.params));
+    CHECK_OK(lt_file_save(path, LAYERS, names, n.w, 1, meta));
+    CHECK_OK(lt_params_sha256(n.params, hex));
+    destroy_net(&n);
+}
+
+TEST(a_file_of_all_stages_is_that_of_one_context)
+{
+    char one[64], other[64], hex[65], a[4096], b[4096];
+    snprintf(one, sizeof one, "/tmp/lt_pipeline_%d.one", (int)getpid());
+    snprintf(other, sizeof other, "/tmp/lt_pipeline_%d.all", (int)getpid());
+    save_alone(one, hex);
+    for (int stages = 1; stages <= LAYERS; stages++)
+        for (int replicas = 1; replicas <= 2; replicas++) {
+            saved s = {.path = other};
+            member members[MOST_RANKS];
+            run(&(plan){.stages = stages, .micro = 1}, stages * replicas, save, &s, members);
+            check_ranks(members, stages * replicas);
+            for (int i = 0; i < stages * replicas; i++) {
+                CHECK_EQ(s.status[i], LT_OK);
+                CHECK_STR(s.hex[i], hex);
+            }
+            size_t n = read_file(one, a, sizeof a);
+            CHECK(n > LAYERS * WIDTH * WIDTH * sizeof(float) && n < sizeof a);
+            CHECK_EQ(read_file(other, b, sizeof b), n);
+            CHECK(memcmp(a, b, n) == 0);
+            remove(other);
+        }
+    remove(one);
+}
+
+TEST(a_file_that_cannot_be_written)
+{
+    saved s = {.path = "/nowhere/file"};
+    member members[MOST_RANKS];
+    run(&(plan){.stages = 3, .micro = 1, .timeout = 20}, 3, save, &s, members);
+    check_ranks(members, 3);
+    CHECK_EQ(s.status[0], LT_EFILE);
+    CHECK(strstr(s.text, "/nowhere/file") != NULL);
+    CHECK(s.status[1] == LT_OK && s.status[2] == LT_OK);
+    for (int i = 0; i < 3; i++)
+        CHECK_STR(s.hex[i], s.hex[0]);
+    CHECK_EQ(strlen(s.hex[0]), 64);
+}
+
+/* ==== Ends ==================================================================================== */
+
+/* The last stage does not use the result of the first layer. ud: the number of micro-batches. */
+static lt_status run_other_program(member *m)
+{
+    bool wide = m->rank == 0;
+    for (int i = 0; i < *(int *)m->ud; i++) {
+        lt_tensor *loss = forward(&m->net, wide, (uint64_t)i, 0);
+        LT_TRY(loss ? lt_backward(loss, NULL) : lt_errcode());
+    }
+    return lt_pipeline_drain(m->pipeline);
+}
+
+/* Whether a rank fails because another one runs another program, or because that has ended. */
+static bool has_noticed(const member *m)
+{
+    return (m->status == LT_EDESYNC && strstr(m->text, "run different programs")) ||
+           (m->status == LT_EPEER && strstr(m->text, "stage"));
+}
+
+TEST(stages_that_run_different_programs)
+{
+    for (int micro = 1; micro <= 4; micro++)
+        for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
+            member members[MOST_RANKS];
+            double began = lt__seconds();
+            run(&(plan){.stages = 2, .micro = micro, .kind = (lt_schedule_kind)kind, .timeout = 3},
+                2, run_other_program, &micro, members);
+            CHECK(has_noticed(&members[0]));
+            CHECK(micro == 1 || has_noticed(&members[1]));
+            CHECK(lt__seconds() - began < 30);
+        }
+}
+
+/* ud: the number of micro-batches before the end of the program, which has no optimizer step. */
+static lt_status stop_early(member *m)
+{
+    int n = *(int *)m->ud;
+    for (int i = 0; i < n; i++)
+        LT_TRY(micro_batch(m, i, (uint64_t)i));
+    LT_TRY(lt_scope_push(m->net.ctx));
+    lt_status status = forward(&m->net, m->plan->wide, (uint64_t)n, 0) ? LT_OK : lt_errcode();
+    lt_pipeline_pop_scope(m->pipeline);
+    lt_pipeline_free(m->pipeline); /* the pass is not noted */
+    m->pipeline = NULL;
+    return status;
+}
+
+TEST(a_pipeline_may_be_freed_with_passes_in_flight)
+{
+    for (int n = 0; n <= 6; n++)
+        for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
+            plan p = {.stages = 3,
+                      .micro = 8,
+                      .lag = n % 3,
+                      .kind = (lt_schedule_kind)kind,
+                      .wide = n % 2 == 1};
+            member members[MOST_RANKS];
+            run(&p, 3, stop_early, &n, members);
+            check_ranks(members, 3);
+        }
+}
+
+/* A second pipeline in the same group gets no messages of the first one. */
+static lt_status open_again(member *m)
+{
+    int n = 3;
+    m->ud = &n;
+    LT_TRY(stop_early(m));
+    release_made(&m->net);
+    destroy_net(&m->net);
+    LT_TRY(make_net(&m->net));
+    LT_TRY(open_pipeline(m));
+    return train(m);
+}
+
+TEST(a_group_may_have_one_pipeline_after_another)
+{
+    plan p = {.stages = 3, .micro = 4, .kind = LT_ZERO_BUBBLE, .wide = true};
+    char grads[LAYERS][65];
+    member members[MOST_RANKS];
+    add_up(&p, grads);
+    run(&p, 3, open_again, NULL, members);
+    check_ranks(members, 3);
+    for (int i = 0; i < 3; i++)
+        CHECK(check_grads(&members[i], grads) > 0);
+}
