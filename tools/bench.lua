@@ -13,6 +13,7 @@ local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
 local processes = require "processes"
+local shared = require "bench_peer"
 
 local BATCHES = {lenet = 64, resnet20 = 128, mobilenet_v1 = 16, resnet50 = 16, vgg16 = 8}
 local AMP = {f32 = "off", bf16 = "bf16"}
@@ -43,29 +44,12 @@ local opt = lt.args{
 
 local program, quote = processes.program, processes.quote
 local command, call = processes.command, processes.call
+local print, words_of, add, ratio = shared.print, shared.words_of, shared.add, shared.ratio
+local rate_text, ratio_text = shared.rate_text, shared.ratio_text
 
-local folder = arg[0]:match "^(.*)/" or "."
+local folder = shared.folder
 
-local function fail(code, ...)
-  io.stderr:write("tools/bench: ", string.format(...), "\n")
-  os.exit(code, true)
-end
-
-local function refuse(...) fail(2, ...) end
-
--- Prints a line and flushes it, to show progress. A failed write (disk full) is an error.
-local function print(text)
-  local ok, why = io.stdout:write(text, "\n")
-  if ok then ok, why = io.stdout:flush() end
-  if not ok then fail(5, "stdout: %s", why) end
-end
-
--- ==== Processes ==================================================================================
-
--- Calls the peer. luatrain sets GOMP_SPINCOUNT for OpenMP, which the peer must not inherit.
-local function call_peer(what, options)
-  return call({"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}, options)
-end
+local function call_peer(what, options) return shared.call_peer(opt.peer, what, options) end
 
 -- ==== Steps ======================================================================================
 
@@ -92,22 +76,7 @@ end
 
 -- Returns the faster layout for the peer, and its result with it; nil if the peer fails.
 local function try_layouts(cell)
-  local last = measure_peer(cell, "channels_last")
-  local plain = last and measure_peer(cell, "contiguous")
-  if not plain then return nil end
-  if last.images_per_s > plain.images_per_s then return "channels_last", last end
-  return "contiguous", plain
-end
-
--- Adds a result to a series of rounds, which has their rates, their median rate, and the fastest
--- result. Returns false if result is nil, after a failure.
-local function add(series, result)
-  if not result then return false end
-  series.rates[#series.rates + 1] = result.images_per_s
-  series.images_per_s = bench.spread(series.rates)
-  local best = series.best
-  if not best or result.images_per_s > best.images_per_s then series.best = result end
-  return true
+  return shared.try_layouts(function(layout) return measure_peer(cell, layout) end)
 end
 
 -- Runs one round of each kind. Returns false if ours or the peer's fails. A failure of
@@ -128,17 +97,10 @@ local function round(cell)
   return true
 end
 
--- The median, over all rounds, of our rate divided by the peer's.
-local function ratio(cell, peer)
-  local list = {}
-  for i, rate in ipairs(peer.rates) do list[i] = cell.ours.rates[i] / rate end
-  return #list > 0 and bench.spread(list) or nil
-end
-
 -- A cell: a line of the table, for a net in one precision.
 local function new_cell(model, dtype)
   return {model = model, dtype = dtype, batch = opt.batch > 0 and opt.batch or BATCHES[model],
-          ours = {rates = {}}, peer = {rates = {}}, compiled = {rates = {}}}
+          ours = shared.new_series(), peer = shared.new_series(), compiled = shared.new_series()}
 end
 
 local function fill(cell)
@@ -146,7 +108,7 @@ local function fill(cell)
     cell.failed = not round(cell)
     if cell.failed then return end
   end
-  cell.ratio, cell.compiled_ratio = ratio(cell, cell.peer), ratio(cell, cell.compiled)
+  cell.ratio, cell.compiled_ratio = ratio(cell.ours, cell.peer), ratio(cell.ours, cell.compiled)
 end
 
 -- ==== The table ==================================================================================
@@ -155,9 +117,7 @@ local FORMAT = "%-13s%-5s%6s %9s %9s %9s   %9s %9s %7s   %9s %7s"
 
 local function row(...) return (FORMAT:format(...):gsub(" +$", "")) end
 
-local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
 local function memory_text(result) return ("%.2f GB"):format(result.peak_rss_bytes / 1e9) end
-local function ratio_text(times) return ("%.2fx"):format(times) end
 
 local HEAD = row("model", "dtype", "batch", "img/s", "of limit", "memory",
                  "peer", "memory", "ratio", "compiled", "ratio")
@@ -290,37 +250,12 @@ end
 
 -- ==== Main =======================================================================================
 
--- Splits the value of a flag at its commas. Each word must be a key of known.
-local function words_of(flag, text, known)
-  local list, names = {}, {}
-  for name in pairs(known) do names[#names + 1] = name end
-  table.sort(names)
-  for word in text:gmatch "[^,]+" do
-    if not known[word] then
-      refuse("--%s: unknown name '%s'%s", flag, word,
-             lt.check.hint(word, names, " (known: " .. table.concat(names, ",") .. ")"))
-    end
-    list[#list + 1] = word
-  end
-  if #list == 0 then refuse("--%s requires some of %s", flag, table.concat(names, ",")) end
-  return list
-end
-
-local function peer_version()
-  if opt.peer == "" then return nil end
-  local known = call_peer("version", {})
-  if not known or not known.version then
-    refuse("--peer: '%s' is not a Python that has PyTorch", opt.peer)
-  end
-  return "PyTorch " .. known.version
-end
-
 local models = words_of("models", opt.models, BATCHES)
 local dtypes = words_of("dtypes", opt.dtypes, AMP)
 local before = opt.baseline ~= "" and bench.read(opt.baseline, {cells = {
   {model = "", dtype = "", ours = {images_per_s = 0, best = bench.COMPARED}}}})
 if opt.json ~= "" then bench.want_file(opt.json) end
-local all, good = {machine = bench.machine(), peer = peer_version()}, true
+local all, good = {machine = bench.machine(), peer = shared.peer_version(opt.peer)}, true
 print(("%s\npeer: %s\n"):format(bench.machine_text(all.machine),
                                 all.peer or "none; give a Python that has PyTorch with --peer"))
 if opt.to > 0 then

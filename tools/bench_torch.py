@@ -3,6 +3,7 @@
 
     bench_torch.py version
     bench_torch.py step --model resnet50 --dtype bf16 --batch 16 --threads 2 --channels-last
+    bench_torch.py pipeline --model vgg16 --batch 8 --cut stage4 --micro 4 --schedule 1f1b
     bench_torch.py modes --device cuda --model resnet50 --dtype fp16 --batch 256 --modes eager,graph
     bench_torch.py train --to 0.92 --data DIR --threads 2 --channels-last
 
@@ -181,41 +182,117 @@ def step(o, rank=0):
     called = torch.compile(net) if o.compile else net
     if o.ranks > 1:
         called = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    times = time_steps(o, lambda: learn(o, called, optimizer, x, y))
+    if rank == 0:
+        say_rates(o.ranks * o.batch, times)
+
+
+def time_steps(o, run):
+    """The times of steps after the warm-up, in seconds."""
     times = []
     for i in range(1 << 30):
         before = time.perf_counter()
-        learn(o, called, optimizer, x, y)
+        run()
         if i >= o.warm_up:
             times.append(time.perf_counter() - before)
         if is_enough(o, times):
-            break
-    if rank == 0:
-        say(images_per_s=o.ranks * o.batch / median(times),
-            best_images_per_s=o.ranks * o.batch / min(times), steps=len(times))
+            return times
+
+
+def say_rates(images, times):
+    say(images_per_s=images / median(times), best_images_per_s=images / min(times),
+        steps=len(times))
 
 
 def is_enough(o, times):
     enough = len(times) >= o.steps and sum(times) >= o.seconds
-    if o.ranks > 1:                                            # all ranks end after the same step
+    if o.ranks > 1 and o.seconds > 0:                          # all ranks end after the same step
         first = torch.tensor([enough])
         distributed.broadcast(first, 0)
         enough = bool(first)
     return enough
 
 
-def step_in_rank(rank, o, store):
+def run_rank(rank, o, where):
     torch.set_num_threads(o.threads)
     torch.manual_seed(o.seed + rank)
-    distributed.init_process_group('gloo', init_method='file://' + store, rank=rank,
-                                   world_size=o.ranks)
-    step(o, rank)
+    distributed.init_process_group('gloo', init_method=where, rank=rank, world_size=o.ranks)
+    {'step': step, 'pipeline': pipeline}[o.what](o, rank)
     distributed.destroy_process_group()
 
 
-# DistributedDataParallel requires a process per rank. They communicate with gloo.
-def step_in_ranks(o):
+def run_ranks(o):
+    """Runs a process per rank, as DistributedDataParallel requires. They communicate with gloo. If
+    a launcher has started them and set RANK, this process is one of them."""
+    if 'RANK' in os.environ:
+        run_rank(int(os.environ['RANK']), o, 'env://')
+        return
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(step_in_rank, (o, folder + '/store'), o.ranks)
+        multiprocessing.spawn(run_rank, (o, f'file://{folder}/store'), o.ranks)
+
+
+# ==== Steps in a pipeline of two ranks ============================================================
+
+# The names in models/ of the layers and blocks that have parameters, in order.
+PARTS = {'vgg16': [f'stage{i}.conv{k}' for i, n in enumerate((2, 2, 3, 3, 3), 1)
+                   for k in range(1, n + 1)] + [f'classifier.fc{i}' for i in (1, 2, 3)],
+         'lenet': ['conv1', 'conv2', 'fc1', 'fc2'],
+         'resnet50': ['conv1', 'bn1', *(f'stage{i}.{k}' for i, n in enumerate((3, 4, 6, 3), 1)
+                                        for k in range(1, n + 1)), 'fc']}
+SCHEDULES = {'gpipe': 'GPipe', '1f1b': '1F1B', 'zb': 'InterleavedZeroBubble'}
+
+
+def divide(o, net):
+    """The two stages of a net. The second one begins with the layer or block o.cut."""
+    begins = [i for i, part in enumerate(net) if next(part.parameters(), None) is not None]
+    for name, begin in zip(PARTS[o.model], begins, strict=True):
+        if begin > 0 and f'{name}.'.startswith(f'{o.cut}.'):
+            return net[:begin], net[begin:]
+    raise SystemExit(f"bench_torch.py: --cut: {o.model} has no layer '{o.cut}' after its first one")
+
+
+class Permute(nn.Module):
+    def __init__(self, *order):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        return x.permute(self.order)
+
+
+def stages(o, net):
+    """The two stages, ready for gloo, which sends only contiguous tensors. With channels_last, the
+    values between them are permuted to (n, h, w, c), which copies nothing."""
+    first, second = (part.to(memory_format=layout(o)) for part in divide(o, net))
+    if not o.channels_last or isinstance(first[-1], nn.Flatten):
+        return first, second
+    return nn.Sequential(*first, Permute(0, 2, 3, 1)), nn.Sequential(Permute(0, 3, 1, 2), *second)
+
+
+# The loss of a micro-batch is divided by their number, which is faster than scale_grads.
+def pipeline(o, rank):
+    from torch.distributed import pipelining
+    from torch.distributed.pipelining import schedules
+    make, (channels, height, width, classes) = MODELS[o.model]
+    part = stages(o, make())[rank]
+    kind = schedules.get_schedule_class(SCHEDULES[o.schedule])
+    stage = pipelining.PipelineStage(part, rank, o.ranks, torch.device('cpu'))
+    several = issubclass(kind, schedules.PipelineScheduleMulti)
+    schedule = kind([stage] if several else stage, o.micro, scale_grads=False,
+                    loss_fn=lambda logits, y: F.cross_entropy(logits, y) / o.micro)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4,
+                                fused=True)
+    x = torch.randn(o.batch, channels, height, width).to(memory_format=layout(o))
+    given = ([x], {}) if rank == 0 else ([], {'target': torch.randint(classes, (o.batch,))})
+
+    def run():
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step(*given[0], **given[1], return_outputs=False)
+        optimizer.step()
+
+    times = time_steps(o, run)
+    if rank == 0:
+        say_rates(o.batch, times)
 
 
 # ==== Steps in several modes, on a GPU ============================================================
@@ -399,7 +476,7 @@ def train(o):
 
 def main():
     p = argparse.ArgumentParser(description='the peer of tools/bench')
-    p.add_argument('what', choices=['version', 'step', 'modes', 'train'])
+    p.add_argument('what', choices=['version', 'step', 'pipeline', 'modes', 'train'])
     p.add_argument('--dtype', choices=PRECISIONS, default='f32')
     p.add_argument('--threads', type=int, default=1)
     p.add_argument('--channels-last', action='store_true')
@@ -410,6 +487,9 @@ def main():
     p.add_argument('--modes', default='eager,graph', help='modes: eager, graph, compile')
     p.add_argument('--side', type=int, default=0, help='modes: side of images; 0: that of the net')
     p.add_argument('--ranks', type=int, default=1)
+    p.add_argument('--cut', default='', help='pipeline: where the second stage begins')
+    p.add_argument('--micro', type=int, default=4, help='pipeline: micro-batches')
+    p.add_argument('--schedule', choices=SCHEDULES, default='1f1b', help='pipeline')
     p.add_argument('--warm-up', type=int, default=1, help='step: steps; train: epochs')
     p.add_argument('--steps', type=int, default=3, help='step: minimum number')
     p.add_argument('--seconds', type=float, default=3.0, help='step: minimum duration')
@@ -424,8 +504,8 @@ def main():
     if o.what == 'version':
         say(version=torch.__version__)
     else:
-        {'train': train, 'modes': modes,
-         'step': step_in_ranks if o.ranks > 1 else step}[o.what](o)
+        {'train': train, 'modes': modes, 'pipeline': run_ranks,
+         'step': run_ranks if o.ranks > 1 else step}[o.what](o)
 
 
 if __name__ == '__main__':
