@@ -93,9 +93,9 @@ LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int 
 
 /* ==== Profiles ================================================================================ */
 
-/* A profile of a net shows where it can be divided. Its units are not divided: a unit begins with
- * an op that is the first to use some parameter, and has all ops until the next unit, in the order
- * of the forward pass, and the ops of other units' branches that need no parameter. */
+/* A profile of a net shows where it can be divided. A unit is not divided. It begins with an op
+ * that is the first to use some parameter, and ends where the next unit begins. Ops without
+ * parameters belong to the latest unit whose values they use. */
 typedef struct lt_profile lt_profile;
 
 typedef struct lt_profile_unit {

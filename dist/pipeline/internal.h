@@ -33,6 +33,7 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
     lt_received *received;
     int n_sent, n_received, sent_capacity, received_capacity;
     lt_tensor *loss, *grad; /* if this stage has the loss; grad: its gradient, or NULL */
+    bool in_scope;          /* it began within a scope */
     bool noted;             /* its forward pass is complete */
     bool in_half;           /* it was computed in half precision, */
     double share;           /* and has this share of the rows */
@@ -75,6 +76,9 @@ lt_pass *lt__pass_last(const lt_pipeline *p); /* the newest pass, or NULL; borro
 /* The newest pass; a new one if that is noted. Borrowed. NULL with LT_ENOMEM. */
 lt_pass *lt__pass_current(lt_pipeline *p);
 void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
+/* When the outermost scope ends: frees the newest pass if it began in the scope and is not noted,
+ * since no backward can follow. */
+void lt__pass_drop_current(lt_pipeline *p);
 /* Completes the gradients of the weights of the oldest pass, which lacks only these. */
 LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);
 

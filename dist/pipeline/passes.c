@@ -21,6 +21,7 @@ lt_pass *lt__pass_current(lt_pipeline *p)
         lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
         return NULL;
     }
+    fresh->in_scope = p->ctx->scope != NULL;
     *p->end = fresh;
     p->end = &fresh->next;
     return fresh;
@@ -53,6 +54,19 @@ void lt__pass_drop_first(lt_pipeline *p)
     if (!p->first)
         p->end = &p->first;
     free_pass(p, q);
+}
+
+void lt__pass_drop_current(lt_pipeline *p)
+{
+    lt_pass **link = &p->first;
+    while (*link && (*link)->next)
+        link = &(*link)->next;
+    lt_pass *last = *link;
+    if (!last || last->noted || !last->in_scope)
+        return;
+    *link = NULL;
+    p->end = link;
+    free_pass(p, last);
 }
 
 lt_status lt__pass_run_weights(lt_pipeline *p)

@@ -254,6 +254,8 @@ void lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
 
 void lt_pipeline_pop_scope(lt_pipeline *p)
 {
+    if (p->ctx->scope && !p->ctx->scope->outer)
+        lt__pass_drop_current(p);
     lt_pass *last = lt__pass_last(p);
     lt_scope *scope = last ? lt__scope_take(p->ctx) : NULL;
     if (!last)

@@ -120,6 +120,10 @@ static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    if (s->pipeline && s->on_root)
+        lt__refuse(L, s,
+                   "in a pipeline, saving requires all ranks, but lt.on_root runs on rank 0 "
+                   "only");
     if (s->pipeline && lua_gettop(L) == 2) {
         lua_pushliteral(L, "");
         lua_newtable(L);

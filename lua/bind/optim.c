@@ -74,6 +74,10 @@ static int sha256(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     char hex[65];
+    if (s->pipeline && s->on_root)
+        lt__refuse(L, s,
+                   "in a pipeline, sha256 requires all ranks, but lt.on_root runs on rank 0 "
+                   "only");
     lt_params *p = named_params(L, s, lt__check_named(L, s, "sha256"));
     lt_status status = !p            ? lt_errcode()
                        : s->pipeline ? lt_pipeline_sha256(s->pipeline, p, hex)

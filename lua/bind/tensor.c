@@ -326,12 +326,23 @@ static int get(lua_State *L)
     return 1;
 }
 
+/* own_get(tensor, indices...): like get(), for a tensor that this rank has. In a pipeline, the
+ * other ranks take no part. */
+static int own_get(lua_State *L)
+{
+    lt_tensor *x = lt__self(L, "get");
+    push_element(L, lt__lua(L), x, check_indices(L, lt__lua(L), x, lua_gettop(L) - 1, "get"));
+    return 1;
+}
+
 static int set(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "set");
     int64_t count = lt_count(x), place = check_indices(L, s, x, lua_gettop(L) - 2, "set");
     lt__check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
+    if (lt_is_remote(x)) /* its own stage writes it */
+        return 0;
     lt_tensor *flat = lt_view(x, 1, &count);
     lt_tensor *one = flat ? lt_rows(flat, place, 1) : NULL;
     lt_status status = one ? lt__fill_with(L, lua_gettop(L), one) : lt_errcode();
@@ -382,7 +393,8 @@ static int fill(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "fill");
     lt__check_element(L, s, 2, "fill", lt_tensor_dtype(x));
-    lt__check(L, s, lt__fill_with(L, 2, x));
+    if (!lt_is_remote(x))
+        lt__check(L, s, lt__fill_with(L, 2, x));
     lua_settop(L, 1);
     return 1;
 }
@@ -391,7 +403,9 @@ static int copy(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "copy");
-    lt__check(L, s, lt_copy(x, lt__check_tensor(L, s, 2, "copy", "the source")));
+    lt_tensor *source = lt__check_tensor(L, s, 2, "copy", "the source");
+    if (!lt_is_remote(x))
+        lt__check(L, s, lt_copy(x, source));
     lua_settop(L, 1);
     return 1;
 }
@@ -531,7 +545,8 @@ static const luaL_Reg methods[] = {
 
 static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
 
-static const luaL_Reg helpers[] = {{"describe", describe}, {"is_tensor", is_tensor}, {NULL, NULL}};
+static const luaL_Reg helpers[] = {
+    {"describe", describe}, {"is_tensor", is_tensor}, {"own_get", own_get}, {NULL, NULL}};
 
 /* Adds constructors, helpers, tensor_methods and tensor_meta to the core table. */
 void lt__open_tensor(lua_State *L, lt_lua *s)

@@ -199,6 +199,69 @@ T.test("a run resumes with other stages", function()
   end
 end)
 
+-- Runs a script of its own on two stages, cut at net.b, and returns what rank 0 prints.
+local function run_pair(text)
+  T.write(folder .. "/pair.lua", [[
+    local lt = require "luatrain"
+    local net = lt.nn.sequential{a = lt.nn.linear{4, 4}, b = lt.nn.linear{4, 2}}
+    local sgd = lt.optim.sgd(net, {lr = 0.1})
+    local x, y = lt.ones{3, 4}, lt.tensor({0, 1, 0}, {dtype = "i64"})
+    local function train()
+      lt.step(function()
+        lt.cross_entropy(net(x), y):backward()
+        sgd:step()
+      end)
+    end
+  ]] .. text)
+  local out, code = T.run(folder, "--quiet --threads 1 --timeout 5 --ranks 2 --parallel "
+                                  .. "pipe=2,micro=1,cut=b pair.lua")
+  if code ~= 0 then error(out, 2) end
+  return out
+end
+
+T.test("a tensor is printed by the stage that has it", function()
+  local out = run_pair [[
+    for _ = 1, 8 do
+      train()
+      local text = tostring(net.a.b) .. tostring(net.b.b)
+      if lt.rank() == 0 then print(#text) end
+    end
+    print(net.b.b)]]
+  assert(out:find("tensor 2 f32 of another pipeline stage", 1, true), out)
+end)
+
+T.test("a script may write parameters of any stage", function()
+  local out = run_pair [[
+    net.b.w:fill(0.5)
+    net.a.b:copy(lt.ones{4})
+    net.b.b:set(1, 2.0)
+    train()
+    print(net.b.b:get(1) > 1.5, net.a.b:get(1) > 0.5)]]
+  T.equal(out, "true\ttrue\n")
+end)
+
+T.test("forward passes without a backward take no memory", function()
+  local out = run_pair [[
+    train()
+    for _ = 1, 50 do lt.step(function() net(x) end) end
+    collectgarbage()
+    local before = lt.memory().live
+    for _ = 1, 500 do lt.step(function() net(x) end) end
+    collectgarbage()
+    print(lt.memory().live - before < 20000)]]
+  T.equal(out, "true\n")
+end)
+
+T.test("rank 0 alone cannot save, or compute a digest", function()
+  run_pair [[
+    train()
+    for _, f in ipairs{function() lt.save("x.st", net) end, function() net:sha256() end} do
+      local ok, why = pcall(lt.on_root, f)
+      assert(ok == (lt.rank() > 0), why)
+      assert(ok or tostring(why):find("requires all ranks", 1, true), why)
+    end]]
+end)
+
 -- Checks the exit code and the message of a command.
 local function fails(options, code, message, arguments)
   local text, got = T.run(folder, ("--quiet --threads 1 %s t.lua %s"):format(options,
@@ -219,8 +282,10 @@ T.test("options that cannot be used", function()
   fails("--ranks 3 --parallel pipe=3,cut=fc1", 2, "3 stages require 2 cuts")
   fails("--ranks 2 --parallel pipe=2,cuts=fc1", 2, "has 'cuts=fc1' (did you mean 'cut'")
   fails("--ranks 2 --parallel pipe=2,pipe=2", 2, "pipe is given twice")
-  fails("--ranks 2 --parallel pipe=0,cut=fc1", 2, "pipe must be an integer of at least 1")
-  fails("--ranks 2 --parallel pipe=2,cut=fc1,schedule=1f2b", 2, "schedule must be gpipe, 1f1b, zb")
+  fails("--ranks 2 --parallel pipe=0,cut=fc1", 2, "pipe must be an integer from 1 to 1024")
+  fails("--ranks 2 --parallel pipe=2,cut=fc1,lag=3000000000", 2, "lag must be an integer from 0")
+  fails("--ranks 2 --parallel pipe=2,cut=fc1,schedule=1f2b", 2,
+        "schedule must be gpipe, 1f1b or zb")
   fails("--ranks 2 --parallel pipe=2,cut=fc1 --amp auto", 2, "--amp auto cannot be combined")
   fails("--ranks 2 --parallel pipe=2,cut=fc1 --check-sync 2", 2, "--check-sync cannot be combined")
   fails("--ranks 2 --deterministic --parallel pipe=2,cut=fc1", 2, "--deterministic cannot be")

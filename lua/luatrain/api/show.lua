@@ -22,7 +22,7 @@ end
 local function read(x, shape, indices, flat)
   local depth = #indices + 1
   if depth > #shape then
-    flat[#flat + 1] = x:get(table.unpack(indices))
+    flat[#flat + 1] = core.own_get(x, table.unpack(indices))
     return flat[#flat]
   end
   local list = {}

@@ -75,7 +75,7 @@ function plan.show()
     local out = os.getenv "LUATRAIN_OUT"
     if out and out ~= "" then
       core.make_folder(out)
-      core.write_file(out .. "/plan.json", json.text(list, 1) .. "\n")
+      core.write_file(out .. "/plans.json", json.text(list, 1) .. "\n")
     end
   end
   core.fail("EDONE", "the plans are shown")

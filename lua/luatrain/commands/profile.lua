@@ -15,14 +15,14 @@ local ROWS = 8                 -- images per batch in a dry profile
 function profile.attach(passes, rows, ...)
   passes, rows = math.tointeger(passes), math.tointeger(rows)
   rows = rows > 0 and rows or ROWS
-  local words, folder, batch = {...}, bench.temporary_folder(), nil
+  local words, folder, batch, out = {...}, bench.temporary_folder(), nil, nil
   local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
   print = function() end
   io.output "/dev/null"
   core.open_profile(passes)
   core.profile_rows = rows
   core.on_run = function(settings)
-    batch = settings.batch
+    batch, out = settings.batch, settings.out_is_the_scripts and settings.out or nil
     settings.amp = settings.amp == "auto" and "off" or settings.amp
     bench.change(settings, passes + 1, folder)
     settings.batch = math.min(settings.batch, rows)
@@ -36,7 +36,7 @@ function profile.attach(passes, rows, ...)
       core.fail("ESCRIPT", "--parallel pipe=P: the script ended before a backward pass, so there "
                            .. "is no net to divide")
     end
-    result.batch = batch or core.profile_batch
+    result.batch, result.out = batch or core.profile_batch, out
     result.rows = math.min(rows, result.batch or rows)
     result.optimizer = core.times().optimizer / math.max(passes, 1)
     return json.text(result)

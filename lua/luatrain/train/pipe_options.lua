@@ -10,10 +10,12 @@ local SCHEDULES = {"gpipe", "1f1b", "zb"}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
+local MOST = 1024
+
 local function integer_of(key, text, least)
   local value = math.tointeger(tonumber(text))
-  if not value or value < least then
-    refuse("--parallel: %s must be an integer of at least %d, but is '%s'", key, least, text)
+  if not value or value < least or value > MOST then
+    refuse("--parallel: %s must be an integer from %d to %d, but is '%s'", key, least, MOST, text)
   end
   return value
 end
@@ -22,7 +24,7 @@ local function schedule_of(text)
   for _, name in ipairs(SCHEDULES) do
     if name == text then return text end
   end
-  refuse("--parallel: schedule must be %s, but is '%s'%s", table.concat(SCHEDULES, ", "), text,
+  refuse("--parallel: schedule must be %s, but is '%s'%s", "gpipe, 1f1b or zb", text,
          hint(text, SCHEDULES, ""))
 end
 

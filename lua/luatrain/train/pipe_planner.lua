@@ -8,8 +8,8 @@ local planner = {}
 
 local PASSES = 2                         -- timed passes for each size of a micro-batch
 local NORM_IMAGES = 8                    -- least images of a micro-batch with batch norm
-local SMALL, LARGE = 1, 2 ^ 21 // 1      -- elements of the timed sums
-local MESSAGE_BYTES = 4 * 2 ^ 20 // 1
+local SMALL, LARGE = 1, 1 << 21         -- elements of the timed sums
+local MESSAGE_BYTES = 4 << 20
 local KINDS = {gpipe = 0, ["1f1b"] = 1, zb = 2}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -63,7 +63,7 @@ local function make_net(dry, least, batch)
   for _, unit in ipairs(net.units) do
     unit.update = all > 0 and optimizer * unit.grad_bytes / all or 0.0
   end
-  net.units[1].inputs = {0, 0, 0}
+  net.units[1].inputs = {0, 0, 0}          -- images have no gradient
   return net
 end
 
@@ -106,7 +106,9 @@ function planner.find(o, dry, ranks, link)
                replicas = o.pipe and ranks // o.pipe, micro = o.micro, lag = o.lag,
                kind = o.schedule and KINDS[o.schedule]}
   local plans = {}
-  for _, plan in ipairs(core.find_plans(net, job)) do
+  local ok, found = pcall(core.find_plans, net, job)
+  if not ok then refuse("--parallel: %s", (tostring(found):gsub("^[^ ]*:%d+: ", ""))) end
+  for _, plan in ipairs(found) do
     if is_usable(plan, ranks, o.micro) then
       plan.images_per_s, plan.cuts = dry.batch / plan.seconds, {}
       for i = 2, plan.stages do plan.cuts[i - 1] = net.units[plan.stage[i].first].name end

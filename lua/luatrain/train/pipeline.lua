@@ -74,12 +74,12 @@ local function open(plan, profile)
 end
 
 -- The number of micro-batches of the run that this one resumes, or nil: results depend on it, and
--- the planner may choose another one each time.
-local function earlier_micro()
-  local out, resume = os.getenv "LUATRAIN_OUT" or "", os.getenv "LUATRAIN_RESUME" or ""
-  if resume == "never" then return nil end
-  local folder = out ~= "" and out or resume:gsub("/[^/]*%.safetensors$", "")
-  local file = io.open(folder .. "/plan.json")
+-- the planner may choose another one each time. out: the folder that the script names, or nil.
+local function earlier_micro(out)
+  local given, resume = os.getenv "LUATRAIN_OUT" or "", os.getenv "LUATRAIN_RESUME" or ""
+  local folder = given ~= "" and given or resume ~= "" and resume ~= "auto" and resume or out
+  if resume == "never" or not folder then return nil end
+  local file = io.open(folder:gsub("/[^/]*%.safetensors$", "") .. "/plan.json")
   if not file then return nil end
   local ok, plan = pcall(json.read, file:read "a")
   file:close()
@@ -93,7 +93,7 @@ function pipeline.begin()
   local o, _, ranks = options.read(), core.rank()
   local profile = json.read(core.run_profile(0, 0))
   local plan
-  o.micro = o.micro or earlier_micro()
+  o.micro = o.micro or earlier_micro(profile.out)
   if o.pipe and #o.cuts == o.pipe - 1 then
     plan = given_plan(o, profile)
   else
@@ -111,7 +111,8 @@ end
 function pipeline.describe(plan)
   local text = "no pipeline: data parallelism is fastest"
   if plan.stages > 1 or plan.micro > 1 then
-    text = ("pipeline of %d stages%s, %d replicas, %d micro-batches, schedule %s, lag %d"):format(
+    local form = "pipeline: stages = %d%s, replicas = %d, micro-batches = %d, schedule %s, lag %d"
+    text = form:format(
       plan.stages, #plan.cuts > 0 and " cut at " .. table.concat(plan.cuts, ", ") or "",
       plan.replicas, plan.micro, plan.schedule, plan.lag)
   end
