@@ -64,6 +64,18 @@ static struct lt_lua_plan *read_plan(lua_State *L, int index)
 
 static const char *const kinds[LT_SCHEDULE_KINDS + 1] = {"gpipe", "1f1b", "zb", NULL};
 
+/* The lt_allreduce_fn of a pipeline with several micro-batches.
+ * NOLINTNEXTLINE(readability-non-const-parameter) */
+static lt_status refuse_sum(void *ud, double *numbers, int64_t n, bool backward)
+{
+    const lt_lua *s = ud;
+    (void)numbers, (void)n, (void)backward;
+    return lt_fail(LT_EUSAGE,
+                   "sync_batch_norm requires the whole batch at once, but the pipeline computes it "
+                   "in %d micro-batches; use batch_norm, or micro=1",
+                   s->micro);
+}
+
 /* Makes the reducer of the replicas of this stage. It sends nothing before the last pass. */
 static lt_status open_reducer(lt_lua *s)
 {
@@ -74,6 +86,8 @@ static lt_status open_reducer(lt_lua *s)
     if (!(s->reducer = lt_reducer_new(s->ctx, replicas, &s->reducer_config)))
         return lt_errcode();
     s->wire_scales = lt_wire_scales_init();
+    if (s->micro == 1)
+        lt_set_allreduce(s->ctx, lt_reducer_allreduce, s->reducer);
     return lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales);
 }
 
@@ -95,6 +109,8 @@ static int open_pipeline(lua_State *L)
         lt__error(L, s, LT_ENOMEM, "out of memory for a pipeline");
     if (!(s->pipeline = lt_pipeline_new(s->ctx, s->group, &config)))
         lt__raise(L, s);
+    if (s->micro > 1)
+        lt_set_allreduce(s->ctx, refuse_sum, s);
     lt__check(L, s, open_reducer(s));
     return 0;
 }

@@ -252,6 +252,24 @@ T.test("forward passes without a backward take no memory", function()
   T.equal(out, "true\n")
 end)
 
+T.test("sync_batch_norm requires the whole batch", function()
+  T.write(folder .. "/sync.lua", [[
+    local lt = require "luatrain"
+    local nn = lt.nn
+    local train, test = lt.data.open "synthetic:6x6x1/4/40"
+    local net = nn.sequential{a = nn.conv2d{1, 4, 3}, bn = nn.sync_batch_norm{4},
+                              flatten = nn.flatten(), b = nn.linear{64, 4}}
+    lt.fit{net = net, train = train, test = test, optim = lt.optim.sgd(net, {lr = 0.1}),
+           epochs = 1, batch = 8, out = "sync"}]])
+  local command = "--quiet --threads 1 --resume never --ranks %d --parallel pipe=2,cut=b,micro=%d "
+                  .. "sync.lua"
+  local text, code = T.run(folder, command:format(2, 2))
+  T.equal(code, 2)
+  assert(text:find("sync_batch_norm requires the whole batch at once", 1, true), text)
+  T.equal(select(2, T.run(folder, command:format(2, 1))), 0)
+  T.equal(select(2, T.run(folder, command:format(4, 1))), 0)
+end)
+
 T.test("rank 0 alone cannot save, or compute a digest", function()
   run_pair [[
     train()
