@@ -1,0 +1,82 @@
+/* test_pipeline_processes.c - a pipeline of processes, on one node or several: its gradients have
+ * the bits of one context, whatever the delays of the stages. */
+#include "tests/dist/processes.h"
+
+#include "tests/dist/pipe_net.h"
+
+static plan current; /* set before the ranks start */
+static char wanted[LAYERS][65];
+
+static lt_status train_stage(rank *r)
+{
+    member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = train};
+    LT_TRY(make_net(&m.net));
+    run_member(&m);
+    for (int i = 0; i < LAYERS && m.status == LT_OK; i++) {
+        if (m.grads[i][0] && strcmp(m.grads[i], wanted[i]) != 0)
+            m.status = lt_fail(LT_EINVAL, "the gradient of w%d is wrong", i);
+        r->result->bits += m.grads[i][0] != '\0';
+    }
+    destroy_net(&m.net);
+    return m.status;
+}
+
+TEST(delays_of_processes_change_nothing)
+{
+    static const char *const nodes[] = {"00", "01", "000", "011", "012", "0000", "0011", "0123"};
+    for (int seed = 1; seed <= 20; seed++) {
+        job j = {.nodes = nodes[seed % 8], .timeout = 30, .body = train_stage};
+        result results[MOST];
+        int ranks = (int)strlen(j.nodes), n = 0;
+        current = (plan){.stages = ranks,
+                         .micro = 5,
+                         .lag = seed % 3,
+                         .kind = (lt_schedule_kind)(seed % LT_SCHEDULE_KINDS),
+                         .delays = (uint64_t)seed,
+                         .wide = seed / 2 % 2 == 1};
+        add_up(&current, wanted);
+        on_ranks(&j, results);
+        for (int i = 0; i < ranks; i++) {
+            if (results[i].status != LT_OK)
+                FAIL("seed %d, nodes %s, rank %d: %s", seed, j.nodes, i, results[i].text);
+            n += (int)results[i].bits;
+        }
+        CHECK_EQ(n, LAYERS);
+    }
+}
+
+static lt_status end_early(member *m)
+{
+    for (int i = 0; i < 2; i++)
+        LT_TRY(micro_batch(m, i, (uint64_t)i));
+    if (m->rank == 1)
+        _exit(0); /* as if killed */
+    return train(m);
+}
+
+static lt_status train_until_one_ends(rank *r)
+{
+    member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = end_early};
+    LT_TRY(make_net(&m.net));
+    run_member(&m);
+    destroy_net(&m.net);
+    return m.status;
+}
+
+TEST(a_process_that_ends_is_named)
+{
+    static const char *const nodes[] = {"000", "011", "012"};
+    for (int k = 0; k < 3; k++) {
+        job j = {.nodes = nodes[k], .timeout = 30, .body = train_until_one_ends};
+        result results[MOST];
+        current = (plan){.stages = 3, .micro = 6, .kind = LT_1F1B};
+        double began = lt__seconds();
+        on_ranks(&j, results);
+        for (int i = 0; i < 3; i += 2) {
+            CHECK_EQ(results[i].status, LT_EPEER);
+            if (!strstr(results[i].text, "rank 1"))
+                FAIL("nodes %s, rank %d: %s", j.nodes, i, results[i].text);
+        }
+        CHECK(lt__seconds() - began < 25);
+    }
+}
