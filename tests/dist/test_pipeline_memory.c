@@ -65,8 +65,8 @@ static void check_rank(int n, bool was_reached, const member *m, const outcome *
     CHECK(got->loss == wanted->loss);
 }
 
-/* Trains while allocation n, of both ranks together, fails; 0: none. Returns whether it was reached.
- * wanted: the results of each rank that ends well; may be NULL. */
+/* Trains while allocation n, of both ranks together, fails; 0: none. Returns whether it was
+ * reached. wanted: the results of each rank that ends well; may be NULL. */
 static bool fail_once(const plan *p, int n, const outcome *wanted, outcome *last)
 {
     lt_group *groups[RANKS];
