@@ -323,6 +323,13 @@ static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss
     return status;
 }
 
+/* Pending batch-norm statistics are those of a batch whose optimizer step follows. */
+static void keep_bn_stats(struct lt_autograd *ag)
+{
+    for (lt_bn_entry *s = ag->bn_stats; s; s = s->next)
+        s->backward_period = ag->period + 1;
+}
+
 /* Scales the gradient of the loss and runs both passes. */
 static lt_status scale_and_run(struct lt_autograd *ag, const backward *b, lt_weights *weights)
 {
@@ -336,8 +343,8 @@ static lt_status scale_and_run(struct lt_autograd *ag, const backward *b, lt_wei
         status = run(ag, b, &loss, weights);
         ag->no_grad_depth--;
         ag->in_backward = false;
-        for (lt_bn_entry *s = ag->bn_stats; s && !ag->dry_run.on; s = s->next)
-            s->backward_period = ag->period + 1;
+        if (!ag->dry_run.on)
+            keep_bn_stats(ag);
     }
     lt_release(loss);
     return status;
@@ -376,6 +383,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     struct lt_autograd *ag = loss->ctx->slots.autograd;
     if (ag && ag->has_stages && !ag->dry_run.on) {
         LT_TRY(ag->stages.backward(ag->stages.ud, loss, grad));
+        keep_bn_stats(ag); /* its backward pass may run later */
         ag->backwards++;
         ag->grads_complete = false;
         return LT_OK;

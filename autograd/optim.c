@@ -567,7 +567,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     if (ag->step_status != LT_ACCUMULATING)
         LT_TRY(lt__record_settings(ag, o->number, o->def, options, n_groups, most));
     ag->grads_complete = false;
-    ag->period++;
+    ag->period += !ag->is_accumulating;
     o->backwards = ag->backwards;
     for (int i = 0; i < o->n_items && ag->step_status != LT_ACCUMULATING; i++)
         lt_zero_grad(o->items[i].x);

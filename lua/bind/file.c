@@ -120,6 +120,8 @@ static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    if (s->profile) /* the script runs before the training */
+        return 0;
     if (s->pipeline && s->on_root)
         lt__refuse(L, s,
                    "in a pipeline, saving requires all ranks, but lt.on_root runs on rank 0 "

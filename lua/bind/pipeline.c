@@ -186,8 +186,12 @@ static int pipeline_times(lua_State *L)
 
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
 {
-    if (!lt_has_stages(s->ctx))
+    if (!lt_has_stages(s->ctx) || x->stage == 0)
         return x;
+    if (s->on_root)
+        lt__refuse(L, s,
+                   "in a pipeline, reading a tensor of the net requires all ranks, but "
+                   "lt.on_root runs on rank 0 only");
     lt__group_set_location(L);
     lt_tensor **box = lt__push_box(L, s);
     *box = lt_fetch(x);

@@ -252,6 +252,14 @@ T.test("forward passes without a backward take no memory", function()
   T.equal(out, "true\n")
 end)
 
+T.test("a script may print and save the net before training", function()
+  T.equal(run_pair [[
+    local text, sha = tostring(net.a.w), net:sha256()
+    lt.save("pair.safetensors", net)
+    train()
+    print(#text > 0, #sha, net.a.w:get(1, 1) ~= nil)]], "true\t64\ttrue\n")
+end)
+
 T.test("sync_batch_norm requires the whole batch", function()
   T.write(folder .. "/sync.lua", [[
     local lt = require "luatrain"
