@@ -143,9 +143,11 @@ static lt_optim_item *item_of(lt_optim *o, const lt_tensor *x)
 
 lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 {
-    lt_optim_item *it = param->remote ? NULL : item_of(o, param);
+    if (param->remote)
+        return LT_OK;
+    lt_optim_item *it = item_of(o, param);
     if (!it)
-        return param->remote ? LT_OK : LT_EINVAL;
+        return LT_EINVAL;
     if (group < 0)
         return lt_fail(LT_EINVAL, "the group must be at least 0, but is %d", group);
     it->group = group;

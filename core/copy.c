@@ -1,22 +1,17 @@
 /* copy.c - reads, writes, copies and fills whole tensors, on any device. */
 #include "core/tensor.h"
 
-static size_t bytes_of(const lt_tensor *x)
-{
-    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
-}
-
 lt_status lt_read(lt_tensor *x, void *data)
 {
     LT_TRY(lt__check_alive(x));
-    return lt__move(x->ctx->devices[0], data, x->storage->device, x->data, bytes_of(x));
+    return lt__move(x->ctx->devices[0], data, x->storage->device, x->data, lt__tensor_bytes(x));
 }
 
 lt_status lt_write(lt_tensor *x, const void *data)
 {
     LT_TRY(lt__check_alive(x));
     lt__bump_version(x);
-    return lt__move(x->storage->device, x->data, x->ctx->devices[0], data, bytes_of(x));
+    return lt__move(x->storage->device, x->data, x->ctx->devices[0], data, lt__tensor_bytes(x));
 }
 
 lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, double value)
@@ -47,9 +42,9 @@ static lt_status copy_across(lt_tensor *dst, lt_tensor *src)
 {
     lt_device *to = dst->storage->device, *from = src->storage->device;
     if (dst->dtype == src->dtype)
-        return lt__move(to, dst->data, from, src->data, bytes_of(dst));
+        return lt__move(to, dst->data, from, src->data, lt__tensor_bytes(dst));
     /* Convert on the side that makes the transfer smaller. */
-    bool first = bytes_of(dst) < bytes_of(src);
+    bool first = lt__tensor_bytes(dst) < lt__tensor_bytes(src);
     lt_tensor *between = lt__tensor_new(dst->ctx, first ? from : to,
                                         (lt_dtype)(first ? dst : src)->dtype, src->ndim, src->dims,
                                         true);
@@ -75,8 +70,7 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
     if (device != src->storage->device && !(device->is_host && src->storage->device->is_host))
         return copy_across(dst, src);
     if (dst->dtype == src->dtype)
-        return device->copy(device, dst->data, src->data,
-                            (size_t)dst->count * lt_dtype_bytes((lt_dtype)dst->dtype));
+        return device->copy(device, dst->data, src->data, lt__tensor_bytes(dst));
     return device->convert(device, dst->data, (lt_dtype)dst->dtype, src->data, (lt_dtype)src->dtype,
                            (size_t)dst->count);
 }
@@ -122,7 +116,7 @@ lt_status lt__sha256_add_tensor(lt_sha256 *s, lt_tensor *x)
     lt_tensor *here = lt__on_host(x);
     if (!here)
         return lt_errcode();
-    lt_sha256_add(s, here->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
+    lt_sha256_add(s, here->data, lt__tensor_bytes(x));
     lt_release(here);
     return LT_OK;
 }

@@ -216,7 +216,7 @@ static void put_header(writer *w, const content *c)
     put_text(w, "}");
     for (int i = 0; i < c->n; i++) {
         const lt_tensor *x = c->tensors[i];
-        uint64_t end = offset + (uint64_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+        uint64_t end = offset + lt__tensor_bytes(x);
         put_text(w, ",");
         put_string(w, c->names[i]);
         put_text(w, ":{\"dtype\":\"%s\",\"shape\":[", lt__format_names[x->dtype]);
@@ -280,7 +280,7 @@ static lt_status put_data(writer *w, const content *c, lt_tensor *x)
     lt_tensor *here = c->read && x->remote ? c->read(c->ud, x) : lt__on_host(x);
     if (!here)
         return lt_errcode();
-    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    size_t bytes = lt__tensor_bytes(x);
     for (size_t done = 0, n; done < bytes && !w->error; done += n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
         put(w, (const char *)here->data + done, n);

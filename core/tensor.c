@@ -315,7 +315,7 @@ lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_
 lt_status lt__tensor_arrive(lt_tensor *x)
 {
     lt_ctx *ctx = x->ctx;
-    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    size_t bytes = lt__tensor_bytes(x);
     lt_storage *storage = lt__storage_new(ctx, ctx->device, bytes);
     if (!storage)
         return LT_ENOMEM;

@@ -103,6 +103,12 @@ static inline void lt__bump_version(lt_tensor *x)
 }
 #endif
 
+/* The bytes of the elements of x. */
+static inline size_t lt__tensor_bytes(const lt_tensor *x)
+{
+    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+}
+
 static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
 {
     if (a->ndim != b->ndim)

@@ -211,8 +211,7 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     *there = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
     if (!*there)
         return lt_errcode();
-    lt_status status = device->upload(device, (*there)->data, x->data,
-                                      (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype),
+    lt_status status = device->upload(device, (*there)->data, x->data, lt__tensor_bytes(x),
                                       device->mark(device), mark); /* dst may have been in use */
     if (status != LT_OK) {
         lt_release(*there);

@@ -136,7 +136,7 @@ static lt_status begin(mpi_transport *c, const lt_part *part, const int64_t *han
     return lt__mpi_open_side(c);
 }
 
-static void free_part(mpi_transport *c)
+void lt__mpi_close_channels(mpi_transport *c)
 {
     lt__ring_close(&c->ring);
     lt__ring_close(&c->ring_side);
@@ -144,6 +144,11 @@ static void free_part(mpi_transport *c)
         lt__mapping_free(c->mappings, c->shm.staging);
     if (c->shm_side.staging)
         lt__mapping_free(c->mappings, c->shm_side.staging);
+}
+
+static void free_part(mpi_transport *c)
+{
+    lt__mpi_close_channels(c);
     lt__nodes_free(&c->nodes, c->mappings);
     free(c->slot_of);
     free(c);

@@ -337,12 +337,7 @@ static void free_transport(mpi_transport *c)
     for (int slot = 0; c->pidfd && slot < c->shm.size; slot++)
         if (c->pidfd[slot] >= 0)
             close(c->pidfd[slot]);
-    lt__ring_close(&c->ring);
-    lt__ring_close(&c->ring_side);
-    if (c->shm.staging)
-        lt__mapping_free(c->mappings, c->shm.staging);
-    if (c->shm_side.staging)
-        lt__mapping_free(c->mappings, c->shm_side.staging);
+    lt__mpi_close_channels(c);
     for (int i = 0; i < c->n_offered; i++)
         lt__mapping_free(c->mappings, c->offered[i]);
     free(c->offered);

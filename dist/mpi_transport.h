@@ -39,6 +39,8 @@ typedef struct mpi_transport {
 /* mpi_part.c: opens the side channel of a job or part, as a copy of the other one, which is
  * complete. */
 lt_status lt__mpi_open_side(mpi_transport *c);
+/* Closes the rings of both channels, and frees their staging memory. */
+void lt__mpi_close_channels(mpi_transport *c);
 /* Parts of the job; see lt_transport. */
 lt_status lt__mpi_offer(void *self, const lt_part *part, int64_t *handle);
 lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, void **of_part);

@@ -178,8 +178,8 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
     lt_tensor *here = lt__on_host(x);
     if (!here)
         return lt_errcode();
-    lt_status status = lt_group_broadcast(r->group, "the initial weights", here->data,
-                                          (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0);
+    lt_status status =
+        lt_group_broadcast(r->group, "the initial weights", here->data, lt__tensor_bytes(x), 0);
     if (status == LT_OK && here != x)
         status = lt_write(x, here->data);
     lt__bump_version(x);

@@ -66,6 +66,6 @@ size_t lt__flat_bytes(const lt_flat *flat)
 {
     size_t bytes = 0;
     for (int a = 0; a < flat->n; a++)
-        bytes += (size_t)flat->arena[a]->count * lt_dtype_bytes((lt_dtype)flat->arena[a]->dtype);
+        bytes += lt__tensor_bytes(flat->arena[a]);
     return bytes;
 }

@@ -7,10 +7,7 @@
 
 static size_t padded(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
 
-static size_t bytes_of(const lt_tensor *x)
-{
-    return padded((size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
-}
+static size_t bytes_of(const lt_tensor *x) { return padded(lt__tensor_bytes(x)); }
 
 /* ==== Opening ================================================================================= */
 

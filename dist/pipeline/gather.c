@@ -3,12 +3,12 @@
 
 #include "dist/pipeline/internal.h"
 
-/* The stage that has x. Tensors that all ranks have count as those of stage 0. */
+/* The stage that has x. Stage 0 is responsible for tensors that all ranks have. */
 static int stage_of(const lt_tensor *x) { return x->stage > 0 ? x->stage - 1 : 0; }
 
 /* ==== The digest ============================================================================== */
 
-/* Passes data from the rank of one stage to that of another one. */
+/* Passes data from one stage to another. */
 static lt_status pass_on(lt_pipeline *p, int from, int to, void *data, size_t bytes)
 {
     int own = p->schedule.stage;
@@ -50,7 +50,7 @@ static lt_tensor *receive(void *ud, lt_tensor *x)
     lt_pipeline *p = ud;
     lt_tensor *y =
         lt__tensor_new(p->ctx, p->ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
-    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    size_t bytes = lt__tensor_bytes(x);
     if (y && bytes > 0 &&
         lt_group_receive(p->group, lt__stage_rank(p, stage_of(x)), y->data, bytes) != LT_OK) {
         lt_release(y);
@@ -101,7 +101,7 @@ static lt_status write_file(lt_pipeline *p, const char *path, int n, const char 
 static lt_status send_own(lt_pipeline *p, int n, lt_tensor *const *tensors)
 {
     for (int i = 0; i < n; i++) {
-        size_t bytes = (size_t)tensors[i]->count * lt_dtype_bytes((lt_dtype)tensors[i]->dtype);
+        size_t bytes = lt__tensor_bytes(tensors[i]);
         if (stage_of(tensors[i]) != p->schedule.stage || bytes == 0)
             continue;
         lt_tensor *here = lt__on_host(tensors[i]);

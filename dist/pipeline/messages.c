@@ -4,21 +4,17 @@
 #include "dist/pipeline/internal.h"
 
 enum { VALUES, GRAD, READ }; /* kinds of messages; READ acknowledges values */
-/* Numbers of a message. WAITS: it is to be acknowledged. PASS: forward passes before it, which are
- * as many on all stages; so values that a stage has not used are not taken for others. */
+/* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
+ * that the sender has completed. The receiver has completed the same number, unless it has skipped
+ * a value. */
 enum { NUMBER, WAITS, RUN, PASS };
 enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
 static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
 
-static size_t bytes_of(const lt_tensor *x)
-{
-    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
-}
-
 /* Sends the elements of x, or none if it is NULL. */
 static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
 {
-    lt_message *m = lt__message_new(kind, x ? bytes_of(x) : 0);
+    lt_message *m = lt__message_new(kind, x ? lt__tensor_bytes(x) : 0);
     lt_status status = m ? LT_OK : LT_ENOMEM;
     if (m && x)
         status = lt_read(x, m->data);
@@ -55,14 +51,15 @@ static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number)
     return NULL;
 }
 
-/* Stores a gradient that has arrived, m, which is taken. Without bytes, there is none. */
+/* Stores a gradient that has arrived, m, which is taken. A message without bytes says that there is
+ * no gradient. */
 static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
 {
     lt_sent *s = find_sent(p, from, m->number[NUMBER]);
-    bool fits = s && (m->bytes == 0 || m->bytes == bytes_of(s->x));
+    bool fits = s && (m->bytes == 0 || m->bytes == lt__tensor_bytes(s->x));
     if (fits)
         s->arrived = true;
-    if (fits && m->bytes == bytes_of(s->x)) {
+    if (fits && m->bytes == lt__tensor_bytes(s->x)) {
         s->grad = m;
         return LT_OK;
     }
@@ -250,7 +247,7 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     int64_t number = p->taken[from]++;
     bool waits = m->number[WAITS];
     bool fits = m->number[NUMBER] == number && m->number[PASS] == p->noted &&
-                waits == (returns_to < 0) && m->bytes == bytes_of(x);
+                waits == (returns_to < 0) && m->bytes == lt__tensor_bytes(x);
     lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
     lt__message_free(m);
     LT_TRY(status);

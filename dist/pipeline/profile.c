@@ -112,11 +112,6 @@ static param *find_param(const lt_profile *p, const lt_tensor *x)
     return NULL;
 }
 
-static int64_t bytes_of(const lt_tensor *x)
-{
-    return x->count * (int64_t)lt_dtype_bytes((lt_dtype)x->dtype);
-}
-
 /* ==== Units =================================================================================== */
 
 /* The value of a tensor that an op of the net has made, or NULL. */
@@ -156,8 +151,8 @@ static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
     p->n_units++;
 }
 
-/* The unit of an op: the latest one among those of its inputs; -1 if these are of none. *first:
- * the earliest one among those of its parameters. */
+/* The unit of an op: the latest unit of its inputs, or -1 if no input has one. *first: the earliest
+ * unit of its parameters. */
 static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
 {
     int unit = -1;
@@ -186,7 +181,7 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
     for (int i = 0; i < n_in; i++)
         if (in[i] && !find_param(p, in[i]) && !value_of(p, in[i]) &&
             (def->op->save & LT_SAVE_IN(i < 7 ? i : 7)))
-            p->units[unit].saved_bytes += bytes_of(in[i]);
+            p->units[unit].saved_bytes += (int64_t)lt__tensor_bytes(in[i]);
 }
 
 /* Adds an output of an op. */
@@ -194,8 +189,8 @@ static void add_value(lt_profile *p, const lt_tensor *x, int unit)
 {
     if (!grow(p, &p->values, p->n_values, &p->values_capacity, sizeof *p->values) || !grow_table(p))
         return;
-    p->values[p->n_values] =
-        (value){.unit = unit, .bytes = bytes_of(x), .tracked = lt_requires_grad(x)};
+    p->values[p->n_values] = (value){
+        .unit = unit, .bytes = (int64_t)lt__tensor_bytes(x), .tracked = lt_requires_grad(x)};
     place *at = find_place(p, x);
     p->n_places += !at->x;
     *at = (place){x, p->n_values++};
@@ -251,7 +246,7 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
         note_first(p, def, in, n_in, first, unit);
     for (int i = 0; i < n_out; i++) {
         add_value(p, out[i], unit);
-        p->units[unit].saved_bytes += is_first ? bytes_of(out[i]) : 0;
+        p->units[unit].saved_bytes += is_first ? (int64_t)lt__tensor_bytes(out[i]) : 0;
     }
     p->n_first = is_first ? p->n_values : p->n_first;
     p->totals.has_batch_norm |= strcmp(def->schema.name, "batch_norm") == 0;
@@ -289,7 +284,7 @@ static int stage_of(void *ud, const char *name, const lt_tensor *x)
         free(copy);
         return 0;
     }
-    p->params[p->n_params++] = (param){x->leaf, copy, bytes_of(x), -1};
+    p->params[p->n_params++] = (param){x->leaf, copy, (int64_t)lt__tensor_bytes(x), -1};
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 static const char async_class[] = "luatrain.Async";
 
@@ -15,23 +16,6 @@ static int check_int(lua_State *L, int index)
     return (int)value;
 }
 
-/* The field of the options, argument 2, as an integer. */
-static int64_t field(lua_State *L, const char *name, int64_t otherwise)
-{
-    lua_getfield(L, 2, name);
-    int64_t value = luaL_optinteger(L, -1, otherwise);
-    lua_pop(L, 1);
-    return value;
-}
-
-static double number_field(lua_State *L, const char *name, double otherwise)
-{
-    lua_getfield(L, 2, name);
-    double value = luaL_optnumber(L, -1, otherwise);
-    lua_pop(L, 1);
-    return value;
-}
-
 /* The options that all kinds have in common, from the table that is argument 2: rule, a string;
  * steps; and staleness, drop, window and lam, which may be nil. See async.h. rule is borrowed from
  * the table. */
@@ -40,11 +24,11 @@ static lt_async_config read_config(lua_State *L)
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_getfield(L, 2, "rule");
     lt_async_config config = {.rule = luaL_checkstring(L, -1),
-                              .lam = number_field(L, "lam", 0),
-                              .staleness = field(L, "staleness", LT_ASYNC_UNBOUNDED),
-                              .drop = field(L, "drop", LT_ASYNC_UNBOUNDED),
-                              .window = field(L, "window", 0),
-                              .steps = field(L, "steps", 0)};
+                              .lam = lt__number_field(L, 2, "lam", 0),
+                              .staleness = lt__integer_field(L, 2, "staleness", LT_ASYNC_UNBOUNDED),
+                              .drop = lt__integer_field(L, 2, "drop", LT_ASYNC_UNBOUNDED),
+                              .window = lt__integer_field(L, 2, "window", 0),
+                              .steps = lt__integer_field(L, 2, "steps", 0)};
     lua_pop(L, 1);
     return config;
 }
@@ -73,8 +57,8 @@ static int simulate(lua_State *L)
         times[i] = luaL_checknumber(L, -1);
         lua_pop(L, 1);
     }
-    config.workers = (int)field(L, "workers", 1);
-    config.sigma = number_field(L, "sigma", 0);
+    config.workers = (int)lt__integer_field(L, 2, "workers", 1);
+    config.sigma = lt__number_field(L, 2, "sigma", 0);
     config.times = times;
     config.n_times = n;
     return start(L, lt__push_handle(L, async_class), optim, &config);
@@ -137,7 +121,7 @@ static int live(lua_State *L)
     }
     config.buffers = buffers;
     config.n_buffers = n;
-    config.held = (int)field(L, "held", 1);
+    config.held = (int)lt__integer_field(L, 2, "held", 1);
     config.lost = check_lost(L, 4, lt_group_size(s->group));
     config.group = s->group;
     void **handle = lt__push_handle(L, async_class); /* it may fail, so the server comes later */

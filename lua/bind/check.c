@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 static const char class[] = "luatrain.PrecisionCheck";
 static const char key_cut; /* its address is the error value that ends a dry run */
@@ -68,12 +69,6 @@ static int pass(lua_State *L)
     return 1;
 }
 
-static void set_number(lua_State *L, const char *key, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, key);
-}
-
 static void set_text(lua_State *L, const char *key, const char *text)
 {
     lua_pushstring(L, text);
@@ -94,11 +89,11 @@ static int rows(lua_State *L)
         set_text(L, "of", row.of);
         lua_pushboolean(L, row.leaf);
         lua_setfield(L, -2, "leaf");
-        set_number(L, "count", (double)row.count);
-        set_number(L, "underflows", (double)row.underflows);
-        set_number(L, "overflows", (double)row.overflows);
-        set_number(L, "norm", row.norm);
-        set_number(L, "error", row.error);
+        lt__set_number(L, "count", (double)row.count);
+        lt__set_number(L, "underflows", (double)row.underflows);
+        lt__set_number(L, "overflows", (double)row.overflows);
+        lt__set_number(L, "norm", row.norm);
+        lt__set_number(L, "error", row.error);
         lua_rawseti(L, -2, i + 1);
     }
     return 1;

@@ -11,6 +11,7 @@
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 static const char source_class[] = "luatrain.Source", batches_class[] = "luatrain.Batches";
 
@@ -244,22 +245,6 @@ static int batches_close(lua_State *L)
     return batches_gc(L);
 }
 
-static int64_t integer_field(lua_State *L, int index, const char *name)
-{
-    lua_getfield(L, index, name);
-    int64_t value = lua_tointeger(L, -1);
-    lua_pop(L, 1);
-    return value;
-}
-
-static bool boolean_field(lua_State *L, int index, const char *name)
-{
-    lua_getfield(L, index, name);
-    bool value = lua_toboolean(L, -1);
-    lua_pop(L, 1);
-    return value;
-}
-
 /* Reads one number per channel from the list at index; 0 for channels that it does not have. */
 static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS])
 {
@@ -276,21 +261,21 @@ static int new_batches(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     void **h = lt__push_handle(L, batches_class);
-    int64_t workers = integer_field(L, 2, "workers");
-    lt_batch_options options = {.batch = integer_field(L, 2, "batch"),
-                                .shuffle = boolean_field(L, 2, "shuffle"),
-                                .epoch = (uint64_t)integer_field(L, 2, "epoch"),
-                                .first = integer_field(L, 2, "first"),
-                                .on_request = boolean_field(L, 2, "on_request"),
-                                .grain = integer_field(L, 2, "grain"),
-                                .crop = integer_field(L, 2, "crop"),
-                                .flip = boolean_field(L, 2, "flip"),
+    int64_t workers = lt__integer_field(L, 2, "workers", 0);
+    lt_batch_options options = {.batch = lt__integer_field(L, 2, "batch", 0),
+                                .shuffle = lt__boolean_field(L, 2, "shuffle"),
+                                .epoch = (uint64_t)lt__integer_field(L, 2, "epoch", 0),
+                                .first = lt__integer_field(L, 2, "first", 0),
+                                .on_request = lt__boolean_field(L, 2, "on_request"),
+                                .grain = lt__integer_field(L, 2, "grain", 0),
+                                .crop = lt__integer_field(L, 2, "crop", 0),
+                                .flip = lt__boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
-    if (boolean_field(L, 2, "shard") && s->pipeline) {
+    if (lt__boolean_field(L, 2, "shard") && s->pipeline) {
         options.rank = lt_pipeline_replica(s->pipeline);
         options.ranks = lt_pipeline_replicas(s->pipeline);
         options.micro = s->micro;
-    } else if (boolean_field(L, 2, "shard") && s->group && !s->is_async) {
+    } else if (lt__boolean_field(L, 2, "shard") && s->group && !s->is_async) {
         options.shards = lt__shards(s);
         options.rank = lt_group_rank(s->group) * options.shards;
         options.ranks = lt_group_size(s->group) * options.shards;

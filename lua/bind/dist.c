@@ -9,6 +9,7 @@
 #include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 /* Returns the group for a collective, borrowed; NULL if there are no other ranks or no_sync is set.
  * Raises inside lt.on_root. */
@@ -140,7 +141,7 @@ static int sum(lua_State *L)
 }
 
 /* reduce(parameters): adds parameters to the gradient exchange and gives them the values of rank
- * 0. In a pipeline, leaves out those of other stages. */
+ * 0. In a pipeline, leaves out parameters of other stages. */
 static int reduce(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -225,8 +226,8 @@ static int shards(lua_State *L)
 }
 
 /* shard(rows, part, grain): splits a batch of `rows` rows. For this rank's shard number `part`,
- * from 1, returns the number of rows before it, the number of its rows, and of how many rows it is
- * a share: those of the batch, or in a pipeline those of this replica. */
+ * from 1, returns the number of rows before it, the number of its rows, and the number of rows that
+ * its share refers to: the rows of the batch, or in a pipeline of this replica. */
 static int shard(lua_State *L)
 {
     part p = find_part(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 3),
@@ -357,12 +358,6 @@ static int configure(lua_State *L)
     return 0;
 }
 
-static void set_number(lua_State *L, const char *key, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, key);
-}
-
 /* buckets(): returns a list of the last step's buckets, each {bytes = , ready = , began = ,
  * ended = }; see lt_bucket. */
 static int buckets(lua_State *L)
@@ -374,9 +369,9 @@ static int buckets(lua_State *L)
         lua_createtable(L, 0, 4);
         lua_pushinteger(L, (lua_Integer)b.bytes);
         lua_setfield(L, -2, "bytes");
-        set_number(L, "ready", b.ready);
-        set_number(L, "began", b.began);
-        set_number(L, "ended", b.ended);
+        lt__set_number(L, "ready", b.ready);
+        lt__set_number(L, "began", b.began);
+        lt__set_number(L, "ended", b.ended);
         lua_rawseti(L, -2, i + 1);
     }
     return 1;

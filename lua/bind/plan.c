@@ -3,32 +3,9 @@
 #include <string.h>
 
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 /* ==== Arguments =============================================================================== */
-
-static double number_field(lua_State *L, int index, const char *key)
-{
-    lua_getfield(L, index, key);
-    double value = luaL_optnumber(L, -1, 0);
-    lua_pop(L, 1);
-    return value;
-}
-
-static int int_field(lua_State *L, int index, const char *key, int otherwise)
-{
-    lua_getfield(L, index, key);
-    int value = (int)luaL_optinteger(L, -1, otherwise);
-    lua_pop(L, 1);
-    return value;
-}
-
-static bool boolean_field(lua_State *L, int index, const char *key)
-{
-    lua_getfield(L, index, key);
-    bool value = lua_toboolean(L, -1);
-    lua_pop(L, 1);
-    return value;
-}
 
 /* Reads a list of up to LT_PIPE_SIZES numbers. */
 static void list_field(lua_State *L, int index, const char *key, double list[LT_PIPE_SIZES])
@@ -45,8 +22,8 @@ static void list_field(lua_State *L, int index, const char *key, double list[LT_
 static lt_pipe_link link_field(lua_State *L, int index, const char *key)
 {
     lua_getfield(L, index, key);
-    lt_pipe_link link = {number_field(L, lua_gettop(L), "latency"),
-                         number_field(L, lua_gettop(L), "bytes_per_s")};
+    lt_pipe_link link = {lt__number_field(L, lua_gettop(L), "latency", 0),
+                         lt__number_field(L, lua_gettop(L), "bytes_per_s", 0)};
     lua_pop(L, 1);
     return link;
 }
@@ -61,11 +38,12 @@ static void read_units(lua_State *L, lt_pipe_net *net)
     for (int i = 0; i < net->n_units; i++) {
         lua_rawgeti(L, -2, i + 1);
         int at = lua_gettop(L);
-        units[i] = (lt_pipe_net_unit){.may_begin_stage = boolean_field(L, at, "may_begin_stage"),
-                                      .update = number_field(L, at, "update"),
-                                      .grad_bytes = number_field(L, at, "grad_bytes"),
-                                      .state_bytes = number_field(L, at, "state_bytes"),
-                                      .saved_bytes = number_field(L, at, "saved_bytes")};
+        units[i] =
+            (lt_pipe_net_unit){.may_begin_stage = lt__boolean_field(L, at, "may_begin_stage"),
+                               .update = lt__number_field(L, at, "update", 0),
+                               .grad_bytes = lt__number_field(L, at, "grad_bytes", 0),
+                               .state_bytes = lt__number_field(L, at, "state_bytes", 0),
+                               .saved_bytes = lt__number_field(L, at, "saved_bytes", 0)};
         list_field(L, at, "forward", units[i].forward);
         list_field(L, at, "inputs", units[i].inputs);
         list_field(L, at, "weights", units[i].weights);
@@ -101,9 +79,9 @@ static void read_values(lua_State *L, lt_pipe_net *net)
     for (int i = 0; i < net->n_values; i++) {
         lua_rawgeti(L, list, i + 1);
         int at = lua_gettop(L);
-        values[i] = (lt_pipe_net_value){.unit = int_field(L, at, "unit", 0) - 1,
-                                        .bytes = number_field(L, at, "bytes"),
-                                        .tracked = boolean_field(L, at, "tracked")};
+        values[i] = (lt_pipe_net_value){.unit = (int)lt__integer_field(L, at, "unit", 0) - 1,
+                                        .bytes = lt__number_field(L, at, "bytes", 0),
+                                        .tracked = lt__boolean_field(L, at, "tracked")};
         values[i].uses = read_uses(L, at, &values[i].n);
         lua_rawseti(L, kept, i + 1);
         lua_settop(L, kept);
@@ -112,57 +90,45 @@ static void read_values(lua_State *L, lt_pipe_net *net)
 
 static lt_pipe_job read_job(lua_State *L, int index)
 {
-    return (lt_pipe_job){.ranks = int_field(L, index, "ranks", 0),
-                         .batch = int_field(L, index, "batch", 0),
+    return (lt_pipe_job){.ranks = (int)lt__integer_field(L, index, "ranks", 0),
+                         .batch = lt__integer_field(L, index, "batch", 0),
                          .link = link_field(L, index, "link"),
                          .exchange = link_field(L, index, "exchange"),
-                         .wire_bytes = int_field(L, index, "wire_bytes", 0),
-                         .least_micro = int_field(L, index, "least_micro", 0),
-                         .most_micro = int_field(L, index, "most_micro", 0),
-                         .stages = int_field(L, index, "stages", LT_PIPE_ANY),
-                         .replicas = int_field(L, index, "replicas", LT_PIPE_ANY),
-                         .micro = int_field(L, index, "micro", LT_PIPE_ANY),
-                         .lag = int_field(L, index, "lag", LT_PIPE_ANY),
-                         .kind = int_field(L, index, "kind", LT_PIPE_ANY)};
+                         .wire_bytes = (int)lt__integer_field(L, index, "wire_bytes", 0),
+                         .least_micro = (int)lt__integer_field(L, index, "least_micro", 0),
+                         .most_micro = (int)lt__integer_field(L, index, "most_micro", 0),
+                         .stages = (int)lt__integer_field(L, index, "stages", LT_PIPE_ANY),
+                         .replicas = (int)lt__integer_field(L, index, "replicas", LT_PIPE_ANY),
+                         .micro = (int)lt__integer_field(L, index, "micro", LT_PIPE_ANY),
+                         .lag = (int)lt__integer_field(L, index, "lag", LT_PIPE_ANY),
+                         .kind = (int)lt__integer_field(L, index, "kind", LT_PIPE_ANY)};
 }
 
 /* ==== Results ================================================================================= */
 
-static void set_integer(lua_State *L, const char *key, lua_Integer value)
-{
-    lua_pushinteger(L, value);
-    lua_setfield(L, -2, key);
-}
-
-static void set_number(lua_State *L, const char *key, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, key);
-}
-
 static void push_stage(lua_State *L, const lt_pipe_plan_stage *s)
 {
     lua_createtable(L, 0, 8);
-    set_integer(L, "first", s->first + 1);
-    set_number(L, "busy", s->busy);
-    set_number(L, "idle", s->idle);
-    set_number(L, "exposed", s->exposed);
-    set_number(L, "peak_bytes", s->peak_bytes);
-    set_number(L, "sent_bytes", s->sent_bytes);
-    set_number(L, "exchanged_bytes", s->exchanged_bytes);
-    set_integer(L, "in_memory", s->in_memory);
+    lt__set_integer(L, "first", s->first + 1);
+    lt__set_number(L, "busy", s->busy);
+    lt__set_number(L, "idle", s->idle);
+    lt__set_number(L, "exposed", s->exposed);
+    lt__set_number(L, "peak_bytes", s->peak_bytes);
+    lt__set_number(L, "sent_bytes", s->sent_bytes);
+    lt__set_number(L, "exchanged_bytes", s->exchanged_bytes);
+    lt__set_integer(L, "in_memory", s->in_memory);
 }
 
 static void push_plan(lua_State *L, const lt_pipe_plan *p)
 {
     lua_createtable(L, 0, 8);
-    set_integer(L, "stages", p->stages);
-    set_integer(L, "replicas", p->replicas);
-    set_integer(L, "micro", p->micro);
-    set_integer(L, "lag", p->lag);
+    lt__set_integer(L, "stages", p->stages);
+    lt__set_integer(L, "replicas", p->replicas);
+    lt__set_integer(L, "micro", p->micro);
+    lt__set_integer(L, "lag", p->lag);
     lua_pushstring(L, lt_schedule_name(p->kind));
     lua_setfield(L, -2, "schedule");
-    set_number(L, "seconds", p->seconds);
+    lt__set_number(L, "seconds", p->seconds);
     lua_createtable(L, p->stages, 0);
     for (int i = 0; i < p->stages; i++) {
         push_stage(L, &p->stage[i]);
@@ -173,7 +139,7 @@ static void push_plan(lua_State *L, const lt_pipe_plan *p)
 
 static lt_pipe_net read_net(lua_State *L)
 {
-    lt_pipe_net net = {.n_sizes = int_field(L, 1, "n_sizes", 0)};
+    lt_pipe_net net = {.n_sizes = (int)lt__integer_field(L, 1, "n_sizes", 0)};
     list_field(L, 1, "sizes", net.sizes);
     read_units(L, &net);
     read_values(L, &net);
@@ -211,32 +177,6 @@ static int find_plans(lua_State *L)
     return status == LUA_OK ? 1 : lua_error(L);
 }
 
-/* predict_plan(net, job, plan): returns the plan with its predictions; see
- * lt_pipe_plan_predict(). */
-static int predict_plan(lua_State *L)
-{
-    lt_pipe_job job = read_job(L, 2);
-    int n = int_field(L, 3, "stages", 0);
-    lt_pipe_plan_stage *stage = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *stage, 0);
-    lt_pipe_plan plan = {.stages = n,
-                         .replicas = int_field(L, 3, "replicas", 1),
-                         .micro = int_field(L, 3, "micro", 1),
-                         .lag = int_field(L, 3, "lag", 0),
-                         .kind = (lt_schedule_kind)int_field(L, 3, "kind", 0),
-                         .stage = stage};
-    lua_getfield(L, 3, "stage");
-    int list = lua_gettop(L);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, list, i + 1);
-        stage[i] = (lt_pipe_plan_stage){.first = int_field(L, lua_gettop(L), "first", 1) - 1};
-        lua_pop(L, 1);
-    }
-    lt_pipe_net net = read_net(L);
-    lt__check(L, lt__lua(L), lt_pipe_plan_predict(&net, &job, &plan));
-    push_plan(L, &plan);
-    return 1;
-}
-
 /* ==== Measurements ============================================================================ */
 
 /* run_profile(passes, rows): runs the script in a state of its own, and returns the profile of its
@@ -268,7 +208,6 @@ static int time_message(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {{"find_plans", find_plans},
-                                     {"predict_plan", predict_plan},
                                      {"run_profile", run_profile},
                                      {"time_message", time_message},
                                      {NULL, NULL}};

@@ -1,24 +1,7 @@
 /* profile.c - the profile of a net that is to be divided into pipeline stages, for the embedded Lua
  * files. */
 #include "lua/bind/bind.h"
-
-static void set_integer(lua_State *L, const char *key, int64_t value)
-{
-    lua_pushinteger(L, value);
-    lua_setfield(L, -2, key);
-}
-
-static void set_number(lua_State *L, const char *key, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, key);
-}
-
-static void set_boolean(lua_State *L, const char *key, bool value)
-{
-    lua_pushboolean(L, value);
-    lua_setfield(L, -2, key);
-}
+#include "lua/bind/field.h"
 
 /* open_profile(passes): starts the profile of the net that the script makes next; see
  * lt_profile_new(). */
@@ -38,13 +21,13 @@ static void push_units(lua_State *L, const lt_profile *p)
         lua_createtable(L, 0, 8);
         lua_pushstring(L, u->name);
         lua_setfield(L, -2, "name");
-        set_boolean(L, "may_begin_stage", u->may_begin_stage);
-        set_integer(L, "state_bytes", u->state_bytes);
-        set_integer(L, "grad_bytes", u->grad_bytes);
-        set_integer(L, "saved_bytes", u->saved_bytes);
-        set_number(L, "forward", u->forward);
-        set_number(L, "inputs", u->inputs);
-        set_number(L, "weights", u->weights);
+        lt__set_boolean(L, "may_begin_stage", u->may_begin_stage);
+        lt__set_integer(L, "state_bytes", u->state_bytes);
+        lt__set_integer(L, "grad_bytes", u->grad_bytes);
+        lt__set_integer(L, "saved_bytes", u->saved_bytes);
+        lt__set_number(L, "forward", u->forward);
+        lt__set_number(L, "inputs", u->inputs);
+        lt__set_number(L, "weights", u->weights);
         lua_rawseti(L, -2, i + 1);
     }
 }
@@ -58,7 +41,7 @@ static void push_params(lua_State *L, const lt_profile *p)
         lua_createtable(L, 0, 2);
         lua_pushstring(L, name);
         lua_setfield(L, -2, "name");
-        set_integer(L, "unit", unit + 1);
+        lt__set_integer(L, "unit", unit + 1);
         lua_rawseti(L, -2, i + 1);
     }
 }
@@ -72,9 +55,9 @@ static void push_values(lua_State *L, const lt_profile *p)
         if (v.n == 0)
             continue;
         lua_createtable(L, 0, 4);
-        set_integer(L, "unit", v.unit + 1);
-        set_integer(L, "bytes", v.bytes);
-        set_boolean(L, "tracked", v.tracked);
+        lt__set_integer(L, "unit", v.unit + 1);
+        lt__set_integer(L, "bytes", v.bytes);
+        lt__set_boolean(L, "tracked", v.tracked);
         lua_createtable(L, v.n, 0);
         for (int k = 0; k < v.n; k++) {
             lua_pushinteger(L, v.uses[k] + 1);
@@ -102,10 +85,10 @@ static int profile(lua_State *L)
     lua_setfield(L, -2, "params");
     push_values(L, p);
     lua_setfield(L, -2, "values");
-    set_number(L, "forward", totals.forward);
-    set_number(L, "inputs", totals.inputs);
-    set_number(L, "weights", totals.weights);
-    set_boolean(L, "has_batch_norm", totals.has_batch_norm);
+    lt__set_number(L, "forward", totals.forward);
+    lt__set_number(L, "inputs", totals.inputs);
+    lt__set_number(L, "weights", totals.weights);
+    lt__set_boolean(L, "has_batch_norm", totals.has_batch_norm);
     return 1;
 }
 

@@ -76,18 +76,23 @@ end
 
 local folder = T.folder(SCRIPT)
 
--- Runs the script. Returns the losses of its steps and the digest of the weights.
+-- Returns the losses of a run's steps, and the digest of its weights when it ended last.
+local function results()
+  local losses, sha = {}, nil
+  for line in io.lines(folder .. "/run/metrics.jsonl") do
+    losses[#losses + 1] = line:match '"event":"step".*"loss":([^,}]*)'
+    sha = line:match '"weights_sha256":"(%x*)"' or sha
+  end
+  return table.concat(losses, " "), sha
+end
+
+-- Runs the script, and returns its results().
 local function run(options, arguments)
   os.execute("rm -rf " .. folder .. "/run")
   local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options,
                                                                                     arguments))
   if code ~= 0 then error(("exit code %d of %s: %s"):format(code, options, text), 3) end
-  local losses, sha = {}, nil
-  for line in io.lines(folder .. "/run/metrics.jsonl") do
-    losses[#losses + 1] = line:match '"event":"step".*"loss":([^,}]*)'
-    sha = sha or line:match '"weights_sha256":"(%x*)"'
-  end
-  return table.concat(losses, " "), sha
+  return results()
 end
 
 local wanted = {}
@@ -189,12 +194,8 @@ T.test("a run resumes with other stages", function()
     local _, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua --accumulate %d "
                                    .. "--steps 12"):format(second, second == "" and 4 or 1))
     T.equal(code, 0)
-    local all, last = {}, nil
-    for line in io.lines(folder .. "/run/metrics.jsonl") do
-      all[#all + 1] = line:match '"event":"step".*"loss":([^,}]*)'
-      last = line:match '"weights_sha256":"(%x*)"' or last
-    end
-    T.equal(table.concat(all, " "), losses)
+    local all, last = results()
+    T.equal(all, losses)
     T.equal(last, sha)
   end
 end)

@@ -1,7 +1,7 @@
 -- async_options.lua - the options of asynchronous training: --parallel async=RULE and --simulate.
 
 local core = ...
-local hint = require "luatrain.check".hint
+local items = require "luatrain.train.parallel_items"
 
 local options = {}
 
@@ -16,18 +16,7 @@ local function text_of(name)
   return text ~= "" and text or nil
 end
 
--- Iterates over the items of "a,b,c".
-local function items(text) return (text .. ","):gmatch "([^,]*)," end
-
 -- ==== --parallel =================================================================================
-
-local function integer_of(key, text, least)
-  local value = math.tointeger(tonumber(text))
-  if not value or value < least then
-    refuse("--parallel: %s must be an integer of at least %d, but is '%s'", key, least, text)
-  end
-  return value
-end
 
 local function lam_of(text)
   local value = tonumber(text)
@@ -39,28 +28,19 @@ end
 
 local READ = {
   async = function(text) return text end,
-  staleness = function(text) return integer_of("staleness", text, 0) end,
-  drop = function(text) return integer_of("drop", text, 1) end,
+  staleness = function(text) return items.integer("staleness", text, 0) end,
+  drop = function(text) return items.integer("drop", text, 1) end,
   lam = lam_of,
 }
 local KEYS = {"async", "staleness", "drop", "lam"}
+local FORM = "async=RULE[,staleness=S][,drop=R][,lam=L]"
 
 -- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
 local function read_parallel(text)
-  local o = {}
   if not text:find "^async=[^,]" then
     refuse("--parallel must begin with async=RULE or pipe=P, but is '%s'", text)
   end
-  for item in items(text) do
-    local key, value = item:match "^([^=]+)=(.+)$"
-    if not READ[key] then
-      refuse("--parallel must be async=RULE[,staleness=S][,drop=R][,lam=L], but has '%s'%s", item,
-             key and hint(key, KEYS, "") or "")
-    elseif o[key] then
-      refuse("--parallel: %s is given twice in '%s'", key, text)
-    end
-    o[key] = READ[key](value)
-  end
+  local o = items.read(text, FORM, KEYS, READ, {})
   o.rule, o.async = o.async, nil
   if o.lam and NO_LAM[o.rule] then
     refuse("--parallel: the rule %s has no lam; dc-a, dc-c, dc-m, ddc have one", o.rule)
@@ -106,7 +86,7 @@ local function read_simulate(text)
            .. "'%s'", text)
   end
   local o = {workers = workers_of(workers), sigma = sigma_of(sigma), times = {}}
-  for item in items(list:sub(2)) do
+  for item in items.of(list:sub(2)) do
     if list ~= "" then o.times[#o.times + 1] = time_of(item) end
   end
   return o

@@ -2,6 +2,7 @@
 
 local core = ...
 local hint = require "luatrain.check".hint
+local items = require "luatrain.train.parallel_items"
 
 local options = {}
 
@@ -12,13 +13,7 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 local MOST = 1024
 
-local function integer_of(key, text, least)
-  local value = math.tointeger(tonumber(text))
-  if not value or value < least or value > MOST then
-    refuse("--parallel: %s must be an integer from %d to %d, but is '%s'", key, least, MOST, text)
-  end
-  return value
-end
+local function integer_of(key, text, least) return items.integer(key, text, least, MOST) end
 
 local function schedule_of(text)
   for _, name in ipairs(SCHEDULES) do
@@ -33,39 +28,21 @@ local READ = {
   data = function(text) return integer_of("data", text, 1) end,
   micro = function(text) return integer_of("micro", text, 1) end,
   lag = function(text) return integer_of("lag", text, 0) end,
+  cut = function(text) return text end,
   schedule = schedule_of,
 }
 local KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule"}
 
--- "pipe=2,micro=8,cut=layer3" as {pipe = 2, micro = 8, cuts = {"layer3"}}
-local function read_items(text)
-  local o = {cuts = {}}
-  for item in (text .. ","):gmatch "([^,]*)," do
-    local key, value = item:match "^([^=]+)=(.+)$"
-    if key == "cut" then
-      o.cuts[#o.cuts + 1] = value
-    elseif not READ[key] then
-      refuse("--parallel must be %s, but has '%s'%s", FORM, item,
-             key and hint(key, KEYS, "") or "")
-    elseif o[key] then
-      refuse("--parallel: %s is given twice in '%s'", key, text)
-    else
-      o[key] = READ[key](value)
-    end
-  end
-  return o
-end
-
 local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
 
--- Returns the options {pipe = stages, data = replicas, micro =, cuts =, schedule =, lag =} of the
--- ranks of this job. The planner chooses what is nil.
+-- Returns the options {pipe = stages, data = replicas, micro =, cut = a list, schedule =, lag =} of
+-- the ranks of this job. The planner chooses what is nil.
 function options.read()
   local text = os.getenv "LUATRAIN_PARALLEL" or "pipe=auto"
-  local o = read_items(text)
+  local o = items.read(text, FORM, KEYS, READ, {cut = true})
   local _, ranks = core.rank()
   if o.pipe == 0 then
-    if o.data or #o.cuts > 0 then
+    if o.data or #o.cut > 0 then
       refuse("--parallel: pipe=auto chooses %s itself, but '%s' has it", o.data and "data" or "cut",
              text)
     end
@@ -77,9 +54,9 @@ function options.read()
     refuse("--parallel %s requires %s, but there %s %d; start them with --ranks or mpirun", text,
            wanted, ranks == 1 and "is" or "are", ranks)
   end
-  if #o.cuts > 0 and #o.cuts ~= o.pipe - 1 then
+  if #o.cut > 0 and #o.cut ~= o.pipe - 1 then
     refuse("--parallel: %s require %s, but '%s' has %d", plural(o.pipe, "stage"),
-           plural(o.pipe - 1, "cut"), text, #o.cuts)
+           plural(o.pipe - 1, "cut"), text, #o.cut)
   end
   o.data = ranks // o.pipe
   return o

@@ -12,7 +12,7 @@ local pipeline = {}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
--- Whether name is that of the cut, or of something in the module of the cut.
+-- Whether a cut names this parameter, or a module that contains it.
 local function is_at(cut, name) return name == cut or name:sub(1, #cut + 1) == cut .. "." end
 
 -- The first unit that has a parameter of the cut, from 1.
@@ -29,7 +29,7 @@ local function unit_of(profile, cut)
   refuse("--parallel: the net has no parameter or module '%s'%s", cut, hint(cut, names, ""))
 end
 
--- Returns the first unit of each stage but the first, from the cuts of the options.
+-- Returns the first unit of each stage after stage 0, from the cuts of the options.
 local function read_cuts(profile, cuts)
   local first, before = {}, 1
   for i, cut in ipairs(cuts) do
@@ -46,7 +46,7 @@ local function read_cuts(profile, cuts)
   return first
 end
 
--- The stage, from 0, of a unit. first: the first unit of each stage but the first.
+-- The stage, from 0, of a unit. first: the first unit of each stage after stage 0.
 local function stage_of(first, unit)
   local stage = 0
   while stage < #first and unit >= first[stage + 1] do stage = stage + 1 end
@@ -56,9 +56,9 @@ end
 -- The plan that the options describe without the planner: the user has named the cuts.
 local function given_plan(o, profile)
   local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or 4,
-                schedule = o.schedule or "zb", lag = o.lag or 1, cuts = o.cuts,
+                schedule = o.schedule or "zb", lag = o.lag or 1, cuts = o.cut,
                 stage = {{first = 1}}}
-  for i, unit in ipairs(read_cuts(profile, o.cuts)) do plan.stage[i + 1] = {first = unit} end
+  for i, unit in ipairs(read_cuts(profile, o.cut)) do plan.stage[i + 1] = {first = unit} end
   return plan
 end
 
@@ -94,7 +94,7 @@ function pipeline.begin()
   local profile = json.read(core.run_profile(0, 0))
   local plan
   o.micro = o.micro or earlier_micro(profile.out)
-  if o.pipe and #o.cuts == o.pipe - 1 then
+  if o.pipe and #o.cut == o.pipe - 1 then
     plan = given_plan(o, profile)
   else
     plan = planner.find(o, profile, ranks)[1]
