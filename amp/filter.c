@@ -4,9 +4,9 @@
 #include "amp/scale.h"
 #include "core/tensor.h"
 
-/* The tail of a bucket has the numbers of the vote if there is a loss scale, and then those of the
- * wire scale if buckets travel in f16. Its length depends on both, so a rank without a scaler is
- * never mistaken for one that has one. */
+/* The tail of a bucket has the numbers of the vote if there is a loss scale, followed by the
+ * numbers of the wire scale if buckets travel in f16. So its length shows whether a rank uses a
+ * scaler. */
 
 static lt_grad_stats measure_complete(void *ud, lt_tensor *x, lt_tensor *grad)
 {

@@ -323,7 +323,7 @@ static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss
     return status;
 }
 
-/* Pending batch-norm statistics are those of a batch whose optimizer step follows. */
+/* Keeps pending batch-norm statistics until the optimizer step of their batch. */
 static void keep_bn_stats(struct lt_autograd *ag)
 {
     for (lt_bn_entry *s = ag->bn_stats; s; s = s->next)

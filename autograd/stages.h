@@ -2,7 +2,7 @@
  * installed.
  *
  * Every rank of a pipeline runs the whole program. A parameter belongs to one stage. An op runs on
- * the latest stage among those of its inputs, so a value only moves to later stages. On the other
+ * the latest stage of any of its inputs, so a value only moves to later stages. On the other
  * ranks only the shape rule runs, and the results are remote tensors: they have a dtype and dims,
  * but no memory. Tensors that are made from data alone belong to no stage: all ranks have them.
  *
@@ -24,7 +24,7 @@ typedef struct lt_stages {
     void *ud;        /* borrowed */
     int own, stages; /* the stage of this rank, from 0; the number of stages */
     /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
-     * one, when its tree is placed. Only those of this stage get memory. */
+     * one, when its tree is placed. Other stages' parameters get no memory here. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
     /* Sends the values of x to another stage. tracked: a gradient of x is needed. returns: that
      * stage will return it to this one, and not to another stage. x is borrowed. */

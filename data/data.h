@@ -94,8 +94,8 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-/* The number of micro-batches of each shard of a batch of `rows` rows: at most `most`, so that none
- * of any shard is empty, but at least one. Grains stay together. */
+/* The number of micro-batches of each shard of a batch of `rows` rows: `most`, or fewer if some
+ * would be empty; at least one. Grains stay together. */
 LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
 
 #define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */

@@ -1,7 +1,7 @@
 /* shard.c - divides the rows of a batch among ranks, and those of a rank into micro-batches. */
 #include "data/data.h"
 
-/* The number of rows before those of rank: its first grain is grains * rank / ranks, rounded up. */
+/* The index of the first row of a rank: its first grain is grains * rank / ranks, rounded up. */
 static int64_t rows_before(int64_t rows, int64_t grain, int rank, int ranks)
 {
     int64_t grains = rows / grain + (rows % grain != 0), rest = grains % ranks;

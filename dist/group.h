@@ -39,7 +39,7 @@ typedef struct lt_transport {
      * to memory for the part. join() gets the handles of all ranks of the job and makes *of_part,
      * the state of this rank in the part. part->rank is borrowed until that is closed. For a part,
      * the group calls no function from `fail` to `mail`, and not is_reporter, cpus, local_rank or
-     * leave: it calls those of the job. */
+     * leave: it calls the functions of the job. */
     lt_status (*offer)(void *self, const lt_part *part, int64_t *handle);
     lt_status (*join)(void *self, const lt_part *part, const int64_t *handles, void **of_part);
     bool (*is_reporter)(void *self, double seconds);
@@ -62,8 +62,8 @@ bool lt__group_has_processes(const lt_group *group); /* its ranks are processes,
  * their ranks. A collective. *part is the group of this rank, new. Close it before `group`; after a
  * failure it may stay open. Its memory is partly freed with `group`.
  *
- * Collectives of the part need only its ranks. They are independent of those of other groups, so
- * other threads of the rank may be in those at the same time. The part has its own background
+ * Collectives of the part need only its ranks. They are independent of other groups, so other
+ * threads of the rank may be in their collectives at the same time. The part has its own background
  * thread. Everything else belongs to the job. A failure, the exit or the loss of any rank ends the
  * waits of all groups. Messages, lt_group_failure(), lt_group_is_reporter() and
  * lt_group_set_location() are about ranks of the job. lt__group_mail() is the mailbox of the job,

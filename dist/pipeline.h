@@ -72,8 +72,8 @@ LT_API bool lt_pipeline_counts(const lt_pipeline *pipeline, const lt_tensor *x);
  * replica: their losses are multiplied by it. Optimizer steps are LT_ACCUMULATING except for the
  * last micro-batch. Before the first call, i = 0, n = 1 and share = 1. */
 LT_API void lt_pipeline_set_micro_batch(lt_pipeline *pipeline, int i, int n, double share);
-/* Ends the innermost scope of the context, as lt_scope_pop() does. But if there are micro-batches
- * whose backward pass is not done, its tensors live until that of the newest one is. */
+/* Ends the innermost scope of the context, as lt_scope_pop() does. But while backward passes are
+ * left, its tensors live until the newest of these passes is done. */
 LT_API void lt_pipeline_pop_scope(lt_pipeline *pipeline);
 /* Runs all passes that are left, so that gradients are complete. The errors of kernels and hooks;
  * LT_EPEER if another rank is lost or silent; LT_EDESYNC if ranks run different programs. */

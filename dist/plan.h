@@ -6,9 +6,9 @@
  * simulated by the code that orders the passes of real pipelines. Nothing here runs a net or sends
  * a message, so the numbers may come from a run or from a file.
  *
- * The prediction assumes that messages and the gradient exchange do not slow down computing, nor
- * each other, nor those of other replicas; that all stages begin a step at the same time; and that
- * all ranks compute equally fast.
+ * The prediction assumes that messages and the gradient exchange do not slow down computing or each
+ * other, that replicas do not slow down each other, that all stages begin a step at the same time,
+ * and that all ranks compute equally fast.
  */
 #ifndef LUATRAIN_DIST_PLAN_H
 #define LUATRAIN_DIST_PLAN_H
@@ -98,7 +98,7 @@ typedef struct lt_pipe_plan_stage {
     /* Predicted, for one of its ranks: */
     double busy;    /* seconds of passes and of the optimizer step */
     double idle;    /* share of the step that is not busy */
-    double exposed; /* seconds from the end of the last pass to that of the gradient exchange */
+    double exposed; /* seconds that the gradient exchange takes after the last pass */
     double peak_bytes;
     double sent_bytes;      /* of messages, in a step */
     double exchanged_bytes; /* that it sends in the gradient exchange of a step */

@@ -11,7 +11,7 @@ static const char plan_help[] =
     "Profiles the net of a script, and predicts the time of a step for each way to divide it into\n"
     "pipeline stages, the fastest first. With --out DIR, writes the plans to DIR/plans.json.\n"
     "\n"
-    "  -n RANKS     number of ranks to plan for (one per CPU, or those of mpirun)\n"
+    "  -n RANKS     number of ranks to plan for (default: one per CPU, or the ranks of mpirun)\n"
     "  --link GBIT  rate of the link between ranks; without it, the link is measured\n"
     "  --help       print this help\n";
 

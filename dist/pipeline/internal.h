@@ -16,8 +16,8 @@ typedef struct lt_sent { /* values that another stage uses, and whose gradient i
     lt_tensor *x;        /* with its history, or received */
     int to;
     int64_t number;
-    bool arrived;     /* the gradient, or that there is none */
-    lt_message *grad; /* NULL if there is none */
+    bool arrived;     /* the other stage has answered */
+    lt_message *grad; /* the gradient; NULL if there is none */
 } lt_sent;
 
 typedef struct lt_received { /* values that have arrived, and whose gradient is returned */

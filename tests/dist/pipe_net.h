@@ -41,7 +41,7 @@ typedef struct member { /* a rank */
     lt_status (*body)(struct member *m);
     lt_status status;
     char text[512];
-    char grads[LAYERS][65]; /* digests; "" for those of other stages */
+    char grads[LAYERS][65]; /* digests; "" if another stage has the layer */
     void *ud;               /* for body */
 } member;
 

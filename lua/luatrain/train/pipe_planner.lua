@@ -25,8 +25,8 @@ local function sizes_for(least, batch)
   return #sizes > 0 and sizes or {batch}
 end
 
--- Adds the seconds of a timed profile to the units of net, as those of its k-th size. A pass takes
--- longer than its ops, so their seconds are extended to those of the whole pass.
+-- Adds the seconds of a timed profile to the units of net, for its k-th size. A pass takes longer
+-- than its ops, so the seconds are scaled to the time of the whole pass.
 local function add_times(net, k, profile)
   for _, kind in ipairs{"forward", "inputs", "weights"} do
     local ops = 0.0

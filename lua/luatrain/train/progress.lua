@@ -30,8 +30,8 @@ function progress.skipped(run, before)
     before or "", n, run.steps, run.steps == 1 and "" or "s", n == 1 and "was" or "were")
 end
 
--- Adds the fractions of a step in a pipeline to f: those of this rank, and in f.stages a list
--- {forward, backward, weights, waiting} for each stage.
+-- Adds the fractions of a step in a pipeline to f: the fractions of this rank, and in f.stages a
+-- list {forward, backward, weights, waiting} for each stage.
 local function add_stages(f, total, spent, exposed)
   local own = spent.own
   f.optimizer = (own.optimizer - exposed) / total

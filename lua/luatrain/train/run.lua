@@ -401,7 +401,7 @@ local function loss_of_stages(self)
   end
   self.spent.own, self.spent.stages = times, {}
   local _, stages, _, replicas = core.pipeline()
-  for stage = 1, stages do            -- those of its first replica
+  for stage = 1, stages do            -- takes the times of its first replica
     local first = (stage - 1) * replicas * #own + #all + 1
     self.spent.stages[stage] = table.move(list, first, first + 3, 1, {})
   end
