@@ -41,6 +41,10 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
     lt_weights *weights;    /* if its backward pass is split, and half done */
 } lt_pass;
 
+/* What a pipeline logs besides its actions: a value that a forward pass needs is here, or a
+ * gradient that a backward pass needs. */
+enum { LT_PIPE_INPUT = LT_DONE + 1, LT_PIPE_GRAD };
+
 struct lt_pipeline {
     lt_ctx *ctx;
     lt_group *group; /* of the job; borrowed, like mail */
@@ -63,7 +67,17 @@ struct lt_pipeline {
     lt_message **values;
     int64_t *sent, *taken, *unread;
     lt_pipeline_times times;
+    /* For tests: an action is done, LT_WAIT begins, LT_DONE: the number of micro-batches is known,
+     * or one of the above. micro: which micro-batch of the step. May be NULL */
+    void (*log)(void *ud, int what, int micro);
+    void *log_ud;
 };
+
+static inline void lt__pipe_log(const lt_pipeline *p, int what, int micro)
+{
+    if (p->log)
+        p->log(p->log_ud, what, micro);
+}
 
 /* The rank of a stage, for this replica. */
 static inline int lt__stage_rank(const lt_pipeline *p, int stage)

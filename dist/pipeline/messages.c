@@ -39,10 +39,11 @@ static lt_status desync(const lt_pipeline *p, int other, const char *what)
 
 /* ==== Arrived messages ======================================================================== */
 
-/* The values to which a gradient belongs, or NULL. */
-static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number)
+/* The values to which a gradient belongs, or NULL. *micro: their micro-batch. */
+static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number, int *micro)
 {
-    for (lt_pass *q = p->first; q; q = q->next)
+    *micro = p->state.weights;
+    for (lt_pass *q = p->first; q; q = q->next, ++*micro)
         for (int i = 0; i < q->n_sent; i++) {
             lt_sent *s = &q->sent[i];
             if (s->to == from && s->number == number && !s->arrived)
@@ -55,10 +56,13 @@ static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number)
  * no gradient. */
 static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
 {
-    lt_sent *s = find_sent(p, from, m->number[NUMBER]);
+    int micro;
+    lt_sent *s = find_sent(p, from, m->number[NUMBER], &micro);
     bool fits = s && (m->bytes == 0 || m->bytes == lt__tensor_bytes(s->x));
-    if (fits)
+    if (fits) {
         s->arrived = true;
+        lt__pipe_log(p, LT_PIPE_GRAD, micro);
+    }
     if (fits && m->bytes == lt__tensor_bytes(s->x)) {
         s->grad = m;
         return LT_OK;
@@ -129,6 +133,8 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 {
     double began = lt__seconds(), limit = lt__group_timeout(p->group);
     lt_message *m = lt__mail_take(p->mail, 0);
+    if (!m)
+        lt__pipe_log(p, LT_WAIT, p->state.forward);
     while (!m) {
         LT_TRY(check_job(p, stages));
         if (lt__seconds() - began > limit)
@@ -242,6 +248,7 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
 {
     lt_pipeline *p = ud;
     LT_TRY(wait_for_values(p, from));
+    lt__pipe_log(p, LT_PIPE_INPUT, p->state.forward);
     lt_message *m = p->values[from];
     p->values[from] = m->next;
     int64_t number = p->taken[from]++;

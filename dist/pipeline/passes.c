@@ -75,6 +75,7 @@ lt_status lt__pass_run_weights(lt_pipeline *p)
     lt_weights *weights = p->first->weights;
     p->first->weights = NULL;
     LT_TRY(lt_backward_weights(weights));
+    lt__pipe_log(p, LT_WEIGHTS, p->state.weights);
     p->state.weights++;
     lt__pass_drop_first(p);
     p->times.weights += lt__seconds() - began;

@@ -90,6 +90,7 @@ static lt_status run_backward(lt_pipeline *p)
     p->back = NULL;
     free(roots);
     LT_TRY(status);
+    lt__pipe_log(p, LT_BACKWARD, p->state.backward);
     p->state.backward++;
     if (p->schedule.kind != LT_ZERO_BUBBLE) {
         p->state.weights++;
@@ -129,6 +130,7 @@ lt_status lt_pipeline_drain(lt_pipeline *p)
         return LT_OK;
     double began = lt__seconds();
     p->state.micro = p->state.forward;
+    lt__pipe_log(p, LT_DONE, p->state.micro);
     LT_TRY(run_due(p));
     p->state = (lt_stage_state){.micro = INT_MAX};
     p->times.drained += lt__seconds() - began;
@@ -204,6 +206,7 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
     q->share = p->share;
     q->noted = true;
     p->noted++;
+    lt__pipe_log(p, LT_FORWARD, p->state.forward);
     p->state.forward++;
     return run_due(p);
 }

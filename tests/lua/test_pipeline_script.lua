@@ -1,0 +1,235 @@
+-- test_pipeline_script.lua - scripts that train in a pipeline do other things too: they evaluate,
+-- save and print at any time, run several backward passes, fail, or get a signal.
+local T = require "lt_test"
+
+local SCRIPT = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{mode = "none", norm = "batch_norm", fit = false, accumulate = 1, batch = 8,
+                    epochs = 2, mixup = 0.0, sizes = false, stop_at = 0, stop_rank = 0,
+                    scale = 0.0}
+local mode = opt.mode
+local train, test = lt.data.open("synthetic:8x8x1/4/64")
+local norm = nn[opt.norm]
+local net = nn.sequential{
+  conv1 = nn.conv2d{1, 4, 3, pad = 1, bias = false}, bn1 = norm{4}, relu1 = nn.relu(),
+  conv2 = nn.conv2d{4, 6, 3, pad = 1}, bn2 = norm{6}, relu2 = nn.relu(),
+  pool = nn.global_avg_pool2d(), fc1 = nn.linear{6, 8}, relu3 = nn.relu(), fc2 = nn.linear{8, 4}}
+
+if mode == "unused" then
+  local base = net
+  local parts = {base = base, never = nn.linear{3, 3}}
+  net = nn.module(parts, function(self, x) return self.base(x) end)
+elseif mode == "shared" then
+  local parts = {a = nn.conv2d{1, 1, 3, pad = 1}, b = nn.conv2d{1, 1, 3, pad = 1},
+                 c = nn.linear{64, 4}}
+  net = nn.module(parts, function(self, x)
+    return self.c(self.a(self.b(self.a(x))):reshape{x:dim(1), 64})
+  end)
+end
+local sgd = lt.optim.sgd(net, {lr = 0.05})
+
+if mode == "root_save" then
+  lt.on_root(function() lt.save("root.lt", net) end)
+elseif mode == "root_sha256" then
+  lt.on_root(function() return net:sha256() end)
+elseif mode == "root_get" then
+  lt.on_root(function() return net.fc2.b:get(1) end)
+elseif mode == "reads" then
+  lt.on_root(function() print(net.conv1.w, net.fc2.b, lt.tensor{1, 2}:sum():item()) end)
+  print(net.conv1.w, net.fc2.b)
+  print(net:sha256(), net.fc2.b:get(1), net.conv1.w:get(1, 1, 1, 1), #net.fc2.w:totable())
+  lt.save("all.lt", net)
+elseif mode == "load" then
+  net:load("all.lt")
+end
+
+if opt.fit then
+  lt.fit{net = net, optim = sgd, train = train, test = test, epochs = opt.epochs, out = "run",
+         batch = opt.batch, accumulate = opt.accumulate, mixup = opt.mixup,
+         sizes = opt.sizes and {{epochs = 1, size = 6}, {size = 8, batch = 24}} or nil,
+         scaler = opt.scale > 0 and {policy = "dynamic", scale = opt.scale, growth_interval = 3}
+                  or nil}
+  return
+end
+
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = opt.epochs,
+                           batch = opt.batch, out = "run"}
+if mode == "evaluates" then run:evaluate(test) end
+local count = 0
+for epoch in run:epochs() do
+  for x, y in run:batches() do
+    run:step(function()
+      local loss = lt.cross_entropy(net(x), y)
+      if mode == "twice" then
+        (loss * 0.5):backward()
+        loss = lt.cross_entropy(net(x), y) * 0.5
+      end
+      loss:backward()
+      if mode == "grad" then print(net.fc2.w.grad, net.conv1.w.grad) end
+      sgd:step()
+      return loss
+    end)
+    count = count + 1
+    if mode == "evaluates" and count % 3 == 0 then run:evaluate(test) end
+    if mode == "saves" then run:save() end
+    if mode == "fails" and epoch == 2 and lt.rank() == 1 then error "no more" end
+    if count == opt.stop_at and lt.rank() == opt.stop_rank then os.execute "kill -TERM $PPID" end
+  end
+  if mode == "saves" then lt.save("epoch.lt", net) end
+  local half = {name = "half", count = function(_, labels) return labels:dim(1) / 2 end}
+  local result = run:evaluate(test, {metrics = {lt.metrics.top1, half}})
+  if mode == "metrics" then print(result.half) end
+  run:report(result)
+end
+]]
+
+local folder = T.folder(SCRIPT)
+local PIPE = "--ranks 2 --parallel pipe=2,micro=4,cut=fc1"
+
+-- Runs the script. Returns what it prints, its exit code and the digest of the weights.
+local function run(options, arguments)
+  os.execute("rm -rf " .. folder .. "/run")
+  local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 --timeout 20 %s t.lua %s")
+                                   :format(options, arguments or ""))
+  local file = io.open(folder .. "/run/metrics.jsonl")
+  local sha = file and file:read "a":match '"weights_sha256":"(%x*)"'
+  if file then file:close() end
+  return text, code, sha
+end
+
+-- Checks that the script ends well. Returns what it prints and the digest of the weights.
+local function passes(options, arguments)
+  local text, code, sha = run(options, arguments)
+  if code ~= 0 then error(("exit code %d: %s"):format(code, text), 2) end
+  return text, assert(sha)
+end
+
+local function fails(options, arguments, code, message)
+  local text, got = run(options, arguments)
+  if got ~= code or not text:find(message, 1, true) then
+    error(("expected %d: %s, got %d: %s"):format(code, message, got, text), 2)
+  end
+end
+
+local function sha_of(options, arguments) return select(2, passes(options, arguments)) end
+
+T.test("evaluating and saving between micro-batches changes nothing", function()
+  for _, pipe in ipairs{PIPE, PIPE .. ",schedule=gpipe", PIPE .. ",lag=0,schedule=1f1b"} do
+    local plain = sha_of(pipe)
+    T.equal(sha_of(pipe, "--mode evaluates"), plain)
+    T.equal(sha_of(pipe, "--mode saves"), plain)
+  end
+end)
+
+T.test("a net is read, printed and saved before the training, and loaded again", function()
+  local line = "%x+\t[%d.-]+\t[%d.-]+\t%d+\n"      -- the digest and some numbers
+  local alone = passes("", "--mode reads")
+  local one = T.read(folder .. "/all.lt")
+  local text = passes(PIPE, "--mode reads")
+  T.equal(T.read(folder .. "/all.lt"), one)
+  T.equal(text:match(line), assert(alone:match(line)))
+  assert(text:find("tensor 4 f32 of another pipeline stage", 1, true), text)
+  T.equal(sha_of(PIPE, "--mode load"), sha_of(PIPE))
+end)
+
+T.test("rank 0 alone cannot read or save the net", function()
+  fails(PIPE, "--mode root_save", 1, "saving requires all ranks, but lt.on_root runs")
+  fails(PIPE, "--mode root_sha256", 1, "sha256 requires all ranks, but lt.on_root runs")
+  fails(PIPE, "--mode root_get", 1, "requires all ranks, but lt.on_root runs on rank 0 only")
+end)
+
+T.test("a step may call backward twice", function()
+  for _, pipe in ipairs{PIPE, PIPE .. ",schedule=1f1b", PIPE .. ",schedule=gpipe,lag=2"} do
+    T.equal(sha_of(pipe, "--mode twice"),
+            sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode twice"))
+  end
+end)
+
+T.test("a gradient of another stage cannot be read", function()
+  fails(PIPE, "--mode grad", 1, "only another stage of the pipeline has the gradient of this")
+end)
+
+T.test("a metric that returns a number counts each sample once", function()
+  T.equal(passes(PIPE, "--mode metrics"), "0.5\n0.5\n")
+  T.equal(passes("--ranks 4 --parallel pipe=2,micro=2,cut=fc1", "--mode metrics"), "0.5\n0.5\n")
+end)
+
+T.test("an error on one stage ends all", function()
+  fails(PIPE, "--mode fails", 1, "rank 1: t.lua")
+end)
+
+T.test("parameters that are never used, or used on both sides of a cut", function()
+  T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=4,cut=base.fc1", "--mode unused"),
+          sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode unused"))
+  fails("--ranks 2 --parallel pipe=2,micro=4,cut=b", "--mode shared", 2,
+        "a stage cannot begin at b, because a parameter of an earlier stage is used again after it")
+end)
+
+T.test("sync batch norm sums over the replicas, without micro-batches", function()
+  local sync = "--fit --norm sync_batch_norm"
+  for _, batch in ipairs{8, 7} do
+    local wanted = sha_of("--ranks 2", sync .. " --batch " .. batch)
+    assert(wanted ~= sha_of("--ranks 2", "--fit --batch " .. batch))
+    T.equal(sha_of("--ranks 4 --parallel pipe=2,micro=1,cut=conv2", sync .. " --batch " .. batch),
+            wanted)
+    T.equal(sha_of("--ranks 2 --parallel pipe=1,micro=1", sync .. " --batch " .. batch), wanted)
+  end
+  T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=1,cut=fc1", sync), sha_of("", sync))
+  fails(PIPE, sync, 2, "sync_batch_norm requires the whole batch at once, but the pipeline")
+end)
+
+T.test("mixup, image sizes and a dynamic loss scale", function()
+  local two, four = "--ranks 2", "--ranks 4 --parallel pipe=2,micro=2,cut=fc1"
+  for _, arguments in ipairs{"--mixup 0.4", "--sizes", "--mixup 0.4 --sizes"} do
+    arguments = "--fit --batch 16 " .. arguments
+    T.equal(sha_of(PIPE, arguments), sha_of("", arguments .. " --accumulate 4"))
+    T.equal(sha_of(four, arguments), sha_of(two, arguments .. " --accumulate 2"))
+  end
+  for _, scale in ipairs{"256", "16777216"} do       -- the second one overflows at first
+    local arguments = "--fit --epochs 4 --scale " .. scale
+    T.equal(sha_of(four .. " --amp fp16", arguments),
+            sha_of(two .. " --amp fp16", arguments .. " --accumulate 2"))
+    local skipped = T.read(folder .. "/run/metrics.jsonl"):match '"skipped":(%d+)'
+    T.equal(skipped ~= "0", scale ~= "256")
+  end
+end)
+
+T.test("small batches, many micro-batches and one step", function()
+  T.equal(sha_of(PIPE, "--fit --batch 1"), sha_of("", "--fit --batch 1"))
+  T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=99,cut=fc1", "--fit"),
+          sha_of("", "--fit --accumulate 8"))
+  T.equal(sha_of(PIPE .. " --max-steps 1", "--fit"),
+          sha_of("--max-steps 1", "--fit --accumulate 4"))
+  T.equal(sha_of("--ranks 6 --parallel pipe=2,data=3,micro=4,cut=fc1", "--fit --batch 2"),
+          sha_of("--ranks 3", "--fit --batch 2"))
+end)
+
+T.test("the planner gets options that it cannot use", function()
+  fails("--ranks 9 --parallel pipe=9", "--fit", 2, "the number of stages must be from 1 to 6")
+  fails("--ranks 6 --parallel pipe=2", "--fit --batch 2", 2,
+        "the number of replicas must be from 1 to 2")
+end)
+
+T.test("a run that a signal stops is resumed", function()
+  for _, rank in ipairs{0, 1} do
+    fails(PIPE, "--stop_at 23 --stop_rank " .. rank, 75, "stopped by SIGTERM at step")
+    local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua"):format(PIPE))
+    if code ~= 0 then error(text) end
+    local sha
+    for line in io.lines(folder .. "/run/metrics.jsonl") do
+      sha = line:match '"weights_sha256":"(%x*)"' or sha
+    end
+    T.equal(sha, sha_of(PIPE))
+  end
+end)
+
+T.test("a trace shows the passes of all stages", function()
+  passes(PIPE .. " --trace trace.json", "--fit")
+  local text = T.read(folder .. "/trace.json")
+  for _, name in ipairs{"backward pass", "gradients of weights", "wait for a stage"} do
+    assert(text:find('"' .. name .. '"', 1, true), name)
+  end
+end)
+
+T.finish()
