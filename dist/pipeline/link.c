@@ -1,4 +1,7 @@
 /* link.c - measures the link between two ranks. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "core/tensor.h"
 #include "dist/group.h"
 
@@ -26,39 +29,67 @@ static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
     return NULL;
 }
 
-/* The first rank sends a message, which the last one returns. */
-static lt_status exchange(lt_group *g, lt_mail *mail, int64_t run, size_t bytes)
+/* Copies the bytes (bytes) of data into a message, like a pipeline that sends a value. */
+static lt_status send(lt_mail *mail, int to, int64_t run, const void *data, size_t bytes)
 {
-    int rank = lt_group_rank(g), last = lt_group_size(g) - 1;
-    lt_message *m = rank == 0 ? lt__message_new(0, bytes) : wait_for(g, mail, run);
+    lt_message *m = lt__message_new(0, bytes);
     if (!m)
         return lt_errcode();
     m->number[0] = run;
-    lt__mail_send(mail, rank == 0 ? last : 0, m);
-    if (rank > 0)
-        return LT_OK;
-    m = wait_for(g, mail, run);
-    lt__message_free(m);
-    return m ? LT_OK : lt_errcode();
+    memcpy(m->data, data, bytes);
+    lt__mail_send(mail, to, m);
+    return LT_OK;
 }
 
-lt_status lt_group_time_message(lt_group *g, size_t bytes, double *seconds)
+static lt_status receive(lt_group *g, lt_mail *mail, int64_t run, void *data, size_t bytes)
+{
+    lt_message *m = wait_for(g, mail, run);
+    if (!m)
+        return lt_errcode();
+    memcpy(data, m->data, bytes < m->bytes ? bytes : m->bytes);
+    lt__message_free(m);
+    return LT_OK;
+}
+
+/* The first rank sends a message, which the last one returns. */
+static lt_status exchange(lt_group *g, lt_mail *mail, int64_t run, void *data, size_t bytes)
 {
     int rank = lt_group_rank(g), last = lt_group_size(g) - 1;
-    lt_mail *mail = last > 0 ? lt__group_mail(g) : NULL;
-    *seconds = 0;
-    if (last == 0)
-        return LT_OK;
-    if (!mail)
-        return lt_errcode();
+    if (rank == 0)
+        LT_TRY(send(mail, last, run, data, bytes));
+    LT_TRY(receive(g, mail, run, data, bytes));
+    return rank == last ? send(mail, 0, run, data, bytes) : LT_OK;
+}
+
+/* The shortest seconds of a few round trips of a message, halved. */
+static lt_status time_exchanges(lt_group *g, lt_mail *mail, void *data, size_t bytes,
+                                double *seconds)
+{
+    int rank = lt_group_rank(g), last = lt_group_size(g) - 1;
     int64_t run = lt__mail_next_run(mail);
     for (int i = 0; i < ROUNDS; i++) {
         LT_TRY(lt_group_barrier(g, "a timed message"));
         double began = lt__seconds();
         if (rank == 0 || rank == last)
-            LT_TRY(exchange(g, mail, run, bytes));
+            LT_TRY(exchange(g, mail, run, data, bytes));
         double half = (lt__seconds() - began) / 2;
         *seconds = i == 0 || half < *seconds ? half : *seconds;
     }
+    return LT_OK;
+}
+
+lt_status lt_group_time_message(lt_group *g, size_t bytes, double *seconds)
+{
+    *seconds = 0;
+    if (lt_group_size(g) == 1)
+        return LT_OK;
+    lt_mail *mail = lt__group_mail(g);
+    if (!mail)
+        return lt_errcode();
+    void *data = calloc(1, bytes ? bytes : 1);
+    lt_status status = data ? time_exchanges(g, mail, data, bytes, seconds)
+                            : lt_fail(LT_ENOMEM, "out of memory to time a message");
+    free(data);
+    LT_TRY(status);
     return lt_group_broadcast(g, "the time of a message", seconds, sizeof *seconds, 0);
 }

@@ -60,7 +60,7 @@ end
 T.test("a step is one line with its fields in order", function()
   T.equal(lines(function(l) l:step(STEP) end),
           '{"event":"step","t":0,"step":689,"epoch":2,"samples":88192,"loss":0.1,"lr":0.08,'
-          .. '"samples_per_s":1180.3,"data":0.0100,"forward":0.3333,"backward":0.5000,'
+          .. '"samples_per_s":1180.260,"data":0.0100,"forward":0.3333,"backward":0.5000,'
           .. '"exposed_comm":0.0000,"optimizer":0.1000,"other":0.0567}\n')
 end)
 
@@ -70,7 +70,7 @@ T.test("an epoch is one line", function()
                     test_loss = 0.5, samples_per_s = 1000.0, wall_s = 60.0, top5 = 0.99}
           end),
           '{"event":"epoch","t":0,"step":469,"epoch":1,"samples":60000,"loss":0.25,"top1":0.875,'
-          .. '"test_loss":0.5,"samples_per_s":1000.0,"wall_s":60.000,"top5":0.99}\n')
+          .. '"test_loss":0.5,"samples_per_s":1000.000,"wall_s":60.000,"top5":0.99}\n')
 end)
 
 T.test("strings are escaped, including invalid UTF-8", function()

@@ -27,7 +27,7 @@ local FADE = 30                -- time constant of the rate's exponential mean, 
 -- may report a number of the same name.
 local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
-  {"samples_per_s", "%.1f"}, {"data", "%.4f", "step"}, {"forward", "%.4f", "step"},
+  {"samples_per_s", "%.3f"}, {"data", "%.4f", "step"}, {"forward", "%.4f", "step"},
   {"backward", "%.4f", "step"}, {"weights", "%.4f", "step"}, {"waiting", "%.4f", "step"},
   {"stages"}, {"exposed_comm", "%.4f", "step"}, {"optimizer", "%.4f", "step"},
   {"other", "%.4f", "step"}, {"wire_bytes"}, {"scale"},
