@@ -33,8 +33,7 @@ static lt_status parse_number(const char *who, const char *value, uint64_t low, 
     return LT_OK;
 }
 
-/* Parses a whole number from 1 to most. */
-static lt_status parse_int(const char *who, const char *value, int most, int *number)
+lt_status parse_int(const char *who, const char *value, int most, int *number)
 {
     uint64_t n;
     LT_TRY(parse_number(who, value, 1, (uint64_t)most, &n));

@@ -15,6 +15,8 @@ static const char plan_help[] =
     "  --link GBIT  rate of the link between ranks; without it, the link is measured\n"
     "  --help       print this help\n";
 
+enum { MOST_RANKS = 1024 };
+
 /* Stores a flag of the plan command in the variable where pipe_planner.lua reads it. */
 static lt_status store(const char *variable, const char *flag, const char *value)
 {
@@ -43,9 +45,9 @@ lt_status read_plan(settings *s, bool *is_help)
     if (i >= s->argc)
         return lt_fail(LT_EUSAGE, "plan: the script is missing: luatrain plan -n 2 train.lua");
     const char *text = getenv("LUATRAIN_PLAN_RANKS");
-    int n = text ? atoi(text) : 0;
-    if (text && n < 1)
-        return lt_fail(LT_EUSAGE, "plan: -n must be a positive integer, but is '%s'", text);
+    int n = 0;
+    if (text)
+        LT_TRY(parse_int("plan: -n", text, MOST_RANKS, &n));
     int cpus = lt_cpu_count();
     if (s->ranks == 0 && !lt_mpi_is_launched())
         s->ranks = n > 0 && n < cpus ? n : cpus;

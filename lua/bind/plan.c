@@ -95,6 +95,7 @@ static lt_pipe_job read_job(lua_State *L, int index)
                          .link = link_field(L, index, "link"),
                          .exchange = link_field(L, index, "exchange"),
                          .wire_bytes = (int)lt__integer_field(L, index, "wire_bytes", 0),
+                         .memory = lt__number_field(L, index, "memory", 0),
                          .least_micro = (int)lt__integer_field(L, index, "least_micro", 0),
                          .most_micro = (int)lt__integer_field(L, index, "most_micro", 0),
                          .stages = (int)lt__integer_field(L, index, "stages", LT_PIPE_ANY),
@@ -160,8 +161,8 @@ static int push_plans(lua_State *L)
 
 /* find_plans(net, job): returns the plans for a net, the fastest first; see lt_pipe_plans_find().
  * net: n_sizes, sizes, units and values, with the fields of lt_pipe_net. job: the fields of
- * lt_pipe_job; kind is a number. Units and stages count from 1. A plan has
- * the fields of lt_pipe_plan; its kind is called schedule. */
+ * lt_pipe_job; kind is a number. Units and stages count from 1. A plan has the fields of
+ * lt_pipe_plan; its kind is called schedule. */
 static int find_plans(lua_State *L)
 {
     lt_pipe_plans plans = {0};

@@ -15,13 +15,17 @@
 
 enum { LAYERS = 4, ROWS = 3, WIDTH = 6, CLASSES = 4, MOST_RANKS = 8, STEPS = 2, MOST_MADE = 1024 };
 
+/* DEEP: the result of the second layer is also added to that of the last one. WIDE: all later
+ * layers use the result of the first one. FAN: they use nothing else, the last layer first. */
+typedef enum net_form { DEEP, WIDE, FAN } net_form;
+
 typedef struct plan { /* of a training run */
     int stages, micro, lag;
     lt_schedule_kind kind;
     uint64_t delays; /* seed of random delays; 0: none */
-    bool wide;       /* see forward() */
-    bool shares;     /* micro-batches have different shares */
-    double timeout;  /* seconds; 0: the default */
+    net_form form;
+    bool shares;    /* micro-batches have different shares */
+    double timeout; /* seconds; 0: the default */
 } plan;
 
 typedef struct net {
@@ -117,20 +121,29 @@ static inline lt_status make_rows(net *n, uint64_t number, lt_tensor **x, lt_ten
     return lt_fill_normal(*x, LT_RNG_USER, number, 0, 0, 1);
 }
 
-/* The loss of a micro-batch. The result of the second layer is also added to that of the last one.
- * wide: instead, all later layers use the result of the first one. delays: a seed, or 0. NULL if a
- * call fails. */
-static inline lt_tensor *forward(net *n, bool wide, uint64_t number, uint64_t delays)
+/* The sum of the results of the layers after the first one, all for the same input x. */
+static inline lt_tensor *fan_out(net *n, lt_tensor *x)
+{
+    lt_tensor *sum = x ? layer(n, x, LAYERS - 1) : NULL;
+    for (int i = LAYERS - 2; i > 0; i--)
+        sum = add(n, sum, x ? layer(n, x, i) : NULL);
+    return sum;
+}
+
+/* The loss of a micro-batch. delays: a seed, or 0. NULL if a call fails. */
+static inline lt_tensor *forward(net *n, net_form form, uint64_t number, uint64_t delays)
 {
     lt_tensor *x, *y, *kept = NULL;
+    int layers = form == FAN ? 1 : LAYERS;
     if (make_rows(n, number, &x, &y) != LT_OK)
         return NULL;
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < layers; i++) {
         wait_randomly(delays, number * LAYERS + (uint64_t)i);
         x = layer(n, x, i);
-        kept = i == !wide ? x : kept;
-        x = i == LAYERS - 1 || (wide && i >= 2) ? add(n, x, kept) : x;
+        kept = i == (form == DEEP) ? x : kept;
+        x = i == LAYERS - 1 || (form == WIDE && i >= 2) ? add(n, x, kept) : x;
     }
+    x = form == FAN ? fan_out(n, x) : x;
     return x ? noted(n, lt_run(n->ctx, "cross_entropy", NULL, x, y, NULL)) : NULL;
 }
 
@@ -155,7 +168,7 @@ static inline void digest(lt_tensor *grad, char hex[65])
 static inline lt_status learn(net *n, const plan *p, int i, uint64_t number)
 {
     double share = share_of(p, i);
-    lt_tensor *loss = forward(n, p->wide, number, 0);
+    lt_tensor *loss = forward(n, p->form, number, 0);
     lt_tensor *factor = noted(n, lt_tensor_full(n->ctx, LT_F32, 0, NULL, share));
     if (loss && share != 1)
         loss = factor ? noted(n, lt_run(n->ctx, "mul", NULL, loss, factor, NULL)) : NULL;
@@ -192,7 +205,7 @@ static inline lt_status micro_batch(member *m, int i, uint64_t number)
     net *n = &m->net;
     lt_pipeline_set_micro_batch(m->pipeline, i, p->micro, share_of(p, i));
     LT_TRY(lt_scope_push(n->ctx));
-    lt_tensor *loss = forward(n, p->wide, number, p->delays * (uint64_t)(m->rank + 1));
+    lt_tensor *loss = forward(n, p->form, number, p->delays * (uint64_t)(m->rank + 1));
     lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
     lt_pipeline_pop_scope(m->pipeline);
     return status;

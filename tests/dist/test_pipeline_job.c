@@ -128,7 +128,7 @@ TEST(replicas_have_the_bits_of_data_parallelism)
                   .micro = 1 + k % 5,
                   .lag = k % 3,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
-                  .wide = k % 2 == 1,
+                  .form = k % 2 == 1 ? WIDE : DEEP,
                   .delays = (uint64_t)k,
                   .shares = k > 5};
         char hex[65], got[MOST_RANKS][65] = {""};
@@ -152,7 +152,7 @@ static void find_losses(const plan *p, double losses[MICRO])
     CHECK_OK(make_net(&n));
     CHECK_OK(lt_params_place(n.params));
     for (int i = 0; i < MICRO; i++) {
-        lt_tensor *loss = forward(&n, p->wide, (uint64_t)i, 0);
+        lt_tensor *loss = forward(&n, p->form, (uint64_t)i, 0);
         CHECK(loss != NULL);
         CHECK_OK(lt_item(loss, 0, &losses[i]));
     }
@@ -164,7 +164,7 @@ static lt_status fetch_losses(member *m)
 {
     const double *losses = m->ud;
     for (int i = 0; i < MICRO; i++) {
-        lt_tensor *loss = forward(&m->net, m->plan->wide, (uint64_t)i, (uint64_t)m->rank + 1);
+        lt_tensor *loss = forward(&m->net, m->plan->form, (uint64_t)i, (uint64_t)m->rank + 1);
         double value;
         if (!loss)
             return lt_errcode();
@@ -192,7 +192,7 @@ TEST(all_ranks_can_fetch_a_loss_while_passes_are_in_flight)
                   .micro = MICRO,
                   .lag = k % 4,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
-                  .wide = k % 2 == 1};
+                  .form = k % 2 == 1 ? WIDE : DEEP};
         double losses[MICRO];
         member members[MOST_RANKS];
         find_losses(&p, losses);
@@ -243,7 +243,7 @@ static lt_status evaluate_within(member *m)
         LT_TRY(micro_batch(m, i, (uint64_t)i));
         lt_grad_off(m->net.ctx);
         for (int k = 0; k < 7; k++)
-            if (!forward(&m->net, m->plan->wide, (uint64_t)(100 + k), (uint64_t)m->rank + 1))
+            if (!forward(&m->net, m->plan->form, (uint64_t)(100 + k), (uint64_t)m->rank + 1))
                 return lt_errcode();
         lt_grad_on(m->net.ctx);
         release_made(&m->net);
@@ -263,7 +263,7 @@ TEST(passes_without_gradients_change_nothing)
                   .micro = 3,
                   .lag = k % 4,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
-                  .wide = k % 2 == 1};
+                  .form = k % 2 == 1 ? WIDE : DEEP};
         char grads[LAYERS][65];
         member members[MOST_RANKS];
         int n = 0;
@@ -359,9 +359,9 @@ TEST(a_file_that_cannot_be_written)
 /* The last stage does not use the result of the first layer. ud: the number of micro-batches. */
 static lt_status run_other_program(member *m)
 {
-    bool wide = m->rank == 0;
+    net_form form = m->rank == 0 ? WIDE : DEEP;
     for (int i = 0; i < *(int *)m->ud; i++) {
-        lt_tensor *loss = forward(&m->net, wide, (uint64_t)i, 0);
+        lt_tensor *loss = forward(&m->net, form, (uint64_t)i, 0);
         LT_TRY(loss ? lt_backward(loss, NULL) : lt_errcode());
     }
     return lt_pipeline_drain(m->pipeline);
@@ -395,7 +395,7 @@ static lt_status stop_early(member *m)
     for (int i = 0; i < n; i++)
         LT_TRY(micro_batch(m, i, (uint64_t)i));
     LT_TRY(lt_scope_push(m->net.ctx));
-    lt_status status = forward(&m->net, m->plan->wide, (uint64_t)n, 0) ? LT_OK : lt_errcode();
+    lt_status status = forward(&m->net, m->plan->form, (uint64_t)n, 0) ? LT_OK : lt_errcode();
     lt_pipeline_pop_scope(m->pipeline);
     lt_pipeline_free(m->pipeline); /* the pass is not noted */
     m->pipeline = NULL;
@@ -410,7 +410,7 @@ TEST(a_pipeline_may_be_freed_with_passes_in_flight)
                       .micro = 8,
                       .lag = n % 3,
                       .kind = (lt_schedule_kind)kind,
-                      .wide = n % 2 == 1};
+                      .form = n % 2 == 1 ? WIDE : DEEP};
             member members[MOST_RANKS];
             run(&p, 3, stop_early, &n, members);
             check_ranks(members, 3);
@@ -432,7 +432,7 @@ static lt_status open_again(member *m)
 
 TEST(a_group_may_have_one_pipeline_after_another)
 {
-    plan p = {.stages = 3, .micro = 4, .kind = LT_ZERO_BUBBLE, .wide = true};
+    plan p = {.stages = 3, .micro = 4, .kind = LT_ZERO_BUBBLE, .form = WIDE};
     char grads[LAYERS][65];
     member members[MOST_RANKS];
     add_up(&p, grads);

@@ -114,10 +114,10 @@ static void walk(const plan *p, int first)
 
 TEST(every_allocation_of_a_split_step_can_fail)
 {
-    walk(&(plan){.stages = 2, .micro = MICRO, .lag = 1, .kind = LT_ZERO_BUBBLE, .wide = true}, 1);
+    walk(&(plan){.stages = 2, .micro = MICRO, .lag = 1, .kind = LT_ZERO_BUBBLE, .form = WIDE}, 1);
 }
 
 TEST(every_allocation_of_a_whole_step_can_fail)
 {
-    walk(&(plan){.stages = 2, .micro = MICRO, .kind = LT_1F1B, .wide = true, .shares = true}, 2);
+    walk(&(plan){.stages = 2, .micro = MICRO, .kind = LT_1F1B, .form = WIDE, .shares = true}, 2);
 }

@@ -33,7 +33,7 @@ TEST(delays_of_processes_change_nothing)
                          .lag = seed % 3,
                          .kind = (lt_schedule_kind)(seed % LT_SCHEDULE_KINDS),
                          .delays = (uint64_t)seed,
-                         .wide = seed / 2 % 2 == 1};
+                         .form = seed / 2 % 2 == 1 ? WIDE : DEEP};
         add_up(&current, wanted);
         on_ranks(&j, results);
         for (int i = 0; i < ranks; i++) {

@@ -81,7 +81,7 @@ TEST(recorded_arrivals_repeat_the_actions)
                   .lag = k / 4 % 4,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
                   .delays = (uint64_t)k,
-                  .wide = k % 5 == 0};
+                  .form = k % 5 == 0 ? WIDE : DEEP};
         member members[MOST_RANKS];
         memset(histories, 0, sizeof histories);
         run(&p, p.stages, take_step, histories, members);

@@ -37,7 +37,15 @@ TEST(a_value_that_several_stages_use)
                               .micro = 5,
                               .lag = lag,
                               .kind = (lt_schedule_kind)kind,
-                              .wide = true});
+                              .form = WIDE});
+}
+
+/* All gradients of the value return to its stage, which must add them up as one process does: that
+ * of the last use first. */
+TEST(a_value_that_the_last_stage_uses_first)
+{
+    for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
+        check(&(plan){.stages = LAYERS, .micro = 5, .kind = (lt_schedule_kind)kind, .form = FAN});
 }
 
 TEST(micro_batches_with_shares)
@@ -61,7 +69,7 @@ TEST(delays_change_nothing)
                       .lag = (int)(seed % 4),
                       .kind = seed % 5 == 0 ? LT_1F1B : LT_ZERO_BUBBLE,
                       .delays = seed,
-                      .wide = seed / 3 % 2 == 1});
+                      .form = seed / 3 % 2 == 1 ? WIDE : DEEP});
 }
 
 /* Rank 1 leaves when it has got a gradient, so all ranks have begun. */

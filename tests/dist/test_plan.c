@@ -278,7 +278,7 @@ TEST(invalid_jobs_and_plans_are_refused)
     REFUSE(most_micro = 1025, "a step has at most 1024 micro-batches, not 1025");
     REFUSE(link.bytes_per_s = 0, "the link of the messages has a latency of 0.5 s and 0 bytes/s");
     REFUSE(exchange.latency = NAN, "the link of the gradient exchange has a latency of nan s");
-    REFUSE(stages = 3, "the number of stages must be from 1 to 2 for this job, or -1 for any, but");
+    REFUSE(stages = 3, "the number of stages must be from 1 to 2 for this job, but");
     REFUSE(replicas = 0, "the number of replicas must be from 1 to 2");
     REFUSE(micro = 3, "the number of micro-batches must be from 1 to 2");
     REFUSE(lag = -2, "the lag must be from 0 to 1024");

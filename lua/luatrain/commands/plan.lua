@@ -66,16 +66,18 @@ end
 
 -- Finds the plans, prints them on rank 0, and ends the program with EDONE.
 function plan.show()
-  local o, ranks = options.read(), core.ranks()
-  local dry = json.read(core.run_profile(0, 0))
+  local ranks = core.ranks()
   local n = math.tointeger(tonumber(os.getenv "LUATRAIN_PLAN_RANKS")) or ranks
-  local list, job = planner.find(o, dry, n, given_link())
+  local o, link = options.read(n), given_link()
+  local dry = json.read(core.run_profile(0, 0))
+  local list, job, net = planner.find(o, dry, n, link)
   if core.rank() == 0 then
     write(list, job, ranks)
     local out = os.getenv "LUATRAIN_OUT"
     if out and out ~= "" then
+      local text = json.text({job = job, net = net, plans = list}, 2)
       core.make_folder(out)
-      core.write_file(out .. "/plans.json", json.text(list, 1) .. "\n")
+      core.write_file(out .. "/plans.json", text .. "\n")
     end
   end
   core.fail("EDONE", "the plans are shown")

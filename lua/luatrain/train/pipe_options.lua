@@ -6,7 +6,7 @@ local items = require "luatrain.train.parallel_items"
 
 local options = {}
 
-local FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N]"
+local FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N][,memory=GB]"
 local SCHEDULES = {"gpipe", "1f1b", "zb"}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -23,6 +23,12 @@ local function schedule_of(text)
          hint(text, SCHEDULES, ""))
 end
 
+local function memory_of(text)
+  local gigabytes = tonumber(text)
+  if gigabytes and gigabytes > 0 and gigabytes < math.huge then return gigabytes * 1e9 end
+  refuse("--parallel: memory must be a number of GB, but is '%s'", text)
+end
+
 local READ = {
   pipe = function(text) return text == "auto" and 0 or integer_of("pipe", text, 1) end,
   data = function(text) return integer_of("data", text, 1) end,
@@ -30,17 +36,17 @@ local READ = {
   lag = function(text) return integer_of("lag", text, 0) end,
   cut = function(text) return text end,
   schedule = schedule_of,
+  memory = memory_of,
 }
-local KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule"}
+local KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule", "memory"}
 
 local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
 
--- Returns the options {pipe = stages, data = replicas, micro =, cut = a list, schedule =, lag =} of
--- the ranks of this job. The planner chooses what is nil.
-function options.read()
+-- Returns the options of a job of `ranks` ranks: {pipe = stages, data = replicas, micro =, cut = a
+-- list, schedule =, lag =, memory = bytes of a rank}. The planner chooses what is nil.
+function options.read(ranks)
   local text = os.getenv "LUATRAIN_PARALLEL" or "pipe=auto"
   local o = items.read(text, FORM, KEYS, READ, {cut = true})
-  local _, ranks = core.rank()
   if o.pipe == 0 then
     if o.data or #o.cut > 0 then
       refuse("--parallel: pipe=auto chooses %s itself, but '%s' has it", o.data and "data" or "cut",
@@ -60,6 +66,42 @@ function options.read()
   end
   o.data = ranks // o.pipe
   return o
+end
+
+-- ==== Cuts =======================================================================================
+
+-- Whether a cut names this parameter, or a module that contains it.
+local function is_at(cut, name) return name == cut or name:sub(1, #cut + 1) == cut .. "." end
+
+-- The first unit that has a parameter of the cut, from 1.
+local function unit_of(profile, cut)
+  local first
+  for _, param in ipairs(profile.params) do
+    if param.unit > 0 and is_at(cut, param.name) then
+      first = math.min(first or param.unit, param.unit)
+    end
+  end
+  if first then return first end
+  local names = {}
+  for i, param in ipairs(profile.params) do names[i] = param.name end
+  refuse("--parallel: the net has no parameter or module '%s'%s", cut, hint(cut, names, ""))
+end
+
+-- Returns the first unit of each stage after stage 0. cuts: the list of the options.
+function options.cuts(profile, cuts)
+  local first, before = {}, 1
+  for i, cut in ipairs(cuts) do
+    local unit = unit_of(profile, cut)
+    if unit <= before then
+      refuse("--parallel: cut=%s is not after %s in the forward pass", cut,
+             i == 1 and "the first parameter" or "cut=" .. cuts[i - 1])
+    elseif not profile.units[unit].may_begin_stage then
+      refuse("--parallel: a stage cannot begin at %s, because a parameter of an earlier stage is "
+             .. "used again after it", cut)
+    end
+    first[i], before = unit, unit
+  end
+  return first
 end
 
 return options

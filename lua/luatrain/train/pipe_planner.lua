@@ -3,6 +3,7 @@
 
 local core = ...
 local json = require "luatrain.json"
+local options = require "luatrain.train.pipe_options"
 
 local planner = {}
 
@@ -67,6 +68,17 @@ local function make_net(dry, least, batch)
   return net
 end
 
+-- Lets stages begin only at the cuts that the user has named.
+local function fix_cuts(net, dry, cuts)
+  for _, unit in ipairs(net.units) do unit.may_begin_stage = false end
+  for _, i in ipairs(options.cuts(dry, cuts)) do net.units[i].may_begin_stage = true end
+end
+
+-- The number of micro-batches that the user has given, or nil. Each has at least one image.
+local function micro_of(o, batch)
+  return o.micro and math.min(o.micro, math.max(batch // (o.data or 1), 1))
+end
+
 -- ==== The link ===================================================================================
 
 local function least_of(list) return list and math.min(table.unpack(list)) or 0.0 end
@@ -92,7 +104,7 @@ local function is_usable(plan, ranks, micro)
   return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1 or micro)
 end
 
--- Returns the plans for `ranks` ranks, the fastest first, and the net. o: the options of
+-- Returns the plans for `ranks` ranks, the fastest first, the job and the net. o: the options of
 -- pipe_options.lua; dry: the dry profile; link: both links, or nil to measure them.
 function planner.find(o, dry, ranks, link)
   if not dry.batch then
@@ -100,11 +112,12 @@ function planner.find(o, dry, ranks, link)
   end
   local least = dry.has_batch_norm and NORM_IMAGES or 1
   local net = make_net(dry, least, dry.batch)
+  if #o.cut > 0 then fix_cuts(net, dry, o.cut) end
   local messages, sums = measure_links(core.ranks())
   local job = {ranks = ranks, batch = dry.batch, link = link or messages, exchange = link or sums,
                wire_bytes = select(2, core.wire()), least_micro = least, stages = o.pipe,
-               replicas = o.pipe and ranks // o.pipe, micro = o.micro, lag = o.lag,
-               kind = o.schedule and KINDS[o.schedule]}
+               replicas = o.data, micro = micro_of(o, dry.batch), lag = o.lag,
+               kind = o.schedule and KINDS[o.schedule], memory = o.memory}
   local plans = {}
   local ok, found = pcall(core.find_plans, net, job)
   if not ok then refuse("--parallel: %s", (tostring(found):gsub("^[^ ]*:%d+: ", ""))) end
@@ -116,7 +129,7 @@ function planner.find(o, dry, ranks, link)
     end
   end
   if #plans == 0 then refuse("--parallel: there is no pipeline of %d ranks for this net", ranks) end
-  return plans, job
+  return plans, job, net
 end
 
 return planner

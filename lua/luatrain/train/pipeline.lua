@@ -2,7 +2,6 @@
 -- dist/pipeline.h.
 
 local core = ...
-local hint = require "luatrain.check".hint
 local json = require "luatrain.json"
 local options = require "luatrain.train.pipe_options"
 local planner = require "luatrain.train.pipe_planner"
@@ -11,40 +10,6 @@ local plans = require "luatrain.commands.plan"
 local pipeline = {}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
-
--- Whether a cut names this parameter, or a module that contains it.
-local function is_at(cut, name) return name == cut or name:sub(1, #cut + 1) == cut .. "." end
-
--- The first unit that has a parameter of the cut, from 1.
-local function unit_of(profile, cut)
-  local first
-  for _, param in ipairs(profile.params) do
-    if param.unit > 0 and is_at(cut, param.name) then
-      first = math.min(first or param.unit, param.unit)
-    end
-  end
-  if first then return first end
-  local names = {}
-  for i, param in ipairs(profile.params) do names[i] = param.name end
-  refuse("--parallel: the net has no parameter or module '%s'%s", cut, hint(cut, names, ""))
-end
-
--- Returns the first unit of each stage after stage 0, from the cuts of the options.
-local function read_cuts(profile, cuts)
-  local first, before = {}, 1
-  for i, cut in ipairs(cuts) do
-    local unit = unit_of(profile, cut)
-    if unit <= before then
-      refuse("--parallel: cut=%s is not after %s in the forward pass", cut,
-             i == 1 and "the first parameter" or "cut=" .. cuts[i - 1])
-    elseif not profile.units[unit].may_begin_stage then
-      refuse("--parallel: a stage cannot begin at %s, because a parameter of an earlier stage is "
-             .. "used again after it", cut)
-    end
-    first[i], before = unit, unit
-  end
-  return first
-end
 
 -- The stage, from 0, of a unit. first: the first unit of each stage after stage 0.
 local function stage_of(first, unit)
@@ -58,7 +23,7 @@ local function given_plan(o, profile)
   local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or 4,
                 schedule = o.schedule or "zb", lag = o.lag or 1, cuts = o.cut,
                 stage = {{first = 1}}}
-  for i, unit in ipairs(read_cuts(profile, o.cut)) do plan.stage[i + 1] = {first = unit} end
+  for i, unit in ipairs(options.cuts(profile, o.cut)) do plan.stage[i + 1] = {first = unit} end
   return plan
 end
 
@@ -90,7 +55,8 @@ end
 -- one stage is fastest, starts data parallelism instead.
 function pipeline.begin()
   if os.getenv "LUATRAIN_PLANS" == "1" then return plans.show() end
-  local o, _, ranks = options.read(), core.rank()
+  local _, ranks = core.rank()
+  local o = options.read(ranks)
   local profile = json.read(core.run_profile(0, 0))
   local plan
   o.micro = o.micro or earlier_micro(profile.out)

@@ -1,0 +1,95 @@
+-- test_plan.lua - `luatrain plan` offers the plans that its options allow, and the one that it
+-- recommends can be run.
+local T = require "lt_test"
+local json = require "luatrain.json"
+
+local folder = T.folder [[
+local lt = require "luatrain"
+local nn = lt.nn
+local train, test = lt.data.open "synthetic:8x8x1/4/64"
+local net = nn.sequential{flatten = nn.flatten(), fc1 = nn.linear{64, 128}, relu1 = nn.relu(),
+                          fc2 = nn.linear{128, 128}, relu2 = nn.relu(), fc3 = nn.linear{128, 4}}
+lt.fit{net = net, train = train, test = test, optim = lt.optim.sgd(net, {lr = 0.1}), epochs = 1,
+       batch = 16, out = "run"}
+]]
+
+local function run(options, command)
+  return T.run(folder, ("--quiet --threads 1 %s %s"):format(options, command))
+end
+
+-- Plans with a link of 1 Mbit/s. Returns the plans and what the command prints.
+local function plans(options, n)
+  local text, code = run("--ranks 2 --out plans " .. options,
+                         ("plan -n %d --link 0.001 t.lua"):format(n))
+  if code ~= 0 then error(text) end
+  local found = json.read(T.read(folder .. "/plans/plans.json"))
+  T.equal({#found.net.units, found.job.ranks, found.job.link.bytes_per_s}, {3, n, 125e3})
+  return found.plans, text
+end
+
+local function refuses(options, command, message)
+  local text, code = run(options, command)
+  if code ~= 2 or not text:find(message, 1, true) then
+    error(("%s %s: exit code %d, no '%s' in: %s"):format(options, command, code, message, text))
+  end
+end
+
+local function peak_of(plan)
+  local peak = 0
+  for _, stage in ipairs(plan.stage) do peak = math.max(peak, stage.peak_bytes) end
+  return peak
+end
+
+T.test("the fastest plan comes first, and can be run", function()
+  local list, text = plans("--parallel pipe=auto", 2)
+  T.equal(list[1].stages, 2)                     -- sums take longer than values on this link
+  for i = 2, #list do assert(list[i].seconds >= list[i - 1].seconds * 0.999999) end
+  local options = text:match "Train with: (%-%-parallel pipe=2,data=1,%S+)\n"
+  local _, code = run("--ranks 2 " .. options, "t.lua")
+  T.equal(code, 0)
+  local ran = json.read(T.read(folder .. "/run/plan.json"))
+  T.equal({ran.cuts[1], ran.micro, ran.schedule, ran.lag},
+          {list[1].cuts[1], list[1].micro, list[1].schedule, list[1].lag})
+end)
+
+T.test("plans have what the options give", function()
+  local list = plans("--parallel pipe=2,data=2,cut=fc3,schedule=1f1b", 4)
+  assert(#list > 1)
+  for _, plan in ipairs(list) do
+    T.equal({plan.stages, plan.replicas, #plan.cuts, plan.cuts[1], plan.schedule},
+            {2, 2, 1, "fc3.w", "1f1b"})
+  end
+  for _, plan in ipairs(plans("--parallel pipe=2,micro=99", 2)) do T.equal(plan.micro, 16) end
+  for _, plan in ipairs(plans("--parallel pipe=2,data=2,micro=99", 4)) do T.equal(plan.micro, 8) end
+end)
+
+T.test("plans fit into the memory of a rank", function()
+  local all, least, most = plans("--parallel pipe=auto", 2), math.huge, 0
+  for _, plan in ipairs(all) do
+    least, most = math.min(least, peak_of(plan)), math.max(most, peak_of(plan))
+  end
+  local limit = (least + most) / 2
+  local list = plans(("--parallel pipe=auto,memory=%.12g"):format(limit * 1e-9), 2)
+  assert(#list > 0 and #list < #all)
+  for _, plan in ipairs(list) do assert(peak_of(plan) <= limit * 1.000001) end
+  refuses("--ranks 2 --parallel pipe=auto,memory=1e-6", "plan t.lua",
+          "no plan fits into 0.001 MB per rank on 2 ranks")
+end)
+
+T.test("invalid options", function()
+  refuses("", "plan", "the script is missing")
+  refuses("", "plan -n 0 t.lua", "-n must be an integer from 1 to 1024, but is '0'")
+  refuses("", "plan -n 3x t.lua", "-n must be an integer from 1 to 1024, but is '3x'")
+  refuses("", "plan -n", "-n requires a value")
+  refuses("", "plan -m 3 t.lua", "unknown option '-m'")
+  refuses("--ranks 2", "plan --link 0 t.lua", "--link must be a rate in Gbit/s, but is '0'")
+  refuses("--ranks 2", "plan --link fast t.lua", "--link must be a rate in Gbit/s")
+  refuses("--ranks 2 --parallel pipe=3", "plan -n 4 t.lua", "requires a multiple of 3 ranks")
+  refuses("--ranks 2 --parallel pipe=2,cut=fc9", "plan t.lua", "no parameter or module 'fc9'")
+  refuses("--ranks 2 --parallel pipe=auto,memory=all", "plan t.lua",
+          "memory must be a number of GB, but is 'all'")
+  local _, code = T.run(folder, "--quiet plan --help")
+  T.equal(code, 0)
+end)
+
+T.finish()
