@@ -318,9 +318,13 @@ lt_status lt_params_place(lt_params *p)
     lt_status status = LT_OK;
     struct lt_autograd *ag = p->ctx->slots.autograd;
     bool any = false;
-    for (int i = 0; i < p->n_spans && ag->has_stages; i++)
-        if (p->spans[i].value->pending)
-            any |= !lt__stages_assign(ag, p->spans[i].name, p->spans[i].value);
+    for (int i = 0; i < p->n_spans && ag->has_stages; i++) {
+        lt_tensor *x = p->spans[i].value;
+        if (!x->pending)
+            continue;
+        LT_TRY(lt__stages_assign(ag, p->spans[i].name, x));
+        any |= x->remote;
+    }
     for (int kind = 0; kind < KINDS && status == LT_OK;
          kind++) { /* all memory first: all or nothing */
         lt_dtype dtype = (lt_dtype)(kind / 2);

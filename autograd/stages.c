@@ -35,15 +35,18 @@ lt_tensor *lt__tensor_with_history(lt_tensor *x)
 
 /* ==== Placing ================================================================================= */
 
-bool lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x)
+lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x)
 {
     int stage = ag->stages.stage_of(ag->stages.ud, name, x);
+    if (stage < 0 || stage >= ag->stages.stages)
+        return lt_fail(LT_EINVAL, "stage_of() returned stage %d for %s, but there are %d", stage,
+                       name, ag->stages.stages);
     x->stage = (uint8_t)(stage + 1);
     if (stage == ag->stages.own)
-        return true;
+        return LT_OK;
     x->pending = false;
     x->remote = true;
-    return false;
+    return LT_OK;
 }
 
 /* ==== Values for all ranks ==================================================================== */
@@ -107,8 +110,9 @@ static bool is_first_use(const lt_tensor *x, uint8_t stage)
     return x && x->stage != 0 && x->stage != stage && !(x->sent_to >> (stage - 1) & 1);
 }
 
-/* The stage, from 0, to which `stage` returns the gradient of x: the last one before it that uses
- * x. If a later stage uses x already, that one must not wait: then it is the stage of x. */
+/* The stage, from 0, to which `stage` returns the gradient of x: the last stage before it that uses
+ * x, or else the stage of x. Also the stage of x if a later stage has used x before, because that
+ * stage does not wait for another gradient. */
 static int returns_to(const lt_tensor *x, uint8_t stage)
 {
     uint64_t later = x->sent_to >> (stage - 1);

@@ -24,14 +24,15 @@ typedef struct lt_stages {
     void *ud;        /* borrowed */
     int own, stages; /* the stage of this rank, from 0; the number of stages */
     /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
-     * one, when its tree is placed. Other stages' parameters get no memory here. */
+     * one, when its tree is placed; LT_EINVAL if there is no such stage. Other stages' parameters
+     * get no memory here. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
     /* Sends the values of x to another stage. tracked: a gradient of x is needed. returns: that
      * stage will return it to this one, and not to another stage. x is borrowed. */
     lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
     /* Receives the values of x, which has memory, from another stage. returns_to: the stage to
-     * which the gradient of x is to be returned, or -1. Then the callee must retain x until it is
-     * returned. */
+     * which the gradient of x is returned; -1 if x has none. Otherwise the callee must retain x
+     * until the gradient is returned. */
     lt_status (*receive)(void *ud, lt_tensor *x, int from, int returns_to);
     /* x, which this stage has received, is also used by stage `from`, which will return its
      * gradient here. x is borrowed. */

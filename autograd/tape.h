@@ -292,9 +292,9 @@ lt_status lt__weights_check_overlap(const struct lt_autograd *ag);
  * its first result. */
 bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,
                      lt_dtype dtype);
-/* Finds the stage of a parameter whose tree is placed. Returns false if this rank does not have it:
- * x is remote then. */
-bool lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
+/* Finds the stage of a parameter whose tree is placed. x becomes remote if it is not this rank's.
+ * LT_EINVAL if there is no such stage. */
+LT_MUST lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
 /* Prepares a call in a pipeline. *stage: its stage, as in lt_tensor. If it is this rank's, all
  * inputs have values afterwards. If it is another one, the results are made, as remote tensors.
  * LT_EUSAGE if the op uses parameters of two stages; LT_ENOMEM; the errors of the shape rule and of

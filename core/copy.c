@@ -99,9 +99,16 @@ static lt_tensor *copy_on(lt_tensor *x, lt_device *device, bool kept)
 lt_tensor *lt_to(lt_tensor *x, const char *name)
 {
     lt_device *device = lt__device_find(x->ctx, name);
-    if (!device || lt__check_alive(x) != LT_OK)
+    if (!device)
         return NULL;
-    return x->storage->device == device ? lt_view(x, x->ndim, x->dims) : copy_on(x, device, false);
+    if (x->remote || (x->storage && x->storage->device == device))
+        return lt_view(x, x->ndim, x->dims);
+    lt_tensor *y = lt__check_alive(x) == LT_OK ? copy_on(x, device, false) : NULL;
+    if (y) {
+        y->stage = x->stage;
+        y->sent_to = x->sent_to;
+    }
+    return y;
 }
 
 lt_tensor *lt__on_host(lt_tensor *x)

@@ -431,6 +431,15 @@ lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t 
 /* Whether a view of x can be made. */
 static lt_status check_view(const lt_tensor *x) { return x->remote ? LT_OK : lt__check_alive(x); }
 
+/* A view that is not the result of an op: the stages of a pipeline that have x have it, too. */
+static lt_tensor *view_here(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset)
+{
+    lt_tensor *y = lt__tensor_view(x, ndim, dims, offset, false);
+    if (y)
+        y->sent_to = x->sent_to;
+    return y;
+}
+
 lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
 {
     int64_t count;
@@ -442,7 +451,7 @@ lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
                 lt_describe(x, text, sizeof text), (long long)x->count, (long long)count);
         return NULL;
     }
-    return lt__tensor_view(x, ndim, dims, 0, false);
+    return view_here(x, ndim, dims, 0);
 }
 
 lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
@@ -458,5 +467,5 @@ lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
     int64_t dims[LT_MAX_DIMS], row = x->dims[0] ? x->count / x->dims[0] : 0;
     memcpy(dims, x->dims, sizeof dims);
     dims[0] = count;
-    return lt__tensor_view(x, x->ndim, dims, first * row, false);
+    return view_here(x, x->ndim, dims, first * row);
 }

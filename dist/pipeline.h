@@ -6,11 +6,11 @@
  * The batch of a step is divided among the replicas, and each replica's part into micro-batches,
  * whose forward passes are called one after the other.
  *
- * lt_backward() only notes that the forward pass of a micro-batch is complete. Backward passes run
- * when the schedule says so: within lt_backward(), while an op waits for values of an earlier
- * stage, and before an optimizer step. Values and gradients travel as messages, which do not block
- * the sender. Results have the bits of one process that accumulates the gradients of the same
- * micro-batches.
+ * lt_backward() notes that the forward pass of a micro-batch is complete, and runs the backward
+ * passes that the schedule orders before the next forward pass. The others run before an optimizer
+ * step. While an op waits for values of an earlier stage, only second halves of split backward
+ * passes run. Values and gradients travel as messages, which do not block the sender. Results have
+ * the bits of one process that accumulates the gradients of the same micro-batches.
  */
 #ifndef LUATRAIN_DIST_PIPELINE_H
 #define LUATRAIN_DIST_PIPELINE_H
@@ -46,13 +46,12 @@ typedef struct lt_pipeline_times { /* of this rank, since the last call; in seco
     double backward, weights;      /* backward passes, and those for gradients of weights */
     double waited;                 /* for messages, while no pass could run */
     double drained;                /* in lt_pipeline_drain(), including passes and waits */
-    int64_t bytes;                 /* sent */
 } lt_pipeline_times;
 
 /* Starts a pipeline. A collective, before parameters are placed. ctx is kept. group is borrowed and
  * must be closed after the pipeline is freed. New. NULL with LT_EUSAGE if the ranks cannot be
- * divided into these stages, LT_EINVAL in backward or in a dry run, LT_ENOMEM, or the errors of the
- * group. */
+ * divided into these stages, LT_EINVAL for an invalid schedule, in backward or in a dry run,
+ * LT_ENOMEM, or the errors of the group. */
 LT_API lt_pipeline *lt_pipeline_new(lt_ctx *ctx, struct lt_group *group,
                                     const lt_pipeline_config *config);
 /* Discards passes that are not done. The parameters keep their stages. NULL is allowed. */
@@ -81,6 +80,9 @@ LT_MUST lt_status lt_pipeline_drain(lt_pipeline *pipeline);
 /* Number of forward passes since the last drain. */
 LT_API int lt_pipeline_forwards(const lt_pipeline *pipeline);
 LT_API lt_pipeline_times lt_pipeline_take_times(lt_pipeline *pipeline);
+/* Total bytes that this rank has sent to other stages and exchanged with the replicas of its stage.
+ * See lt_group_bytes(). */
+LT_API uint64_t lt_pipeline_bytes(const lt_pipeline *pipeline);
 
 /* lt_params_sha256() over all stages. A collective of the stages. */
 LT_MUST lt_status lt_pipeline_sha256(lt_pipeline *pipeline, lt_params *params, char hex[65]);

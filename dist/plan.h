@@ -26,7 +26,7 @@ enum { LT_PIPE_SIZES = 3 };
 typedef struct lt_pipe_net_unit { /* see lt_profile_unit */
     bool may_begin_stage;         /* of unit 0, it does not matter */
     /* Seconds of the forward pass and of the two halves of the backward pass, as in
-     * lt_backward_from(), for a micro-batch of each measured size. inputs: 0 for unit 0 */
+     * lt_backward_from(), for a micro-batch of each measured size */
     double forward[LT_PIPE_SIZES], inputs[LT_PIPE_SIZES], weights[LT_PIPE_SIZES];
     double update;      /* seconds of the optimizer step */
     double grad_bytes;  /* of the gradients, in f32, that the replicas exchange */
@@ -82,19 +82,20 @@ typedef struct lt_pipe_job { /* zero means default, except for the last five num
     lt_pipe_link exchange;
     int wire_bytes;  /* of an element in the exchange: 2 or 4, the default */
     double memory;   /* bytes of each rank; 0: no limit */
-    int least_micro; /* least number of images in a micro-batch; default 1. One stage may have fewer
-                      * if it does not divide its share of the batch */
+    int least_micro; /* least number of images in a micro-batch; default 1. A plan of one stage and
+                      * one micro-batch may have fewer */
     int most_micro;  /* largest number of micro-batches; default LT_PIPE_MICRO */
-    /* What all plans have, or LT_PIPE_ANY. With a given number of micro-batches, the two limits
-     * before do not matter. One stage ignores kind and lag; LT_GPIPE ignores lag. */
+    /* What every plan must have; LT_PIPE_ANY: the planner chooses. If micro is given, least_micro
+     * and most_micro are ignored. Plans of one stage ignore kind and lag, and LT_GPIPE ignores
+     * lag */
     int stages, replicas, micro, lag, kind;
 } lt_pipe_job;
 
 /* ==== Plans =================================================================================== */
 
 typedef struct lt_pipe_plan_stage {
-    int first; /* unit with which the stage begins. Other stages of this plan may begin with it, or
-                * with no unit: then it is the number of units. Such stages have no units */
+    int first; /* its first unit. A stage without units has that of the next stage, or the number
+                * of units if none follows */
     /* Predicted, for one of its ranks: */
     double busy;    /* seconds of passes and of the optimizer step */
     double idle;    /* share of the step that is not busy */
@@ -120,15 +121,16 @@ typedef struct lt_pipe_plans {
     int n;
 } lt_pipe_plans;
 
-/* Predicts a step of a plan. The caller sets its numbers, and the first unit of each stage. The
- * limits of the job do not matter. LT_EINVAL if a number is out of range; LT_ENOMEM. */
+/* Predicts a step of a plan. The caller sets stages, replicas, micro, lag, kind and the first unit
+ * of each stage; the function sets the rest. The limits and choices of the job are ignored.
+ * LT_EINVAL if a number is out of range; LT_ENOMEM. */
 LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job *job,
                                        lt_pipe_plan *plan);
 
 /* Finds a plan for each number of stages, replicas and micro-batches, each kind and each lag that
- * the job allows. Free them with lt_pipe_plans_free(). Numbers of micro-batches are left out if a
- * smaller one gives the same size, rounded up. Plans of equal speed are sorted by their ranks, then
- * by their memory.
+ * the job allows. Free them with lt_pipe_plans_free(). If several
+ * numbers of micro-batches give the same size, rounded up, only the smallest is tried. Plans of
+ * equal speed are sorted by their ranks, then by their memory.
  *
  * A plan's division is the fastest of all if there are at most 1,000 possible ones: 2 stages of
  * 1,000 units, or 3 of 45. Otherwise, the search begins with the division whose slowest stage or

@@ -45,7 +45,7 @@ end
 
 -- fast.ai and DIUx, the settings for one machine with 8 V100 GPUs in train.py of
 -- github.com/cybertronai/imagenet18_old: 93.0 % top5 in 109 minutes. Lambda reproduced it with
--- 75.92 % top1. In its last stage the original tests on rectangular images; here they are square.
+-- 75.92 % top1. In its last phase the original tests on rectangular images; here they are square.
 -- Larger images need more memory, so their batch is smaller, and the learning rate in proportion.
 local of_224, of_288 = 224 / 512, 128 / 512
 recipes.resnet50_fast = {
@@ -65,17 +65,17 @@ recipes.resnet50_fast = {
 
 local function round(x) return math.max(1, math.floor(x + 0.5)) end
 
--- Spreads `epochs` over the stages of a recipe, a whole number for each. Returns a list of {stage,
--- from, first, last}: the stage begins at epoch `from` of the recipe and covers the epochs from
+-- Spreads `epochs` over the phases of a recipe, a whole number for each. Returns a list of {phase,
+-- from, first, last}: the phase begins at epoch `from` of the recipe and covers the epochs from
 -- first to last, excluding last. Stages that get no epoch are left out.
 local function parts_of(recipe, epochs)
   local list, before, done = {}, 0, 0
-  for _, stage in ipairs(recipe.sizes or {{epochs = recipe.epochs}}) do
-    local last = math.floor((before + stage.epochs) * epochs / recipe.epochs + 0.5)
+  for _, phase in ipairs(recipe.sizes or {{epochs = recipe.epochs}}) do
+    local last = math.floor((before + phase.epochs) * epochs / recipe.epochs + 0.5)
     if last > done then
-      list[#list + 1] = {stage = stage, from = before, first = done, last = last}
+      list[#list + 1] = {phase = phase, from = before, first = done, last = last}
     end
-    before, done = before + stage.epochs, last
+    before, done = before + phase.epochs, last
   end
   return list
 end
@@ -85,23 +85,23 @@ end
 local function sizes_of(recipe, parts, batch, side)
   local list = {}
   for i, part in ipairs(parts) do
-    local stage = part.stage
-    list[i] = {epochs = part.last - part.first, size = round(stage.size * side / 224),
-               area = stage.area,
-               batch = round((stage.batch or recipe.batch) * batch / recipe.batch)}
+    local phase = part.phase
+    list[i] = {epochs = part.last - part.first, size = round(phase.size * side / 224),
+               area = phase.area,
+               batch = round((phase.batch or recipe.batch) * batch / recipe.batch)}
   end
   return list
 end
 
--- Returns a schedule that stretches each stage of the recipe over its part. A schedule stretched as
--- a whole would use the rates of one stage with the batch of another.
+-- Returns a schedule that stretches each phase of the recipe over its part. A schedule stretched as
+-- a whole would use the rates of one phase with the batch of another.
 local function schedule_of(recipe, parts)
   return function(epoch)
     local i = 1
     while epoch >= parts[i].last and parts[i + 1] do i = i + 1 end
     local part = parts[i]
     local share = (epoch - part.first) / (part.last - part.first)
-    return recipe.schedule(part.from + share * part.stage.epochs, recipe.epochs)
+    return recipe.schedule(part.from + share * part.phase.epochs, recipe.epochs)
   end
 end
 

@@ -12,12 +12,13 @@ static const char plan_help[] =
     "pipeline stages, the fastest first. With --out DIR, writes the plans to DIR/plans.json.\n"
     "\n"
     "  -n RANKS     number of ranks to plan for (default: one per CPU, or the ranks of mpirun)\n"
-    "  --link GBIT  rate of the link between ranks; without it, the link is measured\n"
+    "  --link GBIT  rate of the link between ranks, with a latency of 50 us; without it, the link\n"
+    "               is measured\n"
     "  --help       print this help\n";
 
 enum { MOST_RANKS = 1024 };
 
-/* Stores a flag of the plan command in the variable where pipe_planner.lua reads it. */
+/* Stores the value of a flag in the environment variable that luatrain/commands/plan.lua reads. */
 static lt_status store(const char *variable, const char *flag, const char *value)
 {
     if (!value)

@@ -73,9 +73,9 @@ static void set_blocks(lt_costs *c)
     const lt_pipe_net *net = c->net;
     for (int i = 0; i < c->n_blocks; i++) {
         lt_unit_costs s = lt__costs_sum(c, c->begin[i], c->begin[i + 1]);
-        c->blocks[i] = (lt_pipe_unit){.seconds = s.forward + s.inputs + s.weights,
-                                      .saved_bytes = s.saved,
-                                      .state_bytes = s.state};
+        c->blocks[i] = (lt_pipe_block){.seconds = s.forward + s.inputs + s.weights,
+                                       .saved_bytes = s.saved,
+                                       .state_bytes = s.state};
         for (const lt_pipe_net_value *v = net->values; v < net->values + net->n_values; v++)
             if (v->unit < c->begin[i] && v->uses[v->n - 1] >= c->begin[i])
                 c->blocks[i].cut_bytes += v->bytes * c->images;
@@ -185,7 +185,8 @@ static int stage_of(const int *first, int i, int unit)
     return i;
 }
 
-/* A value goes from its stage straight to each later one that uses it. */
+/* A value goes from its stage straight to each later one that uses it. Each of them returns the
+ * gradient to the one before. */
 static void add_value(const lt_costs *c, const lt_pipe_net_value *v, const int *first,
                       lt_costed_pipe *p)
 {
@@ -194,10 +195,10 @@ static void add_value(const lt_costs *c, const lt_pipe_net_value *v, const int *
         int stage = stage_of(first, to, v->uses[k]);
         if (stage == to)
             continue;
-        to = stage;
-        p->bytes[from * p->pipe.stages + to] += v->bytes * c->images;
+        p->bytes[from * p->pipe.stages + stage] += v->bytes * c->images;
         if (v->tracked)
-            p->grads[from * p->pipe.stages + to] += v->bytes * c->images;
+            p->grads[to * p->pipe.stages + stage] += v->bytes * c->images;
+        to = stage;
     }
 }
 
@@ -217,7 +218,7 @@ void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *f
     memset(p->grads, 0, n * n * sizeof *p->grads);
     for (int i = 0; i < schedule->stages; i++) {
         lt_unit_costs s = lt__costs_sum(c, first[i], first[i + 1]);
-        bool overlaps = schedule->stages == 1;
+        bool overlaps = schedule->stages == 1 && c->micro == 1;
         p->stage[i] = (lt_pipe_stage){s.forward, s.inputs, s.weights,
                                       exposed(c, overlaps, first[i], first[i + 1]), s.update};
     }

@@ -1,6 +1,4 @@
-/* costs.h - what the stages of a plan compute, keep and send, from its net. Private to
- * dist.
- */
+/* costs.h - what the stages of a plan compute, keep and send, from its net. Private to dist. */
 #ifndef LT_DIST_PIPELINE_COSTS_H
 #define LT_DIST_PIPELINE_COSTS_H
 
@@ -18,10 +16,10 @@ typedef struct lt_costs {
     lt_pipe_line *lines; /* (n_units, 3) forward, inputs, weights */
     int replicas, micro;
     double images;         /* of a micro-batch */
-    lt_unit_costs *before; /* (n_units + 1) sums over the units before one */
-    int *begin;            /* (n_blocks + 1) first unit of each block; n_units */
+    lt_unit_costs *before; /* (n_units + 1) before[i]: sums over units 0 to i - 1 */
+    int *begin;            /* (n_blocks + 1) the first unit of each block, then n_units */
     int n_blocks;          /* a block: units from one that may begin a stage up to the next */
-    lt_pipe_unit *blocks;  /* (n_blocks) for lt__partition() */
+    lt_pipe_block *blocks; /* (n_blocks) for lt__partition() */
 } lt_costs;
 
 /* A simulated pipeline and its arrays, for any number of stages. */

@@ -3,9 +3,6 @@
 
 #include "dist/pipeline/internal.h"
 
-/* The stage that has x. Stage 0 is responsible for tensors that all ranks have. */
-static int stage_of(const lt_tensor *x) { return x->stage > 0 ? x->stage - 1 : 0; }
-
 /* ==== The digest ============================================================================== */
 
 /* Passes data from one stage to another. */
@@ -18,7 +15,7 @@ static lt_status pass_on(lt_pipeline *p, int from, int to, void *data, size_t by
                        : lt_group_receive(p->group, lt__stage_rank(p, from), data, bytes);
 }
 
-/* The state of the digest visits the stages that have the tensors, in the order of these. */
+/* The state of the digest is passed from stage to stage, in the order of the tensors. */
 lt_status lt_pipeline_sha256(lt_pipeline *p, lt_params *params, char hex[65])
 {
     lt_sha256 s;
@@ -27,7 +24,7 @@ lt_status lt_pipeline_sha256(lt_pipeline *p, lt_params *params, char hex[65])
     for (int buffers = 0; buffers < 2; buffers++)
         for (int i = 0; i < lt_params_count(params); i++) {
             const lt_span *span = lt_params_span(params, i);
-            int next = stage_of(span->value);
+            int next = lt__stage_of(span->value);
             if (span->buffer != buffers)
                 continue;
             LT_TRY(pass_on(p, at, next, &s, sizeof s));
@@ -45,14 +42,13 @@ lt_status lt_pipeline_sha256(lt_pipeline *p, lt_params *params, char hex[65])
 /* ==== The file ================================================================================ */
 
 /* Receives a tensor of another stage. New. */
-static lt_tensor *receive(void *ud, lt_tensor *x)
+static lt_tensor *receive(lt_pipeline *p, lt_tensor *x)
 {
-    lt_pipeline *p = ud;
     lt_tensor *y =
         lt__tensor_new(p->ctx, p->ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
     size_t bytes = lt__tensor_bytes(x);
     if (y && bytes > 0 &&
-        lt_group_receive(p->group, lt__stage_rank(p, stage_of(x)), y->data, bytes) != LT_OK) {
+        lt_group_receive(p->group, lt__stage_rank(p, lt__stage_of(x)), y->data, bytes) != LT_OK) {
         lt_release(y);
         return NULL;
     }
@@ -68,8 +64,9 @@ typedef struct progress {
 static lt_tensor *receive_next(void *ud, lt_tensor *x)
 {
     progress *at = ud;
-    at->received++;
-    return receive(at->pipeline, x);
+    lt_tensor *y = receive(at->pipeline, x);
+    at->received += y != NULL;
+    return y;
 }
 
 /* Whether the job has failed, so that nothing more arrives. */
@@ -92,9 +89,13 @@ static lt_status write_file(lt_pipeline *p, const char *path, int n, const char 
     int remote = 0;
     strncpy(text, lt_errmsg(), sizeof text - 1);
     text[sizeof text - 1] = '\0';
-    for (int i = 0; i < n && !has_failed(p); i++)
-        if (tensors[i]->remote && remote++ >= at.received)
-            lt_release(receive(p, tensors[i]));
+    for (int i = 0; i < n && !has_failed(p); i++) {
+        bool is_left = tensors[i]->remote && remote++ >= at.received;
+        lt_tensor *y = is_left ? receive(p, tensors[i]) : NULL;
+        if (is_left && !y && !has_failed(p))
+            lt_group_fail(p->group); /* the sender waits for it */
+        lt_release(y);
+    }
     return lt_fail(status, "%s", text);
 }
 
@@ -102,7 +103,7 @@ static lt_status send_own(lt_pipeline *p, int n, lt_tensor *const *tensors)
 {
     for (int i = 0; i < n; i++) {
         size_t bytes = lt__tensor_bytes(tensors[i]);
-        if (stage_of(tensors[i]) != p->schedule.stage || bytes == 0)
+        if (lt__stage_of(tensors[i]) != p->schedule.stage || bytes == 0)
             continue;
         lt_tensor *here = lt__on_host(tensors[i]);
         if (!here)

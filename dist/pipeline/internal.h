@@ -48,7 +48,7 @@ enum { LT_PIPE_INPUT = LT_DONE + 1, LT_PIPE_GRAD };
 struct lt_pipeline {
     lt_ctx *ctx;
     lt_group *group; /* of the job; borrowed, like mail */
-    lt_group *part;  /* the replicas of this stage; NULL if there is only one */
+    lt_group *peers; /* the replicas of this stage; NULL if there is only one */
     lt_mail *mail;
     int64_t run;
     lt_pipeline_config config;
@@ -66,7 +66,12 @@ struct lt_pipeline {
      * values sent to it and taken from it; how many of those sent it has yet to acknowledge */
     lt_message **values;
     int64_t *sent, *taken, *unread;
+    uint64_t bytes; /* of messages sent */
     lt_pipeline_times times;
+    /* The first error of a backward pass. That micro-batch stays incomplete, so all later passes
+     * fail with this error. LT_OK: none */
+    lt_status failure;
+    char failure_text[512];
     /* For tests: an action is done, LT_WAIT begins, LT_DONE: the number of micro-batches is known,
      * or one of the above. micro: which micro-batch of the step. May be NULL */
     void (*log)(void *ud, int what, int micro);
@@ -78,6 +83,9 @@ static inline void lt__pipe_log(const lt_pipeline *p, int what, int micro)
     if (p->log)
         p->log(p->log_ud, what, micro);
 }
+
+/* The stage that has x. Stage 0 is responsible for tensors that all ranks have. */
+static inline int lt__stage_of(const lt_tensor *x) { return x->stage > 0 ? x->stage - 1 : 0; }
 
 /* The rank of a stage, for this replica. */
 static inline int lt__stage_rank(const lt_pipeline *p, int stage)
@@ -93,6 +101,9 @@ void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
 /* When the outermost scope ends: frees the newest pass if it began in the scope and is not noted,
  * since no backward can follow. */
 void lt__pass_drop_current(lt_pipeline *p);
+LT_MUST lt_status lt__pass_check(const lt_pipeline *p); /* the first error of a backward pass */
+/* Keeps the result of a backward pass if it is the first error. Returns it. */
+LT_MUST lt_status lt__pass_note(lt_pipeline *p, lt_status status);
 /* Completes the gradients of the weights of the oldest pass, which lacks only these. */
 LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);
 
@@ -106,7 +117,7 @@ LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q);
 /* Waits for a message and stores it. stages: those that must send one, as bits. */
 LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
 /* Stores the messages that have arrived. */
-LT_MUST lt_status lt__pipe_look(lt_pipeline *p);
+LT_MUST lt_status lt__pipe_poll(lt_pipeline *p);
 /* A tensor with the elements of a message. New. */
 lt_tensor *lt__pipe_unpack(const lt_tensor *like, const lt_message *m);
 

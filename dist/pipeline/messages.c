@@ -9,7 +9,7 @@ enum { VALUES, GRAD, READ }; /* kinds of messages; READ acknowledges values */
  * a value. */
 enum { NUMBER, WAITS, RUN, PASS };
 enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
-static const double LOOK_SECONDS = 0.2; /* until the next look whether the job has failed */
+static const double POLL_SECONDS = 0.2; /* between checks whether the job has failed */
 
 /* Sends the elements of x, or none if it is NULL. */
 static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
@@ -26,7 +26,7 @@ static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool wai
     m->number[WAITS] = waits;
     m->number[RUN] = p->run;
     m->number[PASS] = p->noted;
-    p->times.bytes += (int64_t)m->bytes;
+    p->bytes += m->bytes;
     lt__mail_send(p->mail, lt__stage_rank(p, to), m);
     return LT_OK;
 }
@@ -68,7 +68,7 @@ static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
         return LT_OK;
     }
     lt__message_free(m);
-    return fits ? LT_OK : desync(p, from, "a gradient belongs to no value that was sent");
+    return fits ? LT_OK : desync(p, from, "a gradient has arrived for a value that was not sent");
 }
 
 /* Appends values that have arrived, m, which is taken. */
@@ -139,14 +139,14 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
         LT_TRY(check_job(p, stages));
         if (lt__seconds() - began > limit)
             return fail_silent(p, stages, limit);
-        m = lt__mail_take(p->mail, LOOK_SECONDS);
+        m = lt__mail_take(p->mail, POLL_SECONDS);
     }
     p->times.waited += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "wait for a stage", began, lt__seconds() - began);
     return store(p, m);
 }
 
-lt_status lt__pipe_look(lt_pipeline *p)
+lt_status lt__pipe_poll(lt_pipeline *p)
 {
     for (lt_message *m; (m = lt__mail_take(p->mail, 0));)
         LT_TRY(store(p, m));
@@ -195,7 +195,7 @@ static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int from)
 /* Waits until stage `to` has read enough of the values that need no gradient. */
 static lt_status wait_for_reader(lt_pipeline *p, int to)
 {
-    LT_TRY(lt__pipe_look(p));
+    LT_TRY(lt__pipe_poll(p));
     while (p->unread[to] >= MAX_UNREAD)
         LT_TRY(lt__pipe_wait(p, 1ull << to));
     p->unread[to]++;
@@ -224,11 +224,11 @@ lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
 /* Waits for values of a stage. Meanwhile, gradients of weights are computed. */
 static lt_status wait_for_values(lt_pipeline *p, int from)
 {
-    LT_TRY(lt__pipe_look(p));
+    LT_TRY(lt__pipe_poll(p));
     while (!p->values[from]) {
         bool has_weights = p->state.weights < p->state.backward;
         LT_TRY(has_weights ? lt__pass_run_weights(p) : lt__pipe_wait(p, 1ull << from));
-        LT_TRY(lt__pipe_look(p));
+        LT_TRY(lt__pipe_poll(p));
     }
     return LT_OK;
 }

@@ -1,21 +1,21 @@
 /* partition.c - divides a net into pipeline stages; see partition.h.
  *
- * Dynamic programming: best[k][i] is the time of the slowest stage or link if the first i units
+ * Dynamic programming: best[k][i] is the time of the slowest stage or link if the first i blocks
  * are stages 0 to k. It is the smallest, over h, of the largest of best[k - 1][h], the seconds of
- * units h to i - 1, and the seconds of the cut before unit h.
+ * blocks h to i - 1, and the seconds of the cut before unit h.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "dist/pipeline/partition.h"
 
-typedef struct sums { /* over the units before one */
+typedef struct sums { /* over the blocks before one */
     double seconds, saved, state;
 } sums;
 
 typedef struct table {
     const lt_partition_config *config;
-    const lt_pipe_unit *units;
+    const lt_pipe_block *blocks;
     int n;
     sums *before; /* (n + 1) */
     double *best; /* (stages, n + 1) */
@@ -31,11 +31,11 @@ static bool fits(const table *t, int k, int first, int end)
     return c->memory == 0 || saved + b->state - a->state <= c->memory;
 }
 
-/* The time of stage k if it has units first to end - 1, and of the link before it. */
+/* The time of stage k if it has blocks first to end - 1, and of the link before it. */
 static double cost(const table *t, int k, int first, int end)
 {
     double stage = t->before[end].seconds - t->before[first].seconds;
-    double link = k > 0 ? t->units[first].cut_bytes / t->config->bytes_per_s : 0;
+    double link = k > 0 ? t->blocks[first].cut_bytes / t->config->bytes_per_s : 0;
     return fits(t, k, first, end) ? fmax(stage, link) : INFINITY;
 }
 
@@ -59,9 +59,9 @@ static lt_status divide(table *t, int *first, double *slowest)
 {
     int stages = t->config->stages, end = t->n;
     for (int i = 0; i < t->n; i++)
-        t->before[i + 1] = (sums){t->before[i].seconds + t->units[i].seconds,
-                                  t->before[i].saved + t->units[i].saved_bytes,
-                                  t->before[i].state + t->units[i].state_bytes};
+        t->before[i + 1] = (sums){t->before[i].seconds + t->blocks[i].seconds,
+                                  t->before[i].saved + t->blocks[i].saved_bytes,
+                                  t->before[i].state + t->blocks[i].state_bytes};
     for (int k = 0; k < stages; k++)
         fill_row(t, k);
     *slowest = t->best[(ptrdiff_t)stages * (t->n + 1) - 1];
@@ -74,23 +74,23 @@ static lt_status divide(table *t, int *first, double *slowest)
     return LT_OK;
 }
 
-lt_status lt__partition(const lt_pipe_unit *units, int n, const lt_partition_config *config,
+lt_status lt__partition(const lt_pipe_block *blocks, int n, const lt_partition_config *config,
                         int *first, double *slowest)
 {
     *slowest = 0;
     if (config->stages < 1 || config->stages > n)
-        return lt_fail(LT_EINVAL, "%d units cannot be divided into %d pipeline stages", n,
+        return lt_fail(LT_EINVAL, "%d blocks cannot be divided into %d pipeline stages", n,
                        config->stages);
     size_t cells = (size_t)config->stages * ((size_t)n + 1);
     table t = {config,
-               units,
+               blocks,
                n,
                calloc((size_t)n + 1, sizeof *t.before),
                malloc(cells * sizeof *t.best),
                calloc(cells, sizeof *t.from)};
     lt_status status = t.before && t.best && t.from
                            ? divide(&t, first, slowest)
-                           : lt_fail(LT_ENOMEM, "out of memory to divide a net of %d units", n);
+                           : lt_fail(LT_ENOMEM, "out of memory to divide a net of %d blocks", n);
     free(t.before);
     free(t.best);
     free(t.from);

@@ -4,12 +4,12 @@
 
 #include "dist/pipeline/schedule.h"
 
-typedef struct lt_pipe_unit { /* a part of the net that is not divided; numbers of a micro-batch */
-    double seconds;           /* of all its passes */
-    double cut_bytes;         /* sent in each direction if a stage begins with this unit */
-    double saved_bytes;       /* memory from the forward pass to the end of the backward pass */
-    double state_bytes;       /* parameters, gradients and the optimizer's slots */
-} lt_pipe_unit;
+typedef struct lt_pipe_block { /* units that are not divided; numbers of a micro-batch */
+    double seconds;            /* of all its passes */
+    double cut_bytes;          /* sent in each direction if a stage begins with this block */
+    double saved_bytes;        /* memory from the forward pass to the end of the backward pass */
+    double state_bytes;        /* parameters, gradients and the optimizer's slots */
+} lt_pipe_block;
 
 typedef struct lt_partition_config {
     lt_schedule_kind kind;
@@ -18,12 +18,12 @@ typedef struct lt_partition_config {
     double memory;      /* bytes of each stage; 0: no limit */
 } lt_partition_config;
 
-/* Divides units (n), in the order of the forward pass, into stages. Every stage gets at least one.
- * first (stages + 1): stage i has units first[i] to first[i + 1] - 1. The slowest stage or link is
+/* Divides blocks (n), in the order of the forward pass, into stages. Every stage gets at least one.
+ * first (stages + 1): stage i has blocks first[i] to first[i + 1] - 1. The slowest stage or link is
  * as fast as possible: *slowest, in seconds per micro-batch. LT_EINVAL if there are more stages
- * than units; LT_ENOMEM, also if the units do not fit into the memory of the stages; only then
+ * than blocks; LT_ENOMEM, also if the blocks do not fit into the memory of the stages; only then
  * *slowest is INFINITY. */
-LT_MUST lt_status lt__partition(const lt_pipe_unit *units, int n, const lt_partition_config *config,
-                                int *first, double *slowest);
+LT_MUST lt_status lt__partition(const lt_pipe_block *blocks, int n,
+                                const lt_partition_config *config, int *first, double *slowest);
 
 #endif

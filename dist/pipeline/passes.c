@@ -1,4 +1,5 @@
 /* passes.c - the micro-batches that a stage of a pipeline has in flight. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "dist/pipeline/internal.h"
@@ -69,12 +70,27 @@ void lt__pass_drop_current(lt_pipeline *p)
     free_pass(p, last);
 }
 
+lt_status lt__pass_check(const lt_pipeline *p)
+{
+    return p->failure == LT_OK ? LT_OK : lt_fail(p->failure, "%s", p->failure_text);
+}
+
+lt_status lt__pass_note(lt_pipeline *p, lt_status status)
+{
+    if (status != LT_OK && p->failure == LT_OK) {
+        p->failure = status;
+        snprintf(p->failure_text, sizeof p->failure_text, "%s", lt_errmsg());
+    }
+    return status;
+}
+
 lt_status lt__pass_run_weights(lt_pipeline *p)
 {
+    LT_TRY(lt__pass_check(p));
     double began = lt__seconds();
     lt_weights *weights = p->first->weights;
     p->first->weights = NULL;
-    LT_TRY(lt_backward_weights(weights));
+    LT_TRY(lt__pass_note(p, lt_backward_weights(weights)));
     lt__pipe_log(p, LT_WEIGHTS, p->state.weights);
     p->state.weights++;
     lt__pass_drop_first(p);

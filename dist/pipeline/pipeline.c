@@ -77,9 +77,9 @@ static lt_status complete_others(lt_pipeline *p, const lt_pass *q)
 
 static lt_status run_backward(lt_pipeline *p)
 {
-    double began = lt__seconds();
     lt_pass *q = next_back(p);
     LT_TRY(complete_others(p, q));
+    double began = lt__seconds();
     lt_tensor **roots = malloc(2 * ((size_t)q->n_sent + 1) * sizeof *roots);
     if (!roots)
         return lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
@@ -113,10 +113,11 @@ static lt_action next_action(lt_pipeline *p)
 /* Runs passes until the next forward pass is due, or all are done. */
 static lt_status run_due(lt_pipeline *p)
 {
+    LT_TRY(lt__pass_check(p));
     for (;;) {
-        LT_TRY(lt__pipe_look(p));
+        LT_TRY(lt__pipe_poll(p));
         switch (next_action(p)) {
-        case LT_BACKWARD: LT_TRY(run_backward(p)); break;
+        case LT_BACKWARD: LT_TRY(lt__pass_note(p, run_backward(p))); break;
         case LT_WEIGHTS: LT_TRY(lt__pass_run_weights(p)); break;
         case LT_WAIT: LT_TRY(lt__pipe_wait(p, awaited(next_back(p)))); break;
         default: return LT_OK;
@@ -154,11 +155,11 @@ static lt_tensor *weighted(const lt_pipeline *p, lt_tensor *loss)
         return lt_retain(loss);
     lt_tensor *share =
         lt__tensor_new(p->ctx, loss->storage->device, (lt_dtype)loss->dtype, 0, NULL, false);
-    lt_tensor *part = NULL;
+    lt_tensor *scaled = NULL;
     if (share && lt_fill(share, p->share) == LT_OK)
-        part = lt_run(p->ctx, "mul", NULL, loss, share, NULL);
+        scaled = lt_run(p->ctx, "mul", NULL, loss, share, NULL);
     lt_release(share);
-    return part;
+    return scaled;
 }
 
 /* Stores the loss of a pass, if this stage has it, and its gradient. */
@@ -166,12 +167,12 @@ static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt
 {
     if (lt_is_remote(loss))
         return LT_OK;
-    lt_tensor *part = weighted(p, loss);
-    if (!part || !(q->loss = lt__tensor_with_history(part))) {
-        lt_release(part);
+    lt_tensor *scaled = weighted(p, loss);
+    if (!scaled || !(q->loss = lt__tensor_with_history(scaled))) {
+        lt_release(scaled);
         return lt_errcode();
     }
-    lt_release(part);
+    lt_release(scaled);
     q->grad = lt_retain(grad);
     return LT_OK;
 }
@@ -240,12 +241,11 @@ int lt_pipeline_stage(const lt_pipeline *p) { return p->schedule.stage; }
 int lt_pipeline_stages(const lt_pipeline *p) { return p->schedule.stages; }
 int lt_pipeline_replica(const lt_pipeline *p) { return p->replica; }
 int lt_pipeline_replicas(const lt_pipeline *p) { return p->replicas; }
-lt_group *lt_pipeline_group(const lt_pipeline *p) { return p->part; }
+lt_group *lt_pipeline_group(const lt_pipeline *p) { return p->peers; }
 
 bool lt_pipeline_counts(const lt_pipeline *p, const lt_tensor *x)
 {
-    int stage = x->stage > 0 ? x->stage - 1 : 0;
-    return stage == p->schedule.stage;
+    return lt__stage_of(x) == p->schedule.stage;
 }
 
 void lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
@@ -260,13 +260,15 @@ void lt_pipeline_pop_scope(lt_pipeline *p)
     if (p->ctx->scope && !p->ctx->scope->outer)
         lt__pass_drop_current(p);
     lt_pass *last = lt__pass_last(p);
-    lt_scope *scope = last ? lt__scope_take(p->ctx) : NULL;
-    if (!last)
+    if (!last) {
         lt_scope_pop(p->ctx);
-    if (!scope)
         return;
-    scope->outer = last->scope;
-    last->scope = scope;
+    }
+    lt_scope *scope = lt__scope_take(p->ctx);
+    if (scope) {
+        scope->outer = last->scope;
+        last->scope = scope;
+    }
 }
 
 lt_pipeline_times lt_pipeline_take_times(lt_pipeline *p)
@@ -274,6 +276,11 @@ lt_pipeline_times lt_pipeline_take_times(lt_pipeline *p)
     lt_pipeline_times times = p->times;
     p->times = (lt_pipeline_times){0};
     return times;
+}
+
+uint64_t lt_pipeline_bytes(const lt_pipeline *p)
+{
+    return p->bytes + (p->peers ? lt_group_bytes(p->peers) : 0);
 }
 
 void lt_pipeline_free(lt_pipeline *p)
@@ -289,7 +296,7 @@ void lt_pipeline_free(lt_pipeline *p)
         }
     lt_status status = lt_set_stages(p->ctx, NULL);
     (void)status; /* it fails only within backward */
-    lt_group_close(p->part);
+    lt_group_close(p->peers);
     lt__ctx_release(p->ctx);
     free(p->values);
     free(p->sent);
@@ -310,7 +317,7 @@ static lt_status open_pipeline(lt_pipeline *p)
     if (!(p->mail = lt__group_mail(p->group)))
         return lt_errcode();
     /* A rank drops messages of other pipelines, so all ranks must have left an earlier one. */
-    LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->part)
+    LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->peers)
                            : lt_group_barrier(p->group, "a pipeline"));
     p->run = lt__mail_next_run(p->mail);
     return lt_set_stages(p->ctx, &(lt_stages){.ud = p,
@@ -327,9 +334,15 @@ static lt_status open_pipeline(lt_pipeline *p)
                                               .sum = sum});
 }
 
-/* LT_EUSAGE unless the ranks can be divided into the stages. */
-static lt_status check_stages(int ranks, int stages)
+/* LT_EUSAGE unless the ranks can be divided into the stages; LT_EINVAL for another schedule. */
+static lt_status check_config(int ranks, const lt_pipeline_config *config)
 {
+    enum { MOST_LAG = 1 << 20 };
+    int stages = config->stages;
+    if (config->kind < 0 || config->kind >= LT_SCHEDULE_KINDS || config->lag < 0 ||
+        config->lag > MOST_LAG)
+        return lt_fail(LT_EINVAL, "a pipeline has no schedule %d with a lag of %d",
+                       (int)config->kind, config->lag);
     if (stages < 1 || stages > LT_MAX_STAGES)
         return lt_fail(LT_EUSAGE, "a pipeline has 1 to %d stages, not %d", LT_MAX_STAGES, stages);
     if (ranks % stages != 0)
@@ -342,7 +355,7 @@ static lt_status check_stages(int ranks, int stages)
 lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_config *config)
 {
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
-    if (check_stages(ranks, config->stages) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
+    if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
         return NULL;
     lt_pipeline *p = calloc(1, sizeof *p);
     if (!p) {

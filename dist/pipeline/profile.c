@@ -223,7 +223,7 @@ static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
     for (int i = first + 1; i <= unit; i++)
         p->units[i].may_begin_stage = false; /* a parameter of unit `first` is used here */
     for (int i = 0; i < n_in; i++) {
-        value *v = in[i] ? value_of(p, in[i]) : NULL;
+        value *v = in[i] && !find_param(p, in[i]) ? value_of(p, in[i]) : NULL;
         if (v)
             note_use(p, v, unit);
     }

@@ -22,10 +22,10 @@ typedef struct lt_schedule { /* of a stage, in one optimizer step */
     int lag;           /* how many more micro-batches are in flight than in 1F1B, at least 0 */
 } lt_schedule;
 
-typedef struct lt_stage_state {     /* numbers of micro-batches, */
-    int micro;                      /* of the step; INT_MAX while it is unknown */
-    int forward, backward, weights; /* whose pass is done; weights: only if passes are split */
-    int inputs, grads;              /* whose inputs, and whose gradients of the outputs, are here */
+typedef struct lt_stage_state {     /* numbers of micro-batches */
+    int micro;                      /* in the step; INT_MAX while it is unknown */
+    int forward, backward, weights; /* whose pass is done. weights: only if passes are split */
+    int inputs, grads;              /* whose inputs, or gradients of the outputs, have arrived */
 } lt_stage_state;
 
 typedef enum lt_action {
@@ -41,7 +41,8 @@ lt_action lt__schedule_next(const lt_schedule *schedule, const lt_stage_state *s
 /* The largest number of micro-batches, of `micro`, whose forward pass is done and whose backward
  * pass is not. */
 int lt__schedule_in_flight(const lt_schedule *schedule, int micro);
-/* The same with the pass for the weights, until which a micro-batch takes memory. */
+/* The largest number of micro-batches in memory: from the forward pass of a micro-batch until all
+ * its gradients are computed. */
 int lt__schedule_in_memory(const lt_schedule *schedule, int micro);
 
 #endif

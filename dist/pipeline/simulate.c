@@ -10,7 +10,7 @@ typedef struct stage {
     lt_stage_state state;
     lt_action doing;           /* a pass; or LT_WAIT or LT_DONE */
     double until;              /* end of the pass */
-    double left;               /* seconds from the begin of the next pass to the end, at least */
+    double left;               /* least seconds from the next pass to the end of the step */
     double sending, receiving; /* when it has sent and received the messages so far */
     int sent_to, arrived;      /* number of messages that were sent to it, and of those arrived */
 } stage;
@@ -146,29 +146,45 @@ static void end_pass(simulation *s, int i)
 
 static bool is_busy(const stage *a) { return a->doing != LT_WAIT && a->doing != LT_DONE; }
 
+/* The stage whose pass ends first, at *until, or -1. */
+static int next_end(const simulation *s, double *until)
+{
+    int first = -1;
+    *until = INFINITY;
+    for (int i = 0; i < s->pipe->stages; i++)
+        if (is_busy(&s->stage[i]) && s->stage[i].until < *until)
+            *until = s->stage[first = i].until;
+    return first;
+}
+
+/* The stage at which the next message arrives, at *arrives, or -1. */
+static int next_arrival(const simulation *s, double *arrives)
+{
+    int first = -1;
+    *arrives = INFINITY;
+    for (int i = 0; i < s->pipe->stages; i++) {
+        const stage *a = &s->stage[i];
+        if (a->arrived < a->sent_to && message_to(s, i, a->arrived)->arrives < *arrives)
+            *arrives = message_to(s, first = i, a->arrived)->arrives;
+    }
+    return first;
+}
+
 /* Handles the next end of a pass or arrival of a message. Returns false if there is none. */
 static bool step(simulation *s)
 {
-    int first = -1, arrival = -1;
-    double now = 0;
-    for (int i = 0; i < s->pipe->stages; i++)
-        if (is_busy(&s->stage[i]) && (first < 0 || s->stage[i].until < now))
-            now = s->stage[first = i].until;
-    for (int i = 0; i < s->pipe->stages; i++) {
-        const stage *a = &s->stage[i];
-        double arrives = a->arrived < a->sent_to ? message_to(s, i, a->arrived)->arrives : INFINITY;
-        if (arrives < now || (first < 0 && arrival < 0 && arrives < INFINITY))
-            now = message_to(s, arrival = i, a->arrived)->arrives;
-    }
-    int changed = arrival >= 0 ? arrival : first;
+    double until, arrives;
+    int ending = next_end(s, &until), receiver = next_arrival(s, &arrives);
+    bool is_arrival = arrives < until;
+    int changed = is_arrival ? receiver : ending;
     if (changed < 0)
         return false;
-    if (arrival >= 0)
-        arrive(s, arrival);
+    if (is_arrival)
+        arrive(s, receiver);
     else
-        end_pass(s, first);
+        end_pass(s, ending);
     if (!is_busy(&s->stage[changed])) /* the others still wait for the same message */
-        begin_pass(s, changed, now);
+        begin_pass(s, changed, is_arrival ? arrives : until);
     return true;
 }
 

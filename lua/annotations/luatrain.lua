@@ -276,7 +276,7 @@ function Run:epochs() end
 
 ---run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 ---eval mode over the set, each sample counted once. batch defaults to the training batch, which
----needs no more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
+---needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report

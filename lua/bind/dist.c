@@ -329,17 +329,20 @@ static int expect_backwards(lua_State *L)
 }
 
 /* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
- * the number of buckets sent; then the group's bytes so far; then the signal that requested a stop
- * on some rank, or 0. */
+ * the number of buckets sent; then the bytes that this rank has sent so far; then the signal that
+ * requested a stop on some rank, or 0. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     lt_reduced_step last = {0};
+    uint64_t bytes = s->group ? lt_group_bytes(s->group) : 0;
     if (s->reducer)
         last = lt_reducer_last(s->reducer);
+    if (s->pipeline)
+        bytes += lt_pipeline_bytes(s->pipeline);
     lua_pushnumber(L, last.waited);
     lua_pushinteger(L, last.buckets);
-    lua_pushinteger(L, s->group ? (lua_Integer)lt_group_bytes(s->group) : 0);
+    lua_pushinteger(L, (lua_Integer)bytes);
     lua_pushinteger(L, last.stop_reason);
     return 4;
 }
@@ -383,9 +386,10 @@ static int time_sums(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lua_Integer count = luaL_checkinteger(L, 1), n = luaL_checkinteger(L, 2);
+    bool by_mpi = lua_toboolean(L, 3);
     double *seconds = lua_newuserdatauv(L, (size_t)n * sizeof *seconds, 0);
-    lt_status status = lt_group_time_allreduce(s->group, count, s->reducer_config.wire,
-                                               lua_toboolean(L, 3), seconds, (int)n);
+    lt_status status =
+        lt_group_time_allreduce(s->group, count, s->reducer_config.wire, by_mpi, seconds, (int)n);
     if (status == LT_EENV)
         return 0;
     lt__check(L, s, status);

@@ -170,9 +170,9 @@ static int is_remote(lua_State *L)
     return 1;
 }
 
-/* pipeline_times(): returns the seconds of backward passes, of passes for weights, of waiting for
- * messages, and of draining, which includes all these, and the bytes sent; all since the last
- * call. */
+/* pipeline_times(): returns the seconds, since the last call, of backward passes, of passes for
+ * weights and of waiting for messages; and those of lt_pipeline_drain(), which include some of
+ * these. */
 static int pipeline_times(lua_State *L)
 {
     lt_pipeline_times times = lt_pipeline_take_times(lt__lua(L)->pipeline);
@@ -180,8 +180,7 @@ static int pipeline_times(lua_State *L)
     lua_pushnumber(L, times.weights);
     lua_pushnumber(L, times.waited);
     lua_pushnumber(L, times.drained);
-    lua_pushinteger(L, times.bytes);
-    return 5;
+    return 4;
 }
 
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)

@@ -166,8 +166,8 @@ static double simulate(lt_schedule_kind kind, int stages, int micro, lt_pipe_res
     return r->seconds;
 }
 
-/* With equal passes of 1 s and no time for messages, a step of P stages and M micro-batches takes
- * 3 (M + P - 1) s, and one without P - 1 passes for weights in its pauses is that much shorter. */
+/* With passes of 1 s and messages that take no time, a step of P stages and M micro-batches takes
+ * 3 (M + P - 1) s. With split backward passes, it takes P - 1 s less. */
 TEST(idle_time_is_that_of_the_literature)
 {
     for (int stages = 1; stages <= STAGES; stages++)
@@ -240,7 +240,7 @@ TEST(invalid_pipelines_are_refused)
 enum { UNITS = 12, CHAINS = 10000 };
 
 /* The time of the slowest stage or link; infinity if a stage does not fit. */
-static double slowest_of(const lt_pipe_unit *u, const lt_partition_config *c, const int *first)
+static double slowest_of(const lt_pipe_block *u, const lt_partition_config *c, const int *first)
 {
     double slowest = 0;
     for (int k = 0; k < c->stages; k++) {
@@ -260,7 +260,7 @@ static double slowest_of(const lt_pipe_unit *u, const lt_partition_config *c, co
 }
 
 /* The best of all partitions of which stages 0 to k - 1 are given. */
-static double best_of_all(const lt_pipe_unit *u, int n, const lt_partition_config *c, int *first,
+static double best_of_all(const lt_pipe_block *u, int n, const lt_partition_config *c, int *first,
                           int k)
 {
     double best = INFINITY;
@@ -278,13 +278,13 @@ TEST(a_partition_is_as_good_as_the_best_of_all)
 {
     int too_large = 0;
     for (int chain = 0; chain < CHAINS; chain++) {
-        lt_pipe_unit u[UNITS];
+        lt_pipe_block u[UNITS];
         int n = 1 + pick(UNITS), first[UNITS + 1], given[UNITS + 1];
         lt_partition_config c = {
             pick(LT_SCHEDULE_KINDS),    1 + pick(n < 5 ? n : 5), 1 + pick(8), pick(3), 4,
             pick(2) * (100 + pick(600))};
         for (int i = 0; i < n; i++)
-            u[i] = (lt_pipe_unit){pick(50), pick(200), pick(10), pick(60)};
+            u[i] = (lt_pipe_block){pick(50), pick(200), pick(10), pick(60)};
         double slowest, best = best_of_all(u, n, &c, given, 0);
         lt_status status = lt__partition(u, n, &c, first, &slowest);
         too_large += status == LT_ENOMEM;
@@ -299,12 +299,12 @@ TEST(a_partition_is_as_good_as_the_best_of_all)
 
 TEST(impossible_partitions_are_refused)
 {
-    lt_pipe_unit u[2] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
+    lt_pipe_block u[2] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
     lt_partition_config c = {LT_1F1B, 3, 1, 0, 1, 0};
     int first[4];
     double slowest;
     CHECK_EQ(lt__partition(u, 2, &c, first, &slowest), LT_EINVAL);
-    CHECK(strstr(lt_errmsg(), "2 units cannot be divided into 3 pipeline stages"));
+    CHECK(strstr(lt_errmsg(), "2 blocks cannot be divided into 3 pipeline stages"));
     c.stages = 2;
     c.memory = 1;
     CHECK_EQ(lt__partition(u, 2, &c, first, &slowest), LT_ENOMEM);

@@ -216,7 +216,7 @@ static lt_status evaluate(member *m)
             nanosleep(&(struct timespec){0, i < 3 ? 100000000 : 2000000}, NULL);
             atomic_fetch_add(begun, 1);
         }
-        if (!forward(&m->net, false, (uint64_t)i, 0))
+        if (!forward(&m->net, DEEP, (uint64_t)i, 0))
             return lt_errcode();
         ahead = i + 1 - atomic_load(begun);
         most = ahead > most ? ahead : most;

@@ -36,7 +36,7 @@ static lt_status take_step(member *m)
     lt_optim_free(o);
     LT_TRY(status);
     lt_grad_off(m->net.ctx);
-    lt_tensor *loss = forward(&m->net, true, 7, 0), *here = loss ? lt_fetch(loss) : NULL;
+    lt_tensor *loss = forward(&m->net, WIDE, 7, 0), *here = loss ? lt_fetch(loss) : NULL;
     lt_grad_on(m->net.ctx);
     status = here ? lt_item(here, 0, &to->loss) : lt_errcode();
     lt_release(here);

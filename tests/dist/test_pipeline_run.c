@@ -91,3 +91,74 @@ TEST(a_stage_that_fails_is_named)
             FAIL("rank %d: %s", i, members[i].text);
     }
 }
+
+static lt_status refuse(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)ud, (void)x, (void)grad;
+    return lt_fail(LT_EINVAL, "the hook refuses");
+}
+
+static lt_status fail_in_hook(member *m)
+{
+    lt_status status = LT_OK;
+    if (m->rank == 1)
+        LT_TRY(lt_on_grad(m->net.w[LAYERS - 1], refuse, NULL, NULL));
+    for (int i = 0; i < m->plan->micro && status == LT_OK; i++)
+        status = micro_batch(m, i, (uint64_t)i);
+    if (status == LT_OK)
+        status = lt_pipeline_drain(m->pipeline);
+    for (int i = 0; i < 2 && m->rank == 1; i++)
+        CHECK_FAILS(lt_pipeline_drain(m->pipeline), LT_EINVAL, "the hook refuses");
+    return status;
+}
+
+TEST(a_failed_pass_fails_again)
+{
+    for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
+        member members[MOST_RANKS];
+        run(&(plan){.stages = 2, .micro = 3, .lag = 1, .kind = (lt_schedule_kind)kind}, 2,
+            fail_in_hook, NULL, members);
+        CHECK_STR(members[1].text, "the hook refuses");
+        CHECK_EQ(members[0].status, LT_EPEER);
+    }
+}
+
+static int far_stage(void *ud, const char *name, const lt_tensor *x)
+{
+    (void)ud, (void)x;
+    return strcmp(name, "w2") == 0 ? 2 : 0;
+}
+
+static lt_status open_wrongly(member *m)
+{
+    lt_pipeline_config config = {.stages = 1, .stage_of = far_stage};
+    lt_params *params = lt_params_new(m->net.ctx);
+    CHECK_OK(params ? LT_OK : lt_errcode());
+    lt_pipeline_free(m->pipeline);
+    m->pipeline = NULL;
+    config.kind = LT_SCHEDULE_KINDS;
+    CHECK(!lt_pipeline_new(m->net.ctx, m->group, &config) && lt_errcode() == LT_EINVAL);
+    config.kind = LT_1F1B;
+    config.lag = -1;
+    CHECK(!lt_pipeline_new(m->net.ctx, m->group, &config) && lt_errcode() == LT_EINVAL);
+    config.lag = 0;
+    config.stages = 2;
+    CHECK(!lt_pipeline_new(m->net.ctx, m->group, &config) && lt_errcode() == LT_EUSAGE);
+    config.stages = 1;
+    m->pipeline = lt_pipeline_new(m->net.ctx, m->group, &config);
+    CHECK(m->pipeline != NULL);
+    lt_tensor *w =
+        lt_param_new(m->net.ctx, LT_F32, 1, (int64_t[]){2}, (lt_init){LT_INIT_CONSTANT, 0, 0});
+    CHECK_OK(lt_params_add(params, "w2", w));
+    CHECK_FAILS(lt_params_place(params), LT_EINVAL, "stage_of() returned stage 2 for w2");
+    lt_release(w);
+    lt_params_free(params);
+    return LT_OK;
+}
+
+TEST(invalid_schedules_and_stages)
+{
+    member members[MOST_RANKS];
+    run(&(plan){.stages = 1, .micro = 1}, 1, open_wrongly, NULL, members);
+    check_ranks(members, 1);
+}

@@ -26,6 +26,12 @@ elseif mode == "shared" then
   net = nn.module(parts, function(self, x)
     return self.c(self.a(self.b(self.a(x))):reshape{x:dim(1), 64})
   end)
+elseif mode == "probe" then
+  local parts = {body = net, head = nn.linear{4, 4}, probe = nn.linear{4, 4}}
+  net = nn.module(parts, function(self, x)
+    local h = self.body(x)
+    return self.head(h) + self.probe(h:detach()) * h:to("cpu")
+  end)
 end
 local sgd = lt.optim.sgd(net, {lr = 0.05})
 
@@ -164,6 +170,13 @@ T.test("parameters that are never used, or used on both sides of a cut", functio
           sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode unused"))
   fails("--ranks 2 --parallel pipe=2,micro=4,cut=b", "--mode shared", 2,
         "a stage cannot begin at b, because a parameter of an earlier stage is used again after it")
+end)
+
+T.test("views and copies of a value that another stage has sent", function()
+  local wanted = sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode probe")
+  for _, cut in ipairs{"head", "probe", "body.conv2"} do
+    T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=4,cut=" .. cut, "--mode probe"), wanted)
+  end
 end)
 
 T.test("sync batch norm sums over the replicas, without micro-batches", function()

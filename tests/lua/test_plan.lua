@@ -7,10 +7,13 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local train, test = lt.data.open "synthetic:8x8x1/4/64"
-local net = nn.sequential{flatten = nn.flatten(), fc1 = nn.linear{64, 128}, relu1 = nn.relu(),
-                          fc2 = nn.linear{128, 128}, relu2 = nn.relu(), fc3 = nn.linear{128, 4}}
+local opt = lt.args{norm = false, batch = 16}
+local net = nn.sequential{flatten = nn.flatten(), fc1 = nn.linear{64, 128},
+                          norm1 = opt.norm and nn.batch_norm{128} or nn.relu(),
+                          fc2 = nn.linear{128, 128}, relu2 = nn.relu(),
+                          head = nn.sequential{fc3 = nn.linear{128, 4}}}
 lt.fit{net = net, train = train, test = test, optim = lt.optim.sgd(net, {lr = 0.1}), epochs = 1,
-       batch = 16, out = "run"}
+       batch = opt.batch, out = "run"}
 ]]
 
 local function run(options, command)
@@ -18,12 +21,13 @@ local function run(options, command)
 end
 
 -- Plans with a link of 1 Mbit/s. Returns the plans and what the command prints.
-local function plans(options, n)
-  local text, code = run("--ranks 2 --out plans " .. options,
-                         ("plan -n %d --link 0.001 t.lua"):format(n))
+local function plans(options, n, arguments)
+  local command = ("plan -n %d --link 0.001 t.lua %s"):format(n, arguments or "")
+  local text, code = run("--ranks 2 --out plans " .. options, command)
   if code ~= 0 then error(text) end
   local found = json.read(T.read(folder .. "/plans/plans.json"))
-  T.equal({#found.net.units, found.job.ranks, found.job.link.bytes_per_s}, {3, n, 125e3})
+  T.equal({#found.net.units, found.job.ranks, found.job.link.bytes_per_s},
+          {arguments and 4 or 3, n, 125e3})
   return found.plans, text
 end
 
@@ -53,11 +57,17 @@ T.test("the fastest plan comes first, and can be run", function()
 end)
 
 T.test("plans have what the options give", function()
-  local list = plans("--parallel pipe=2,data=2,cut=fc3,schedule=1f1b", 4)
+  local list = plans("--parallel pipe=2,data=2,cut=head,schedule=1f1b", 4)
   assert(#list > 1)
   for _, plan in ipairs(list) do
     T.equal({plan.stages, plan.replicas, #plan.cuts, plan.cuts[1], plan.schedule},
-            {2, 2, 1, "fc3.w", "1f1b"})
+            {2, 2, 1, "head.fc3.w", "1f1b"})
+  end
+  for _, plan in ipairs(plans("--parallel pipe=2", 2, "--norm --batch 20")) do
+    assert(plan.micro <= 2)                      -- batch norm gets at least 8 images
+  end
+  for _, plan in ipairs(plans("--parallel pipe=2", 2, "--norm --batch 3")) do
+    T.equal(plan.micro, 1)
   end
   for _, plan in ipairs(plans("--parallel pipe=2,micro=99", 2)) do T.equal(plan.micro, 16) end
   for _, plan in ipairs(plans("--parallel pipe=2,data=2,micro=99", 4)) do T.equal(plan.micro, 8) end
@@ -85,7 +95,8 @@ T.test("invalid options", function()
   refuses("--ranks 2", "plan --link 0 t.lua", "--link must be a rate in Gbit/s, but is '0'")
   refuses("--ranks 2", "plan --link fast t.lua", "--link must be a rate in Gbit/s")
   refuses("--ranks 2 --parallel pipe=3", "plan -n 4 t.lua", "requires a multiple of 3 ranks")
-  refuses("--ranks 2 --parallel pipe=2,cut=fc9", "plan t.lua", "no parameter or module 'fc9'")
+  refuses("--ranks 2 --parallel pipe=2,cut=fc3", "plan t.lua",
+          "no parameter or module 'fc3' (did you mean 'head.fc3'?)")
   refuses("--ranks 2 --parallel pipe=auto,memory=all", "plan t.lua",
           "memory must be a number of GB, but is 'all'")
   local _, code = T.run(folder, "--quiet plan --help")

@@ -91,7 +91,7 @@ T.test("sizes, batches and rates scale with epochs, images and batch", function(
   T.equal(fit("mobilenet_73", 8, {epochs = 1, batch = 8, mixup = 0}).mixup, 0)
 end)
 
-T.test("each size has the learning rates of its stage, for any number of epochs", function()
+T.test("each size has the learning rates of its phase, for any number of epochs", function()
   local recipe, lt_fit, o = recipes.resnet50_fast, lt.fit, nil
   local set = lt.data.open "synthetic:28x28x3/2/16"
   lt.fit = function(given) o = given end
@@ -100,9 +100,9 @@ T.test("each size has the learning rates of its stage, for any number of epochs"
     local first = 0
     for _, size in ipairs(o.sizes) do
       local from, to = 0, 0
-      for _, stage in ipairs(recipe.sizes) do
-        from, to = to, to + stage.epochs
-        if stage.size / 8 == size.size then break end
+      for _, phase in ipairs(recipe.sizes) do
+        from, to = to, to + phase.epochs
+        if phase.size / 8 == size.size then break end
       end
       for fraction = 0.0, 0.99, 0.03 do
         T.near(o.schedule(first + fraction * size.epochs, epochs),

@@ -69,6 +69,9 @@ function plan.show()
   local ranks = core.ranks()
   local n = math.tointeger(tonumber(os.getenv "LUATRAIN_PLAN_RANKS")) or ranks
   local o, link = options.read(n), given_link()
+  if ranks == 1 and n > 1 and not link then
+    refuse "one rank cannot measure a link; start more with --ranks, or give --link GBIT"
+  end
   local dry = json.read(core.run_profile(0, 0))
   local list, job, net = planner.find(o, dry, n, link)
   if core.rank() == 0 then

@@ -9,24 +9,33 @@ local profile = {}
 
 local ROWS = 8                 -- images per batch in a dry profile
 
+-- The bytes of an optimizer's slots, or nil without one.
+local function slot_bytes(optim)
+  local bytes = 0
+  for name, slot in pairs(optim and optim:state() or {}) do
+    if name ~= "steps" then bytes = bytes + 4 * slot:count() end
+  end
+  return optim and bytes
+end
+
 -- Prepares a profile of `passes` timed passes over batches of `rows` images; passes = 0: a dry one.
 -- Then come the arguments of the command line. Returns the index of the script among them, and a
 -- function to call after the script, which returns the profile as JSON.
 function profile.attach(passes, rows, ...)
   passes, rows = math.tointeger(passes), math.tointeger(rows)
   rows = rows > 0 and rows or ROWS
-  local words, folder, batch, out = {...}, bench.temporary_folder(), nil, nil
+  local words, folder, batch, out, resume, optim = {...}, bench.temporary_folder()
   local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
   print = function() end
   io.output "/dev/null"
   core.open_profile(passes)
   core.profile_rows = rows
   core.on_run = function(settings)
-    batch, out = settings.batch, settings.out_is_the_scripts and settings.out or nil
+    batch, out, resume, optim = settings.batch, settings.out, settings.resume, settings.optim
     settings.amp = settings.amp == "auto" and "off" or settings.amp
     bench.change(settings, passes + 1, folder)
     settings.batch = math.min(settings.batch, rows)
-    for _, stage in ipairs(settings.stages) do stage.batch = math.min(stage.batch, rows) end
+    for _, phase in ipairs(settings.phases) do phase.batch = math.min(phase.batch, rows) end
     return false
   end
   return 2 + skipped + 1, function()
@@ -36,8 +45,9 @@ function profile.attach(passes, rows, ...)
       core.fail("ESCRIPT", "--parallel pipe=P: the script ended before a backward pass, so there "
                            .. "is no net to divide")
     end
-    result.batch, result.out = batch or core.profile_batch, out
+    result.batch, result.out, result.resume = batch or core.profile_batch, out, resume or nil
     result.rows = math.min(rows, result.batch or rows)
+    result.slot_bytes = passes > 0 and slot_bytes(optim) or nil
     result.optimizer = core.times().optimizer / math.max(passes, 1)
     return json.text(result)
   end

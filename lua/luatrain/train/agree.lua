@@ -151,9 +151,9 @@ local function run_text(o)
   local function add(name, value) lines[#lines + 1] = name .. " = " .. text_of(value) end
   for _, name in ipairs(sorted(o.augment)) do add("augment." .. name, o.augment[name]) end
   add("mixup", o.mixup)
-  for i, stage in ipairs(o.stages) do
+  for i, phase in ipairs(o.phases) do
     for _, name in ipairs{"last", "size", "batch", "area"} do
-      add(("sizes[%d].%s"):format(i, name), stage[name])
+      add(("sizes[%d].%s"):format(i, name), phase[name])
     end
   end
   add("max_steps", o.max_steps)

@@ -17,7 +17,7 @@ local metrics = require "luatrain.api.metrics"
 local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
-local stages = require "luatrain.train.stages"
+local phases = require "luatrain.train.phases"
 local trace = require "luatrain.train.async_trace"
 
 -- running: the folder of the run that trains asynchronously, or false; end_pass: ends the pass of
@@ -141,7 +141,7 @@ function async.new(run, o, saved, warnings)
   }
   local images, epochs = #run.settings.train, run.settings.epochs
   for epoch = 1, epochs do
-    local batch = stages.at(run.settings.stages, epoch).batch
+    local batch = phases.at(run.settings.phases, epoch).batch
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
   setmetatable(self, Async)
@@ -185,7 +185,7 @@ local function locate(self, ticket)
   local epoch = self.epoch
   while ticket >= self.first[epoch + 1] do epoch = epoch + 1 end
   while ticket < self.first[epoch] do epoch = epoch - 1 end
-  local batch = stages.at(self.run.settings.stages, epoch).batch
+  local batch = phases.at(self.run.settings.phases, epoch).batch
   local position = (ticket - self.first[epoch]) * batch
   return epoch, position, math.min(batch, #self.run.settings.train - position)
 end
@@ -391,7 +391,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     return next_batch()
   end
   return function()
-    if run.phase == "over" then core.fail("EINVAL", "run:batches: this run is over") end
+    if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
     if run.rows then
       core.fail("EINVAL", "run:batches: the previous batch had no run:step")
     end
@@ -415,7 +415,7 @@ end
 -- Gives the net the newest values of the server, to be evaluated during an epoch.
 function Async:refresh()
   local run = self.run
-  if self.is_live and run.phase == "epoch" and not run.rows and not is_over(self) then
+  if self.is_live and run.status == "epoch" and not run.rows and not is_over(self) then
     self.handle:read()
   end
 end

@@ -269,15 +269,15 @@ end
 
 -- ==== The folder of a run ========================================================================
 
--- The number of the newest runs/NAME-N, or nil.
-local function newest_run(name)
+-- The newest folder runs/NAME-N, or nil.
+function checkpoint.newest_folder(name)
   local most
   for _, entry in ipairs(core.list_folder "runs" or {}) do
     local head, n = entry:match "^(.*)%-(%d+)$"
     n = head == name and tonumber(n)
     if n and n > (most or 0) then most = n end
   end
-  return most
+  return most and ("runs/%s-%d"):format(name, most)
 end
 
 -- Whether the run in a folder stopped before its end and is not running now.
@@ -297,10 +297,10 @@ function checkpoint.folder(out, resume, name)
     core.make_folder(out)
     return out
   end
-  local n = resume == "auto" and newest_run(name)
-  if n then return ("runs/%s-%d"):format(name, n) end
+  local newest = resume == "auto" and checkpoint.newest_folder(name)
+  if newest then return newest end
   core.make_folder "runs"
-  n = 1
+  local n = 1
   while not core.new_folder(("runs/%s-%d"):format(name, n)) do n = n + 1 end
   local before = ("runs/%s-%d"):format(name, n - 1)
   return ("runs/%s-%d"):format(name, n), is_unfinished(before) and before or nil

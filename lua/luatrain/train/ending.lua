@@ -46,7 +46,7 @@ function ending.finish(self, exit, failed)
   pcall(ending.close_step, self)
   pcall(core.sync)             -- asynchronous errors no longer matter
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
-  self.phase = "over"
+  self.status = "over"
   ending.close_loader(self)
   local closed, why = true, nil
   if self.async then

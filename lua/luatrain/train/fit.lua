@@ -111,7 +111,7 @@ function exports.fit(given)
     scaler = o.scaler}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
-    local eval_batch = o.eval_batch or (run.stage.batch - 1) // o.accumulate + 1
+    local eval_batch = o.eval_batch or (run.phase.batch - 1) // o.accumulate + 1
     run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss, metrics = o.metrics}))
   end
   return run.result

@@ -49,8 +49,8 @@ function options.read(ranks)
   local o = items.read(text, FORM, KEYS, READ, {cut = true})
   if o.pipe == 0 then
     if o.data or #o.cut > 0 then
-      refuse("--parallel: pipe=auto chooses %s itself, but '%s' has it", o.data and "data" or "cut",
-             text)
+      refuse("--parallel: with pipe=auto, the planner chooses %s; remove it from '%s'",
+             o.data and "data" or "cut", text)
     end
     o.pipe = nil
     return o
@@ -61,8 +61,8 @@ function options.read(ranks)
            wanted, ranks == 1 and "is" or "are", ranks)
   end
   if #o.cut > 0 and #o.cut ~= o.pipe - 1 then
-    refuse("--parallel: %s require %s, but '%s' has %d", plural(o.pipe, "stage"),
-           plural(o.pipe - 1, "cut"), text, #o.cut)
+    refuse("--parallel: pipe=%d requires %s, but '%s' has %d", o.pipe, plural(o.pipe - 1, "cut"),
+           text, #o.cut)
   end
   o.data = ranks // o.pipe
   return o
@@ -72,6 +72,14 @@ end
 
 -- Whether a cut names this parameter, or a module that contains it.
 local function is_at(cut, name) return name == cut or name:sub(1, #cut + 1) == cut .. "." end
+
+-- The whole name of the first module or parameter whose own name is `own`, or nil.
+local function whole_name(names, own)
+  for _, name in ipairs(names) do
+    local _, dot = ("." .. name .. "."):find("." .. own .. ".", 1, true)
+    if dot then return name:sub(1, dot - 2) end
+  end
+end
 
 -- The first unit that has a parameter of the cut, from 1.
 local function unit_of(profile, cut)
@@ -84,7 +92,9 @@ local function unit_of(profile, cut)
   if first then return first end
   local names = {}
   for i, param in ipairs(profile.params) do names[i] = param.name end
-  refuse("--parallel: the net has no parameter or module '%s'%s", cut, hint(cut, names, ""))
+  local whole = whole_name(names, cut)
+  refuse("--parallel: the net has no parameter or module '%s'%s", cut,
+         whole and (" (did you mean '%s'?)"):format(whole) or hint(cut, names, ""))
 end
 
 -- Returns the first unit of each stage after stage 0. cuts: the list of the options.

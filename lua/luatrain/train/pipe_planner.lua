@@ -9,7 +9,7 @@ local planner = {}
 
 local PASSES = 2                         -- timed passes for each size of a micro-batch
 local NORM_IMAGES = 8                    -- least images of a micro-batch with batch norm
-local SMALL, LARGE = 1, 1 << 21         -- elements of the timed sums
+local SMALL, LARGE = 1, 1 << 20         -- elements of the timed sums
 local MESSAGE_BYTES = 4 << 20
 local KINDS = {gpipe = 0, ["1f1b"] = 1, zb = 2}
 
@@ -40,13 +40,12 @@ end
 -- The net for core.find_plans(): the dry profile with times. batch: images of a step.
 local function make_net(dry, least, batch)
   local net = {units = {}, values = {}, sizes = sizes_for(least, batch)}
-  local all, optimizer = 0, 0.0
+  local all, optimizer, slots = 0, 0.0, nil
   net.n_sizes = #net.sizes
   for i, unit in ipairs(dry.units) do
     all = all + unit.grad_bytes
     net.units[i] = {name = unit.name, may_begin_stage = unit.may_begin_stage,
                     grad_bytes = unit.grad_bytes, saved_bytes = unit.saved_bytes / dry.rows,
-                    state_bytes = unit.state_bytes + 2 * unit.grad_bytes,   -- gradients, momentum
                     forward = {}, inputs = {}, weights = {}}
   end
   for i, value in ipairs(dry.values) do
@@ -59,12 +58,13 @@ local function make_net(dry, least, batch)
       refuse "--parallel pipe=P: the script makes another net each time; use cut=NAME"
     end
     add_times(net, k, profile)
-    optimizer = profile.optimizer
+    optimizer, slots = profile.optimizer, profile.slot_bytes
   end
-  for _, unit in ipairs(net.units) do
-    unit.update = all > 0 and optimizer * unit.grad_bytes / all or 0.0
+  for i, unit in ipairs(net.units) do
+    local share = all > 0 and unit.grad_bytes / all or 0.0
+    unit.update = optimizer * share
+    unit.state_bytes = dry.units[i].state_bytes + unit.grad_bytes + (slots or all) * share
   end
-  net.units[1].inputs = {0, 0, 0}          -- images have no gradient
   return net
 end
 
@@ -74,23 +74,19 @@ local function fix_cuts(net, dry, cuts)
   for _, i in ipairs(options.cuts(dry, cuts)) do net.units[i].may_begin_stage = true end
 end
 
--- The number of micro-batches that the user has given, or nil. Each has at least one image.
-local function micro_of(o, batch)
-  return o.micro and math.min(o.micro, math.max(batch // (o.data or 1), 1))
-end
-
 -- ==== The link ===================================================================================
 
-local function least_of(list) return list and math.min(table.unpack(list)) or 0.0 end
-
--- Measures messages and sums between the ranks.
+-- Measures messages and sums between the ranks. A rank that begins a small sum late measures too
+-- short a time, so the latency is from the median.
 local function measure_links(ranks)
   if ranks == 1 then
     local any = {latency = 1e-6, bytes_per_s = 1e9}
     return any, any
   end
   local short, long = core.time_message(0), core.time_message(MESSAGE_BYTES)
-  local small, large = least_of(core.time_sums(SMALL, 5)), least_of(core.time_sums(LARGE, 3))
+  local sums = core.time_sums(SMALL, 9)
+  table.sort(sums)
+  local small, large = sums[5], math.min(table.unpack(core.time_sums(LARGE, 7)))
   local bytes = 2 * (ranks - 1) / ranks * LARGE * select(2, core.wire())
   return {latency = short, bytes_per_s = MESSAGE_BYTES / math.max(long - short, 1e-9)},
          {latency = small / (2 * ranks - 1), bytes_per_s = bytes / math.max(large - small, 1e-9)}
@@ -98,29 +94,38 @@ end
 
 -- ==== Plans ======================================================================================
 
--- Whether a plan is offered: it uses all ranks. With one stage, they do not divide their part of
--- the batch unless the user gives micro.
+-- Whether a plan can be chosen: it uses all ranks, and a plan of one stage has one micro-batch
+-- unless the user gives micro.
 local function is_usable(plan, ranks, micro)
   return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1 or micro)
 end
 
+-- The job for core.find_plans(); see planner.find().
+local function job_of(o, dry, ranks, link)
+  local images = math.max(dry.batch // (o.data or 1), 1)      -- of a replica
+  local messages, sums = link, link
+  if not link then messages, sums = measure_links(core.ranks()) end
+  return {ranks = ranks, batch = dry.batch, link = messages, exchange = sums,
+          wire_bytes = select(2, core.wire()), stages = o.pipe, replicas = o.data,
+          least_micro = dry.has_batch_norm and math.min(NORM_IMAGES, images) or 1,
+          micro = o.micro and math.min(o.micro, images), lag = o.lag,
+          kind = o.schedule and KINDS[o.schedule], memory = o.memory}
+end
+
 -- Returns the plans for `ranks` ranks, the fastest first, the job and the net. o: the options of
--- pipe_options.lua; dry: the dry profile; link: both links, or nil to measure them.
+-- pipe_options.lua; dry: the dry profile; link: that of messages and sums, or nil to measure them.
 function planner.find(o, dry, ranks, link)
   if not dry.batch then
-    refuse "--parallel pipe=P: the script has no batch of its own; name the cuts with cut=NAME"
+    refuse "--parallel pipe=P: the planner cannot find the batch size; name the cuts with cut=NAME"
   end
-  local least = dry.has_batch_norm and NORM_IMAGES or 1
-  local net = make_net(dry, least, dry.batch)
+  local job = job_of(o, dry, ranks, link)
+  local net = make_net(dry, job.least_micro, dry.batch)
   if #o.cut > 0 then fix_cuts(net, dry, o.cut) end
-  local messages, sums = measure_links(core.ranks())
-  local job = {ranks = ranks, batch = dry.batch, link = link or messages, exchange = link or sums,
-               wire_bytes = select(2, core.wire()), least_micro = least, stages = o.pipe,
-               replicas = o.data, micro = micro_of(o, dry.batch), lag = o.lag,
-               kind = o.schedule and KINDS[o.schedule], memory = o.memory}
-  local plans = {}
   local ok, found = pcall(core.find_plans, net, job)
-  if not ok then refuse("--parallel: %s", (tostring(found):gsub("^[^ ]*:%d+: ", ""))) end
+  if not ok then
+    refuse("--parallel: %s", (tostring(found):gsub("^[^ ]*:%d+: ", ""):gsub("^planning: ", "")))
+  end
+  local plans = {}
   for _, plan in ipairs(found) do
     if is_usable(plan, ranks, o.micro) then
       plan.images_per_s, plan.cuts = dry.batch / plan.seconds, {}

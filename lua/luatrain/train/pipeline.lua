@@ -2,6 +2,8 @@
 -- dist/pipeline.h.
 
 local core = ...
+local checkpoint = require "luatrain.train.checkpoint"
+local command_line = require "luatrain.train.command_line"
 local json = require "luatrain.json"
 local options = require "luatrain.train.pipe_options"
 local planner = require "luatrain.train.pipe_planner"
@@ -39,15 +41,14 @@ local function open(plan, profile)
 end
 
 -- The number of micro-batches of the run that this one resumes, or nil: results depend on it, and
--- the planner may choose another one each time. out: the folder that the script names, or nil.
-local function earlier_micro(out)
-  local given, resume = os.getenv "LUATRAIN_OUT" or "", os.getenv "LUATRAIN_RESUME" or ""
-  local folder = given ~= "" and given or resume ~= "" and resume ~= "auto" and resume or out
-  if resume == "never" or not folder then return nil end
-  local file = io.open(folder:gsub("/[^/]*%.safetensors$", "") .. "/plan.json")
+-- the planner may choose another one each time. out, resume: the settings of the run.
+local function earlier_micro(out, resume)
+  local folder = resume
+  if resume == "auto" then folder = out or checkpoint.newest_folder(command_line.script()) end
+  if not folder or resume == "never" then return nil end
+  local file <close> = io.open(folder:gsub("/[^/]*%.safetensors$", "") .. "/plan.json")
   if not file then return nil end
   local ok, plan = pcall(json.read, file:read "a")
-  file:close()
   return ok and type(plan) == "table" and math.tointeger(plan.micro) or nil
 end
 
@@ -59,7 +60,7 @@ function pipeline.begin()
   local o = options.read(ranks)
   local profile = json.read(core.run_profile(0, 0))
   local plan
-  o.micro = o.micro or earlier_micro(profile.out)
+  o.micro = o.micro or earlier_micro(profile.out, profile.resume)
   if o.pipe and #o.cut == o.pipe - 1 then
     plan = given_plan(o, profile)
   else

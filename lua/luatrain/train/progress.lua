@@ -2,7 +2,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local stages = require "luatrain.train.stages"
+local phases = require "luatrain.train.phases"
 
 local progress = {}
 
@@ -12,7 +12,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 function progress.last_step(run)
   local o = run.settings
   if run.async then return run.async:last_step() end
-  return run.steps + stages.steps(o.stages, run.epoch, run.done, o.epochs, #o.train)
+  return run.steps + phases.steps(o.phases, run.epoch, run.done, o.epochs, #o.train)
 end
 
 -- The number of samples that the run has trained on, over all epochs.

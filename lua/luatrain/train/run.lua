@@ -16,7 +16,7 @@
 -- A run knows its position: the epoch, and the number of samples done in it. The order and the
 -- augmentation of the samples are functions of seed and epoch. The position, the tensors and a few
 -- counters therefore suffice to resume a run exactly. Other state of the script is not saved.
--- run.folder, run.epoch, run.steps, run.stage and run.result (the last report) may be read.
+-- run.folder, run.epoch, run.steps, run.phase and run.result (the last report) may be read.
 --
 -- A run ends after the last epoch, at --max-steps, on a signal or on an error. It ends early, and
 -- saves a checkpoint, if its variable is closed or the script calls os.exit(). In each case it
@@ -41,7 +41,7 @@ local progress = require "luatrain.train.progress"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
-local stages = require "luatrain.train.stages"
+local phases = require "luatrain.train.phases"
 local state = require "luatrain.train.state"
 local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
@@ -58,7 +58,7 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- mixup: alpha, see mixup.lua; sizes: see stages.lua; target: top1, see cost.lua; scaler: options
+-- mixup: alpha, see mixup.lua; sizes: see phases.lua; target: top1, see cost.lua; scaler: options
 -- of lt.amp.scaler, for fp16, or false for no loss scale.
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
                    .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
@@ -81,7 +81,7 @@ local function read_settings(given)
   end
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
-  o.stages = stages.read(o)
+  o.phases = phases.read(o)
   return o
 end
 
@@ -156,10 +156,10 @@ local function new(given)
     initial = false,                   -- settings of the optimizer when lt.run was called
     grain = o.mixup > 0 and 2 or 1,    -- groups of this many images stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: the epoch, its samples done; total steps
-    stage = o.stages[1],               -- the stage of the current epoch
+    phase = o.phases[1],               -- the phase of the current epoch
     loss_sum = 0.0,                    -- sum of the loss over the epoch's samples so far
     result = false,                    -- the last report
-    phase = "new",                     -- then "epoch" and "reported" in turn; finally "over"
+    status = "new",                    -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
     saved = false,                     -- whether the last checkpoint is up to date
@@ -175,7 +175,7 @@ local function new(given)
   folder.take(self)
   local ok, err = pcall(start, self)
   if not ok then
-    self.phase = "over"
+    self.status = "over"
     if self.listener then self.listener:close() end
     if self.lock then self.lock:close() end
     error(err, 0)
@@ -187,21 +187,21 @@ end
 
 -- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
-  if self.phase == "over" then return end
+  if self.status == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
   local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
   if ok then return end
-  if self.phase ~= "over" then ending.finish(self, core.exit_code(why), true) end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
   error(why, 0)
 end
 
 function meta.__close(self, err)
   if err == nil then return meta.__exit(self, 0) end
-  if self.phase ~= "over" then ending.finish(self, core.exit_code(err), true) end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(err), true) end
 end
 
 function meta.__gc(self)
-  if self.phase == "over" then return end
+  if self.status == "over" then return end
   self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
                 :format(self.folder))
   ending.finish(self, nil, true)
@@ -241,13 +241,13 @@ end
 -- The checks that all methods share.
 local function check_call(self, who)
   if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
-  if self.phase == "over" then fail("%s: this run is over", who) end
+  if self.status == "over" then fail("%s: this run is over", who) end
   if self.inside then fail("%s must not be called inside run:step", who) end
 end
 
-local function expect(self, phase, who, otherwise)
+local function expect(self, status, who, otherwise)
   check_call(self, who)
-  if self.phase ~= phase then fail("%s: %s", who, otherwise) end
+  if self.status ~= status then fail("%s: %s", who, otherwise) end
 end
 
 -- for epoch in run:epochs() do: iterates over the remaining epochs. Reports an epoch that the
@@ -255,21 +255,21 @@ end
 function Run:epochs()
   expect(self, "new", "run:epochs", "it was already called, and a run is one loop")
   return function()
-    if self.phase == "epoch" then self:report() end
+    if self.status == "epoch" then self:report() end
     if self.epoch > self.settings.epochs then return ending.complete(self) end
     stop_if_wanted(self)
-    self.stage = stages.at(self.settings.stages, self.epoch)
-    self.phase = "epoch"
+    self.phase = phases.at(self.settings.phases, self.epoch)
+    self.status = "epoch"
     return self.epoch
   end
 end
 
 -- Opens a pass over the images of an epoch, from position `first` on, or over requested batches.
 local function open_pass(self, epoch, first, workers, on_request)
-  local o, stage = self.settings, stages.at(self.settings.stages, epoch)
-  return o.train:sized(stage.size):open_batches{
-    batch = stage.batch, shuffle = true, epoch = epoch, first = first, workers = workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = stage.area, shard = not self.async,
+  local o, phase = self.settings, phases.at(self.settings.phases, epoch)
+  return o.train:sized(phase.size):open_batches{
+    batch = phase.batch, shuffle = true, epoch = epoch, first = first, workers = workers,
+    crop = o.augment.crop, flip = o.augment.flip, area = phase.area, shard = not self.async,
     grain = self.grain, on_request = on_request}
 end
 
@@ -277,7 +277,7 @@ end
 -- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
 -- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
 function Run:batches()
-  local o, stage = self.settings, self.stage
+  local o, phase = self.settings, self.phase
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
   ending.close_loader(self)
@@ -288,7 +288,7 @@ function Run:batches()
   local loader = open_pass(self, self.epoch, self.done, o.workers)
   self.loader, self.shard = loader, self.shards
   return function()
-    if self.phase == "over" then fail "run:batches: this run is over" end
+    if self.status == "over" then fail "run:batches: this run is over" end
     if self.loader ~= loader then fail "run:batches: another loop over the batches was started" end
     if self.rows then fail "run:batches: the previous batch had no run:step" end
     local before = core.clock()
@@ -297,7 +297,7 @@ function Run:batches()
     if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
     self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
     if not x then return ending.close_loader(self) end
-    self.rows, self.counter = math.min(stage.batch, #o.train - self.done), core.steps()
+    self.rows, self.counter = math.min(phase.batch, #o.train - self.done), core.steps()
     self.shards = core.shards(self.rows, self.grain)
     return x, y
   end
@@ -492,14 +492,14 @@ end
 
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 -- eval mode over the set, each sample counted once. batch defaults to the training batch, which
--- needs no more memory than training. metrics: see metrics.lua. Resizes images to the stage's size.
+-- needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
   if self.async and not self.root then return async.no_result(given) end
   if self.async then self.async:refresh() end
   ending.close_step(self)
-  local like = {batch = self.stage.batch, size = self.stage.size, amp = o.amp}
+  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp}
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
@@ -511,8 +511,9 @@ end
 -- run:report(numbers): ends the epoch. Logs it with numbers, a table by name like the result of
 -- run:evaluate. Saves a checkpoint. Returns the report: the numbers and train_loss.
 function Run:report(numbers)
-  expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was already reported"
-                                      or "call it inside: for epoch in run:epochs() do ... end")
+  expect(self, "epoch", "run:report",
+         self.status == "reported" and "this epoch was already reported"
+         or "call it inside: for epoch in run:epochs() do ... end")
   if self.async then self.async:check_report() end
   if self.done == 0 and not self.async then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
@@ -529,11 +530,11 @@ function Run:report(numbers)
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
   fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
-  fields.samples, fields.size = progress.samples(self), self.stage.size
+  fields.samples, fields.size = progress.samples(self), self.phase.size
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))
-  self.result, self.phase = result, "reported"
+  self.result, self.status = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
   ending.save_or_warn(self)

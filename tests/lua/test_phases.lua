@@ -1,7 +1,7 @@
--- test_stages.lua - runs whose image size changes between epochs.
+-- test_phases.lua - runs whose image size changes between epochs.
 local lt = require "luatrain"
 local nn = lt.nn
-local stages = require "luatrain.train.stages"
+local phases = require "luatrain.train.phases"
 local T = require "lt_test"
 
 local START = lt.randn{2, 3, 3, 3}
@@ -42,7 +42,7 @@ T.test("sizes and batches change between epochs", function()
   T.equal(sizes, {"4", "8", "8", "12"})
 end)
 
-T.test("a run that is stopped in a stage resumes in it", function()
+T.test("a run that is stopped in a phase resumes in it", function()
   local function train(out, max_steps)
     local o, _, test = settings(SIZES, {out = out, max_steps = max_steps})
     o.test = test
@@ -55,7 +55,7 @@ T.test("a run that is stopped in a stage resumes in it", function()
   T.equal(train(out), whole)
 end)
 
-T.test("the minimum crop area of a stage", function()
+T.test("the minimum crop area of a phase", function()
   local function first(area)
     local o = settings({{size = 8, area = area}}, {augment = {area = 0.05}})
     local run <close> = lt.run(o)
@@ -83,7 +83,7 @@ T.test("evaluation uses the image size of the epoch, also after its report", fun
       end)
     end
     run:report(run:evaluate(test))
-    T.equal(seen[#seen], ("test 2x%dx%d"):format(run.stage.size, run.stage.size))
+    T.equal(seen[#seen], ("test 2x%dx%d"):format(run.phase.size, run.phase.size))
     run:evaluate(test)
     T.equal(seen[#seen], seen[#seen - 1])
     if epoch == 2 then break end
@@ -117,7 +117,7 @@ end)
 local function counted(list, epoch, done, epochs, images)
   local steps = 0
   for e = epoch, epochs do
-    local batch = stages.at(list, e).batch
+    local batch = phases.at(list, e).batch
     steps = steps + (images - done + batch - 1) // batch
     done = 0
   end
@@ -130,7 +130,7 @@ T.test("the number of steps", function()
   for epoch = 1, 9 do
     for epochs = 0, 9 do
       for _, done in ipairs{0, 1, 9, 10} do
-        T.equal(stages.steps(list, epoch, done, epochs, 10),
+        T.equal(phases.steps(list, epoch, done, epochs, 10),
                 counted(list, epoch, done, epochs, 10))
       end
     end
@@ -146,9 +146,9 @@ end
 
 T.test("the number of steps of a huge number of epochs", function()
   local one = {{batch = 16, last = math.huge}}
-  T.equal(in_time(stages.steps, one, 1, 0, 100000000, 48), 300000000)
-  T.equal(in_time(stages.steps, one, 5, 20, 100000000, 48), 300000000 - 13)
-  T.equal(in_time(stages.steps, one, 1, 0, math.maxinteger, 48), 1 << 53)
+  T.equal(in_time(phases.steps, one, 1, 0, 100000000, 48), 300000000)
+  T.equal(in_time(phases.steps, one, 5, 20, 100000000, 48), 300000000 - 13)
+  T.equal(in_time(phases.steps, one, 1, 0, math.maxinteger, 48), 1 << 53)
   local o, _, test = settings(nil, {epochs = math.maxinteger, max_steps = 2})
   o.test = test
   local _, why = in_time(pcall, lt.fit, o)
