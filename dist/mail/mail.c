@@ -26,7 +26,13 @@ int64_t lt__mail_next_run(lt_mail *mail) { return ++mail->runs; }
 
 lt_message *lt__mail_take(lt_mail *mail, double seconds)
 {
-    return lt__inbox_take(mail->inbox, seconds);
+    lt_message *m = lt__inbox_take(mail->inbox, mail->waits ? 0 : seconds);
+    if (m || !mail->waits || seconds <= 0)
+        return m;
+    mail->waits(mail, 1);
+    m = lt__inbox_take(mail->inbox, seconds);
+    mail->waits(mail, -1);
+    return m;
 }
 
 void lt__mail_close(lt_mail *mail, double seconds)
@@ -157,7 +163,8 @@ static lt_mail *open_local(office *o, int rank)
         lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", o->n);
         return NULL;
     }
-    *l = (local){{local_send, local_close, &o->inbox[rank], 0}, o, rank, NULL};
+    *l = (local){
+        {.send = local_send, .close = local_close, .inbox = &o->inbox[rank]}, o, rank, NULL};
     atomic_fetch_add(&o->refs, 1);
     for (int i = 1; i < o->n; i++) {
         lt_message *m = lt__message_new(LT_MAIL_LOST, 0);

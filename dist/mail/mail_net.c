@@ -4,6 +4,7 @@
  * message from each rank is always pending; the head says how many bytes of data follow. Messages
  * to one rank are sent one after the other.
  */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -11,7 +12,9 @@
 #include "core/tensor.h"
 #include "dist/mail/inbox.h"
 
-enum { BUSY_NS = 20 * 1000, IDLE_NS = 500 * 1000, BUSY_ROUNDS = 200 };
+/* Between polls of the network: while the rank waits for a message, at first and then; while data
+ * is on the way; and otherwise, when polls only slow down the rank. */
+enum { FIRST_NS = 20 * 1000, WAITING_NS = 500 * 1000, IDLE_NS = 2000 * 1000, FIRST_POLLS = 200 };
 
 typedef struct head { /* sent as raw bytes */
     int64_t kind, bytes, number[LT_MESSAGE_NUMBERS];
@@ -37,8 +40,11 @@ typedef struct net_mail {
     int size; /* number of ranks */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the lists of messages to be sent, and the fields below */
-    bool closing;         /* the thread ends when nothing is left to send */
-    double deadline;      /* or at this time */
+    pthread_cond_t wake;  /* the thread polls at once */
+    bool woken;
+    int waiting;     /* threads of the rank that wait for a message */
+    bool closing;    /* the thread ends when nothing is left to send */
+    double deadline; /* or at this time */
     peer peer[];
 } net_mail;
 
@@ -172,6 +178,35 @@ static bool is_over(net_mail *m)
     return over;
 }
 
+static bool is_moving(const net_mail *m)
+{
+    bool any = false;
+    for (int i = 0; i < m->size; i++)
+        any |= m->peer[i].leaving || m->peer[i].arriving;
+    return any;
+}
+
+/* Sleeps until the next poll. idle: number of polls without progress. */
+static void sleep_between_polls(net_mail *m, int idle)
+{
+    pthread_mutex_lock(&m->lock);
+    int ns = !m->waiting && !is_moving(m)       ? IDLE_NS
+             : m->waiting && idle < FIRST_POLLS ? FIRST_NS
+                                                : WAITING_NS;
+    struct timespec deadline = lt__after(ns * 1e-9);
+    if (!m->woken)
+        pthread_cond_clockwait(&m->wake, &m->lock, CLOCK_MONOTONIC, &deadline);
+    m->woken = false;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Wakes the thread. The lock must be held. */
+static void wake(net_mail *m)
+{
+    m->woken = true;
+    pthread_cond_signal(&m->wake);
+}
+
 static void *carry(void *ud)
 {
     net_mail *m = ud;
@@ -184,7 +219,7 @@ static void *carry(void *ud)
             }
         idle = any ? 0 : idle + 1;
         if (!any)
-            nanosleep(&(struct timespec){.tv_nsec = idle < BUSY_ROUNDS ? BUSY_NS : IDLE_NS}, NULL);
+            sleep_between_polls(m, idle);
     }
     return NULL;
 }
@@ -204,6 +239,16 @@ static void net_send(lt_mail *mail, int to, lt_message *message)
     pthread_mutex_lock(&m->lock);
     *p->end = message;
     p->end = &message->next;
+    wake(m);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void net_waits(lt_mail *mail, int change)
+{
+    net_mail *m = (net_mail *)mail;
+    pthread_mutex_lock(&m->lock);
+    m->waiting += change;
+    wake(m);
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -214,6 +259,7 @@ static void net_close(lt_mail *mail, double seconds)
     pthread_mutex_lock(&m->lock);
     m->closing = true;
     m->deadline = lt__seconds() + seconds;
+    wake(m);
     pthread_mutex_unlock(&m->lock);
     pthread_join(m->thread, NULL);
     lt__inbox_close(&m->inbox);
@@ -237,6 +283,7 @@ void lt__mail_free_net(lt_mail *mail)
         return;
     for (int i = 0; i < m->size; i++)
         free_peer(&m->peer[i]);
+    pthread_cond_destroy(&m->wake);
     pthread_mutex_destroy(&m->lock);
     lt__inbox_free(&m->inbox);
     free(m);
@@ -267,11 +314,13 @@ lt_mail *lt__mail_open_net(const lt_net *net)
         lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", net->size);
         return NULL;
     }
-    m->mail = (lt_mail){net_send, net_close, &m->inbox, 0};
+    m->mail =
+        (lt_mail){.send = net_send, .close = net_close, .waits = net_waits, .inbox = &m->inbox};
     m->net = net;
     m->size = net->size;
     lt__inbox_open(&m->inbox);
     pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->wake, NULL);
     if (open_notices(m) != LT_OK) {
         lt__mail_free_net(&m->mail);
         return NULL;
