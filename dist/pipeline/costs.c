@@ -132,13 +132,26 @@ static double capacity_of(bool is_first, double left)
     return (double)lt__bucket_capacity(is_first, bytes, LT_FIRST_BUCKET, LT_BUCKET);
 }
 
+typedef struct exchange {
+    double sent;         /* when the buckets so far have been summed */
+    double bytes, ready; /* of the open bucket; when its last gradient is complete */
+} exchange;
+
+static void send_bucket(const lt_costs *c, exchange *x)
+{
+    if (x->bytes > 0)
+        x->sent = fmax(x->sent, x->ready) + sum_seconds(c, x->bytes);
+    x->bytes = 0;
+}
+
 /* The seconds from the end of a stage's last pass to the end of its gradient exchange, which sends
  * the step record and then the buckets, from the last unit on. In a pipeline, it begins after that
  * pass. Otherwise it begins with it, and a bucket is sent when it is complete and the one before
  * has been sent. */
 static double exposed(const lt_costs *c, bool overlaps, int first, int end)
 {
-    double now = 0, sent = sum_seconds(c, 0), bucket = 0, capacity = 0, ready = 0;
+    exchange x = {.sent = sum_seconds(c, 0)};
+    double now = 0, capacity = 0;
     bool is_first = true;
     if (c->replicas == 1)
         return 0;
@@ -148,19 +161,17 @@ static double exposed(const lt_costs *c, bool overlaps, int first, int end)
         now += overlaps ? at(line + 1, c->images) + at(line + 2, c->images) : 0;
         if (grads == 0)
             continue;
-        if (bucket > 0 && bucket + grads > capacity) {
-            sent = fmax(sent, ready) + sum_seconds(c, bucket);
-            bucket = 0;
+        if (x.bytes > 0 && x.bytes + grads > capacity) {
+            send_bucket(c, &x);
             is_first = false;
         }
-        if (bucket == 0)
+        if (x.bytes == 0)
             capacity = capacity_of(is_first, lt__costs_sum(c, first, i + 1).grads);
-        bucket += grads;
-        ready = now;
+        x.bytes += grads;
+        x.ready = now;
     }
-    if (bucket > 0)
-        sent = fmax(sent, ready) + sum_seconds(c, bucket);
-    return fmax(sent - now, 0);
+    send_bucket(c, &x);
+    return fmax(x.sent - now, 0);
 }
 
 double lt__costs_exchanged(const lt_costs *c, int first, int end)
