@@ -39,8 +39,8 @@ lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor 
 {
     int stage = ag->stages.stage_of(ag->stages.ud, name, x);
     if (stage < 0 || stage >= ag->stages.stages)
-        return lt_fail(LT_EINVAL, "stage_of() returned stage %d for %s, but there are %d", stage,
-                       name, ag->stages.stages);
+        return lt_fail(LT_EINVAL, "stage_of() returned stage %d for %s, but the pipeline has %d",
+                       stage, name, ag->stages.stages);
     x->stage = (uint8_t)(stage + 1);
     if (stage == ag->stages.own)
         return LT_OK;

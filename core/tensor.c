@@ -431,7 +431,7 @@ lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t 
 /* Whether a view of x can be made. */
 static lt_status check_view(const lt_tensor *x) { return x->remote ? LT_OK : lt__check_alive(x); }
 
-/* A view that is not the result of an op: the stages of a pipeline that have x have it, too. */
+/* A view outside of any op. In a pipeline, the stages that have x also have the view. */
 static lt_tensor *view_here(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset)
 {
     lt_tensor *y = lt__tensor_view(x, ndim, dims, offset, false);

@@ -10,8 +10,6 @@
 #include "dist/fault.h"
 #include "dist/group.h"
 
-static const double POLL_SECONDS = 0.2; /* between checks whether the job has failed */
-
 typedef struct live {
     lt_async async;
     lt_group *group; /* borrowed */
@@ -196,7 +194,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
         LT_TRY(check_job(l));
         if (l->host)
             LT_TRY(lt__host_status(l->host));
-        lt_message *m = take(l, l->over ? 0 : POLL_SECONDS);
+        lt_message *m = take(l, l->over ? 0 : LT_CHECK_SECONDS);
         lt_status status = m ? handle(l, m, event, &any) : LT_OK;
         lt__message_free(m);
         LT_TRY(status);
@@ -306,7 +304,7 @@ static lt_status wait_for_finish(live *l)
 {
     listen(l);
     while (!l->finished) {
-        lt_message *m = take(l, POLL_SECONDS);
+        lt_message *m = take(l, LT_CHECK_SECONDS);
         lt_async_event event;
         bool any;
         lt_status status = m ? handle(l, m, &event, &any) : check_job(l);

@@ -28,7 +28,7 @@ struct timespec lt__after(double seconds);
 struct lt_mail {
     void (*send)(lt_mail *mail, int to, lt_message *message);
     void (*close)(lt_mail *mail, double seconds);
-    /* One more thread waits for a message (change = 1), or one less (-1). May be NULL */
+    /* Adds change, 1 or -1, to the number of threads that wait for a message. May be NULL */
     void (*waits)(lt_mail *mail, int change);
     lt_inbox *inbox;
     int64_t runs;

@@ -53,6 +53,8 @@ int64_t lt__mail_next_run(lt_mail *mail);
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the
  * receiver is lost or has closed its mailbox. */
 void lt__mail_send(lt_mail *mail, int to, lt_message *message);
+/* Seconds between checks whether the job has failed, while a rank waits for a message. */
+static const double LT_CHECK_SECONDS = 0.2;
 /* Removes and returns the message that arrived first. Waits for one at most `seconds`; NULL if
  * there is none. New. */
 lt_message *lt__mail_take(lt_mail *mail, double seconds);

@@ -12,8 +12,9 @@
 #include "core/tensor.h"
 #include "dist/mail/inbox.h"
 
-/* Between polls of the network: while the rank waits for a message, at first and then; while data
- * is on the way; and otherwise, when polls only slow down the rank. */
+/* Nanoseconds between polls of the network. FIRST_NS: while the rank waits for a message, for the
+ * first FIRST_POLLS polls. WAITING_NS: after these, and while data is in transit. IDLE_NS:
+ * otherwise, when polls only slow down the rank. */
 enum { FIRST_NS = 20 * 1000, WAITING_NS = 500 * 1000, IDLE_NS = 2000 * 1000, FIRST_POLLS = 200 };
 
 typedef struct head { /* sent as raw bytes */
@@ -40,7 +41,7 @@ typedef struct net_mail {
     int size; /* number of ranks */
     pthread_t thread;
     pthread_mutex_t lock; /* guards the lists of messages to be sent, and the fields below */
-    pthread_cond_t wake;  /* the thread polls at once */
+    pthread_cond_t wake;  /* signaled when the thread must poll at once */
     bool woken;
     int waiting;     /* threads of the rank that wait for a message */
     bool closing;    /* the thread ends when nothing is left to send */

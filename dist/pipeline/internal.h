@@ -41,8 +41,8 @@ typedef struct lt_pass { /* a micro-batch, from its forward pass until its backw
     lt_weights *weights;    /* if its backward pass is split, and half done */
 } lt_pass;
 
-/* What a pipeline logs besides its actions: a value that a forward pass needs is here, or a
- * gradient that a backward pass needs. */
+/* Events that a pipeline logs besides its actions: the arrival of a value that a forward pass
+ * needs, or of a gradient that a backward pass needs. */
 enum { LT_PIPE_INPUT = LT_DONE + 1, LT_PIPE_GRAD };
 
 struct lt_pipeline {
@@ -72,8 +72,9 @@ struct lt_pipeline {
      * fail with this error. LT_OK: none */
     lt_status failure;
     char failure_text[512];
-    /* For tests: an action is done, LT_WAIT begins, LT_DONE: the number of micro-batches is known,
-     * or one of the above. micro: which micro-batch of the step. May be NULL */
+    /* For tests; may be NULL. what: an action that is done; LT_WAIT when a wait begins; LT_DONE
+     * when the number of micro-batches is known; or one of the events above. micro: the number of
+     * the micro-batch in the step */
     void (*log)(void *ud, int what, int micro);
     void *log_ud;
 };
@@ -102,7 +103,7 @@ void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
  * since no backward can follow. */
 void lt__pass_drop_current(lt_pipeline *p);
 LT_MUST lt_status lt__pass_check(const lt_pipeline *p); /* the first error of a backward pass */
-/* Keeps the result of a backward pass if it is the first error. Returns it. */
+/* Stores status if it is the first error of a backward pass. Returns status. */
 LT_MUST lt_status lt__pass_note(lt_pipeline *p, lt_status status);
 /* Completes the gradients of the weights of the oldest pass, which lacks only these. */
 LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);

@@ -6,7 +6,6 @@
 #include "dist/group.h"
 
 enum { ROUNDS = 5 };
-static const double POLL_SECONDS = 0.2; /* between checks whether the job has failed */
 
 /* Waits for a message of this run. New. */
 static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
@@ -16,7 +15,7 @@ static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
         char text[512];
         int rank;
         lt_status code;
-        lt_message *m = lt__mail_take(mail, POLL_SECONDS);
+        lt_message *m = lt__mail_take(mail, LT_CHECK_SECONDS);
         if (m && m->kind != LT_MAIL_LOST && m->number[0] == run)
             return m;
         lt__message_free(m);

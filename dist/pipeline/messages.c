@@ -8,8 +8,7 @@ enum { VALUES, GRAD, READ }; /* kinds of messages; READ acknowledges values */
  * that the sender has completed. The receiver has completed the same number, unless it has skipped
  * a value. */
 enum { NUMBER, WAITS, RUN, PASS };
-enum { MAX_UNREAD = 4 };                /* values that a stage may have yet to acknowledge */
-static const double POLL_SECONDS = 0.2; /* between checks whether the job has failed */
+enum { MAX_UNREAD = 4 }; /* values that a stage may have yet to acknowledge */
 
 /* Sends the elements of x, or none if it is NULL. */
 static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
@@ -139,7 +138,7 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
         LT_TRY(check_job(p, stages));
         if (lt__seconds() - began > limit)
             return fail_silent(p, stages, limit);
-        m = lt__mail_take(p->mail, POLL_SECONDS);
+        m = lt__mail_take(p->mail, LT_CHECK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "wait for a stage", began, lt__seconds() - began);

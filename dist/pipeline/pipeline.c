@@ -334,7 +334,7 @@ static lt_status open_pipeline(lt_pipeline *p)
                                               .sum = sum});
 }
 
-/* LT_EUSAGE unless the ranks can be divided into the stages; LT_EINVAL for another schedule. */
+/* LT_EINVAL if the schedule is invalid; LT_EUSAGE if the ranks cannot be divided into stages. */
 static lt_status check_config(int ranks, const lt_pipeline_config *config)
 {
     enum { MOST_LAG = 1 << 20 };

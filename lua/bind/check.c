@@ -69,12 +69,6 @@ static int pass(lua_State *L)
     return 1;
 }
 
-static void set_text(lua_State *L, const char *key, const char *text)
-{
-    lua_pushstring(L, text);
-    lua_setfield(L, -2, key);
-}
-
 /* check:rows(): returns a list with one table for each compared tensor: {where = , op = , of = ,
  * leaf = , count = , underflows = , overflows = , norm = , error = }; see lt_precision. */
 static int rows(lua_State *L)
@@ -84,11 +78,10 @@ static int rows(lua_State *L)
     lua_newtable(L);
     for (int i = 0; lt_precision_check_row(check, i, &row); i++) {
         lua_createtable(L, 0, 9);
-        set_text(L, "where", row.where);
-        set_text(L, "op", row.op);
-        set_text(L, "of", row.of);
-        lua_pushboolean(L, row.leaf);
-        lua_setfield(L, -2, "leaf");
+        lt__set_string(L, "where", row.where);
+        lt__set_string(L, "op", row.op);
+        lt__set_string(L, "of", row.of);
+        lt__set_boolean(L, "leaf", row.leaf);
         lt__set_number(L, "count", (double)row.count);
         lt__set_number(L, "underflows", (double)row.underflows);
         lt__set_number(L, "overflows", (double)row.overflows);

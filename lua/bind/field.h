@@ -18,6 +18,12 @@ static inline void lt__set_number(lua_State *L, const char *key, double value)
     lua_setfield(L, -2, key);
 }
 
+static inline void lt__set_string(lua_State *L, const char *key, const char *value)
+{
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, key);
+}
+
 static inline void lt__set_boolean(lua_State *L, const char *key, bool value)
 {
     lua_pushboolean(L, value);

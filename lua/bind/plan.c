@@ -127,8 +127,7 @@ static void push_plan(lua_State *L, const lt_pipe_plan *p)
     lt__set_integer(L, "replicas", p->replicas);
     lt__set_integer(L, "micro", p->micro);
     lt__set_integer(L, "lag", p->lag);
-    lua_pushstring(L, lt_schedule_name(p->kind));
-    lua_setfield(L, -2, "schedule");
+    lt__set_string(L, "schedule", lt_schedule_name(p->kind));
     lt__set_number(L, "seconds", p->seconds);
     lua_createtable(L, p->stages, 0);
     for (int i = 0; i < p->stages; i++) {

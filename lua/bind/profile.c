@@ -19,8 +19,7 @@ static void push_units(lua_State *L, const lt_profile *p)
     const lt_profile_unit *u;
     for (int i = 0; (u = lt_profile_unit_at(p, i)); i++) {
         lua_createtable(L, 0, 8);
-        lua_pushstring(L, u->name);
-        lua_setfield(L, -2, "name");
+        lt__set_string(L, "name", u->name);
         lt__set_boolean(L, "may_begin_stage", u->may_begin_stage);
         lt__set_integer(L, "state_bytes", u->state_bytes);
         lt__set_integer(L, "grad_bytes", u->grad_bytes);
@@ -39,8 +38,7 @@ static void push_params(lua_State *L, const lt_profile *p)
     lua_newtable(L);
     for (int i = 0; lt_profile_param_at(p, i, &name, &unit); i++) {
         lua_createtable(L, 0, 2);
-        lua_pushstring(L, name);
-        lua_setfield(L, -2, "name");
+        lt__set_string(L, "name", name);
         lt__set_integer(L, "unit", unit + 1);
         lua_rawseti(L, -2, i + 1);
     }

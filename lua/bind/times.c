@@ -10,6 +10,7 @@
 #include "core/hash.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 enum { FIRST_ROOM = 256, SHAPES = 3 };
 
@@ -188,12 +189,9 @@ static void push_row(lua_State *L, const row *r)
     const key *k = &r->key;
     const lt_schema *schema = k->schema;
     lua_createtable(L, 0, 8);
-    lua_pushstring(L, schema->name);
-    lua_setfield(L, -2, "op");
-    lua_pushboolean(L, k->backward);
-    lua_setfield(L, -2, "backward");
-    lua_pushstring(L, lt_dtype_name((lt_dtype)k->dtype[k->ndim[0] < 0 ? 2 : 0]));
-    lua_setfield(L, -2, "dtype");
+    lt__set_string(L, "op", schema->name);
+    lt__set_boolean(L, "backward", k->backward);
+    lt__set_string(L, "dtype", lt_dtype_name((lt_dtype)k->dtype[k->ndim[0] < 0 ? 2 : 0]));
     lua_createtable(L, SHAPES, 0);
     for (int i = 0; i < SHAPES; i++) {
         push_shape(L, k, i);
@@ -207,12 +205,9 @@ static void push_row(lua_State *L, const row *r)
             lua_rawseti(L, -2, ++n);
         }
     lua_setfield(L, -2, "wanted");
-    lua_pushinteger(L, r->calls);
-    lua_setfield(L, -2, "calls");
-    lua_pushnumber(L, r->seconds);
-    lua_setfield(L, -2, "seconds");
-    lua_pushinteger(L, r->bytes);
-    lua_setfield(L, -2, "bytes");
+    lt__set_integer(L, "calls", r->calls);
+    lt__set_number(L, "seconds", r->seconds);
+    lt__set_integer(L, "bytes", r->bytes);
 }
 
 /* op_times(): ends the timing and returns all sums as a list, in no particular order. Each item has

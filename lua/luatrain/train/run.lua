@@ -469,7 +469,7 @@ function Run:step(fn, ...)
     if o.amp_check then ending.close_step(self) end
     amp_check.begin_step(self, fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
-    if core.pipeline() then core.pipeline_times() end      -- discards those since the last step
+    if core.pipeline() then core.pipeline_times() end      -- starts a new count
     if self.observer then self.observer:begin_step() end
   end
   local loss, given = step_shard(self, fn, ...)
