@@ -12,9 +12,9 @@
 #include "core/tensor.h"
 #include "dist/mail/inbox.h"
 
-/* Nanoseconds between polls of the network. FIRST_NS: while the rank waits for a message, for the
- * first FIRST_POLLS polls. WAITING_NS: after these, and while data is in transit. IDLE_NS:
- * otherwise, when polls only slow down the rank. */
+/* Nanoseconds between polls of the network. FIRST_NS: for the first FIRST_POLLS polls of a wait for
+ * a message, and after each message. WAITING_NS: after these, and while data is in transit.
+ * IDLE_NS: otherwise, when polls only slow down the rank. */
 enum { FIRST_NS = 20 * 1000, WAITING_NS = 500 * 1000, IDLE_NS = 2000 * 1000, FIRST_POLLS = 200 };
 
 typedef struct head { /* sent as raw bytes */
@@ -44,6 +44,7 @@ typedef struct net_mail {
     pthread_cond_t wake;  /* signaled when the thread must poll at once */
     bool woken;
     int waiting;     /* threads of the rank that wait for a message */
+    int idle;        /* polls without progress since the first of them began to wait */
     bool closing;    /* the thread ends when nothing is left to send */
     double deadline; /* or at this time */
     peer peer[];
@@ -187,17 +188,26 @@ static bool is_moving(const net_mail *m)
     return any;
 }
 
-/* Sleeps until the next poll. idle: number of polls without progress. */
-static void sleep_between_polls(net_mail *m, int idle)
+/* Sleeps until the next poll. */
+static void sleep_between_polls(net_mail *m)
 {
     pthread_mutex_lock(&m->lock);
-    int ns = !m->waiting && !is_moving(m)       ? IDLE_NS
-             : m->waiting && idle < FIRST_POLLS ? FIRST_NS
-                                                : WAITING_NS;
+    int ns = !m->waiting && !is_moving(m)          ? IDLE_NS
+             : m->waiting && m->idle < FIRST_POLLS ? FIRST_NS
+                                                   : WAITING_NS;
+    m->idle++;
     struct timespec deadline = lt__after(ns * 1e-9);
     if (!m->woken)
         pthread_cond_clockwait(&m->wake, &m->lock, CLOCK_MONOTONIC, &deadline);
     m->woken = false;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Makes the next polls those of a new wait. */
+static void poll_quickly(net_mail *m)
+{
+    pthread_mutex_lock(&m->lock);
+    m->idle = 0;
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -211,16 +221,17 @@ static void wake(net_mail *m)
 static void *carry(void *ud)
 {
     net_mail *m = ud;
-    for (int idle = 0; !is_over(m);) {
+    while (!is_over(m)) {
         bool any = false;
         for (int i = 0; i < m->size; i++)
             if (i != m->net->rank) {
                 any |= receive_some(m, i);
                 any |= send_some(m, i);
             }
-        idle = any ? 0 : idle + 1;
-        if (!any)
-            sleep_between_polls(m, idle);
+        if (any)
+            poll_quickly(m);
+        else
+            sleep_between_polls(m);
     }
     return NULL;
 }
@@ -248,6 +259,8 @@ static void net_waits(lt_mail *mail, int change)
 {
     net_mail *m = (net_mail *)mail;
     pthread_mutex_lock(&m->lock);
+    if (m->waiting == 0)
+        m->idle = 0;
     m->waiting += change;
     wake(m);
     pthread_mutex_unlock(&m->lock);
