@@ -6,8 +6,8 @@
  * The batch of a step is divided among the replicas, and each replica's part into micro-batches,
  * whose forward passes are called one after the other.
  *
- * lt_backward() notes that the forward pass of a micro-batch is complete, and runs the backward
- * passes that the schedule orders before the next forward pass. The others run before an optimizer
+ * lt_backward() ends the forward pass of a micro-batch, and runs the backward passes that the
+ * schedule orders before the next forward pass. The others run before an optimizer
  * step. While an op waits for values of an earlier stage, only second halves of split backward
  * passes run. Values and gradients travel as messages, which do not block the sender. Results have
  * the bits of one process that accumulates the gradients of the same micro-batches.
@@ -63,8 +63,8 @@ LT_API int lt_pipeline_replicas(const lt_pipeline *pipeline); /* of each stage *
 /* The group of the replicas of this stage, for a reducer, which must be blocking; NULL if there is
  * only one. Borrowed until the pipeline is freed. */
 LT_API struct lt_group *lt_pipeline_group(const lt_pipeline *pipeline);
-/* Whether this rank is the one of its replica that counts x, so that a sum over the stages counts
- * it once: it has x, and no earlier stage has it. */
+/* Whether this rank counts x in a sum over the stages of its replica, so that x counts once: it has
+ * x, and no earlier stage does. */
 LT_API bool lt_pipeline_counts(const lt_pipeline *pipeline, const lt_tensor *x);
 
 /* Passes from now on belong to micro-batch i, from 0, of n, which has `share` of the rows of this
@@ -106,6 +106,7 @@ typedef struct lt_profile_unit {
     int64_t state_bytes;  /* of its parameters and buffers */
     int64_t grad_bytes;   /* of their gradients */
     int64_t saved_bytes;  /* of its results, and of data that its backward pass reads */
+    int64_t back_bytes;   /* of the gradients of results that its largest op reads and writes */
     /* Seconds in all timed passes together: of the forward pass, and of the two halves of the
      * backward pass, as in lt_backward_from() */
     double forward, inputs, weights;

@@ -32,6 +32,9 @@ typedef struct lt_pipe_net_unit { /* see lt_profile_unit */
     double grad_bytes;  /* of the gradients, in f32, that the replicas exchange */
     double state_bytes; /* of parameters, buffers, gradients and the optimizer's slots */
     double saved_bytes; /* per image, from the forward pass until the backward pass is done */
+    double back_bytes;  /* per image, of the gradients that its largest op reads and writes */
+    double work_bytes;  /* of memory that a stage needs once, for the largest of its units, while it
+                         * adds up the gradients of several micro-batches */
 } lt_pipe_net_unit;
 
 typedef struct lt_pipe_net_value { /* see lt_profile_value */
@@ -73,7 +76,7 @@ typedef struct lt_pipe_link { /* between two ranks, in each direction */
 } lt_pipe_link;
 
 typedef struct lt_pipe_job { /* zero means default, except for the last five numbers */
-    int ranks;               /* a plan uses at most this number. Required */
+    int ranks;               /* every plan uses all of them. Required */
     int64_t batch;           /* images of a step, of all replicas. Required */
     lt_pipe_link link;       /* of messages. A rank sends one after the other. Required */
     /* Of the gradient exchange. Required. A sum of b bytes over G replicas takes
@@ -94,8 +97,8 @@ typedef struct lt_pipe_job { /* zero means default, except for the last five num
 /* ==== Plans =================================================================================== */
 
 typedef struct lt_pipe_plan_stage {
-    int first; /* its first unit. A stage without units has that of the next stage, or the number
-                * of units if none follows */
+    int first; /* its first unit. A stage without units has the first unit of the next stage, or
+                * the number of units if none follows */
     /* Predicted, for one of its ranks: */
     double busy;    /* seconds of passes and of the optimizer step */
     double idle;    /* share of the step that is not busy */
@@ -128,18 +131,19 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
                                        lt_pipe_plan *plan);
 
 /* Finds a plan for each number of stages, replicas and micro-batches, each kind and each lag that
- * the job allows. Free them with lt_pipe_plans_free(). If several
- * numbers of micro-batches give the same size, rounded up, only the smallest is tried. Plans of
- * equal speed are sorted by their ranks, then by their memory.
+ * the job allows. Free them with lt_pipe_plans_free(). If several numbers of micro-batches give the
+ * same size, rounded up, only the smallest is tried. Plans of equal speed are sorted by their
+ * memory.
  *
  * A plan's division is the fastest of all if there are at most 1,000 possible ones: 2 stages of
  * 1,000 units, or 3 of 45. Otherwise, the search begins with the division whose slowest stage or
- * link is fastest, and moves borders as long as the simulated step gets faster. For the fastest 32
- * plans, it tries all divisions up to 20,000, or more moves. With 200 units this takes less than a
- * second for 8 ranks, but half a minute for 32, unless the job gives the number of stages.
+ * link is fastest, and moves borders as long as the simulated step gets faster. If the ranks have
+ * little memory, this may find no division although one exists. For the fastest 32
+ * plans, it tries all divisions up to 20,000, or more moves. With 200 units and 8 ranks, this takes
+ * less than a second.
  *
- * LT_EINVAL if a number is out of range, or if the job allows no plan; LT_ENOMEM, also if no plan
- * fits into the memory of the ranks. */
+ * LT_EINVAL if a number is out of range, if the job allows no plan, or if none fits into the memory
+ * of the ranks; LT_ENOMEM. */
 LT_MUST lt_status lt_pipe_plans_find(const lt_pipe_net *net, const lt_pipe_job *job,
                                      lt_pipe_plans *plans);
 LT_API void lt_pipe_plans_free(lt_pipe_plans *plans);

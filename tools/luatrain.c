@@ -58,6 +58,22 @@ static int end_async_loop(lua_State *L)
     return 0;
 }
 
+/* Pushes the flags of the plan command, or nil if the command is another one. */
+static void push_plan_flags(lua_State *L, const settings *s)
+{
+    lua_pushnil(L);
+    if (!s->plans)
+        return;
+    lua_newtable(L);
+    lua_replace(L, -2);
+    if (s->plan_ranks > 0) {
+        lua_pushinteger(L, s->plan_ranks);
+        lua_setfield(L, -2, "ranks");
+    }
+    lua_pushstring(L, s->plan_link);
+    lua_setfield(L, -2, "link");
+}
+
 /* Passes the options and this process's command line to luatrain/train/command_line.lua. */
 static int pass_command_line(lua_State *L)
 {
@@ -79,7 +95,8 @@ static int pass_command_line(lua_State *L)
         lua_pushboolean(L, true);
         lua_rawset(L, -3);
     }
-    lua_call(L, 3, 0);
+    push_plan_flags(L, s);
+    lua_call(L, 4, 0);
     return 0;
 }
 
@@ -232,9 +249,6 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 {
     int argc = s->argc;
     char **argv = s->argv;
-    lua_pushcfunction(L, pass_command_line);
-    lua_pushlightuserdata(L, (void *)s);
-    LT_TRY(lt_lua_call(L, 1, 0));
     if (strcmp(argv[0], "bench") == 0)
         return shown("bench", bench(ctx, L, argc - 1, argv + 1));
     if (looks(argv[0]))
@@ -312,8 +326,10 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
     lua_State *L = lt_lua_new(ctx);
     if (!L)
         return lt_errcode();
-    lt_status status = LT_OK;
-    if (group) {
+    lua_pushcfunction(L, pass_command_line);
+    lua_pushlightuserdata(L, (void *)s);
+    lt_status status = lt_lua_call(L, 1, 0);
+    if (status == LT_OK && group) {
         lt_group_set_threads(group, lt_threads(ctx));
         status = is_async(s)                  ? lt_lua_join_async(L, group)
                  : s->parallel == IN_PIPELINE ? join_pipeline(s, config, L, group)

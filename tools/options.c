@@ -223,8 +223,8 @@ static const struct option {
      "shards of each batch in a deterministic run, divided among the ranks (--ranks)", set_vranks,
      SAME},
     {"parallel", "MODE",
-     "async=RULE: train asynchronously, and apply gradients by this rule; pipe=P: divide the net "
-     "into P stages",
+     "async=RULE: train asynchronously, and apply gradients by this rule; pipe=P|auto: divide the "
+     "net into pipeline stages",
      set_parallel, SAME},
     {"simulate", "workers=N,...", "compute for N asynchronous workers in one process", set_simulate,
      SAME},
@@ -244,6 +244,7 @@ void print_help(FILE *to)
 {
     fprintf(to, "usage: luatrain [options] script.lua [script options]\n"
                 "       luatrain [options] summary script.lua [script options]\n"
+                "       luatrain [options] plan [plan options] script.lua [script options]\n"
                 "       luatrain [options] bench [bench options] script.lua [script options]\n"
                 "       luatrain bench dispatch\n"
                 "       luatrain report [report options] FOLDER...\n"

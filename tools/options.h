@@ -20,6 +20,8 @@ typedef struct settings {
     parallel_kind parallel; /* --parallel */
     bool simulates;         /* --simulate is given */
     bool plans;             /* the subcommand is plan */
+    int plan_ranks;         /* plan -n: number of ranks; 0 if not given */
+    const char *plan_link;  /* plan --link: Gbit/s; NULL if not given */
     bool under_mpi;         /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;

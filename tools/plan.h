@@ -4,9 +4,8 @@
 
 #include "tools/options.h"
 
-/* Reads the flags of the plan command, stores them in variables where luatrain/commands/plan.lua
- * reads them, and removes them: s->argv[0] becomes the script. Sets *is_help, and prints the help,
- * for --help. LT_EUSAGE, LT_ENOMEM. */
+/* Reads the flags of the plan command into s and removes them: s->argv[0] becomes the script. Sets
+ * *is_help, and prints the help, for --help. LT_EUSAGE. */
 LT_MUST lt_status read_plan(settings *s, bool *is_help);
 
 #endif

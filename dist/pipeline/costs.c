@@ -182,10 +182,33 @@ double lt__costs_exchanged(const lt_costs *c, int first, int end)
 
 /* ==== Pipelines =============================================================================== */
 
+double lt__costs_work(const lt_costs *c, int first, int end)
+{
+    double work = 0, back = 0;
+    for (const lt_pipe_net_unit *u = c->net->units + first; u < c->net->units + end; u++) {
+        work = fmax(work, c->micro > 1 ? u->work_bytes : 0);
+        back = fmax(back, u->back_bytes * c->images);
+    }
+    return work + back;
+}
+
+/* Whether a value is made before unit first, and used in units first to end - 1. */
+static bool is_received(const lt_pipe_net_value *v, int first, int end)
+{
+    for (int k = 0; v->unit < first && k < v->n && v->uses[k] < end; k++)
+        if (v->uses[k] >= first)
+            return true;
+    return false;
+}
+
 double lt__costs_memory(const lt_costs *c, const lt_schedule *schedule, int first, int end)
 {
     lt_unit_costs s = lt__costs_sum(c, first, end);
-    return s.state + s.saved * lt__schedule_in_memory(schedule, c->micro);
+    double received = 0;
+    for (const lt_pipe_net_value *v = c->net->values; v < c->net->values + c->net->n_values; v++)
+        received += is_received(v, first, end) ? v->bytes * c->images : 0;
+    return s.state + lt__costs_work(c, first, end) +
+           (s.saved + received) * lt__schedule_in_memory(schedule, c->micro);
 }
 
 /* The stage of a unit, not before stage i. */

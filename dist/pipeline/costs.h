@@ -1,13 +1,13 @@
-/* costs.h - what the stages of a plan compute, keep and send, from its net. Private to dist. */
+/* costs.h - what the stages of a plan compute, keep and send. Private to dist. */
 #ifndef LT_DIST_PIPELINE_COSTS_H
 #define LT_DIST_PIPELINE_COSTS_H
 
 #include "dist/pipeline/partition.h"
 #include "dist/pipeline/simulate.h"
 
-typedef struct lt_unit_costs { /* of a micro-batch, except for those of a step */
+typedef struct lt_unit_costs { /* of a micro-batch */
     double forward, inputs, weights, saved;
-    double update, grads, state;
+    double update, grads, state; /* of a step */
 } lt_unit_costs;
 
 typedef struct lt_costs {
@@ -47,6 +47,8 @@ lt_unit_costs lt__costs_sum(const lt_costs *costs, int first, int end);
  * first (stages + 1). */
 void lt__costs_pipe(const lt_costs *costs, const lt_schedule *schedule, const int *first,
                     lt_costed_pipe *pipe);
+/* The bytes that units first to end - 1 need besides what they keep between passes. */
+double lt__costs_work(const lt_costs *costs, int first, int end);
 /* The bytes of memory of stage schedule->stage, with units first to end - 1. */
 double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);
 /* The bytes of gradients that a rank sends for units first to end - 1 in a step. */

@@ -27,19 +27,19 @@ typedef struct lt_received { /* values that have arrived, and whose gradient is 
     bool returned;
 } lt_received;
 
-typedef struct lt_pass { /* a micro-batch, from its forward pass until its backward pass is done */
-    struct lt_pass *next;
+typedef struct lt_micro_batch { /* from its forward pass until its backward pass is done */
+    struct lt_micro_batch *next;
     lt_sent *sent;
     lt_received *received;
     int n_sent, n_received, sent_capacity, received_capacity;
     lt_tensor *loss, *grad; /* if this stage has the loss; grad: its gradient, or NULL */
     bool in_scope;          /* it began within a scope */
-    bool noted;             /* its forward pass is complete */
-    bool in_half;           /* it was computed in half precision, */
-    double share;           /* and has this share of the rows */
-    lt_scope *scope;        /* scopes of its tensors that the program has left, linked by outer */
-    lt_weights *weights;    /* if its backward pass is split, and half done */
-} lt_pass;
+    bool forward_done;
+    bool in_half;        /* it was computed in half precision, */
+    double share;        /* and has this share of the rows */
+    lt_scope *scope;     /* scopes of its tensors that the program has left, linked by outer */
+    lt_weights *weights; /* if its backward pass is split, and half done */
+} lt_micro_batch;
 
 /* Events that a pipeline logs besides its actions: the arrival of a value that a forward pass
  * needs, or of a gradient that a backward pass needs. */
@@ -57,11 +57,11 @@ struct lt_pipeline {
     lt_stage_state state;
     int micro, n_micro; /* see lt_pipeline_set_micro_batch(), also share */
     double share;
-    int64_t begun_step;    /* the last step whose first forward pass is complete */
-    int64_t noted;         /* number of forward passes that are complete, of all steps */
-    lt_pass *first, **end; /* oldest first; the last one may not be noted */
-    lt_pass *back;         /* whose backward pass runs; or NULL */
-    uint64_t lost;         /* stages that have failed or ended, as bits */
+    int64_t begun_step;           /* the last step whose first forward pass is complete */
+    int64_t forwards;             /* number of forward passes that are complete, of all steps */
+    lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */
+    lt_micro_batch *back;         /* whose backward pass runs; or NULL */
+    uint64_t lost;                /* stages that have failed or ended, as bits */
     /* (stages), for each stage: a list of values that have arrived, oldest first; the numbers of
      * values sent to it and taken from it; how many of those sent it has yet to acknowledge */
     lt_message **values;
@@ -94,27 +94,28 @@ static inline int lt__stage_rank(const lt_pipeline *p, int stage)
     return stage * p->replicas + p->replica;
 }
 
-/* passes.c */
-lt_pass *lt__pass_last(const lt_pipeline *p); /* the newest pass, or NULL; borrowed */
-/* The newest pass; a new one if that is noted. Borrowed. NULL with LT_ENOMEM. */
-lt_pass *lt__pass_current(lt_pipeline *p);
-void lt__pass_drop_first(lt_pipeline *p); /* frees the oldest pass */
-/* When the outermost scope ends: frees the newest pass if it began in the scope and is not noted,
- * since no backward can follow. */
-void lt__pass_drop_current(lt_pipeline *p);
-LT_MUST lt_status lt__pass_check(const lt_pipeline *p); /* the first error of a backward pass */
+/* micro.c */
+lt_micro_batch *lt__micro_last(const lt_pipeline *p); /* the newest one, or NULL; borrowed */
+/* The newest one; a new one if its forward pass is complete. Borrowed. NULL with LT_ENOMEM. */
+lt_micro_batch *lt__micro_current(lt_pipeline *p);
+void lt__micro_drop_first(lt_pipeline *p); /* frees the oldest one */
+/* When the outermost scope ends: frees the newest one if it began in the scope and its forward pass
+ * is not complete, since no backward can follow. */
+void lt__micro_drop_current(lt_pipeline *p);
+LT_MUST lt_status lt__pipe_check(const lt_pipeline *p); /* the first error of a backward pass */
 /* Stores status if it is the first error of a backward pass. Returns status. */
-LT_MUST lt_status lt__pass_note(lt_pipeline *p, lt_status status);
-/* Completes the gradients of the weights of the oldest pass, which lacks only these. */
-LT_MUST lt_status lt__pass_run_weights(lt_pipeline *p);
+LT_MUST lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status);
+/* Completes the gradients of the weights of the oldest one, which lacks only these. */
+LT_MUST lt_status lt__micro_run_weights(lt_pipeline *p);
 
 /* messages.c: the functions of lt_stages, with the pipeline as ud. */
 lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
 lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to);
 lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from);
 lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad);
-/* Tells the senders of a pass's values that these have no gradient, unless it was returned. */
-LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q);
+/* Tells the senders of a micro-batch's values that these have no gradient, except for those whose
+ * gradient was returned. */
+LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q);
 /* Waits for a message and stores it. stages: those that must send one, as bits. */
 LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
 /* Stores the messages that have arrived. */

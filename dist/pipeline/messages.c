@@ -24,7 +24,7 @@ static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool wai
     m->number[NUMBER] = number;
     m->number[WAITS] = waits;
     m->number[RUN] = p->run;
-    m->number[PASS] = p->noted;
+    m->number[PASS] = p->forwards;
     p->bytes += m->bytes;
     lt__mail_send(p->mail, lt__stage_rank(p, to), m);
     return LT_OK;
@@ -42,7 +42,7 @@ static lt_status desync(const lt_pipeline *p, int other, const char *what)
 static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number, int *micro)
 {
     *micro = p->state.weights;
-    for (lt_pass *q = p->first; q; q = q->next, ++*micro)
+    for (lt_micro_batch *q = p->first; q; q = q->next, ++*micro)
         for (int i = 0; i < q->n_sent; i++) {
             lt_sent *s = &q->sent[i];
             if (s->to == from && s->number == number && !s->arrived)
@@ -67,7 +67,10 @@ static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
         return LT_OK;
     }
     lt__message_free(m);
-    return fits ? LT_OK : desync(p, from, "a gradient has arrived for a value that was not sent");
+    return fits ? LT_OK
+                : desync(p, from,
+                         s ? "a gradient has arrived in another size than its value"
+                           : "a gradient has arrived for a value that was not sent");
 }
 
 /* Appends values that have arrived, m, which is taken. */
@@ -178,10 +181,10 @@ static lt_status grow(void **list, int n, int *capacity, size_t size)
     return LT_OK;
 }
 
-/* Adds x to the current pass: stage `from` will return its gradient. x is taken. */
+/* Adds x to the current micro-batch: stage `from` will return its gradient. x is taken. */
 static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int from)
 {
-    lt_pass *q = x ? lt__pass_current(p) : NULL;
+    lt_micro_batch *q = x ? lt__micro_current(p) : NULL;
     lt_status status = q ? grow((void **)&q->sent, q->n_sent, &q->sent_capacity, sizeof *q->sent)
                          : LT_ENOMEM;
     if (status == LT_OK)
@@ -226,16 +229,17 @@ static lt_status wait_for_values(lt_pipeline *p, int from)
     LT_TRY(lt__pipe_poll(p));
     while (!p->values[from]) {
         bool has_weights = p->state.weights < p->state.backward;
-        LT_TRY(has_weights ? lt__pass_run_weights(p) : lt__pipe_wait(p, 1ull << from));
+        LT_TRY(has_weights ? lt__micro_run_weights(p) : lt__pipe_wait(p, 1ull << from));
         LT_TRY(lt__pipe_poll(p));
     }
     return LT_OK;
 }
 
-/* Adds values that have arrived to the current pass. to: the stage to return their gradient to. */
+/* Adds values that have arrived to the current micro-batch. to: the stage to which their gradient is
+ * returned. */
 static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int to, int64_t number)
 {
-    lt_pass *q = lt__pass_current(p);
+    lt_micro_batch *q = lt__micro_current(p);
     if (!q)
         return LT_ENOMEM;
     LT_TRY(grow((void **)&q->received, q->n_received, &q->received_capacity, sizeof *q->received));
@@ -252,7 +256,7 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     p->values[from] = m->next;
     int64_t number = p->taken[from]++;
     bool waits = m->number[WAITS];
-    bool fits = m->number[NUMBER] == number && m->number[PASS] == p->noted &&
+    bool fits = m->number[NUMBER] == number && m->number[PASS] == p->forwards &&
                 waits == (returns_to < 0) && m->bytes == lt__tensor_bytes(x);
     lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
     lt__message_free(m);
@@ -275,7 +279,7 @@ lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_fail(LT_EINVAL, "a gradient of another micro-batch is complete");
 }
 
-lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_pass *q)
+lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q)
 {
     for (int i = 0; i < q->n_received; i++) {
         lt_received *r = &q->received[i];

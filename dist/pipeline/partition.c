@@ -27,7 +27,8 @@ static bool fits(const table *t, int k, int first, int end)
     const lt_partition_config *c = t->config;
     lt_schedule s = {c->kind, c->stages, k, c->lag};
     const sums *a = &t->before[first], *b = &t->before[end];
-    double saved = (b->saved - a->saved) * lt__schedule_in_memory(&s, c->micro);
+    double received = k > 0 ? t->blocks[first].cut_bytes : 0;
+    double saved = (b->saved - a->saved + received) * lt__schedule_in_memory(&s, c->micro);
     return c->memory == 0 || saved + b->state - a->state <= c->memory;
 }
 

@@ -6,7 +6,8 @@
 
 typedef struct lt_pipe_block { /* units that are not divided; numbers of a micro-batch */
     double seconds;            /* of all its passes */
-    double cut_bytes;          /* sent in each direction if a stage begins with this block */
+    double cut_bytes;          /* sent in each direction, and kept until the end of the backward
+                                * pass, if a stage begins with this block */
     double saved_bytes;        /* memory from the forward pass to the end of the backward pass */
     double state_bytes;        /* parameters, gradients and the optimizer's slots */
 } lt_pipe_block;

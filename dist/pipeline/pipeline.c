@@ -8,16 +8,16 @@
 
 /* ==== Backward passes ========================================================================= */
 
-static bool has_all_grads(const lt_pass *q)
+static bool has_all_grads(const lt_micro_batch *q)
 {
-    bool all = q->noted;
+    bool all = q->forward_done;
     for (int i = 0; i < q->n_sent; i++)
         all &= q->sent[i].arrived;
     return all;
 }
 
-/* The stages whose gradients a pass waits for, as bits. */
-static uint64_t awaited(const lt_pass *q)
+/* The stages whose gradients a micro-batch waits for, as bits. */
+static uint64_t awaited(const lt_micro_batch *q)
 {
     uint64_t stages = 0;
     for (int i = 0; i < q->n_sent; i++)
@@ -25,18 +25,18 @@ static uint64_t awaited(const lt_pass *q)
     return stages;
 }
 
-/* The first pass whose backward pass has not begun. */
-static lt_pass *next_back(const lt_pipeline *p)
+/* The oldest micro-batch whose backward pass has not begun. */
+static lt_micro_batch *next_back(const lt_pipeline *p)
 {
-    lt_pass *q = p->first;
+    lt_micro_batch *q = p->first;
     for (int i = p->state.weights; i < p->state.backward; i++)
         q = q->next;
     return q;
 }
 
-/* Fills the roots of a pass: the loss, and the values that were sent, the last ones first. In one
- * process, too, gradients of later uses are added first. *n: their number. */
-static lt_status fill_roots(const lt_pass *q, lt_tensor **roots, lt_tensor **grads, int *n)
+/* Fills the roots of a micro-batch: the loss, and the values that were sent, the last ones first. In
+ * one process, too, gradients of later uses are added first. *n: their number. */
+static lt_status fill_roots(const lt_micro_batch *q, lt_tensor **roots, lt_tensor **grads, int *n)
 {
     *n = 0;
     if (q->loss) {
@@ -54,7 +54,7 @@ static lt_status fill_roots(const lt_pass *q, lt_tensor **roots, lt_tensor **gra
     return LT_OK;
 }
 
-static lt_status run_roots(lt_pipeline *p, lt_pass *q, lt_tensor **roots, lt_tensor **grads)
+static lt_status run_roots(lt_pipeline *p, lt_micro_batch *q, lt_tensor **roots, lt_tensor **grads)
 {
     int n;
     bool split = p->schedule.kind == LT_ZERO_BUBBLE;
@@ -68,16 +68,16 @@ static lt_status run_roots(lt_pipeline *p, lt_pass *q, lt_tensor **roots, lt_ten
 
 /* In half precision, whether a backward pass can be split depends on its rows on some CPUs. Then a
  * whole one would come before the second halves of earlier ones, out of order. */
-static lt_status complete_others(lt_pipeline *p, const lt_pass *q)
+static lt_status complete_others(lt_pipeline *p, const lt_micro_batch *q)
 {
     while (q->in_half && p->state.weights < p->state.backward && p->first->share != q->share)
-        LT_TRY(lt__pass_run_weights(p));
+        LT_TRY(lt__micro_run_weights(p));
     return LT_OK;
 }
 
 static lt_status run_backward(lt_pipeline *p)
 {
-    lt_pass *q = next_back(p);
+    lt_micro_batch *q = next_back(p);
     LT_TRY(complete_others(p, q));
     double began = lt__seconds();
     lt_tensor **roots = malloc(2 * ((size_t)q->n_sent + 1) * sizeof *roots);
@@ -94,7 +94,7 @@ static lt_status run_backward(lt_pipeline *p)
     p->state.backward++;
     if (p->schedule.kind != LT_ZERO_BUBBLE) {
         p->state.weights++;
-        lt__pass_drop_first(p);
+        lt__micro_drop_first(p);
     }
     p->times.backward += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "backward pass", began, lt__seconds() - began);
@@ -113,12 +113,12 @@ static lt_action next_action(lt_pipeline *p)
 /* Runs passes until the next forward pass is due, or all are done. */
 static lt_status run_due(lt_pipeline *p)
 {
-    LT_TRY(lt__pass_check(p));
+    LT_TRY(lt__pipe_check(p));
     for (;;) {
         LT_TRY(lt__pipe_poll(p));
         switch (next_action(p)) {
-        case LT_BACKWARD: LT_TRY(lt__pass_note(p, run_backward(p))); break;
-        case LT_WEIGHTS: LT_TRY(lt__pass_run_weights(p)); break;
+        case LT_BACKWARD: LT_TRY(lt__pipe_store_error(p, run_backward(p))); break;
+        case LT_WEIGHTS: LT_TRY(lt__micro_run_weights(p)); break;
         case LT_WAIT: LT_TRY(lt__pipe_wait(p, awaited(next_back(p)))); break;
         default: return LT_OK;
         }
@@ -162,8 +162,9 @@ static lt_tensor *weighted(const lt_pipeline *p, lt_tensor *loss)
     return scaled;
 }
 
-/* Stores the loss of a pass, if this stage has it, and its gradient. */
-static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt_tensor *grad)
+/* Stores the loss of a micro-batch, if this stage has it, and its gradient. */
+static lt_status store_loss(const lt_pipeline *p, lt_micro_batch *q, lt_tensor *loss,
+                            lt_tensor *grad)
 {
     if (lt_is_remote(loss))
         return LT_OK;
@@ -179,8 +180,8 @@ static lt_status note_loss(const lt_pipeline *p, lt_pass *q, lt_tensor *loss, lt
 
 static bool is_half(const lt_tensor *x) { return x->dtype == LT_F16 || x->dtype == LT_BF16; }
 
-/* Whether a pass computes in half precision: under a cast policy, or with such values. */
-static bool is_in_half(const lt_pipeline *p, const lt_pass *q)
+/* Whether a micro-batch is computed in half precision: under a cast policy, or with such values. */
+static bool is_in_half(const lt_pipeline *p, const lt_micro_batch *q)
 {
     void *ud;
     bool is = lt_get_cast(p->ctx, &ud) != NULL;
@@ -191,7 +192,7 @@ static bool is_in_half(const lt_pipeline *p, const lt_pass *q)
     return is;
 }
 
-/* Notes that the forward pass of a micro-batch is complete. */
+/* Ends the forward pass of a micro-batch. */
 static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
     lt_pipeline *p = ud;
@@ -199,14 +200,14 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
         p->begun_step = p->ctx->step + 1;
         LT_TRY(lt__fault_trigger(p->ctx, lt_group_rank(p->group), p->begun_step));
     }
-    lt_pass *q = lt__pass_current(p);
+    lt_micro_batch *q = lt__micro_current(p);
     if (!q)
         return LT_ENOMEM;
-    LT_TRY(note_loss(p, q, loss, grad));
+    LT_TRY(store_loss(p, q, loss, grad));
     q->in_half = is_in_half(p, q);
     q->share = p->share;
-    q->noted = true;
-    p->noted++;
+    q->forward_done = true;
+    p->forwards++;
     lt__pipe_log(p, LT_FORWARD, p->state.forward);
     p->state.forward++;
     return run_due(p);
@@ -258,8 +259,8 @@ void lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
 void lt_pipeline_pop_scope(lt_pipeline *p)
 {
     if (p->ctx->scope && !p->ctx->scope->outer)
-        lt__pass_drop_current(p);
-    lt_pass *last = lt__pass_last(p);
+        lt__micro_drop_current(p);
+    lt_micro_batch *last = lt__micro_last(p);
     if (!last) {
         lt_scope_pop(p->ctx);
         return;
@@ -288,7 +289,7 @@ void lt_pipeline_free(lt_pipeline *p)
     if (!p)
         return;
     while (p->first)
-        lt__pass_drop_first(p);
+        lt__micro_drop_first(p);
     for (int i = 0; p->values && i < p->schedule.stages; i++)
         for (lt_message *m; (m = p->values[i]);) {
             p->values[i] = m->next;
@@ -339,10 +340,12 @@ static lt_status check_config(int ranks, const lt_pipeline_config *config)
 {
     enum { MOST_LAG = 1 << 20 };
     int stages = config->stages;
-    if (config->kind < 0 || config->kind >= LT_SCHEDULE_KINDS || config->lag < 0 ||
-        config->lag > MOST_LAG)
-        return lt_fail(LT_EINVAL, "a pipeline has no schedule %d with a lag of %d",
-                       (int)config->kind, config->lag);
+    if (config->kind < 0 || config->kind >= LT_SCHEDULE_KINDS)
+        return lt_fail(LT_EINVAL, "the kind of a pipeline's schedule is 0 to %d, not %d",
+                       LT_SCHEDULE_KINDS - 1, (int)config->kind);
+    if (config->lag < 0 || config->lag > MOST_LAG)
+        return lt_fail(LT_EINVAL, "the lag of a pipeline is 0 to %d, not %d", MOST_LAG,
+                       config->lag);
     if (stages < 1 || stages > LT_MAX_STAGES)
         return lt_fail(LT_EUSAGE, "a pipeline has 1 to %d stages, not %d", LT_MAX_STAGES, stages);
     if (ranks % stages != 0)

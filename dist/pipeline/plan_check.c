@@ -39,11 +39,14 @@ static lt_status check_unit(const lt_pipe_net *p, int i)
     LT_TRY(check_seconds(u->inputs, p->n_sizes, i, "gradients of inputs"));
     LT_TRY(check_seconds(u->weights, p->n_sizes, i, "gradients of weights"));
     LT_TRY(check_seconds(&u->update, 1, i, "update"));
-    if (!is_amount(u->grad_bytes) || !is_amount(u->state_bytes) || !is_amount(u->saved_bytes))
+    if (!is_amount(u->grad_bytes) || !is_amount(u->state_bytes) || !is_amount(u->saved_bytes) ||
+        !is_amount(u->back_bytes) || !is_amount(u->work_bytes))
         return lt_fail(LT_EINVAL,
-                       "unit %d of the net has %g bytes of gradients, %g of state and %g of "
-                       "saved tensors; they must be finite and not negative",
-                       i, u->grad_bytes, u->state_bytes, u->saved_bytes);
+                       "unit %d of the net has %g bytes of gradients, %g of state, %g of saved "
+                       "results, %g of their gradients and %g of work memory; they must be "
+                       "finite and not negative",
+                       i, u->grad_bytes, u->state_bytes, u->saved_bytes, u->back_bytes,
+                       u->work_bytes);
     return LT_OK;
 }
 

@@ -284,7 +284,8 @@ static lt_status try_all(search *s)
     return LT_OK;
 }
 
-/* Sets s->start. *fits: whether some division fits into memory. */
+/* Sets s->start. *fits: whether some division fits into memory. This is strict: each stage counts
+ * what the whole net needs besides what it keeps, and values that skip the stage. */
 static lt_status partition(search *s, bool *fits)
 {
     const lt_costs *c = &s->costs;
@@ -295,6 +296,8 @@ static lt_status partition(search *s, bool *fits)
                                   .lag = s->schedule.lag,
                                   .bytes_per_s = c->job->link.bytes_per_s,
                                   .memory = c->job->memory};
+    if (config.memory > 0) /* at least one byte: 0 is no limit */
+        config.memory = fmax(config.memory - lt__costs_work(c, 0, c->net->n_units), 1);
     lt_status status = lt__partition(c->blocks, c->n_blocks, &config, s->start, &slowest);
     *fits = status == LT_OK;
     return status == LT_ENOMEM && isinf(slowest) ? LT_OK : status;
@@ -312,9 +315,8 @@ static lt_status divide(search *s, const lt_pipe_plan *plan, bool again)
     s->seconds = INFINITY;
     if (!again || s->costs.job->memory > 0)
         LT_TRY(partition(s, &fits));
-    if (!fits)
-        return LT_OK;
-    LT_TRY(try_division(s, s->start));
+    if (fits)
+        LT_TRY(try_division(s, s->start));
     if (again)
         LT_TRY(try_division(s, before));
     if (are_few(s->costs.n_blocks, stages, FEW_DIVISIONS))
@@ -410,32 +412,34 @@ static bool is_micro(const lt_pipe_job *job, const lt_pipe_plan *p)
     return images >= (p->micro == 1 && p->stages == 1 ? 1 : least);
 }
 
-/* Adds plans with these numbers of replicas and of micro-batches. */
-static lt_status add_stages(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
+/* Adds plans with these numbers of stages, replicas and micro-batches. */
+static lt_status add_micro(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
 {
-    const lt_pipe_job *job = s->costs.job;
-    int most = job->ranks / plan.replicas, blocks = s->costs.n_blocks;
     lt__costs_set(&s->costs, plan.replicas, plan.micro);
-    for (plan.stages = 1; plan.stages <= most && plan.stages <= LT_MAX_STAGES; plan.stages++)
-        if (plan.stages <= blocks && is_allowed(job->stages, plan.stages) && is_micro(job, &plan))
-            LT_TRY(add_schedules(s, plan, plans, n));
-    return LT_OK;
+    return add_schedules(s, plan, plans, n);
 }
 
-static bool is_replicas(const lt_pipe_job *job, const lt_pipe_plan *p)
+/* Whether the job and the net allow these numbers of stages and replicas. */
+static bool is_division(const search *s, const lt_pipe_plan *p)
 {
-    return p->replicas <= job->batch && is_allowed(job->replicas, p->replicas);
+    const lt_pipe_job *job = s->costs.job;
+    return p->stages * p->replicas == job->ranks && p->stages <= s->costs.n_blocks &&
+           p->replicas <= job->batch && is_allowed(job->stages, p->stages) &&
+           is_allowed(job->replicas, p->replicas);
 }
 
 static lt_status add_all(search *s, lt_pipe_plans *plans)
 {
     const lt_pipe_job *job = s->costs.job;
-    lt_pipe_plan plan = {.stages = 1}; /* is_micro() then allows the most */
+    lt_pipe_plan plan = {0};
     int n = 0;
-    for (plan.replicas = 1; plan.replicas <= job->ranks; plan.replicas++)
+    for (plan.stages = 1; plan.stages <= job->ranks && plan.stages <= LT_MAX_STAGES;
+         plan.stages++) {
+        plan.replicas = job->ranks / plan.stages;
         for (plan.micro = 1; plan.micro <= LT_PIPE_MOST_MICRO; plan.micro++)
-            if (is_replicas(job, &plan) && is_micro(job, &plan))
-                LT_TRY(add_stages(s, plan, plans, &n));
+            if (is_division(s, &plan) && is_micro(job, &plan))
+                LT_TRY(add_micro(s, plan, plans, &n));
+    }
     if (n == 0)
         return lt_fail(LT_EINVAL,
                        "planning: no plan is possible with %d ranks, a batch of %lld images and "
@@ -444,7 +448,7 @@ static lt_status add_all(search *s, lt_pipe_plans *plans)
                        job->ranks, (long long)job->batch,
                        job->least_micro > 0 ? job->least_micro : 1);
     if (plans->n == 0)
-        return lt_fail(LT_ENOMEM,
+        return lt_fail(LT_EINVAL,
                        "planning: no plan fits into %.4g MB per rank on %d ranks; allow more ranks "
                        "or smaller micro-batches",
                        job->memory / 1e6, job->ranks);
@@ -466,14 +470,13 @@ static int by_seconds(const void *a, const void *b)
 {
     const lt_pipe_plan *p = a, *q = b;
     const int order[] = {compare((float)p->seconds, (float)q->seconds),
-                         compare(p->stages * p->replicas, q->stages * q->replicas),
                          compare(peak_of(p), peak_of(q)),
                          compare(p->stages, q->stages),
                          compare(p->micro, q->micro),
                          compare(p->kind, q->kind),
                          compare(p->lag, q->lag)};
     int k = 0;
-    while (k < 6 && order[k] == 0)
+    while (k < 5 && order[k] == 0)
         k++;
     return order[k];
 }

@@ -1,8 +1,8 @@
 /* profile.c - finds the units of a net, and measures them; see dist/pipeline.h.
  *
  * The net is a pipeline of one stage here, or in a dry profile, one whose only stage is elsewhere:
- * then no op runs, and no parameter has memory. Either way each op is noted, with its inputs and
- * outputs. Only tensors of the stage are looked up, by address: the outputs of noted ops. An
+ * then no op runs, and no parameter has memory. Either way each op is stored, with its inputs and
+ * outputs. Only tensors of the stage are looked up, by address: the outputs of stored ops. An
  * address that is used again is an output again.
  */
 #include <stdlib.h>
@@ -56,7 +56,7 @@ struct lt_profile {
 
 /* ==== Lists =================================================================================== */
 
-/* Makes room for one more item. Returns false, and notes it, if there is no memory. */
+/* Makes room for one more item. Returns false if there is no memory, which the profile stores. */
 static bool grow(lt_profile *p, void *list, int n, int *capacity, size_t size)
 {
     void **at = list;
@@ -184,6 +184,23 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
             p->units[unit].saved_bytes += (int64_t)lt__tensor_bytes(in[i]);
 }
 
+/* Adds the bytes of the gradients of results that an op reads and writes in its backward pass. */
+static void note_grads(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in,
+                       lt_tensor *const *out, int unit)
+{
+    lt_profile_unit *u = &p->units[unit];
+    int n_out = lt_op_outputs(def->op);
+    int64_t written = 0, read = 0;
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && lt_requires_grad(in[i]) && !find_param(p, in[i]))
+            written += (int64_t)lt__tensor_bytes(in[i]);
+    for (int i = 0; i < n_out; i++)
+        if (lt_requires_grad(out[i]))
+            read += (int64_t)lt__tensor_bytes(out[i]);
+    if (read + written > u->back_bytes)
+        u->back_bytes = read + written;
+}
+
 /* Adds an output of an op. */
 static void add_value(lt_profile *p, const lt_tensor *x, int unit)
 {
@@ -242,8 +259,10 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
     add_forward(p, unit);
     if (unit < 0)
         return;
-    if (is_first)
+    if (is_first) {
         note_first(p, def, in, n_in, first, unit);
+        note_grads(p, def, in, n_in, out, unit);
+    }
     for (int i = 0; i < n_out; i++) {
         add_value(p, out[i], unit);
         p->units[unit].saved_bytes += is_first ? (int64_t)lt__tensor_bytes(out[i]) : 0;

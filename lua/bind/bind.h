@@ -233,6 +233,8 @@ int lt__shards(const lt_lua *s);
 /* Returns x, or in a pipeline a tensor on top of the stack that has its values on all ranks. The
  * ranks must call it together. Raises its errors. */
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
+/* The schedule whose name is the argument at index. */
+lt_schedule_kind lt__schedule_kind(lua_State *L, int index);
 void lt__close_pipeline(lt_lua *s); /* does nothing without one */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */

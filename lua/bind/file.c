@@ -70,7 +70,7 @@ static int file_read(lua_State *L)
     return 1;
 }
 
-/* file:read_into(name, tensor): does nothing if the tensor is that of another pipeline stage. */
+/* file:read_into(name, tensor): does nothing if another pipeline stage has the tensor. */
 static int file_read_into(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

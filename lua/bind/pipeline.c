@@ -51,18 +51,36 @@ static struct lt_lua_plan *read_plan(lua_State *L, int index)
         lua_rawgeti(L, index + 1, i + 1);
         plan->entries[i].name = strdup(lua_tostring(L, -2));
         plan->entries[i].stage = (int)lua_tointeger(L, -1);
-        plan->n += plan->entries[i].name != NULL;
+        plan->n = i + 1;
         lua_pop(L, 2);
+        if (!plan->entries[i].name) {
+            free_plan(plan);
+            return NULL;
+        }
     }
-    if (plan && plan->n == n)
-        return plan;
-    free_plan(plan);
-    return NULL;
+    return plan;
 }
 
 /* ==== Functions =============================================================================== */
 
-static const char *const kinds[LT_SCHEDULE_KINDS + 1] = {"gpipe", "1f1b", "zb", NULL};
+lt_schedule_kind lt__schedule_kind(lua_State *L, int index)
+{
+    const char *kinds[LT_SCHEDULE_KINDS + 1] = {NULL};
+    for (int i = 0; i < LT_SCHEDULE_KINDS; i++)
+        kinds[i] = lt_schedule_name((lt_schedule_kind)i);
+    return (lt_schedule_kind)luaL_checkoption(L, index, NULL, kinds);
+}
+
+/* schedules(): returns the list of names of schedules. */
+static int schedules(lua_State *L)
+{
+    lua_createtable(L, LT_SCHEDULE_KINDS, 0);
+    for (int i = 0; i < LT_SCHEDULE_KINDS; i++) {
+        lua_pushstring(L, lt_schedule_name((lt_schedule_kind)i));
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
 
 /* The lt_allreduce_fn of a pipeline with several micro-batches.
  * NOLINTNEXTLINE(readability-non-const-parameter) */
@@ -93,7 +111,7 @@ static lt_status open_reducer(lt_lua *s)
 
 /* open_pipeline(names, stages, number, schedule, lag, micro): makes this rank a stage of a pipeline
  * of `number` stages. names is the list of parameters and buffers, and stages has their stages,
- * from 0. schedule is "gpipe", "1f1b" or "zb"; micro, the number of micro-batches of each batch and
+ * from 0. schedule is one of schedules(); micro, the number of micro-batches of each batch and
  * replica. */
 static int open_pipeline(lua_State *L)
 {
@@ -101,7 +119,7 @@ static int open_pipeline(lua_State *L)
     luaL_checktype(L, 1, LUA_TTABLE);
     luaL_checktype(L, 2, LUA_TTABLE);
     lt_pipeline_config config = {.stages = (int)luaL_checkinteger(L, 3),
-                                 .kind = (lt_schedule_kind)luaL_checkoption(L, 4, NULL, kinds),
+                                 .kind = lt__schedule_kind(L, 4),
                                  .lag = (int)luaL_checkinteger(L, 5),
                                  .stage_of = stage_of};
     s->micro = (int)luaL_checkinteger(L, 6);
@@ -170,9 +188,8 @@ static int is_remote(lua_State *L)
     return 1;
 }
 
-/* pipeline_times(): returns the seconds, since the last call, of backward passes, of passes for
- * weights and of waiting for messages; and those of lt_pipeline_drain(), which include some of
- * these. */
+/* pipeline_times(): returns the fields of lt_pipeline_times: seconds, since the last call, of
+ * backward passes, of their second halves, of waiting for messages, and in lt_pipeline_drain(). */
 static int pipeline_times(lua_State *L)
 {
     lt_pipeline_times times = lt_pipeline_take_times(lt__lua(L)->pipeline);
@@ -199,7 +216,8 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
     return *box;
 }
 
-static const luaL_Reg functions[] = {{"open_pipeline", open_pipeline},
+static const luaL_Reg functions[] = {{"schedules", schedules},
+                                     {"open_pipeline", open_pipeline},
                                      {"joins_pipeline", joins_pipeline},
                                      {"pipeline", pipeline},
                                      {"counts", counts},

@@ -43,7 +43,9 @@ static void read_units(lua_State *L, lt_pipe_net *net)
                                .update = lt__number_field(L, at, "update", 0),
                                .grad_bytes = lt__number_field(L, at, "grad_bytes", 0),
                                .state_bytes = lt__number_field(L, at, "state_bytes", 0),
-                               .saved_bytes = lt__number_field(L, at, "saved_bytes", 0)};
+                               .saved_bytes = lt__number_field(L, at, "saved_bytes", 0),
+                               .back_bytes = lt__number_field(L, at, "back_bytes", 0),
+                               .work_bytes = lt__number_field(L, at, "work_bytes", 0)};
         list_field(L, at, "forward", units[i].forward);
         list_field(L, at, "inputs", units[i].inputs);
         list_field(L, at, "weights", units[i].weights);
@@ -88,6 +90,16 @@ static void read_values(lua_State *L, lt_pipe_net *net)
     }
 }
 
+/* The kind of the job's schedule, or LT_PIPE_ANY without one. */
+static int kind_field(lua_State *L, int index)
+{
+    int kind = LT_PIPE_ANY;
+    if (lua_getfield(L, index, "schedule") != LUA_TNIL)
+        kind = (int)lt__schedule_kind(L, -1);
+    lua_pop(L, 1);
+    return kind;
+}
+
 static lt_pipe_job read_job(lua_State *L, int index)
 {
     return (lt_pipe_job){.ranks = (int)lt__integer_field(L, index, "ranks", 0),
@@ -97,12 +109,11 @@ static lt_pipe_job read_job(lua_State *L, int index)
                          .wire_bytes = (int)lt__integer_field(L, index, "wire_bytes", 0),
                          .memory = lt__number_field(L, index, "memory", 0),
                          .least_micro = (int)lt__integer_field(L, index, "least_micro", 0),
-                         .most_micro = (int)lt__integer_field(L, index, "most_micro", 0),
                          .stages = (int)lt__integer_field(L, index, "stages", LT_PIPE_ANY),
                          .replicas = (int)lt__integer_field(L, index, "replicas", LT_PIPE_ANY),
                          .micro = (int)lt__integer_field(L, index, "micro", LT_PIPE_ANY),
                          .lag = (int)lt__integer_field(L, index, "lag", LT_PIPE_ANY),
-                         .kind = (int)lt__integer_field(L, index, "kind", LT_PIPE_ANY)};
+                         .kind = kind_field(L, index)};
 }
 
 /* ==== Results ================================================================================= */
@@ -158,10 +169,10 @@ static int push_plans(lua_State *L)
     return 1;
 }
 
-/* find_plans(net, job): returns the plans for a net, the fastest first; see lt_pipe_plans_find().
- * net: n_sizes, sizes, units and values, with the fields of lt_pipe_net. job: the fields of
- * lt_pipe_job; kind is a number. Units and stages count from 1. A plan has the fields of
- * lt_pipe_plan; its kind is called schedule. */
+/* find_plans(net, job): returns the plans for a net, the fastest first, or nil and a message if the
+ * job allows none; see lt_pipe_plans_find(). net: n_sizes, sizes, units and values, with the fields
+ * of lt_pipe_net. job: the fields of lt_pipe_job, with a schedule such as "zb" instead of a kind.
+ * Units and stages count from 1. A plan has the fields of lt_pipe_plan, and a schedule, too. */
 static int find_plans(lua_State *L)
 {
     lt_pipe_plans plans = {0};
@@ -169,12 +180,18 @@ static int find_plans(lua_State *L)
     luaL_checktype(L, 2, LUA_TTABLE);
     lt_pipe_job job = read_job(L, 2);
     lt_pipe_net net = read_net(L);
-    lt__check(L, lt__lua(L), lt_pipe_plans_find(&net, &job, &plans));
+    lt_status status = lt_pipe_plans_find(&net, &job, &plans);
+    if (status == LT_EINVAL) {
+        lua_pushnil(L);
+        lua_pushstring(L, lt_errmsg());
+        return 2;
+    }
+    lt__check(L, lt__lua(L), status);
     lua_pushcfunction(L, push_plans);
     lua_pushlightuserdata(L, &plans);
-    int status = lua_pcall(L, 1, 1, 0);
+    bool ok = lua_pcall(L, 1, 1, 0) == LUA_OK;
     lt_pipe_plans_free(&plans);
-    return status == LUA_OK ? 1 : lua_error(L);
+    return ok ? 1 : lua_error(L);
 }
 
 /* ==== Measurements ============================================================================ */

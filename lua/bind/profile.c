@@ -24,6 +24,7 @@ static void push_units(lua_State *L, const lt_profile *p)
         lt__set_integer(L, "state_bytes", u->state_bytes);
         lt__set_integer(L, "grad_bytes", u->grad_bytes);
         lt__set_integer(L, "saved_bytes", u->saved_bytes);
+        lt__set_integer(L, "back_bytes", u->back_bytes);
         lt__set_number(L, "forward", u->forward);
         lt__set_number(L, "inputs", u->inputs);
         lt__set_number(L, "weights", u->weights);
@@ -67,9 +68,8 @@ static void push_values(lua_State *L, const lt_profile *p)
 }
 
 /* profile(): returns the profile if it is complete, else nil. Fields: units and params, lists as in
- * lt_profile_unit and lt_profile_param_at(); values, a list of those that other units use; and
- * those of lt_profile_totals. Units count from 1; 0 is the unit of a parameter
- * that is not used. */
+ * lt_profile_unit and lt_profile_param_at(); values, a list of those that other units use; and the
+ * fields of lt_profile_totals. Units count from 1; a parameter that is not used has unit 0. */
 static int profile(lua_State *L)
 {
     const lt_profile *p = lt__lua(L)->profile;

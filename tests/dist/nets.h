@@ -66,8 +66,8 @@ static const lt_pipe_job any = {.ranks = 2,
 static inline net *two_units(void)
 {
     net *n = net_new();
-    *add_unit(n, 1, 1, 1) = (lt_pipe_net_unit){true, {1}, {1}, {1}, 0.25, 4, 100, 7};
-    *add_unit(n, 2, 1, 1) = (lt_pipe_net_unit){true, {2}, {1}, {1}, 0.5, 8, 200, 5};
+    *add_unit(n, 1, 1, 1) = (lt_pipe_net_unit){true, {1}, {1}, {1}, 0.25, 4, 100, 7, 0, 0};
+    *add_unit(n, 2, 1, 1) = (lt_pipe_net_unit){true, {2}, {1}, {1}, 0.5, 8, 200, 5, 0, 0};
     add_value(n, 0, 1, -1, 10);
     return n;
 }

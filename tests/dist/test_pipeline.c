@@ -245,12 +245,15 @@ static double slowest_of(const lt_pipe_block *u, const lt_partition_config *c, c
     double slowest = 0;
     for (int k = 0; k < c->stages; k++) {
         lt_schedule s = {c->kind, c->stages, k, c->lag};
-        double seconds = 0, bytes = 0;
+        double seconds = 0, state = 0;
+        double saved = k > 0 ? u[first[k]].cut_bytes : 0;
         for (int i = first[k]; i < first[k + 1]; i++) {
             seconds += u[i].seconds;
-            bytes += u[i].state_bytes + u[i].saved_bytes * lt__schedule_in_memory(&s, c->micro);
+            saved += u[i].saved_bytes;
+            state += u[i].state_bytes;
         }
-        if (c->memory > 0 && bytes > c->memory)
+        saved *= lt__schedule_in_memory(&s, c->micro);
+        if (c->memory > 0 && state + saved > c->memory)
             return INFINITY;
         slowest = fmax(slowest, seconds);
         if (k > 0)
@@ -280,9 +283,12 @@ TEST(a_partition_is_as_good_as_the_best_of_all)
     for (int chain = 0; chain < CHAINS; chain++) {
         lt_pipe_block u[UNITS];
         int n = 1 + pick(UNITS), first[UNITS + 1], given[UNITS + 1];
-        lt_partition_config c = {
-            pick(LT_SCHEDULE_KINDS),    1 + pick(n < 5 ? n : 5), 1 + pick(8), pick(3), 4,
-            pick(2) * (100 + pick(600))};
+        lt_partition_config c = {.kind = pick(LT_SCHEDULE_KINDS),
+                                 .stages = 1 + pick(n < 5 ? n : 5),
+                                 .micro = 1 + pick(8),
+                                 .lag = pick(3),
+                                 .bytes_per_s = 4,
+                                 .memory = pick(2) * (100 + pick(600))};
         for (int i = 0; i < n; i++)
             u[i] = (lt_pipe_block){pick(50), pick(200), pick(10), pick(60)};
         double slowest, best = best_of_all(u, n, &c, given, 0);

@@ -397,7 +397,7 @@ static lt_status stop_early(member *m)
     LT_TRY(lt_scope_push(m->net.ctx));
     lt_status status = forward(&m->net, m->plan->form, (uint64_t)n, 0) ? LT_OK : lt_errcode();
     lt_pipeline_pop_scope(m->pipeline);
-    lt_pipeline_free(m->pipeline); /* the pass is not noted */
+    lt_pipeline_free(m->pipeline); /* the forward pass is not complete */
     m->pipeline = NULL;
     return status;
 }

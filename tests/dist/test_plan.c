@@ -52,7 +52,7 @@ TEST(two_stages_by_hand)
 {
     static const double seconds[] = {
         [LT_GPIPE] = 14.25, [LT_1F1B] = 14.25, [LT_ZERO_BUBBLE] = 13.25};
-    static const double peak[] = {[LT_GPIPE] = 210, [LT_1F1B] = 205, [LT_ZERO_BUBBLE] = 205};
+    static const double peak[] = {[LT_GPIPE] = 230, [LT_1F1B] = 215, [LT_ZERO_BUBBLE] = 215};
     net *n = two_units();
     for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
         lt_pipe_plan_stage stage[] = {{.first = 0}, {.first = 1}};
@@ -250,7 +250,9 @@ TEST(invalid_nets_are_refused)
     REFUSE(units[1].inputs[0] = NAN, "nan seconds for its gradients of inputs");
     REFUSE(units[0].weights[0] = INFINITY, "inf seconds for its gradients of weights");
     REFUSE(units[0].update = -1, "unit 0 of the net has -1 seconds for its update");
-    REFUSE(units[0].saved_bytes = -1, "4 bytes of gradients, 100 of state and -1 of saved tensors");
+    REFUSE(units[0].saved_bytes = -1, "4 bytes of gradients, 100 of state, -1 of saved results");
+    REFUSE(units[0].back_bytes = -1, "-1 of their gradients and 0 of work memory");
+    REFUSE(units[0].work_bytes = -1, "gradients and -1 of work memory; they must be finite");
     REFUSE(values[0].unit = 2, "value 0 of the net is made by unit 2, but the units are 0");
     REFUSE(values[0].n = 0, "value 0 of the net is used by no unit");
     REFUSE(uses[0][0] = 0, "used by unit 0 after unit 0; the units that use it must be in");

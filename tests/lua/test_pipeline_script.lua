@@ -146,7 +146,7 @@ T.test("rank 0 alone cannot read or save the net", function()
 end)
 
 T.test("a step may call backward twice", function()
-  for _, pipe in ipairs{PIPE, PIPE .. ",schedule=1f1b", PIPE .. ",schedule=gpipe,lag=2"} do
+  for _, pipe in ipairs{PIPE, PIPE .. ",schedule=1f1b", PIPE .. ",schedule=gpipe"} do
     T.equal(sha_of(pipe, "--mode twice"),
             sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode twice"))
   end
@@ -168,6 +168,8 @@ end)
 T.test("parameters that are never used, or used on both sides of a cut", function()
   T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=4,cut=base.fc1", "--mode unused"),
           sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode unused"))
+  fails("--ranks 2 --parallel pipe=2,micro=4,cut=never", "--mode unused", 2,
+        "a stage cannot begin at never, which the forward pass does not use")
   fails("--ranks 2 --parallel pipe=2,micro=4,cut=b", "--mode shared", 2,
         "a stage cannot begin at b, because a parameter of an earlier stage is used again after it")
 end)

@@ -7,11 +7,12 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local train, test = lt.data.open "synthetic:8x8x1/4/64"
-local opt = lt.args{norm = false, batch = 16}
+local opt = lt.args{norm = false, batch = 16, exit = -1}
 local net = nn.sequential{flatten = nn.flatten(), fc1 = nn.linear{64, 128},
                           norm1 = opt.norm and nn.batch_norm{128} or nn.relu(),
                           fc2 = nn.linear{128, 128}, relu2 = nn.relu(),
                           head = nn.sequential{fc3 = nn.linear{128, 4}}}
+if opt.exit >= 0 then pcall(os.exit, opt.exit) end
 lt.fit{net = net, train = train, test = test, optim = lt.optim.sgd(net, {lr = 0.1}), epochs = 1,
        batch = opt.batch, out = "run"}
 ]]
@@ -82,8 +83,73 @@ T.test("plans fit into the memory of a rank", function()
   local list = plans(("--parallel pipe=auto,memory=%.12g"):format(limit * 1e-9), 2)
   assert(#list > 0 and #list < #all)
   for _, plan in ipairs(list) do assert(peak_of(plan) <= limit * 1.000001) end
-  refuses("--ranks 2 --parallel pipe=auto,memory=1e-6", "plan t.lua",
-          "no plan fits into 0.001 MB per rank on 2 ranks")
+  for _, parallel in ipairs{"pipe=auto", "pipe=2,cut=fc2", "pipe=1"} do
+    for _, command in ipairs{"t.lua", "plan t.lua"} do
+      refuses(("--ranks 2 --parallel %s,memory=1e-6"):format(parallel), command,
+              "no plan fits into 0.001 MB per rank on 2 ranks")
+    end
+  end
+  local _, code = run("--ranks 2 --parallel pipe=2,cut=fc2,memory=1", "t.lua")
+  T.equal({code, json.read(T.read(folder .. "/run/plan.json")).cuts}, {0, {"fc2.w"}})
+end)
+
+-- A deep net: backward passes read all its results. Each rank writes its peak of memory to a file.
+local deep = T.folder [[
+local lt = require "luatrain"
+local nn = lt.nn
+local train, test = lt.data.open "synthetic:48x48x1/4/16"
+local parts = {first = nn.conv2d{1, 16, 3, pad = 1}, pool = nn.global_avg_pool2d(),
+               fc = nn.linear{16, 4}}
+for i = 1, 11 do parts["conv" .. i] = nn.conv2d{16, 16, 3, pad = 1} end
+local net = nn.module(parts, function(self, x)
+  x = self.first(x)
+  for i = 1, 11 do
+    x = self["conv" .. i](x)
+    x = x * x
+  end
+  return self.fc(self.pool(x))
+end)
+lt.fit{net = net, train = train, test = test, optim = lt.optim.sgd(net, {lr = 0.01}), epochs = 3,
+       batch = 16, out = "run"}
+local file <close> = io.open("peak." .. lt.rank(), "w")
+file:write(lt.memory().device.peak)
+]]
+
+T.test("the planned memory is within 10 % of the peak of each stage", function()
+  for _, schedule in ipairs{"micro=4,schedule=gpipe", "micro=8,schedule=1f1b,lag=2"} do
+    local parallel = "--resume never --parallel pipe=2,cut=conv6,memory=1," .. schedule
+    local command = "mpirun -n 2 --allow-run-as-root --oversubscribe $L --quiet --threads 1 "
+    local text, code = T.run(deep, ("; %s %s t.lua"):format(command, parallel), "true")
+    if code ~= 0 then error(text) end
+    for rank, stage in ipairs(json.read(T.read(deep .. "/run/plan.json")).stage) do
+      local peak = tonumber(T.read(("%s/peak.%d"):format(deep, rank - 1)))
+      local ratio = stage.peak_bytes / peak
+      if ratio < 0.9 or ratio > 1.1 then
+        error(("%s, stage %d: planned %.0f, measured %.0f"):format(schedule, rank - 1,
+                                                                  stage.peak_bytes, peak))
+      end
+    end
+  end
+end)
+
+T.test("a script that exits before a backward pass", function()
+  for _, options in ipairs{"--parallel pipe=2,cut=fc2", "--parallel pipe=auto"} do
+    for _, command in ipairs{"t.lua", "plan --link 1 t.lua"} do
+      options = "--ranks 2 " .. options
+      local text, code = run(options, command .. " --help")
+      T.equal(code, 0)
+      local _, count = text:gsub("usage: luatrain", "")
+      T.equal(count, 1)
+      T.equal(select(2, run(options, command .. " --exit 0")), 0)
+      T.equal(select(2, run(options, command .. " --exit 9")), 9)
+    end
+  end
+end)
+
+T.test("no variable makes a training run show plans", function()
+  local text, code = T.run(folder, "--quiet --ranks 2 --parallel pipe=2,cut=fc2 t.lua",
+                           "LUATRAIN_PLANS=1 ")
+  T.equal({code, text:find("img/s", 1, true)}, {0, nil})
 end)
 
 T.test("invalid options", function()
@@ -97,6 +163,10 @@ T.test("invalid options", function()
   refuses("--ranks 2 --parallel pipe=3", "plan -n 4 t.lua", "requires a multiple of 3 ranks")
   refuses("--ranks 2 --parallel pipe=2,cut=fc3", "plan t.lua",
           "no parameter or module 'fc3' (did you mean 'head.fc3'?)")
+  refuses("--parallel data=2", "plan t.lua", "must have pipe=P or pipe=auto, but is 'data=2'")
+  refuses("--ranks 2 --parallel pipe=2,schedule=gpipe,lag=1", "plan t.lua", "gpipe has no lag")
+  refuses("--ranks 2 --parallel pipe=2,schedule=gpip", "plan t.lua",
+          "schedule must be one of gpipe, 1f1b, zb, but is 'gpip'")
   refuses("--ranks 2 --parallel pipe=auto,memory=all", "plan t.lua",
           "memory must be a number of GB, but is 'all'")
   local _, code = T.run(folder, "--quiet plan --help")

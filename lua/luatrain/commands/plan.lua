@@ -42,9 +42,8 @@ local function rows_of(list)
   return rows
 end
 
--- The link that the user has given, or nil.
-local function given_link()
-  local text = os.getenv "LUATRAIN_PLAN_LINK"
+-- The link of the flag --link, or nil without it.
+local function given_link(text)
   if not text then return nil end
   local rate = tonumber(text)
   if not rate or not (rate > 0 and rate < math.huge) then
@@ -58,23 +57,28 @@ local function write(list, job, timed)
   io.write(("batch %d on %d ranks, timed on %d; link %.3g Gbit/s, latency %.0f us\n\n"):format(
     job.batch, job.ranks, timed, link.bytes_per_s * 8e-9, link.latency * 1e6))
   io.write(columns(rows_of(list), 1), "\n\n")
-  if best.stages == 1 then return io.write "Data parallelism is fastest.\n" end
+  if best.stages == 1 then
+    return io.write(best.replicas > 1 and "Data parallelism is fastest.\n"
+                    or "No pipeline is faster than one stage.\n")
+  end
   io.write(("Train with: --parallel pipe=%d,data=%d,micro=%d,cut=%s,schedule=%s,lag=%d\n"):format(
     best.stages, best.replicas, best.micro, table.concat(best.cuts, ",cut="), best.schedule,
     best.lag))
 end
 
--- Finds the plans, prints them on rank 0, and ends the program with EDONE.
-function plan.show()
+-- Finds the plans, prints them on rank 0, and ends the program with EDONE. Returns if the script
+-- exits before its first backward pass. flags: see command_line.lua.
+function plan.show(flags)
   local ranks = core.ranks()
-  local n = math.tointeger(tonumber(os.getenv "LUATRAIN_PLAN_RANKS")) or ranks
-  local o, link = options.read(n), given_link()
+  local n = flags.ranks or ranks
+  local o, link = options.read(n), given_link(flags.link)
   if ranks == 1 and n > 1 and not link then
     refuse "one rank cannot measure a link; start more with --ranks, or give --link GBIT"
   end
-  local dry = json.read(core.run_profile(0, 0))
+  local dry = planner.profile()
+  if not dry then return end
   local list, job, net = planner.find(o, dry, n, link)
-  if core.rank() == 0 then
+  if list then
     write(list, job, ranks)
     local out = os.getenv "LUATRAIN_OUT"
     if out and out ~= "" then

@@ -3,6 +3,7 @@
 
 local core = ...
 local bench = require "luatrain.commands.bench"
+local exits = require "luatrain.train.exits"
 local json = require "luatrain.json"
 
 local profile = {}
@@ -20,7 +21,8 @@ end
 
 -- Prepares a profile of `passes` timed passes over batches of `rows` images; passes = 0: a dry one.
 -- Then come the arguments of the command line. Returns the index of the script among them, and a
--- function to call after the script, which returns the profile as JSON.
+-- function to call after the script, which returns the profile as JSON, or {"exits": true} if the
+-- script called os.exit() before its first backward pass.
 function profile.attach(passes, rows, ...)
   passes, rows = math.tointeger(passes), math.tointeger(rows)
   rows = rows > 0 and rows or ROWS
@@ -28,6 +30,7 @@ function profile.attach(passes, rows, ...)
   local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
   print = function() end
   io.output "/dev/null"
+  exits.begin_profile()
   core.open_profile(passes)
   core.profile_rows = rows
   core.on_run = function(settings)
@@ -41,7 +44,9 @@ function profile.attach(passes, rows, ...)
   return 2 + skipped + 1, function()
     bench.remove_folder(folder)
     local result = core.profile()
-    if not result then
+    if not result and exits.is_called() then
+      return json.text{exits = true}
+    elseif not result then
       core.fail("ESCRIPT", "--parallel pipe=P: the script ended before a backward pass, so there "
                            .. "is no net to divide")
     end

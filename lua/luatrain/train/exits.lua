@@ -1,7 +1,7 @@
 -- exits.lua - replaces os.exit(), so that open runs write their end lines before the process ends.
 --
--- On one of several ranks, os.exit() raises an error that pcall does not catch. os.exit(0) ends
--- only that rank, another code such as os.exit(7) the whole job.
+-- On one of several ranks, and in a profile, os.exit() raises an error that pcall does not catch.
+-- On a rank, os.exit(0) ends only that rank, another code such as os.exit(7) the whole job.
 
 local core = ...
 
@@ -28,7 +28,7 @@ function os.exit(code, ...)
   exit(code, ...)
 end
 
-local left                     -- message of the error by which this rank exits
+local left                     -- message of the error by which this Lua state exits
 
 local function exit_rank(code, ...)
   local number = number_of(code)
@@ -39,19 +39,32 @@ local function exit_rank(code, ...)
   core.exit(number, left)
 end
 
--- Returns the results of pcall, or raises the exit error of this rank again.
+-- Ends a script that is profiled; see luatrain/commands/profile.lua.
+local function exit_profile(code, ...)
+  if not number_of(code) then return exit(code, ...) end
+  left = "the script called os.exit() when it was profiled"
+  core.fail("EDONE", left)
+end
+
+-- Returns the results of pcall, or raises the exit error again.
 local function pass_on(ok, ...)
   if not ok and left and tostring((...)):find(left, 1, true) then error((...), 0) end
   return ok, ...
 end
 
--- Makes os.exit() in this Lua state, which belongs to a rank, work as described above.
-function exits.begin_rank()
+local function begin(exit_state)
   local call, call_with_handler, resume = pcall, xpcall, coroutine.resume
-  os.exit = exit_rank
+  os.exit = exit_state
   function pcall(...) return pass_on(call(...)) end
   function xpcall(...) return pass_on(call_with_handler(...)) end
   function coroutine.resume(...) return pass_on(resume(...)) end
 end
+
+-- Makes os.exit() in this Lua state, of a rank or a profile, work as described above.
+function exits.begin_rank() begin(exit_rank) end
+function exits.begin_profile() begin(exit_profile) end
+
+-- Whether such an exit has begun.
+function exits.is_called() return left ~= nil end
 
 return exits

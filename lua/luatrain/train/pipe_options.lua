@@ -7,7 +7,7 @@ local items = require "luatrain.train.parallel_items"
 local options = {}
 
 local FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N][,memory=GB]"
-local SCHEDULES = {"gpipe", "1f1b", "zb"}
+local SCHEDULES = core.schedules()
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -19,8 +19,8 @@ local function schedule_of(text)
   for _, name in ipairs(SCHEDULES) do
     if name == text then return text end
   end
-  refuse("--parallel: schedule must be %s, but is '%s'%s", "gpipe, 1f1b or zb", text,
-         hint(text, SCHEDULES, ""))
+  refuse("--parallel: schedule must be one of %s, but is '%s'%s", table.concat(SCHEDULES, ", "),
+         text, hint(text, SCHEDULES, ""))
 end
 
 local function memory_of(text)
@@ -45,9 +45,14 @@ local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" 
 -- Returns the options of a job of `ranks` ranks: {pipe = stages, data = replicas, micro =, cut = a
 -- list, schedule =, lag =, memory = bytes of a rank}. The planner chooses what is nil.
 function options.read(ranks)
-  local text = os.getenv "LUATRAIN_PARALLEL" or "pipe=auto"
+  local text = os.getenv "LUATRAIN_PARALLEL" or ""
+  text = text ~= "" and text or "pipe=auto"
   local o = items.read(text, FORM, KEYS, READ, {cut = true})
-  if o.pipe == 0 then
+  if not o.pipe then
+    refuse("--parallel must have pipe=P or pipe=auto, but is '%s'", text)
+  elseif o.schedule == "gpipe" and (o.lag or 0) > 0 then
+    refuse("--parallel: gpipe has no lag, but '%s' has", text)
+  elseif o.pipe == 0 then
     if o.data or #o.cut > 0 then
       refuse("--parallel: with pipe=auto, the planner chooses %s; remove it from '%s'",
              o.data and "data" or "cut", text)
@@ -92,6 +97,11 @@ local function unit_of(profile, cut)
   if first then return first end
   local names = {}
   for i, param in ipairs(profile.params) do names[i] = param.name end
+  for _, name in ipairs(names) do
+    if is_at(cut, name) then
+      refuse("--parallel: a stage cannot begin at %s, which the forward pass does not use", cut)
+    end
+  end
   local whole = whole_name(names, cut)
   refuse("--parallel: the net has no parameter or module '%s'%s", cut,
          whole and (" (did you mean '%s'?)"):format(whole) or hint(cut, names, ""))

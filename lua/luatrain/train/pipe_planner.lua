@@ -11,11 +11,16 @@ local PASSES = 2                         -- timed passes for each size of a micr
 local NORM_IMAGES = 8                    -- least images of a micro-batch with batch norm
 local SMALL, LARGE = 1, 1 << 20         -- elements of the timed sums
 local MESSAGE_BYTES = 4 << 20
-local KINDS = {gpipe = 0, ["1f1b"] = 1, zb = 2}
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- ==== The net ====================================================================================
+
+-- The dry profile of the script, or nil if the script exits before its first backward pass.
+function planner.profile()
+  local profile = json.read(core.run_profile(0, 0))
+  return not profile.exits and profile or nil
+end
 
 -- The sizes of micro-batches to time: the least one, twice and four times it, up to the batch.
 local function sizes_for(least, batch)
@@ -41,11 +46,14 @@ end
 local function make_net(dry, least, batch)
   local net = {units = {}, values = {}, sizes = sizes_for(least, batch)}
   local all, optimizer, slots = 0, 0.0, nil
+  local works = core.device() == "cpu"       -- oneDNN cannot add to gradients of weights
   net.n_sizes = #net.sizes
   for i, unit in ipairs(dry.units) do
     all = all + unit.grad_bytes
     net.units[i] = {name = unit.name, may_begin_stage = unit.may_begin_stage,
                     grad_bytes = unit.grad_bytes, saved_bytes = unit.saved_bytes / dry.rows,
+                    back_bytes = unit.back_bytes / dry.rows,
+                    work_bytes = works and unit.grad_bytes or 0.0,
                     forward = {}, inputs = {}, weights = {}}
   end
   for i, value in ipairs(dry.values) do
@@ -54,7 +62,7 @@ local function make_net(dry, least, batch)
   end
   for k, size in ipairs(net.sizes) do
     local profile = json.read(core.run_profile(PASSES, size))
-    if #profile.units ~= #net.units then
+    if profile.exits or #profile.units ~= #net.units then
       refuse "--parallel pipe=P: the script makes another net each time; use cut=NAME"
     end
     add_times(net, k, profile)
@@ -94,11 +102,8 @@ end
 
 -- ==== Plans ======================================================================================
 
--- Whether a plan can be chosen: it uses all ranks, and a plan of one stage has one micro-batch
--- unless the user gives micro.
-local function is_usable(plan, ranks, micro)
-  return plan.stages * plan.replicas == ranks and (plan.stages > 1 or plan.micro == 1 or micro)
-end
+-- Whether a plan can be chosen: one stage has one micro-batch, unless the user gives micro.
+local function is_usable(plan, micro) return plan.stages > 1 or plan.micro == 1 or micro end
 
 -- The job for core.find_plans(); see planner.find().
 local function job_of(o, dry, ranks, link)
@@ -109,11 +114,12 @@ local function job_of(o, dry, ranks, link)
           wire_bytes = select(2, core.wire()), stages = o.pipe, replicas = o.data,
           least_micro = dry.has_batch_norm and math.min(NORM_IMAGES, images) or 1,
           micro = o.micro and math.min(o.micro, images), lag = o.lag,
-          kind = o.schedule and KINDS[o.schedule], memory = o.memory}
+          schedule = o.schedule, memory = o.memory}
 end
 
--- Returns the plans for `ranks` ranks, the fastest first, the job and the net. o: the options of
--- pipe_options.lua; dry: the dry profile; link: that of messages and sums, or nil to measure them.
+-- On rank 0, returns the plans for `ranks` ranks, the fastest first, the job and the net; on other
+-- ranks, nothing. All ranks must call it. o: the options of pipe_options.lua; dry: the dry profile;
+-- link: the link for messages and sums, or nil to measure it.
 function planner.find(o, dry, ranks, link)
   if not dry.batch then
     refuse "--parallel pipe=P: the planner cannot find the batch size; name the cuts with cut=NAME"
@@ -121,13 +127,12 @@ function planner.find(o, dry, ranks, link)
   local job = job_of(o, dry, ranks, link)
   local net = make_net(dry, job.least_micro, dry.batch)
   if #o.cut > 0 then fix_cuts(net, dry, o.cut) end
-  local ok, found = pcall(core.find_plans, net, job)
-  if not ok then
-    refuse("--parallel: %s", (tostring(found):gsub("^[^ ]*:%d+: ", ""):gsub("^planning: ", "")))
-  end
+  if core.rank() > 0 then return end
+  local found, why = core.find_plans(net, job)
+  if not found then refuse("--parallel: %s", (why:gsub("^planning: ", ""))) end
   local plans = {}
   for _, plan in ipairs(found) do
-    if is_usable(plan, ranks, o.micro) then
+    if is_usable(plan, o.micro) then
       plan.images_per_s, plan.cuts = dry.batch / plan.seconds, {}
       for i = 2, plan.stages do plan.cuts[i - 1] = net.units[plan.stage[i].first].name end
       plans[#plans + 1] = plan

@@ -11,6 +11,8 @@ local plans = require "luatrain.commands.plan"
 
 local pipeline = {}
 
+local GIVEN_MICRO = 4          -- micro-batches of a plan without the planner
+
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- The stage, from 0, of a unit. first: the first unit of each stage after stage 0.
@@ -22,11 +24,25 @@ end
 
 -- The plan that the options describe without the planner: the user has named the cuts.
 local function given_plan(o, profile)
-  local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or 4,
-                schedule = o.schedule or "zb", lag = o.lag or 1, cuts = o.cut,
+  local schedule = o.schedule or "zb"
+  local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or GIVEN_MICRO,
+                schedule = schedule, lag = schedule == "gpipe" and 0 or o.lag or 1, cuts = o.cut,
                 stage = {{first = 1}}}
   for i, unit in ipairs(options.cuts(profile, o.cut)) do plan.stage[i + 1] = {first = unit} end
   return plan
+end
+
+-- The plan of this job. Rank 0 chooses it.
+local function plan_of(o, profile, ranks)
+  local plan
+  if o.pipe == 1 then o.micro = o.micro or GIVEN_MICRO end
+  if o.pipe and #o.cut == o.pipe - 1 and not o.memory then
+    plan = given_plan(o, profile)
+  else
+    local plans = planner.find(o, profile, ranks)
+    plan = plans and plans[1]
+  end
+  return json.read(core.broadcast_text("the plan of the pipeline", json.text(plan or {})))
 end
 
 -- Divides the parameters of the profile among the stages, and opens the pipeline.
@@ -53,20 +69,16 @@ local function earlier_micro(out, resume)
 end
 
 -- Starts the pipeline of this rank, before the script places parameters. If the planner finds that
--- one stage is fastest, starts data parallelism instead.
+-- one stage is fastest, starts data parallelism instead. If the script exits before its first
+-- backward pass, for example after --help, starts neither.
 function pipeline.begin()
-  if os.getenv "LUATRAIN_PLANS" == "1" then return plans.show() end
-  local _, ranks = core.rank()
+  if command_line.plan then return plans.show(command_line.plan) end
+  local ranks = core.ranks()
   local o = options.read(ranks)
-  local profile = json.read(core.run_profile(0, 0))
-  local plan
+  local profile = planner.profile()
+  if not profile then return end
   o.micro = o.micro or earlier_micro(profile.out, profile.resume)
-  if o.pipe and #o.cut == o.pipe - 1 then
-    plan = given_plan(o, profile)
-  else
-    plan = planner.find(o, profile, ranks)[1]
-  end
-  plan = json.read(core.broadcast_text("the plan of the pipeline", json.text(plan)))
+  local plan = plan_of(o, profile, ranks)
   pipeline.plan = plan
   if plan.stages == 1 and plan.micro == 1 and not o.pipe then return core.open_reducer() end
   open(plan, profile)
@@ -123,6 +135,10 @@ end
 
 -- EUSAGE if a run with settings o cannot train in a pipeline.
 function pipeline.check(o)
+  if core.joins_pipeline() and not pipeline.plan then
+    refuse("--parallel pipe=P: the script called os.exit() when it was profiled, so there is no "
+           .. "plan")
+  end
   if not core.pipeline() then return end
   if o.amp == "auto" then
     refuse "--amp auto cannot be combined with --parallel pipe=P; choose off, bf16 or fp16"

@@ -1,23 +1,23 @@
-/* passes.c - the micro-batches that a stage of a pipeline has in flight. */
+/* micro.c - the micro-batches that a stage of a pipeline has in flight. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "dist/pipeline/internal.h"
 
-lt_pass *lt__pass_last(const lt_pipeline *p)
+lt_micro_batch *lt__micro_last(const lt_pipeline *p)
 {
-    lt_pass *last = NULL;
-    for (lt_pass *q = p->first; q; q = q->next)
+    lt_micro_batch *last = NULL;
+    for (lt_micro_batch *q = p->first; q; q = q->next)
         last = q;
     return last;
 }
 
-lt_pass *lt__pass_current(lt_pipeline *p)
+lt_micro_batch *lt__micro_current(lt_pipeline *p)
 {
-    lt_pass *last = lt__pass_last(p);
-    if (last && !last->noted)
+    lt_micro_batch *last = lt__micro_last(p);
+    if (last && !last->forward_done)
         return last;
-    lt_pass *fresh = calloc(1, sizeof *fresh);
+    lt_micro_batch *fresh = calloc(1, sizeof *fresh);
     if (!fresh) {
         lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
         return NULL;
@@ -28,7 +28,7 @@ lt_pass *lt__pass_current(lt_pipeline *p)
     return fresh;
 }
 
-static void free_pass(lt_pipeline *p, lt_pass *q)
+static void free_micro(lt_pipeline *p, lt_micro_batch *q)
 {
     lt_weights_free(q->weights);
     for (int i = 0; i < q->n_sent; i++) {
@@ -48,34 +48,34 @@ static void free_pass(lt_pipeline *p, lt_pass *q)
     free(q);
 }
 
-void lt__pass_drop_first(lt_pipeline *p)
+void lt__micro_drop_first(lt_pipeline *p)
 {
-    lt_pass *q = p->first;
+    lt_micro_batch *q = p->first;
     p->first = q->next;
     if (!p->first)
         p->end = &p->first;
-    free_pass(p, q);
+    free_micro(p, q);
 }
 
-void lt__pass_drop_current(lt_pipeline *p)
+void lt__micro_drop_current(lt_pipeline *p)
 {
-    lt_pass **link = &p->first;
+    lt_micro_batch **link = &p->first;
     while (*link && (*link)->next)
         link = &(*link)->next;
-    lt_pass *last = *link;
-    if (!last || last->noted || !last->in_scope)
+    lt_micro_batch *last = *link;
+    if (!last || last->forward_done || !last->in_scope)
         return;
     *link = NULL;
     p->end = link;
-    free_pass(p, last);
+    free_micro(p, last);
 }
 
-lt_status lt__pass_check(const lt_pipeline *p)
+lt_status lt__pipe_check(const lt_pipeline *p)
 {
     return p->failure == LT_OK ? LT_OK : lt_fail(p->failure, "%s", p->failure_text);
 }
 
-lt_status lt__pass_note(lt_pipeline *p, lt_status status)
+lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status)
 {
     if (status != LT_OK && p->failure == LT_OK) {
         p->failure = status;
@@ -84,16 +84,16 @@ lt_status lt__pass_note(lt_pipeline *p, lt_status status)
     return status;
 }
 
-lt_status lt__pass_run_weights(lt_pipeline *p)
+lt_status lt__micro_run_weights(lt_pipeline *p)
 {
-    LT_TRY(lt__pass_check(p));
+    LT_TRY(lt__pipe_check(p));
     double began = lt__seconds();
     lt_weights *weights = p->first->weights;
     p->first->weights = NULL;
-    LT_TRY(lt__pass_note(p, lt_backward_weights(weights)));
+    LT_TRY(lt__pipe_store_error(p, lt_backward_weights(weights)));
     lt__pipe_log(p, LT_WEIGHTS, p->state.weights);
     p->state.weights++;
-    lt__pass_drop_first(p);
+    lt__micro_drop_first(p);
     p->times.weights += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "gradients of weights", began, lt__seconds() - began);
     return LT_OK;
