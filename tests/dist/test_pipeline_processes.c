@@ -10,7 +10,7 @@ static char wanted[LAYERS][65];
 static lt_status train_stage(rank *r)
 {
     member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = train};
-    LT_TRY(make_net(&m.net));
+    LT_TRY(make_net(&m.net, current.dtype));
     run_member(&m);
     for (int i = 0; i < LAYERS && m.status == LT_OK; i++) {
         if (m.grads[i][0] && strcmp(m.grads[i], wanted[i]) != 0)
@@ -57,7 +57,7 @@ static lt_status end_early(member *m)
 static lt_status train_until_one_ends(rank *r)
 {
     member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = end_early};
-    LT_TRY(make_net(&m.net));
+    LT_TRY(make_net(&m.net, current.dtype));
     run_member(&m);
     destroy_net(&m.net);
     return m.status;
