@@ -24,13 +24,16 @@ static lt_group *others(lua_State *L, const char *who)
 void lt__group_set_location(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    char where[64] = "";
+    char where[64] = "", stage[16] = "";
     if (!others(L, "a training step"))
         return;
-    lt__where(s, where, sizeof where);
+    if (s->pipeline)
+        snprintf(stage, sizeof stage, ", stage %d", lt_pipeline_stage(s->pipeline));
+    lt__where(s, where, sizeof where - strlen(stage));
     size_t end = strlen(where);
     while (end > 0 && (where[end - 1] == ' ' || where[end - 1] == ':'))
         where[--end] = '\0';
+    strcat(where, stage);
     lt_group_set_location(s->group, where, lt_step(s->ctx) + 1);
 }
 

@@ -25,11 +25,13 @@ typedef struct plan { /* of a training run */
     uint64_t delays; /* seed of random delays; 0: none */
     net_form form;
     bool shares;    /* micro-batches have different shares */
+    lt_dtype dtype; /* of data and parameters; LT_F32 is 0 */
     double timeout; /* seconds; 0: the default */
 } plan;
 
 typedef struct net {
     lt_ctx *ctx;
+    lt_dtype dtype;
     lt_params *params;
     lt_tensor *w[LAYERS];
     lt_tensor *made[MOST_MADE];
@@ -51,14 +53,15 @@ typedef struct member { /* a rank */
 
 /* ==== The net ================================================================================= */
 
-static inline lt_status make_net(net *n)
+static inline lt_status make_net(net *n, lt_dtype dtype)
 {
-    *n = (net){.ctx = lt_open(&(lt_config){.seed = 9, .device = "cpu", .threads = 1})};
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = 9, .device = "cpu", .threads = 1});
+    *n = (net){.ctx = ctx, .dtype = dtype};
     if (!n->ctx || !(n->params = lt_params_new(n->ctx)))
         return lt_errcode();
     for (int i = 0; i < LAYERS; i++) {
         char name[] = {'w', (char)('0' + i), 0};
-        n->w[i] = lt_param_new(n->ctx, LT_F32, 2, (int64_t[]){WIDTH, WIDTH},
+        n->w[i] = lt_param_new(n->ctx, dtype, 2, (int64_t[]){WIDTH, WIDTH},
                                (lt_init){LT_INIT_UNIFORM, -0.6, 0.6});
         if (!n->w[i])
             return lt_errcode();
@@ -112,7 +115,7 @@ static inline lt_tensor *add(net *n, lt_tensor *x, lt_tensor *y)
 /* The rows of a micro-batch, and their labels. */
 static inline lt_status make_rows(net *n, uint64_t number, lt_tensor **x, lt_tensor **y)
 {
-    *x = noted(n, lt_tensor_new(n->ctx, LT_F32, 2, (int64_t[]){ROWS, WIDTH}));
+    *x = noted(n, lt_tensor_new(n->ctx, n->dtype, 2, (int64_t[]){ROWS, WIDTH}));
     *y = noted(n, lt_tensor_new(n->ctx, LT_I64, 1, (int64_t[]){ROWS}));
     if (!*x || !*y)
         return lt_errcode();
@@ -158,7 +161,8 @@ static inline void digest(lt_tensor *grad, char hex[65])
     lt_sha256 s;
     lt_sha256_begin(&s);
     CHECK(grad != NULL);
-    lt_sha256_add(&s, lt_data(grad), (size_t)lt_count(grad) * sizeof(float));
+    lt_sha256_add(&s, lt_data(grad),
+                  (size_t)lt_count(grad) * lt_dtype_bytes(lt_tensor_dtype(grad)));
     lt_sha256_end(&s, hex);
 }
 
@@ -169,24 +173,30 @@ static inline lt_status learn(net *n, const plan *p, int i, uint64_t number)
 {
     double share = share_of(p, i);
     lt_tensor *loss = forward(n, p->form, number, 0);
-    lt_tensor *factor = noted(n, lt_tensor_full(n->ctx, LT_F32, 0, NULL, share));
+    lt_tensor *factor = noted(n, lt_tensor_full(n->ctx, n->dtype, 0, NULL, share));
     if (loss && share != 1)
         loss = factor ? noted(n, lt_run(n->ctx, "mul", NULL, loss, factor, NULL)) : NULL;
     return loss ? lt_backward(loss, NULL) : lt_errcode();
 }
 
+/* Adds up the gradients of the micro-batches of all steps. The parameters are placed. */
+static inline void add_up_in(net *n, const plan *p, char grads[LAYERS][65])
+{
+    for (int k = 0; k < STEPS * p->micro; k++) {
+        CHECK_OK(lt_scope_push(n->ctx));
+        CHECK_OK(learn(n, p, k % p->micro, (uint64_t)k));
+        lt_scope_pop(n->ctx);
+    }
+    for (int i = 0; i < LAYERS; i++)
+        digest(lt_grad(n->w[i]), grads[i]);
+}
+
 static inline void add_up(const plan *p, char grads[LAYERS][65])
 {
     net n;
-    CHECK_OK(make_net(&n));
+    CHECK_OK(make_net(&n, p->dtype));
     CHECK_OK(lt_params_place(n.params));
-    for (int k = 0; k < STEPS * p->micro; k++) {
-        CHECK_OK(lt_scope_push(n.ctx));
-        CHECK_OK(learn(&n, p, k % p->micro, (uint64_t)k));
-        lt_scope_pop(n.ctx);
-    }
-    for (int i = 0; i < LAYERS; i++)
-        digest(lt_grad(n.w[i]), grads[i]);
+    add_up_in(&n, p, grads);
     destroy_net(&n);
 }
 
@@ -255,7 +265,7 @@ static inline void run_member(member *m)
 static inline void *run_thread(void *ud)
 {
     member *m = ud;
-    CHECK_OK(make_net(&m->net));
+    CHECK_OK(make_net(&m->net, m->plan->dtype));
     run_member(m);
     destroy_net(&m->net);
     lt_group_close(m->group);

@@ -3,6 +3,7 @@
 #ifndef LT_TESTS_PROCESSES_H
 #define LT_TESTS_PROCESSES_H
 
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -62,23 +63,28 @@ static inline void run_rank(const job *j, fake_hub *hub, int which, result *to)
     _exit(0);
 }
 
-/* Runs a process for each rank. */
+/* Runs a process for each rank. Kills the processes that have stopped when all others have ended. */
 static inline void on_ranks(const job *j, result results[MOST])
 {
-    int size = (int)strlen(j->nodes), open = size;
+    int size = (int)strlen(j->nodes), open = size, n_stopped = 0, how;
     size_t bytes = MOST * sizeof *results;
-    pid_t pid[MOST], ended;
+    pid_t pid[MOST], stopped[MOST], changed;
     fake_hub *hub = fake_hub_new();
     result *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     fflush(stdout);
     for (int r = 0; r < size; r++)
         if ((pid[r] = fork()) == 0)
             run_rank(j, hub, r, &shared[r]);
-    while (open > 0 && (ended = wait(NULL)) > 0) {
-        open--;
+    while (open > 0 && (changed = waitpid(-1, &how, WUNTRACED)) > 0) {
+        if (WIFSTOPPED(how))
+            stopped[n_stopped++] = changed;
+        else
+            open--;
         for (int r = 0; r < size; r++)
-            if (pid[r] == ended && !j->silent)
+            if (pid[r] == changed && !WIFSTOPPED(how) && !j->silent)
                 atomic_store(&hub->ended[r], true);
+        if (open == n_stopped && n_stopped > 0)
+            kill(stopped[--n_stopped], SIGKILL);
     }
     memcpy(results, shared, bytes);
     munmap(shared, bytes);

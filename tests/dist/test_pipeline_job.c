@@ -56,7 +56,7 @@ static void *train_replica(void *ud)
 {
     replica *r = ud;
     net n;
-    CHECK_OK(make_net(&n));
+    CHECK_OK(make_net(&n, r->plan->dtype));
     CHECK_OK(lt_params_place(n.params));
     lt_reducer *reducer = open_reducer(&n, r->group);
     lt_optim *o = lt_optim_new(n.ctx, "momentum_step", n.w, LAYERS);
@@ -121,7 +121,128 @@ static lt_status train_in_replicas(member *m)
     return status;
 }
 
+static void check_replicas(const plan *p)
+{
+    char hex[65], got[MOST_RANKS][65] = {""};
+    member members[MOST_RANKS];
+    train_replicas(p, hex);
+    run(p, p->stages * REPLICAS, train_in_replicas, got, members);
+    check_ranks(members, p->stages * REPLICAS);
+    for (int i = 0; i < p->stages * REPLICAS; i++)
+        CHECK_STR(got[i], hex);
+}
+
+/* In f32 and f64. */
 TEST(replicas_have_the_bits_of_data_parallelism)
+{
+    for (int k = 0; k < 24; k++) {
+        plan p = {.stages = 1 + k % 4,
+                  .micro = 1 + k % 5,
+                  .lag = k % 3,
+                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
+                  .form = k % 2 == 1 ? WIDE : DEEP,
+                  .delays = (uint64_t)k,
+                  .shares = k % 12 > 5,
+                  .dtype = k < 12 ? LT_F32 : LT_F64};
+        check_replicas(&p);
+    }
+}
+
+/* ==== Clipping ================================================================================ */
+
+typedef struct clipped {
+    double norms[STEPS]; /* of the gradients, before clipping */
+    double w[LAYERS][WIDTH * WIDTH];
+} clipped;
+
+static const double MOST_NORM = 0.03;
+
+/* A step with clipping. *norm is not set unless the step is applied. */
+static lt_status take_clipped_step(lt_optim *o, double *norm)
+{
+    lt_opt opts[LT_MAX_OPT];
+    lt_tensor *squares;
+    lt_step_status step_status;
+    LT_TRY(lt_opts_parse(&lt_optim_def(o)->schema, "lr=0.1 momentum=0.9", opts));
+    LT_TRY(lt_optim_step_clipped(o, (const lt_opt *const[]){opts}, 1, MOST_NORM, &squares,
+                                 &step_status));
+    double value;
+    lt_status status = lt_item(squares, 0, &value);
+    lt_release(squares);
+    if (status == LT_OK && step_status == LT_APPLIED)
+        *norm = sqrt(value);
+    return status;
+}
+
+static void store_weights(const net *n, clipped *to)
+{
+    for (int i = 0; i < LAYERS; i++)
+        if (!lt_is_remote(n->w[i]))
+            memcpy(to->w[i], lt_data(n->w[i]), sizeof to->w[i]);
+}
+
+static void clip_alone(const plan *p, clipped *to)
+{
+    net n;
+    CHECK_OK(make_net(&n, LT_F64));
+    CHECK_OK(lt_params_place(n.params));
+    lt_optim *o = lt_optim_new(n.ctx, "momentum_step", n.w, LAYERS);
+    CHECK(o != NULL);
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < p->micro; i++)
+            CHECK_OK(learn(&n, p, i, number_of(p, 0, step, i)));
+        CHECK_OK(take_clipped_step(o, &to->norms[step]));
+    }
+    store_weights(&n, to);
+    lt_optim_free(o);
+    destroy_net(&n);
+}
+
+static lt_status take_steps(member *m, lt_optim *o, clipped *to)
+{
+    for (int step = 0; step < STEPS; step++)
+        for (int i = 0; i < m->plan->micro; i++) {
+            LT_TRY(micro_batch(m, i, number_of(m->plan, 0, step, i)));
+            LT_TRY(take_clipped_step(o, &to->norms[step]));
+        }
+    store_weights(&m->net, to);
+    return LT_OK;
+}
+
+/* ud: the results of all ranks. */
+static lt_status clip_in_stages(member *m)
+{
+    clipped *to = (clipped *)m->ud + m->rank;
+    lt_optim *o = lt_optim_new(m->net.ctx, "momentum_step", m->net.w, LAYERS);
+    lt_status status = o ? take_steps(m, o, to) : lt_errcode();
+    lt_optim_free(o);
+    return status;
+}
+
+static void check_near(double got, double want)
+{
+    if (!(fabs(got - want) <= 1e-12 * fabs(want)))
+        FAIL("%.17g is not %.17g", got, want);
+}
+
+/* Checks the results of a stage. Returns how many layers it has. */
+static int check_clipped(const clipped *got, const clipped *want)
+{
+    int n = 0;
+    for (int step = 0; step < STEPS; step++)
+        check_near(got->norms[step], want->norms[step]);
+    for (int i = 0; i < LAYERS; i++)
+        if (got->w[i][0] != 0) {
+            for (int k = 0; k < WIDTH * WIDTH; k++)
+                check_near(got->w[i][k], want->w[i][k]);
+            n++;
+        }
+    return n;
+}
+
+/* The norm of the gradients of all stages, whose squares are added up in another order than in one
+ * context. */
+TEST(gradients_are_clipped_by_the_norm_of_all_stages)
 {
     for (int k = 0; k < 12; k++) {
         plan p = {.stages = 1 + k % 4,
@@ -129,15 +250,19 @@ TEST(replicas_have_the_bits_of_data_parallelism)
                   .lag = k % 3,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
                   .form = k % 2 == 1 ? WIDE : DEEP,
-                  .delays = (uint64_t)k,
-                  .shares = k > 5};
-        char hex[65], got[MOST_RANKS][65] = {""};
+                  .shares = k > 5,
+                  .dtype = LT_F64};
+        clipped want, got[MOST_RANKS] = {{{0}, {{0}}}};
         member members[MOST_RANKS];
-        train_replicas(&p, hex);
-        run(&p, p.stages * REPLICAS, train_in_replicas, got, members);
-        check_ranks(members, p.stages * REPLICAS);
-        for (int i = 0; i < p.stages * REPLICAS; i++)
-            CHECK_STR(got[i], hex);
+        int n = 0;
+        clip_alone(&p, &want);
+        for (int step = 0; step < STEPS; step++)
+            CHECK(want.norms[step] > 2 * MOST_NORM);
+        run(&p, p.stages, clip_in_stages, got, members);
+        check_ranks(members, p.stages);
+        for (int i = 0; i < p.stages; i++)
+            n += check_clipped(&got[i], &want);
+        CHECK_EQ(n, LAYERS);
     }
 }
 
@@ -149,7 +274,7 @@ enum { MICRO = 6 };
 static void find_losses(const plan *p, double losses[MICRO])
 {
     net n;
-    CHECK_OK(make_net(&n));
+    CHECK_OK(make_net(&n, p->dtype));
     CHECK_OK(lt_params_place(n.params));
     for (int i = 0; i < MICRO; i++) {
         lt_tensor *loss = forward(&n, p->form, (uint64_t)i, 0);
@@ -185,14 +310,16 @@ static lt_status fetch_losses(member *m)
     return lt_pipeline_drain(m->pipeline);
 }
 
+/* In f32 and f64. */
 TEST(all_ranks_can_fetch_a_loss_while_passes_are_in_flight)
 {
-    for (int k = 0; k < 9; k++) {
+    for (int k = 0; k < 18; k++) {
         plan p = {.stages = 2 + k % 3,
                   .micro = MICRO,
                   .lag = k % 4,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
-                  .form = k % 2 == 1 ? WIDE : DEEP};
+                  .form = k % 2 == 1 ? WIDE : DEEP,
+                  .dtype = k < 9 ? LT_F32 : LT_F64};
         double losses[MICRO];
         member members[MOST_RANKS];
         find_losses(&p, losses);
@@ -308,7 +435,7 @@ static size_t read_file(const char *path, char *to, size_t most)
 static void save_alone(const char *path, char hex[65])
 {
     net n;
-    CHECK_OK(make_net(&n));
+    CHECK_OK(make_net(&n, LT_F32));
     CHECK_OK(lt_params_place(n.params));
     CHECK_OK(lt_file_save(path, LAYERS, names, n.w, 1, meta));
     CHECK_OK(lt_params_sha256(n.params, hex));
@@ -425,7 +552,7 @@ static lt_status open_again(member *m)
     LT_TRY(stop_early(m));
     release_made(&m->net);
     destroy_net(&m->net);
-    LT_TRY(make_net(&m->net));
+    LT_TRY(make_net(&m->net, m->plan->dtype));
     LT_TRY(open_pipeline(m));
     return train(m);
 }

@@ -78,7 +78,7 @@ static bool fail_once(const plan *p, int n, const outcome *wanted, outcome *last
         to[i] = (outcome){.loss = 0};
         snprintf(to[i].path, sizeof to[i].path, "/tmp/lt_pipeline_memory_%d", (int)getpid());
         m[i] = (member){.plan = p, .group = groups[i], .rank = i, .body = take_step, .ud = &to[i]};
-        CHECK_OK(make_net(&m[i].net));
+        CHECK_OK(make_net(&m[i].net, p->dtype));
     }
     fail_at(n);
     for (int i = 0; i < RANKS; i++)

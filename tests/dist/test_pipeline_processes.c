@@ -10,7 +10,7 @@ static char wanted[LAYERS][65];
 static lt_status train_stage(rank *r)
 {
     member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = train};
-    LT_TRY(make_net(&m.net));
+    LT_TRY(make_net(&m.net, current.dtype));
     run_member(&m);
     for (int i = 0; i < LAYERS && m.status == LT_OK; i++) {
         if (m.grads[i][0] && strcmp(m.grads[i], wanted[i]) != 0)
@@ -45,38 +45,71 @@ TEST(delays_of_processes_change_nothing)
     }
 }
 
+typedef struct end {
+    int rank;
+    int signal; /* that the rank sends itself; 0: it exits */
+} end;
+
+static end current_end; /* set before the ranks start */
+
 static lt_status end_early(member *m)
 {
     for (int i = 0; i < 2; i++)
         LT_TRY(micro_batch(m, i, (uint64_t)i));
-    if (m->rank == 1)
-        _exit(0); /* as if killed */
+    if (m->rank == current_end.rank && current_end.signal)
+        raise(current_end.signal);
+    if (m->rank == current_end.rank)
+        _exit(0);
     return train(m);
 }
 
 static lt_status train_until_one_ends(rank *r)
 {
     member m = {.plan = &current, .group = r->group, .rank = r->rank, .body = end_early};
-    LT_TRY(make_net(&m.net));
+    LT_TRY(make_net(&m.net, current.dtype));
     run_member(&m);
     destroy_net(&m.net);
     return m.status;
 }
 
-TEST(a_process_that_ends_is_named)
+/* Checks that the stages beside the one that has ended name it. On other nodes, a farther stage may
+ * first notice the end of a stage that has failed therefore. */
+static void check_end(const char *nodes, end e, double timeout)
 {
-    static const char *const nodes[] = {"000", "011", "012"};
-    for (int k = 0; k < 3; k++) {
-        job j = {.nodes = nodes[k], .timeout = 30, .body = train_until_one_ends};
-        result results[MOST];
-        current = (plan){.stages = 3, .micro = 6, .kind = LT_1F1B};
-        double began = lt__seconds();
-        on_ranks(&j, results);
-        for (int i = 0; i < 3; i += 2) {
-            CHECK_EQ(results[i].status, LT_EPEER);
-            if (!strstr(results[i].text, "rank 1"))
-                FAIL("nodes %s, rank %d: %s", j.nodes, i, results[i].text);
-        }
-        CHECK(lt__seconds() - began < 25);
+    job j = {.nodes = nodes, .timeout = timeout, .body = train_until_one_ends};
+    result results[MOST];
+    char name[40];
+    snprintf(name, sizeof name, "rank %d, stage %d", e.rank, e.rank);
+    current = (plan){.stages = 3, .micro = 6, .kind = LT_1F1B};
+    current_end = e;
+    double began = lt__seconds();
+    on_ranks(&j, results);
+    for (int i = 0; i < 3; i++) {
+        if (i == e.rank)
+            continue;
+        bool is_beside = abs(i - e.rank) == 1;
+        CHECK_EQ(results[i].status, LT_EPEER);
+        if (!strstr(results[i].text, is_beside ? name : ", stage "))
+            FAIL("nodes %s, signal %d of rank %d, rank %d: %s", nodes, e.signal, e.rank, i,
+                 results[i].text);
     }
+    CHECK(lt__seconds() - began < 25);
+}
+
+static const char *const nodes_of_ends[] = {"000", "011", "012"};
+
+static void check_ends(int signal)
+{
+    for (int k = 0; k < 9; k++)
+        check_end(nodes_of_ends[k / 3], (end){k % 3, signal}, 30);
+}
+
+TEST(a_process_that_ends_is_named_with_its_stage) { check_ends(0); }
+
+TEST(a_killed_process_is_named_with_its_stage) { check_ends(SIGKILL); }
+
+TEST(a_stopped_process_is_named_with_its_stage)
+{
+    for (int k = 0; k < 3; k++)
+        check_end(nodes_of_ends[k], (end){1, SIGSTOP}, 2);
 }

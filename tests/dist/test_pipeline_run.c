@@ -59,6 +59,20 @@ TEST(micro_batches_with_shares)
                           .shares = true});
 }
 
+TEST(f64)
+{
+    for (int stages = 1; stages <= LAYERS; stages++)
+        for (int micro = 1; micro <= 7; micro += 3)
+            for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
+                check(&(plan){.stages = stages,
+                              .micro = micro,
+                              .lag = micro % 2,
+                              .kind = (lt_schedule_kind)kind,
+                              .form = micro == 4 ? WIDE : DEEP,
+                              .shares = micro == 7,
+                              .dtype = LT_F64});
+}
+
 /* In the long tests, there are 500 seeds. */
 TEST(delays_change_nothing)
 {
@@ -90,6 +104,105 @@ TEST(a_stage_that_fails_is_named)
         if (!strstr(members[i].text, "stage 1 of the pipeline"))
             FAIL("rank %d: %s", i, members[i].text);
     }
+}
+
+/* ==== Hooks =================================================================================== */
+
+typedef struct seen { /* by the hook of a parameter */
+    lt_sha256 grads;  /* a digest of all gradients that it got */
+    int calls;
+    char hex[65]; /* the digest, at the end */
+} seen;
+
+/* Halves the gradient, to which the next micro-batch adds its own. */
+static lt_status see(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    seen *s = ud;
+    float *at = lt_data(grad);
+    int64_t n = lt_count(grad);
+    CHECK_EQ(n, lt_count(x));
+    lt_sha256_add(&s->grads, at, (size_t)n * sizeof *at);
+    s->calls++;
+    for (int64_t i = 0; i < n; i++)
+        at[i] /= 2;
+    return LT_OK;
+}
+
+static lt_status add_hooks(net *n, seen s[LAYERS])
+{
+    for (int i = 0; i < LAYERS; i++) {
+        s[i] = (seen){.calls = 0};
+        lt_sha256_begin(&s[i].grads);
+        LT_TRY(lt_on_grad(n->w[i], see, &s[i], NULL));
+    }
+    return LT_OK;
+}
+
+static void end_hooks(seen s[LAYERS])
+{
+    for (int i = 0; i < LAYERS; i++)
+        lt_sha256_end(&s[i].grads, s[i].hex);
+}
+
+/* As in a script, each rank adds hooks to all parameters. ud: (ranks, LAYERS) */
+static lt_status train_with_hooks(member *m)
+{
+    seen *s = (seen *)m->ud + m->rank * LAYERS;
+    LT_TRY(add_hooks(&m->net, s));
+    lt_status status = train(m);
+    end_hooks(s);
+    return status;
+}
+
+/* Checks the hooks of a rank against those of one context. Returns how many have run. */
+static int check_hooks(const seen got[LAYERS], const seen wanted[LAYERS])
+{
+    int n = 0;
+    for (int i = 0; i < LAYERS; i++)
+        if (got[i].calls > 0) {
+            CHECK_EQ(got[i].calls, wanted[i].calls);
+            CHECK_STR(got[i].hex, wanted[i].hex);
+            n++;
+        }
+    return n;
+}
+
+static void check_with_hooks(const plan *p)
+{
+    net n;
+    seen wanted[LAYERS], got[MOST_RANKS][LAYERS];
+    char grads[LAYERS][65];
+    member members[MOST_RANKS];
+    int n_hooks = 0, n_grads = 0;
+    CHECK_OK(make_net(&n, p->dtype));
+    CHECK_OK(lt_params_place(n.params));
+    CHECK_OK(add_hooks(&n, wanted));
+    add_up_in(&n, p, grads);
+    end_hooks(wanted);
+    destroy_net(&n);
+    for (int i = 0; i < LAYERS; i++)
+        CHECK_EQ(wanted[i].calls, STEPS * p->micro);
+    run(p, p->stages, train_with_hooks, got, members);
+    check_ranks(members, p->stages);
+    for (int i = 0; i < p->stages; i++) {
+        n_hooks += check_hooks(got[i], wanted);
+        n_grads += check_grads(&members[i], grads);
+    }
+    CHECK_EQ(n_hooks, LAYERS);
+    CHECK_EQ(n_grads, LAYERS);
+}
+
+TEST(hooks_see_the_gradients_of_one_context)
+{
+    for (int stages = 1; stages <= LAYERS; stages++)
+        for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
+            for (int form = DEEP; form <= (stages == LAYERS ? FAN : WIDE); form++)
+                check_with_hooks(&(plan){.stages = stages,
+                                         .micro = 2 + form,
+                                         .lag = form,
+                                         .kind = (lt_schedule_kind)kind,
+                                         .form = (net_form)form,
+                                         .shares = form == WIDE});
 }
 
 static lt_status refuse(void *ud, lt_tensor *x, lt_tensor *grad)

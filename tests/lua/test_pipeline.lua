@@ -1,6 +1,7 @@
 -- test_pipeline.lua - training in a pipeline has the bits of one process that accumulates the
 -- gradients of the same micro-batches, whatever the stages, the schedule and the net.
 local T = require "lt_test"
+local lt = require "luatrain"
 
 -- Nets: `plain` has batch norm and dropout; `residual` uses a value in three stages, and the images
 -- in two; `frozen` trains only its end.
@@ -9,7 +10,7 @@ local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{net = {"plain", "residual", "frozen"}, accumulate = 1, batch = 10, steps = 7,
                     clip = 0.0, optim = {"sgd", "adam", "lars"}, mixup = 0.0, loop = false,
-                    size = 64, item = false}
+                    size = 64, item = false, f64 = false, hooks = false}
 local train, test = lt.data.open("synthetic:6x6x1/4/" .. opt.size)
 
 local nets = {}
@@ -41,6 +42,20 @@ function nets.frozen()
 end
 
 local net = nets[opt.net]()
+if opt.f64 then
+  net = nn.module({net = net:to "f64"}, function(self, x) return self.net(x:cast "f64") end)
+end
+
+-- Each hook halves the gradient, to which the next micro-batch adds its own.
+local seen = {}
+if opt.hooks then
+  for name, x in net:named_parameters() do
+    x:on_grad(function(grad)
+      seen[name] = ("%s %a"):format(seen[name] or name, grad:cast "f64":sum():item())
+      grad:copy(grad * 0.5)
+    end)
+  end
+end
 local sgd = lt.optim[opt.optim](net, {lr = 0.05, clip = opt.clip, weight_decay = 1e-3})
 
 if opt.loop then
@@ -71,6 +86,10 @@ else
   lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 3, batch = opt.batch,
          accumulate = opt.accumulate, max_steps = opt.steps, mixup = opt.mixup, out = "run",
          metrics = {lt.metrics.top1, lt.metrics.top(2)}}
+end
+for name, text in pairs(seen) do
+  local file <close> = io.open("hooks/" .. name, "a")
+  file:write(text, "\n")
 end
 ]]
 
@@ -155,6 +174,64 @@ end)
 T.test("half precision", function()
   check("2,cut=conv2", 2, 4, "", "--amp bf16")
   check("3,cut=conv2,cut=fc2", 3, 4, "", "--amp fp16")
+end)
+
+T.test("f64", function()
+  for micro = 1, 7, 3 do
+    check("1", 1, micro, "--f64")
+    check("2,cut=net.conv2", 2, micro, "--f64")
+    check("4,cut=net.bn1,cut=net.bn2,cut=net.fc1", 4, micro, "--f64")
+  end
+  check("2,cut=net.b", 2, 3, "--f64 --net residual --optim adam")
+  check("2,data=2,cut=net.fc1", 4, 2, "--f64")
+  check("3,data=2,cut=net.conv2,cut=net.fc1,schedule=gpipe", 6, 3, "--f64")
+end)
+
+-- Runs the script in f64 with clipping. Returns the weights.
+local function clipped(options, accumulate)
+  run(options, ("--f64 --steps 99 --clip 0.05 --accumulate %d"):format(accumulate))
+  return lt.load(folder .. "/run/weights.safetensors")
+end
+
+-- The squares of the gradients are added up in another order.
+T.test("clipping in f64", function()
+  local unclipped = select(2, run("", "--f64 --steps 99 --accumulate 4"))
+  for _, ranks in ipairs{2, 4, 3, 6} do
+    local stages, replicas = ranks < 4 and ranks or ranks // 2, ranks < 4 and 1 or 2
+    local alone = replicas > 1 and "--ranks 2" or ""
+    local wanted = clipped(alone, 4)
+    assert(select(2, results()) ~= unclipped)
+    local got = clipped(("--ranks %d --parallel pipe=%d,micro=4,cut=net.conv2%s")
+                        :format(ranks, stages, stages == 3 and ",cut=net.fc1" or ""), 1)
+    for name, x in pairs(wanted) do
+      T.equal(got[name].dtype, "f64")
+      local largest = x:abs():max():item()
+      assert((got[name] - x):abs():max():item() <= 1e-12 * largest, name)
+    end
+  end
+end)
+
+-- Runs the script with hooks. Returns what they have seen, a line for each stage and parameter.
+local function hooked(options, arguments)
+  os.execute(("rm -rf %s/hooks; mkdir %s/hooks"):format(folder, folder))
+  local losses, sha = run(options, "--hooks --steps 99 " .. arguments)
+  local pipe <close> = io.popen(("cat %s/hooks/*"):format(folder))
+  return pipe:read "a", losses, sha
+end
+
+T.test("hooks", function()
+  for arguments, cuts in pairs{[""] = "cut=conv2,cut=fc2", ["--net residual"] = "cut=b,cut=fc"} do
+    local seen, losses, sha = hooked("", arguments .. " --accumulate 4")
+    assert(select(2, seen:gsub("\n", "")) >= 8)
+    for line in seen:gmatch "[^\n]+" do T.equal(select(2, line:gsub(" ", "")), 21 * 4) end
+    for _, schedule in ipairs{"gpipe", "1f1b", "zb"} do
+      local pipe = ("--ranks 3 --parallel pipe=3,micro=4,%s,schedule=%s"):format(cuts, schedule)
+      local got, got_losses, got_sha = hooked(pipe, arguments)
+      T.equal(got, seen)
+      T.equal(got_losses, losses)
+      T.equal(got_sha, sha)
+    end
+  end
 end)
 
 T.test("replicas", function()

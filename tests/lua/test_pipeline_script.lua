@@ -1,6 +1,7 @@
 -- test_pipeline_script.lua - scripts that train in a pipeline do other things too: they evaluate,
 -- save and print at any time, run several backward passes, fail, or get a signal.
 local T = require "lt_test"
+local json = require "luatrain.json"
 
 local SCRIPT = [[
 local lt = require "luatrain"
@@ -237,6 +238,40 @@ T.test("a run that a signal stops is resumed", function()
     end
     T.equal(sha, sha_of(PIPE))
   end
+end)
+
+-- Runs a script that sets no `out`. Returns the number of micro-batches in the plan of the run in
+-- `out`, and the digest of its weights.
+local function run_plan(out, options)
+  local text, code = T.run(folder, "--quiet --threads 1 --seed 5 " .. options .. " u.lua")
+  if code ~= 0 then error(("exit code %d: %s"):format(code, text), 2) end
+  local plan = json.read(T.read(("%s/%s/plan.json"):format(folder, out)))
+  local metrics = T.read(("%s/%s/metrics.jsonl"):format(folder, out))
+  return plan.micro, metrics:match '.*"weights_sha256":"(%x*)"'
+end
+
+-- By default, there are 4 micro-batches.
+T.test("a run that resumes keeps its micro-batches", function()
+  T.write(folder .. "/u.lua", (T.read(folder .. "/t.lua"):gsub(', out = "run"', "")))
+  local two = "--ranks 2 --parallel pipe=2,cut=fc1"
+  local four = "--ranks 4 --parallel pipe=4,cut=bn1,cut=conv2,cut=fc1"
+  local _, sha = run_plan("whole", two .. ",micro=3 --out whole")
+  local _, other = run_plan("other", two .. " --out other")
+  assert(sha and other and sha ~= other)
+  for _, second in ipairs{"--parallel pipe=1", two, four, "--ranks 2 --parallel pipe=auto"} do
+    local first = second == two and four or two
+    os.execute(("cd %s; rm -rf part copy given runs"):format(folder))
+    T.equal((run_plan("part", first .. ",micro=3 --max-steps 5 --out part")), 3)
+    os.execute(("cd %s; mkdir -p runs/u-1; cp -r part copy; cp -r part runs/u-2"):format(folder))
+    for out, options in pairs{part = "--out part --resume auto", ["runs/u-2"] = "--resume auto",
+                              given = "--out given --resume copy/step-00000005.safetensors"} do
+      local micro, got = run_plan(out, second .. " " .. options)
+      T.equal({options, micro}, {options, 3})
+      if not second:find "auto" then T.equal(got, sha) end    -- it may choose replicas
+    end
+  end
+  T.equal((run_plan("whole", two .. " --out whole --resume never")), 4)
+  T.equal((run_plan("copy", two .. ",micro=2 --out copy")), 2)
 end)
 
 T.test("a trace shows the passes of all stages", function()
