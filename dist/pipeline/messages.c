@@ -235,8 +235,8 @@ static lt_status wait_for_values(lt_pipeline *p, int from)
     return LT_OK;
 }
 
-/* Adds values that have arrived to the current micro-batch. to: the stage to which their gradient is
- * returned. */
+/* Adds values that have arrived to the current micro-batch. to: the stage to which their gradient
+ * is returned. */
 static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int to, int64_t number)
 {
     lt_micro_batch *q = lt__micro_current(p);

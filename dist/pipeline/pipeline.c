@@ -34,8 +34,8 @@ static lt_micro_batch *next_back(const lt_pipeline *p)
     return q;
 }
 
-/* Fills the roots of a micro-batch: the loss, and the values that were sent, the last ones first. In
- * one process, too, gradients of later uses are added first. *n: their number. */
+/* Fills the roots of a micro-batch: the loss, and the values that were sent, the last ones first.
+ * In one process, too, gradients of later uses are added first. *n: their number. */
 static lt_status fill_roots(const lt_micro_batch *q, lt_tensor **roots, lt_tensor **grads, int *n)
 {
     *n = 0;

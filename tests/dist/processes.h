@@ -63,7 +63,7 @@ static inline void run_rank(const job *j, fake_hub *hub, int which, result *to)
     _exit(0);
 }
 
-/* Runs a process for each rank. Kills the processes that have stopped when all others have ended. */
+/* Runs a process for each rank. When only stopped processes are left, kills them. */
 static inline void on_ranks(const job *j, result results[MOST])
 {
     int size = (int)strlen(j->nodes), open = size, n_stopped = 0, how;
