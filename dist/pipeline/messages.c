@@ -3,7 +3,9 @@
 
 #include "dist/pipeline/internal.h"
 
-enum { VALUES, GRAD, READ }; /* kinds of messages; READ acknowledges values */
+/* Kinds of messages. READ acknowledges values. WAITING says for which stage, NUMBER, the sender has
+ * waited for half of the timeout. */
+enum { VALUES, GRAD, READ, WAITING };
 /* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
  * that the sender has completed. The receiver has completed the same number, unless it has skipped
  * a value. */
@@ -97,9 +99,29 @@ static lt_status store(lt_pipeline *p, lt_message *m)
         take_values(p, from, m);
         return LT_OK;
     }
-    p->unread[from] -= is_here;
+    p->unread[from] -= is_here && m->kind == READ;
     lt__message_free(m);
     return LT_OK;
+}
+
+/* Stores whether the sender of a message waits, and for which stage. Returns whether the message
+ * says only that. */
+static bool store_waiting(lt_pipeline *p, const lt_message *m)
+{
+    int from = m->from / p->replicas;
+    if (m->kind == LT_MAIL_LOST || m->from != lt__stage_rank(p, from) || m->number[RUN] != p->run)
+        return false;
+    p->waits_for[from] = m->kind == WAITING ? 1 + (int)m->number[NUMBER] : 0;
+    return m->kind == WAITING;
+}
+
+/* Returns the next message for store(), or NULL if none arrives in `seconds`. */
+static lt_message *take(lt_pipeline *p, double seconds)
+{
+    lt_message *m;
+    while ((m = lt__mail_take(p->mail, seconds)) && store_waiting(p, m))
+        lt__message_free(m);
+    return m;
 }
 
 /* LT_EPEER if another rank has failed, or if one of these stages has ended. */
@@ -121,10 +143,26 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
     return LT_OK;
 }
 
-/* Fails because stages that must send a message, as bits, have sent nothing. */
+static int first_of(const lt_pipeline *p, uint64_t stages)
+{
+    return stages ? __builtin_ctzll(stages) : p->schedule.stage;
+}
+
+static lt_status tell_waiting(lt_pipeline *p, uint64_t stages)
+{
+    for (int to = 0; to < p->config.stages; to++)
+        if (to != p->schedule.stage)
+            LT_TRY(send(p, to, WAITING, first_of(p, stages), false, NULL));
+    return LT_OK;
+}
+
+/* Fails because stages that must send a message, as bits, have sent nothing. Names the stage for
+ * which the others wait. */
 static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double seconds)
 {
-    int stage = stages ? __builtin_ctzll(stages) : p->schedule.stage;
+    int stage = first_of(p, stages), own = p->schedule.stage;
+    for (int i = 0; i < p->config.stages && p->waits_for[stage] > 0; i++)
+        stage = p->waits_for[stage] - 1 != own ? p->waits_for[stage] - 1 : stage;
     return lt_fail(LT_EPEER,
                    "stage %d of the pipeline waits for rank %d, stage %d, and has got no message "
                    "for %g s",
@@ -134,14 +172,19 @@ static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double secon
 lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 {
     double began = lt__seconds(), limit = lt__group_timeout(p->group);
-    lt_message *m = lt__mail_take(p->mail, 0);
+    bool is_told = false;
+    lt_message *m = take(p, 0);
     if (!m)
         lt__pipe_log(p, LT_WAIT, p->state.forward);
     while (!m) {
         LT_TRY(check_job(p, stages));
-        if (lt__seconds() - began > limit)
+        double waited = lt__seconds() - began;
+        if (waited > limit)
             return fail_silent(p, stages, limit);
-        m = lt__mail_take(p->mail, LT_CHECK_SECONDS);
+        if (!is_told && waited > limit / 2)
+            LT_TRY(tell_waiting(p, stages));
+        is_told = waited > limit / 2;
+        m = take(p, LT_CHECK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "wait for a stage", began, lt__seconds() - began);
@@ -150,7 +193,7 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 
 lt_status lt__pipe_poll(lt_pipeline *p)
 {
-    for (lt_message *m; (m = lt__mail_take(p->mail, 0));)
+    for (lt_message *m; (m = take(p, 0));)
         LT_TRY(store(p, m));
     return LT_OK;
 }

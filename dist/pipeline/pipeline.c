@@ -303,6 +303,7 @@ void lt_pipeline_free(lt_pipeline *p)
     free(p->sent);
     free(p->taken);
     free(p->unread);
+    free(p->waits_for);
     free(p);
 }
 
@@ -313,7 +314,8 @@ static lt_status open_pipeline(lt_pipeline *p)
     p->sent = calloc(n, sizeof *p->sent);
     p->taken = calloc(n, sizeof *p->taken);
     p->unread = calloc(n, sizeof *p->unread);
-    if (!p->values || !p->sent || !p->taken || !p->unread)
+    p->waits_for = calloc(n, sizeof *p->waits_for);
+    if (!p->values || !p->sent || !p->taken || !p->unread || !p->waits_for)
         return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
     if (!(p->mail = lt__group_mail(p->group)))
         return lt_errcode();

@@ -110,6 +110,6 @@ TEST(a_killed_process_is_named_with_its_stage) { check_ends(SIGKILL); }
 
 TEST(a_stopped_process_is_named_with_its_stage)
 {
-    for (int k = 0; k < 3; k++)
-        check_end(nodes_of_ends[k], (end){1, SIGSTOP}, 2);
+    for (int k = 0; k < 9; k++)
+        check_end(nodes_of_ends[k / 3], (end){k % 3, SIGSTOP}, 2);
 }
