@@ -138,12 +138,12 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
  * A plan's division is the fastest of all if there are at most 1,000 possible ones: 2 stages of
  * 1,000 units, or 3 of 45. Otherwise, the search begins with the division whose slowest stage or
  * link is fastest, and moves borders as long as the simulated step gets faster. If the ranks have
- * little memory, this may find no division although one exists. For the fastest 32
- * plans, it tries all divisions up to 20,000, or more moves. With 200 units and 8 ranks, this takes
- * less than a second.
+ * little memory, it may then find no division although one exists. For the fastest 32 plans, it
+ * tries all divisions up to 20,000, or more moves. With 200 units and 8 ranks, this takes less than
+ * a second.
  *
- * LT_EINVAL if a number is out of range, if the job allows no plan, or if none fits into the memory
- * of the ranks; LT_ENOMEM. */
+ * LT_EINVAL if a number is out of range, if the job allows no plan, or if none is found that fits
+ * into the memory of the ranks; LT_ENOMEM. */
 LT_MUST lt_status lt_pipe_plans_find(const lt_pipe_net *net, const lt_pipe_job *job,
                                      lt_pipe_plans *plans);
 LT_API void lt_pipe_plans_free(lt_pipe_plans *plans);

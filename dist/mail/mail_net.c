@@ -13,7 +13,7 @@
 #include "dist/mail/inbox.h"
 
 /* Nanoseconds between polls of the network. FIRST_NS: for the first FIRST_POLLS polls of a wait for
- * a message, and after each message. WAITING_NS: after these, and while data is in transit.
+ * a message, and again after each progress. WAITING_NS: after these, and while data is in transit.
  * IDLE_NS: otherwise, when polls only slow down the rank. */
 enum { FIRST_NS = 20 * 1000, WAITING_NS = 500 * 1000, IDLE_NS = 2000 * 1000, FIRST_POLLS = 200 };
 
@@ -44,7 +44,7 @@ typedef struct net_mail {
     pthread_cond_t wake;  /* signaled when the thread must poll at once */
     bool woken;
     int waiting;     /* threads of the rank that wait for a message */
-    int idle;        /* polls without progress since the first of them began to wait */
+    int idle;        /* polls since the last progress, or since the first of these began to wait */
     bool closing;    /* the thread ends when nothing is left to send */
     double deadline; /* or at this time */
     peer peer[];
@@ -203,8 +203,8 @@ static void sleep_between_polls(net_mail *m)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Makes the next polls those of a new wait. */
-static void poll_quickly(net_mail *m)
+/* Counts polls from 0 again, because there was progress. */
+static void restart_polls(net_mail *m)
 {
     pthread_mutex_lock(&m->lock);
     m->idle = 0;
@@ -229,7 +229,7 @@ static void *carry(void *ud)
                 any |= send_some(m, i);
             }
         if (any)
-            poll_quickly(m);
+            restart_polls(m);
         else
             sleep_between_polls(m);
     }

@@ -7,7 +7,7 @@
 
 typedef struct lt_unit_costs { /* of a micro-batch */
     double forward, inputs, weights, saved;
-    double update, grads, state; /* of a step */
+    double update, grads, state; /* of all micro-batches */
 } lt_unit_costs;
 
 typedef struct lt_costs {

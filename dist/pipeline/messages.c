@@ -115,7 +115,7 @@ static bool store_waiting(lt_pipeline *p, const lt_message *m)
     return m->kind == WAITING;
 }
 
-/* Returns the next message for store(), or NULL if none arrives in `seconds`. */
+/* Returns the next message for store(), or NULL if no message arrives for `seconds`. */
 static lt_message *take(lt_pipeline *p, double seconds)
 {
     lt_message *m;

@@ -192,8 +192,8 @@ static bool is_in_half(const lt_pipeline *p, const lt_micro_batch *q)
     return is;
 }
 
-/* Ends the forward pass of a micro-batch. */
-static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
+/* Ends the forward pass of a micro-batch, and runs the passes that are due. */
+static lt_status end_forward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
     lt_pipeline *p = ud;
     if (p->begun_step != p->ctx->step + 1) {
@@ -331,7 +331,7 @@ static lt_status open_pipeline(lt_pipeline *p)
                                               .receive = lt__pipe_receive,
                                               .return_grad = lt__pipe_return_grad,
                                               .expect = lt__pipe_expect,
-                                              .backward = note_backward,
+                                              .backward = end_forward,
                                               .drain = drain,
                                               .has_more = has_more,
                                               .sum = sum});

@@ -1,8 +1,8 @@
 /* profile.c - finds the units of a net, and measures them; see dist/pipeline.h.
  *
  * The net is a pipeline of one stage here, or in a dry profile, one whose only stage is elsewhere:
- * then no op runs, and no parameter has memory. Either way each op is stored, with its inputs and
- * outputs. Only tensors of the stage are looked up, by address: the outputs of stored ops. An
+ * then no op runs, and no parameter has memory. Either way each op is recorded, with its inputs and
+ * outputs. Only tensors of the stage are looked up, by address: the outputs of recorded ops. An
  * address that is used again is an output again.
  */
 #include <stdlib.h>
@@ -56,7 +56,7 @@ struct lt_profile {
 
 /* ==== Lists =================================================================================== */
 
-/* Makes room for one more item. Returns false if there is no memory, which the profile stores. */
+/* Makes room for one more item. Returns false, and records the failure, if there is no memory. */
 static bool grow(lt_profile *p, void *list, int n, int *capacity, size_t size)
 {
     void **at = list;
@@ -184,7 +184,8 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
             p->units[unit].saved_bytes += (int64_t)lt__tensor_bytes(in[i]);
 }
 
-/* Adds the bytes of the gradients of results that an op reads and writes in its backward pass. */
+/* Keeps the largest number of bytes of gradients of results that an op of the unit reads and writes
+ * in its backward pass. */
 static void note_grads(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in,
                        lt_tensor *const *out, int unit)
 {

@@ -169,10 +169,11 @@ static int push_plans(lua_State *L)
     return 1;
 }
 
-/* find_plans(net, job): returns the plans for a net, the fastest first, or nil and a message if the
- * job allows none; see lt_pipe_plans_find(). net: n_sizes, sizes, units and values, with the fields
- * of lt_pipe_net. job: the fields of lt_pipe_job, with a schedule such as "zb" instead of a kind.
- * Units and stages count from 1. A plan has the fields of lt_pipe_plan, and a schedule, too. */
+/* find_plans(net, job): returns the plans for a net, the fastest first, or nil and the message of
+ * LT_EINVAL; see lt_pipe_plans_find(). net: n_sizes, sizes, units and values, with the fields of
+ * lt_pipe_net. job: the fields of lt_pipe_job, except for most_micro, with a schedule such as "zb"
+ * instead of a kind. Units and stages count from 1. A plan has the fields of lt_pipe_plan, and a
+ * schedule, too. */
 static int find_plans(lua_State *L)
 {
     lt_pipe_plans plans = {0};

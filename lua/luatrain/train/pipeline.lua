@@ -11,7 +11,7 @@ local plans = require "luatrain.commands.plan"
 
 local pipeline = {}
 
-local GIVEN_MICRO = 4          -- micro-batches of a plan without the planner
+local GIVEN_MICRO = 4          -- micro-batches that the planner does not choose
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
