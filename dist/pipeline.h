@@ -7,10 +7,10 @@
  * whose forward passes are called one after the other.
  *
  * lt_backward() ends the forward pass of a micro-batch, and runs the backward passes that the
- * schedule orders before the next forward pass. The others run before an optimizer
- * step. While an op waits for values of an earlier stage, only second halves of split backward
- * passes run. Values and gradients travel as messages, which do not block the sender. Results have
- * the bits of one process that accumulates the gradients of the same micro-batches.
+ * schedule orders before the next forward pass. The others run before an optimizer step. While an
+ * op waits for values of an earlier stage, only second halves of split backward passes run. Values
+ * and gradients travel as messages, which do not block the sender. Results have the bits of one
+ * process that accumulates the gradients of the same micro-batches.
  */
 #ifndef LUATRAIN_DIST_PIPELINE_H
 #define LUATRAIN_DIST_PIPELINE_H

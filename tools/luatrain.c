@@ -61,11 +61,11 @@ static int end_async_loop(lua_State *L)
 /* Pushes the flags of the plan command, or nil if the command is another one. */
 static void push_plan_flags(lua_State *L, const settings *s)
 {
-    lua_pushnil(L);
-    if (!s->plans)
+    if (!s->plans) {
+        lua_pushnil(L);
         return;
+    }
     lua_newtable(L);
-    lua_replace(L, -2);
     if (s->plan_ranks > 0) {
         lua_pushinteger(L, s->plan_ranks);
         lua_setfield(L, -2, "ranks");

@@ -44,7 +44,7 @@ typedef struct net_mail {
     pthread_cond_t wake;  /* signaled when the thread must poll at once */
     bool woken;
     int waiting;     /* threads of the rank that wait for a message */
-    int idle;        /* polls since the last progress, or since the first of these began to wait */
+    int idle;        /* polls since the last progress, or since a wait began; up to FIRST_POLLS */
     bool closing;    /* the thread ends when nothing is left to send */
     double deadline; /* or at this time */
     peer peer[];
@@ -188,26 +188,19 @@ static bool is_moving(const net_mail *m)
     return any;
 }
 
-/* Sleeps until the next poll. */
-static void sleep_between_polls(net_mail *m)
+/* Sleeps until the next poll, unless the last one made progress. */
+static void sleep_between_polls(net_mail *m, bool progress)
 {
     pthread_mutex_lock(&m->lock);
-    int ns = !m->waiting && !is_moving(m)          ? IDLE_NS
-             : m->waiting && m->idle < FIRST_POLLS ? FIRST_NS
-                                                   : WAITING_NS;
-    m->idle++;
+    bool is_first = m->idle < FIRST_POLLS;
+    int ns = !m->waiting && !is_moving(m) ? IDLE_NS
+             : m->waiting && is_first     ? FIRST_NS
+                                          : WAITING_NS;
     struct timespec deadline = lt__after(ns * 1e-9);
-    if (!m->woken)
+    m->idle = progress ? 0 : m->idle + is_first;
+    if (!progress && !m->woken)
         pthread_cond_clockwait(&m->wake, &m->lock, CLOCK_MONOTONIC, &deadline);
     m->woken = false;
-    pthread_mutex_unlock(&m->lock);
-}
-
-/* Counts polls from 0 again, because there was progress. */
-static void restart_polls(net_mail *m)
-{
-    pthread_mutex_lock(&m->lock);
-    m->idle = 0;
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -228,10 +221,7 @@ static void *carry(void *ud)
                 any |= receive_some(m, i);
                 any |= send_some(m, i);
             }
-        if (any)
-            restart_polls(m);
-        else
-            sleep_between_polls(m);
+        sleep_between_polls(m, any);
     }
     return NULL;
 }
@@ -259,10 +249,11 @@ static void net_waits(lt_mail *mail, int change)
 {
     net_mail *m = (net_mail *)mail;
     pthread_mutex_lock(&m->lock);
-    if (m->waiting == 0)
+    if (m->waiting == 0) { /* a wait begins */
         m->idle = 0;
+        wake(m);
+    }
     m->waiting += change;
-    wake(m);
     pthread_mutex_unlock(&m->lock);
 }
 

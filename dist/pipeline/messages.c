@@ -85,13 +85,19 @@ static void take_values(lt_pipeline *p, int from, lt_message *m)
     *end = m;
 }
 
+/* Whether a message is from a stage of this replica and pipeline, and not a notice of a loss. */
+static bool is_current(const lt_pipeline *p, const lt_message *m)
+{
+    return m->from == lt__stage_rank(p, m->from / p->replicas) && m->kind != LT_MAIL_LOST &&
+           m->number[RUN] == p->run;
+}
+
 /* Stores a message, taken. */
 static lt_status store(lt_pipeline *p, lt_message *m)
 {
     int from = m->from / p->replicas;
-    bool is_lost = m->kind == LT_MAIL_LOST;
-    bool is_here = m->from == lt__stage_rank(p, from) && !is_lost && m->number[RUN] == p->run;
-    if (is_lost && m->from == lt__stage_rank(p, from))
+    bool is_here = is_current(p, m);
+    if (m->kind == LT_MAIL_LOST && m->from == lt__stage_rank(p, from))
         p->lost |= 1ull << from;
     if (is_here && m->kind == GRAD)
         return take_grad(p, from, m);
@@ -108,10 +114,9 @@ static lt_status store(lt_pipeline *p, lt_message *m)
  * says only that. */
 static bool store_waiting(lt_pipeline *p, const lt_message *m)
 {
-    int from = m->from / p->replicas;
-    if (m->kind == LT_MAIL_LOST || m->from != lt__stage_rank(p, from) || m->number[RUN] != p->run)
+    if (!is_current(p, m))
         return false;
-    p->waits_for[from] = m->kind == WAITING ? 1 + (int)m->number[NUMBER] : 0;
+    p->waits_for[m->from / p->replicas] = m->kind == WAITING ? 1 + (int)m->number[NUMBER] : 0;
     return m->kind == WAITING;
 }
 
@@ -143,6 +148,7 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
     return LT_OK;
 }
 
+/* The first of these stages, as bits; this one if there are none. */
 static int first_of(const lt_pipeline *p, uint64_t stages)
 {
     return stages ? __builtin_ctzll(stages) : p->schedule.stage;
@@ -160,9 +166,11 @@ static lt_status tell_waiting(lt_pipeline *p, uint64_t stages)
  * which the others wait. */
 static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double seconds)
 {
-    int stage = first_of(p, stages), own = p->schedule.stage;
-    for (int i = 0; i < p->config.stages && p->waits_for[stage] > 0; i++)
-        stage = p->waits_for[stage] - 1 != own ? p->waits_for[stage] - 1 : stage;
+    int stage = first_of(p, stages), next = stage;
+    for (int i = 0; i < p->config.stages && next >= 0 && next != p->schedule.stage; i++) {
+        stage = next;
+        next = p->waits_for[stage] - 1;
+    }
     return lt_fail(LT_EPEER,
                    "stage %d of the pipeline waits for rank %d, stage %d, and has got no message "
                    "for %g s",
@@ -181,9 +189,10 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
         double waited = lt__seconds() - began;
         if (waited > limit)
             return fail_silent(p, stages, limit);
-        if (!is_told && waited > limit / 2)
+        if (!is_told && waited > limit / 2) {
+            is_told = true;
             LT_TRY(tell_waiting(p, stages));
-        is_told = waited > limit / 2;
+        }
         m = take(p, LT_CHECK_SECONDS);
     }
     p->times.waited += lt__seconds() - began;

@@ -412,11 +412,15 @@ static bool is_micro(const lt_pipe_job *job, const lt_pipe_plan *p)
     return images >= (p->micro == 1 && p->stages == 1 ? 1 : least);
 }
 
-/* Adds plans with these numbers of stages, replicas and micro-batches. */
-static lt_status add_micro(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
+/* Adds plans with these numbers of stages and replicas. */
+static lt_status add_micros(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
 {
-    lt__costs_set(&s->costs, plan.replicas, plan.micro);
-    return add_schedules(s, plan, plans, n);
+    for (plan.micro = 1; plan.micro <= LT_PIPE_MOST_MICRO; plan.micro++)
+        if (is_micro(s->costs.job, &plan)) {
+            lt__costs_set(&s->costs, plan.replicas, plan.micro);
+            LT_TRY(add_schedules(s, plan, plans, n));
+        }
+    return LT_OK;
 }
 
 /* Whether the job and the net allow these numbers of stages and replicas. */
@@ -436,9 +440,8 @@ static lt_status add_all(search *s, lt_pipe_plans *plans)
     for (plan.stages = 1; plan.stages <= job->ranks && plan.stages <= LT_MAX_STAGES;
          plan.stages++) {
         plan.replicas = job->ranks / plan.stages;
-        for (plan.micro = 1; plan.micro <= LT_PIPE_MOST_MICRO; plan.micro++)
-            if (is_division(s, &plan) && is_micro(job, &plan))
-                LT_TRY(add_micro(s, plan, plans, &n));
+        if (is_division(s, &plan))
+            LT_TRY(add_micros(s, plan, plans, &n));
     }
     if (n == 0)
         return lt_fail(LT_EINVAL,

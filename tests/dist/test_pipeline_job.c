@@ -132,18 +132,24 @@ static void check_replicas(const plan *p)
         CHECK_STR(got[i], hex);
 }
 
-/* In f32 and f64. */
-TEST(replicas_have_the_bits_of_data_parallelism)
+/* Plan k of a series with all numbers of stages and schedules, without delays. */
+static plan mixed_plan(int k, lt_dtype dtype)
 {
-    for (int k = 0; k < 24; k++) {
-        plan p = {.stages = 1 + k % 4,
+    return (plan){.stages = 1 + k % 4,
                   .micro = 1 + k % 5,
                   .lag = k % 3,
                   .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
                   .form = k % 2 == 1 ? WIDE : DEEP,
-                  .delays = (uint64_t)k,
                   .shares = k % 12 > 5,
-                  .dtype = k < 12 ? LT_F32 : LT_F64};
+                  .dtype = dtype};
+}
+
+/* In f32 and f64. */
+TEST(replicas_have_the_bits_of_data_parallelism)
+{
+    for (int k = 0; k < 24; k++) {
+        plan p = mixed_plan(k, k < 12 ? LT_F32 : LT_F64);
+        p.delays = (uint64_t)k;
         check_replicas(&p);
     }
 }
@@ -245,13 +251,7 @@ static int check_clipped(const clipped *got, const clipped *want)
 TEST(gradients_are_clipped_by_the_norm_of_all_stages)
 {
     for (int k = 0; k < 12; k++) {
-        plan p = {.stages = 1 + k % 4,
-                  .micro = 1 + k % 5,
-                  .lag = k % 3,
-                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
-                  .form = k % 2 == 1 ? WIDE : DEEP,
-                  .shares = k > 5,
-                  .dtype = LT_F64};
+        plan p = mixed_plan(k, LT_F64);
         clipped want, got[MOST_RANKS] = {{{0}, {{0}}}};
         member members[MOST_RANKS];
         int n = 0;

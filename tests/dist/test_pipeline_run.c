@@ -154,7 +154,8 @@ static lt_status train_with_hooks(member *m)
     return status;
 }
 
-/* Checks the hooks of a rank against those of one context. Returns how many have run. */
+/* Checks that hooks see the same gradients on a rank as in one context. Returns the number of hooks
+ * that ran on the rank. */
 static int check_hooks(const seen got[LAYERS], const seen wanted[LAYERS])
 {
     int n = 0;

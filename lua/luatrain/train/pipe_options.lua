@@ -88,19 +88,17 @@ end
 
 -- The first unit that has a parameter of the cut, from 1.
 local function unit_of(profile, cut)
-  local first
-  for _, param in ipairs(profile.params) do
-    if param.unit > 0 and is_at(cut, param.name) then
-      first = math.min(first or param.unit, param.unit)
-    end
+  local first, exists, names = nil, false, {}
+  for i, param in ipairs(profile.params) do
+    local is_here = is_at(cut, param.name)
+    if is_here and param.unit > 0 then first = math.min(first or param.unit, param.unit) end
+    exists = exists or is_here
+    names[i] = param.name
   end
-  if first then return first end
-  local names = {}
-  for i, param in ipairs(profile.params) do names[i] = param.name end
-  for _, name in ipairs(names) do
-    if is_at(cut, name) then
-      refuse("--parallel: a stage cannot begin at %s, which the forward pass does not use", cut)
-    end
+  if first then
+    return first
+  elseif exists then
+    refuse("--parallel: a stage cannot begin at %s, which the forward pass does not use", cut)
   end
   local whole = whole_name(names, cut)
   refuse("--parallel: the net has no parameter or module '%s'%s", cut,

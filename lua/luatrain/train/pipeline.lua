@@ -11,8 +11,6 @@ local plans = require "luatrain.commands.plan"
 
 local pipeline = {}
 
-local GIVEN_MICRO = 4          -- micro-batches that the planner does not choose
-
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- The stage, from 0, of a unit. first: the first unit of each stage after stage 0.
@@ -24,9 +22,8 @@ end
 
 -- The plan that the options describe without the planner: the user has named the cuts.
 local function given_plan(o, profile)
-  local schedule = o.schedule or "zb"
-  local plan = {stages = o.pipe, replicas = o.data, micro = o.micro or GIVEN_MICRO,
-                schedule = schedule, lag = schedule == "gpipe" and 0 or o.lag or 1, cuts = o.cut,
+  local plan = {stages = o.pipe, replicas = o.data, micro = o.micro, schedule = o.schedule or "zb",
+                lag = o.lag or (o.schedule == "gpipe" and 0 or 1), cuts = o.cut,
                 stage = {{first = 1}}}
   for i, unit in ipairs(options.cuts(profile, o.cut)) do plan.stage[i + 1] = {first = unit} end
   return plan
@@ -35,12 +32,13 @@ end
 -- The plan of this job. Rank 0 chooses it.
 local function plan_of(o, profile, ranks)
   local plan
-  if o.pipe == 1 then o.micro = o.micro or GIVEN_MICRO end
-  if o.pipe and #o.cut == o.pipe - 1 and not o.memory then
+  local is_given = o.pipe and #o.cut == o.pipe - 1 and not o.memory
+  if is_given or o.pipe == 1 then o.micro = o.micro or 4 end
+  if is_given then
     plan = given_plan(o, profile)
   else
-    local plans = planner.find(o, profile, ranks)
-    plan = plans and plans[1]
+    local found = planner.find(o, profile, ranks)
+    plan = found and found[1]
   end
   return json.read(core.broadcast_text("the plan of the pipeline", json.text(plan or {})))
 end
