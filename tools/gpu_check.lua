@@ -334,6 +334,8 @@ function parts.ranks()
   local host = {"--device", device, "--sums", "host", "--check-sync", "2"}
   compare_ranks("two threads", {"--ranks", "2", table.unpack(host)}, steps, one)
   compare_ranks("two processes", {"launch", "-n", "2", table.unpack(host)}, steps, one)
+  compare_ranks("a pipeline of two stages", {"--ranks", "2", "--device", device, "--parallel",
+                                             "pipe=2,micro=2,cut=fc1"}, steps, one)
   local _, version = run({program, "--device", opt.device, "--version"}, nil, 30)
   if not version:find "NCCL" then
     return report("NCCL, one process", "-", "this build has no NCCL: --version does not name it")

@@ -3,8 +3,8 @@
 local T = require "lt_test"
 local lt = require "luatrain"
 
--- Nets: `plain` has batch norm and dropout; `residual` uses a value in three stages, and the images
--- in two; `frozen` trains only its end.
+-- Nets: `plain` has batch norm and dropout; `residual` uses a value and the images in three stages;
+-- `frozen` trains only its end.
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
@@ -29,7 +29,7 @@ function nets.residual()
     local a = lt.relu(self.a(x))
     local sum = a + x
     local b = lt.relu(self.b(a)) + a
-    local c = self.bn(self.c(b), a, "relu") * sum
+    local c = self.bn(self.c(b * x), a, "relu") * sum * x
     return self.fc(c:reshape{x:dim(1), 144}) + b:mean({2, 3}, false)
   end)
 end
@@ -105,11 +105,13 @@ local function results()
   return table.concat(losses, " "), sha
 end
 
+local prefix = ""              -- of the commands that run the script
+
 -- Runs the script, and returns its results().
 local function run(options, arguments)
   os.execute("rm -rf " .. folder .. "/run")
-  local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options,
-                                                                                    arguments))
+  local words = ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options, arguments)
+  local text, code = T.run(folder, words, prefix)
   if code ~= 0 then error(("exit code %d of %s: %s"):format(code, options, text), 3) end
   return results()
 end
@@ -241,6 +243,17 @@ T.test("replicas", function()
   check("2,data=2,cut=bn1", 4, 3, "--size 23 --clip 0.1")
   check("2,data=2,cut=conv2", 4, 4, "--optim adam", "--amp fp16")
   check("2,data=2,cut=fc1", 4, 2, "", "--wire fp16")
+end)
+
+T.test("an accelerator, which is emulated", function()
+  prefix, wanted = "LUATRAIN_DEVICE=cuda LUATRAIN_PLUGINS=$(dirname $L)/tests/device/emu", {}
+  for _, amp in ipairs{"off", "bf16", "fp16"} do
+    check("3,cut=conv2,cut=fc2", 3, 4, "--clip 0.01", "--amp " .. amp)
+  end
+  check("2,cut=conv2", 4, 2, "--size 23")
+  check("3,cut=b,cut=fc", 3, 3, "--net residual --optim adam")
+  check("2,cut=fc1", 2, 1, "--item")
+  prefix, wanted = "", {}
 end)
 
 T.test("a loop without lt.run", function()
