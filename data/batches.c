@@ -27,15 +27,16 @@
 #include "data/sample.h"
 
 enum {
-    AHEAD = 4, /* batches in preparation */
-    SENT = 2,  /* of these, batches uploaded ahead to an accelerator */
-    CHUNK = 16 /* images; small, so that an abandoned pass ends soon */
+    AHEAD = 4,  /* batches in preparation */
+    SENT = 2,   /* of these, batches uploaded ahead to an accelerator */
+    CHUNK = 16, /* images; small, so that an abandoned pass ends soon */
+    STAGE_0 = 1 /* of a pipeline; see stage of lt_tensor */
 };
 
 typedef struct chunk { /* part of a batch; a unit of work */
     int64_t first;     /* position in the order */
     int64_t count;
-    char *x; /* output: images, and labels */
+    char *x; /* output: images, or NULL; and labels */
     int64_t *y;
     struct slot *slot;
     double seconds; /* time spent */
@@ -83,6 +84,7 @@ struct lt_batches {
 };
 
 static int n_buffers(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
+static bool is_remote(const lt_batches *b) { return b->spec.options.images == LT_IMAGES_REMOTE; }
 
 /* ==== Workers ================================================================================= */
 
@@ -97,8 +99,8 @@ static void make_chunk(const lt_batches *b, chunk *p, lt_sample_buffers *buffers
     p->status = LT_OK;
     for (int64_t i = 0; i < p->count && p->status == LT_OK; i++) {
         int64_t sample = order ? order[p->first + i] : p->first + i;
-        p->status =
-            lt__sample_make(&b->spec, sample, buffers, p->x + (size_t)i * image_bytes, &p->y[i]);
+        char *x = p->x ? p->x + (size_t)i * image_bytes : NULL;
+        p->status = lt__sample_make(&b->spec, sample, buffers, x, &p->y[i]);
     }
     if (p->status != LT_OK)
         snprintf(p->message, sizeof p->message, "%s", lt_errmsg());
@@ -220,13 +222,14 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     return status;
 }
 
-/* Starts the upload of a complete batch, if it is in pinned memory and not uploaded yet. */
+/* Starts the upload of a complete batch, as far as it is in pinned memory and not uploaded yet. */
 static lt_status send(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
-    if (s->there_x || !s->stage[0] || !s->stage[1])
+    if (s->there_y || !s->stage[1] || !(s->stage[0] || is_remote(b)))
         return LT_OK;
-    LT_TRY(upload(s->x, device, &s->there_x, &s->mark));
+    if (!s->there_x && !is_remote(b))
+        LT_TRY(upload(s->x, device, &s->there_x, &s->mark));
     return upload(s->y, device, &s->there_y, &s->mark);
 }
 
@@ -234,7 +237,7 @@ static lt_status send(const lt_batches *b, slot *s)
 static lt_status arrive(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
-    return s->there_x ? device->stream_wait(device, s->mark) : LT_OK;
+    return s->there_x || s->there_y ? device->stream_wait(device, s->mark) : LT_OK;
 }
 
 /* ==== Preparation ============================================================================= */
@@ -243,11 +246,12 @@ static lt_status arrive(const lt_batches *b, slot *s)
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
     size_t image_bytes = (size_t)(lt_count(s->x) / count) * lt_dtype_bytes(b->spec.options.dtype);
+    char *x = s->x->data; /* NULL if remote */
     s->n_chunks = 0;
     for (int64_t done = 0; done < count; done += CHUNK)
         s->chunks[s->n_chunks++] = (chunk){.first = first + done,
                                            .count = count - done < CHUNK ? count - done : CHUNK,
-                                           .x = (char *)s->x->data + (size_t)done * image_bytes,
+                                           .x = x ? x + (size_t)done * image_bytes : NULL,
                                            .y = (int64_t *)s->y->data + done,
                                            .slot = s};
     s->n_open = s->n_chunks;
@@ -289,18 +293,26 @@ static void advance(lt_batches *b, int64_t rows, int n)
     b->planned += b->shard == 0 && b->micro == 0 ? rows : 0;
 }
 
+/* Creates the images of a batch: remote ones, or else on the CPU. New. */
+static lt_tensor *new_images(const lt_batches *b, slot *s, int64_t count)
+{
+    const lt_source *source = b->spec.source;
+    int64_t dims[] = {count, source->h, source->w, source->c};
+    lt_dtype dtype = b->spec.options.dtype;
+    return is_remote(b) ? lt__tensor_remote(b->ctx, dtype, 4, dims, STAGE_0, false, true)
+                        : new_staged(b, &s->stage[0], dtype, 4, dims);
+}
+
 /* Starts the preparation of the next batch. */
 static lt_status plan(lt_batches *b)
 {
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
-    const lt_source *source = b->spec.source;
     int64_t start = next_position(b), left = b->n - start;
     int64_t all = left < b->batch ? left : b->batch, first, count;
     int n = find_rows(b, all, &first, &count);
     start_workers(b);
     LT_TRY(await_sent(b, s));
-    s->x = new_staged(b, &s->stage[0], b->spec.options.dtype, 4,
-                      (int64_t[]){count, source->h, source->w, source->c});
+    s->x = new_images(b, s, count);
     s->y = new_staged(b, &s->stage[1], LT_I64, 1, &count);
     if (!s->x || !s->y) {
         give_back(s);
@@ -395,6 +407,8 @@ static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor
     if (b->there)
         *x = normalised(b, *x);
     *y = lt_to(s->there_y ? s->there_y : s->y, lt_device_name(b->ctx));
+    if (*x && b->spec.options.images == LT_IMAGES_ON_FIRST)
+        (*x)->stage = STAGE_0;
     if (*x && *y)
         return LT_OK;
     lt_release(*x);
@@ -476,11 +490,14 @@ static void set_sizes(lt_batches *b)
         b->n_slots = (int)lt_batches_count(b);
 }
 
+/* Makes the table that maps bytes to values, here and on an accelerator. */
 static lt_status make_table(lt_batches *b)
 {
     lt_dtype *dtype = &b->spec.options.dtype;
     lt_device *device = b->ctx->device;
     int64_t dims[] = {b->spec.source->c, 256};
+    if (is_remote(b))
+        return LT_OK;
     b->table = new_here(b, *dtype, 2, dims);
     if (!b->table)
         return lt_errcode();

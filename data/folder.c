@@ -224,6 +224,9 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
     const entry *file = &f->images.items[i];
     char path[PATH_MAX];
     size_t n;
+    *label = file->class;
+    if (!image)
+        return LT_OK;
     LT_TRY(image_path(f, file, path));
     LT_TRY(lt__read_file(path, INT_MAX, &buffers->file, &n));
     LT_TRY(lt__image_decode(path, buffers->file.data, n, (int)source->c, buffers, image));
@@ -233,7 +236,6 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
                        "%lldx%lld; set a size to which all images are resized",
                        LT_SHORT_PATH(path), (long long)image->h, (long long)image->w,
                        (long long)source->h, (long long)source->w);
-    *label = file->class;
     return LT_OK;
 }
 

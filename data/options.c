@@ -80,6 +80,6 @@ lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options
     o->shards = o->shards == 0 ? 1 : o->shards;
     o->micro = o->micro == 0 ? 1 : o->micro;
     o->grain = o->grain == 0 ? 1 : o->grain;
-    o->workers = worker_count(o->workers, source->in_files);
+    o->workers = o->images == LT_IMAGES_REMOTE ? 0 : worker_count(o->workers, source->in_files);
     return LT_OK;
 }

@@ -188,7 +188,9 @@ lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffe
     const lt_batch_options *o = &spec->options;
     uint32_t word[4];
     lt_image image;
-    LT_TRY(spec->source->read(spec->source, i, buffers, &image, label));
+    LT_TRY(spec->source->read(spec->source, i, buffers, x ? &image : NULL, label));
+    if (!x)
+        return LT_OK;
     LT_TRY(resize(spec, i, buffers, &image));
     lt_random(spec->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i, word);
     LT_TRY(arrange(o, word, buffers, &image));

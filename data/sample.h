@@ -14,8 +14,8 @@ typedef struct lt_sample_spec { /* read-only; shared by all threads */
 /* Computes the lookup table for spec->table. table has room for (c, 256) values of
  * options.dtype. */
 void lt__sample_table(const lt_sample_spec *spec, void *table);
-/* Writes image i of the source to x, (h, w, c) of options.dtype, and its label. LT_EDATA,
- * LT_ENOMEM. */
+/* Writes image i of the source to x, (h, w, c) of options.dtype, and its label. x = NULL: only the
+ * label. LT_EDATA, LT_ENOMEM. */
 lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers,
                           void *x, int64_t *label);
 

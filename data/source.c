@@ -159,8 +159,9 @@ static lt_status read_tensors(const lt_source *source, int64_t i, lt_sample_buff
     lt_dtype dtype = lt_tensor_dtype(t->images), label_dtype = lt_tensor_dtype(t->labels);
     int64_t bytes = source->h * source->w * source->c * (int64_t)lt_dtype_bytes(dtype);
     (void)buffers;
-    *image = (lt_image){(const char *)t->images->data + i * bytes, dtype, source->h, source->w,
-                        source->c};
+    if (image)
+        *image = (lt_image){(const char *)t->images->data + i * bytes, dtype, source->h, source->w,
+                            source->c};
     lt_convert(label, LT_I64,
                (const char *)t->labels->data + i * (int64_t)lt_dtype_bytes(label_dtype),
                label_dtype, 1);

@@ -43,7 +43,7 @@ struct lt_source {
     lt_dtype dtype; /* of the images */
     bool in_files;  /* reading is slow, so use more workers by default */
     /* Reads image i and its label. The pixels are valid until the buffers are used for the next
-     * sample. Thread-safe. */
+     * sample. image = NULL: only the label, which cannot fail. Thread-safe. */
     lt_status (*read)(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                       lt_image *image, int64_t *label);
     const char *(*class_name)(const lt_source *source, int64_t i); /* or NULL */

@@ -27,13 +27,15 @@ static lt_status read_synthetic(const lt_source *source, int64_t i, lt_sample_bu
 {
     const synthetic *s = (const synthetic *)source;
     int64_t h = source->h, w = source->w, channels = source->c;
-    uint8_t *to = lt__bytes_reserve(&buffers->decoded, (size_t)(h * w * channels));
     uint64_t block = s->part << 40;
     unsigned colour[LT_MAX_CHANNELS], k = 0;
     uint32_t word[4];
+    *label = i % source->classes;
+    if (!image)
+        return LT_OK;
+    uint8_t *to = lt__bytes_reserve(&buffers->decoded, (size_t)(h * w * channels));
     if (!to)
         return LT_ENOMEM;
-    *label = i % source->classes;
     *image = (lt_image){to, LT_U8, h, w, channels};
     make_colour(s, *label, colour);
     for (int64_t pixel = 0; pixel < h * w; pixel++)

@@ -255,6 +255,21 @@ static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS]
     }
 }
 
+/* Divides the batches of a pass among the ranks. */
+static void set_shards(const lt_lua *s, lt_batch_options *o)
+{
+    if (s->pipeline) {
+        o->rank = lt_pipeline_replica(s->pipeline);
+        o->ranks = lt_pipeline_replicas(s->pipeline);
+        o->micro = s->micro;
+        o->images = lt_pipeline_stage(s->pipeline) == 0 ? LT_IMAGES_ON_FIRST : LT_IMAGES_REMOTE;
+    } else if (s->group && !s->is_async) {
+        o->shards = lt__shards(s);
+        o->rank = lt_group_rank(s->group) * o->shards;
+        o->ranks = lt_group_size(s->group) * o->shards;
+    }
+}
+
 /* new_batches(source, options, mean, std): returns a pass over the data; mean and std are lists
  * with one number per channel. */
 static int new_batches(lua_State *L)
@@ -271,15 +286,8 @@ static int new_batches(lua_State *L)
                                 .crop = lt__integer_field(L, 2, "crop", 0),
                                 .flip = lt__boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
-    if (lt__boolean_field(L, 2, "shard") && s->pipeline) {
-        options.rank = lt_pipeline_replica(s->pipeline);
-        options.ranks = lt_pipeline_replicas(s->pipeline);
-        options.micro = s->micro;
-    } else if (lt__boolean_field(L, 2, "shard") && s->group && !s->is_async) {
-        options.shards = lt__shards(s);
-        options.rank = lt_group_rank(s->group) * options.shards;
-        options.ranks = lt_group_size(s->group) * options.shards;
-    }
+    if (lt__boolean_field(L, 2, "shard"))
+        set_shards(s, &options);
     lua_getfield(L, 2, "dtype");
     options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");
     lua_getfield(L, 2, "area");

@@ -23,6 +23,9 @@ static inline lt_status read_number(const lt_source *source, int64_t i, lt_sampl
 {
     numbers *s = (numbers *)source;
     sigset_t blocked;
+    *label = i;
+    if (!image)
+        return LT_OK;
     uint8_t *pixel = lt__bytes_reserve(&buffers->decoded, 1);
     s->reads++;
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
@@ -33,7 +36,6 @@ static inline lt_status read_number(const lt_source *source, int64_t i, lt_sampl
     if (i >= s->fail_at)
         return lt_fail(LT_EDATA, "number %d is bad", (int)i);
     *pixel = (uint8_t)i;
-    *label = i;
     *image = (lt_image){pixel, LT_U8, 1, 1, 1};
     return LT_OK;
 }

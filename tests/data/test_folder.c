@@ -349,6 +349,8 @@ TEST(images_are_read_with_their_labels)
             CHECK_EQ(label, i);
             CHECK(image.h == 13 && image.w == 17 && image.c == 3);
             CHECK_EQ(memcmp(image.pixels, lt_data(want), 13 * 17 * 3), 0);
+            CHECK_OK(s->read(s, i, NULL, NULL, &label));
+            CHECK_EQ(label, i);
         }
         lt_source_release(s);
     }

@@ -30,6 +30,29 @@ TEST(images_in_memory)
     lt_source_release(NULL);
 }
 
+TEST(labels_can_be_read_without_images)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    const uint8_t classes[] = {3, 1, 4, 1, 5, 9};
+    lt_tensor *images = lt_tensor_full(ctx, LT_U8, 4, (int64_t[]){6, 2, 3, 1}, 7);
+    lt_tensor *labels = lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){6}, classes);
+    lt_source *in_memory = lt_source_tensors(ctx, images, labels);
+    lt_source *sources[] = {in_memory, lt_source_resized(in_memory, 4, 4),
+                            lt_source_synthetic(ctx, 0, 6, 2, 3, 1, 4)};
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < 6; i++) {
+            int64_t label = -1;
+            CHECK_OK(sources[k]->read(sources[k], i, NULL, NULL, &label));
+            CHECK_EQ(label, k < 2 ? classes[i] : i % 4);
+        }
+        lt_source_release(sources[k]);
+    }
+    lt_release(images);
+    lt_release(labels);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
 TEST(images_in_memory_have_at_least_one_pixel)
 {
     static const int64_t dims[][4] = {{4, 0, 5, 1}, {4, 5, 0, 1}, {4, 5, 5, 0}, {4, 0, 5, 0}};
