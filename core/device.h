@@ -40,8 +40,8 @@ typedef struct lt_pool {
  * returned. Work in the stream may still use memory that was passed to free(). The pool above alloc
  * and free is the same for all devices (pool.c).
  *
- * Only the context's thread makes these calls, with one exception: wait, download and upload may
- * also be called by one other thread at the same time. */
+ * Only the context's thread makes these calls, except that other threads may call wait, download
+ * and upload at the same time. */
 typedef struct lt_device {
     const char *name; /* "cpu", "cuda:0" */
     void *(*alloc)(struct lt_device *device,
@@ -64,7 +64,7 @@ typedef struct lt_device {
      * to the stream so far; marks are numbered from 1. Only the last LT_MAX_MARKS are remembered.
      * Waiting for an older mark waits for all work submitted so far. */
     uint64_t (*mark)(struct lt_device *device);
-    /* Blocks; returns pending errors too. Either thread may call it. */
+    /* Blocks; returns pending errors too. Any thread may call it. */
     lt_status (*wait)(struct lt_device *device, uint64_t mark);
     /* Pinned CPU memory that copy() reads and writes asynchronously. Do not touch it until wait()
      * has returned for a mark after the copy. alloc_host returns NULL if out of memory. Both may
@@ -73,13 +73,13 @@ typedef struct lt_device {
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from pinned memory to the device after the mark `after`, concurrently with all other
      * work in the stream. Work that uses dst must be submitted after a call to stream_wait(*mark).
-     * *mark is recorded after the copy. Uploads run one after the other. Either thread may call
+     * *mark is recorded after the copy. Uploads run one after the other. Any thread may call
      * it. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                         uint64_t after, uint64_t *mark);
     /* Copies from the device to pinned memory, in the same way. Downloads run in order,
      * independently of uploads. mark may be NULL. Until wait(*mark) has returned, do not submit
-     * work that writes to src. Either thread may call it. */
+     * work that writes to src. Any thread may call it. */
     lt_status (*download)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                           uint64_t after, uint64_t *mark);
     /* Makes work submitted to the stream from now on wait for the mark of an upload. */

@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "dist/group.h"
 #include "dist/pipeline/schedule.h"
+#include "dist/pipeline/transfer.h"
 
 typedef struct lt_sent { /* values that another stage uses, and whose gradient it returns */
     lt_tensor *x;        /* with its history, or received */
@@ -50,6 +51,7 @@ struct lt_pipeline {
     lt_group *group; /* of the job; borrowed, like mail */
     lt_group *peers; /* the replicas of this stage; NULL if there is only one */
     lt_mail *mail;
+    lt_transfer *transfer; /* NULL without an accelerator */
     int64_t run;
     lt_pipeline_config config;
     int replica, replicas;
@@ -121,7 +123,10 @@ LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q);
 LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
 /* Stores the messages that have arrived. */
 LT_MUST lt_status lt__pipe_poll(lt_pipeline *p);
+/* The same, after the accelerator has finished its work: the host is ahead of it, so it would
+ * otherwise find too few messages. */
+LT_MUST lt_status lt__pipe_catch_up(lt_pipeline *p);
 /* A tensor with the elements of a message. New. */
-lt_tensor *lt__pipe_unpack(const lt_tensor *like, const lt_message *m);
+lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_message *m);
 
 #endif

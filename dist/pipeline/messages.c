@@ -16,20 +16,29 @@ enum { MAX_UNREAD = 4 }; /* values that a stage may have yet to acknowledge */
 static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
 {
     lt_message *m = lt__message_new(kind, x ? lt__tensor_bytes(x) : 0);
-    lt_status status = m ? LT_OK : LT_ENOMEM;
-    if (m && x)
-        status = lt_read(x, m->data);
-    if (status != LT_OK) {
-        lt__message_free(m);
-        return status;
-    }
+    if (!m)
+        return LT_ENOMEM;
     m->number[NUMBER] = number;
     m->number[WAITS] = waits;
     m->number[RUN] = p->run;
     m->number[PASS] = p->forwards;
     p->bytes += m->bytes;
-    lt__mail_send(p->mail, lt__stage_rank(p, to), m);
-    return LT_OK;
+    int rank = lt__stage_rank(p, to);
+    if (p->transfer)
+        return lt__transfer_send(p->transfer, rank, m, x);
+    lt_status status = x ? lt_read(x, m->data) : LT_OK;
+    if (status == LT_OK)
+        lt__mail_send(p->mail, rank, m);
+    else
+        lt__message_free(m);
+    return status;
+}
+
+/* Writes the elements of a message to x, which has memory. */
+static lt_status write(lt_pipeline *p, lt_tensor *x, const lt_message *m)
+{
+    return x->storage->device->is_host ? lt_write(x, m->data)
+                                       : lt__transfer_receive(p->transfer, x, m);
 }
 
 static lt_status desync(const lt_pipeline *p, int other, const char *what)
@@ -129,7 +138,8 @@ static lt_message *take(lt_pipeline *p, double seconds)
     return m;
 }
 
-/* LT_EPEER if another rank has failed, or if one of these stages has ended. */
+/* LT_EPEER if another rank has failed, or if one of these stages has ended. The error of a message
+ * that this stage could not send. */
 static lt_status check_job(const lt_pipeline *p, uint64_t stages)
 {
     char text[512];
@@ -145,7 +155,7 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
                        "rank %d, stage %d of the pipeline, has ended, but stage %d waits for it",
                        lt__stage_rank(p, stage), stage, p->schedule.stage);
     }
-    return LT_OK;
+    return p->transfer ? lt__transfer_check(p->transfer) : LT_OK;
 }
 
 /* The first of these stages, as bits; this one if there are none. */
@@ -207,11 +217,19 @@ lt_status lt__pipe_poll(lt_pipeline *p)
     return LT_OK;
 }
 
-lt_tensor *lt__pipe_unpack(const lt_tensor *like, const lt_message *m)
+lt_status lt__pipe_catch_up(lt_pipeline *p)
+{
+    lt_device *accelerator = p->ctx->devices[1];
+    if (p->transfer)
+        LT_TRY(accelerator->sync(accelerator));
+    return lt__pipe_poll(p);
+}
+
+lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_message *m)
 {
     lt_tensor *x = lt__tensor_new(like->ctx, like->storage->device, (lt_dtype)like->dtype,
                                   like->ndim, like->dims, true);
-    if (x && lt_write(x, m->data) == LT_OK)
+    if (x && write(p, x, m) == LT_OK)
         return x;
     lt_release(x);
     return NULL;
@@ -275,13 +293,19 @@ lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
     return LT_OK;
 }
 
+/* Whether a backward pass lacks only the gradients of weights. */
+static bool has_weights(const lt_pipeline *p) { return p->state.weights < p->state.backward; }
+
 /* Waits for values of a stage. Meanwhile, gradients of weights are computed. */
 static lt_status wait_for_values(lt_pipeline *p, int from)
 {
     LT_TRY(lt__pipe_poll(p));
     while (!p->values[from]) {
-        bool has_weights = p->state.weights < p->state.backward;
-        LT_TRY(has_weights ? lt__micro_run_weights(p) : lt__pipe_wait(p, 1ull << from));
+        if (has_weights(p))
+            LT_TRY(lt__pipe_catch_up(p));
+        if (p->values[from])
+            break;
+        LT_TRY(has_weights(p) ? lt__micro_run_weights(p) : lt__pipe_wait(p, 1ull << from));
         LT_TRY(lt__pipe_poll(p));
     }
     return LT_OK;
@@ -310,7 +334,7 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     bool waits = m->number[WAITS];
     bool fits = m->number[NUMBER] == number && m->number[PASS] == p->forwards &&
                 waits == (returns_to < 0) && m->bytes == lt__tensor_bytes(x);
-    lt_status status = fits ? lt_write(x, m->data) : desync(p, from, "other values have arrived");
+    lt_status status = fits ? write(p, x, m) : desync(p, from, "other values have arrived");
     lt__message_free(m);
     LT_TRY(status);
     if (waits)

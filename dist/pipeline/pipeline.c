@@ -36,7 +36,8 @@ static lt_micro_batch *next_back(const lt_pipeline *p)
 
 /* Fills the roots of a micro-batch: the loss, and the values that were sent, the last ones first.
  * In one process, too, gradients of later uses are added first. *n: their number. */
-static lt_status fill_roots(const lt_micro_batch *q, lt_tensor **roots, lt_tensor **grads, int *n)
+static lt_status fill_roots(lt_pipeline *p, const lt_micro_batch *q, lt_tensor **roots,
+                            lt_tensor **grads, int *n)
 {
     *n = 0;
     if (q->loss) {
@@ -47,7 +48,7 @@ static lt_status fill_roots(const lt_micro_batch *q, lt_tensor **roots, lt_tenso
         if (!q->sent[i].grad)
             continue;
         roots[*n] = q->sent[i].x;
-        if (!(grads[*n] = lt__pipe_unpack(q->sent[i].x, q->sent[i].grad)))
+        if (!(grads[*n] = lt__pipe_unpack(p, q->sent[i].x, q->sent[i].grad)))
             return lt_errcode();
         (*n)++;
     }
@@ -58,7 +59,7 @@ static lt_status run_roots(lt_pipeline *p, lt_micro_batch *q, lt_tensor **roots,
 {
     int n;
     bool split = p->schedule.kind == LT_ZERO_BUBBLE;
-    lt_status status = fill_roots(q, roots, grads, &n);
+    lt_status status = fill_roots(p, q, roots, grads, &n);
     if (status == LT_OK)
         status = lt_backward_from(p->ctx, roots, grads, n, split ? &q->weights : NULL);
     for (int i = 0; i < n; i++)
@@ -110,13 +111,27 @@ static lt_action next_action(lt_pipeline *p)
     return lt__schedule_next(&p->schedule, s);
 }
 
+/* Chooses the next action. Gradients of weights are computed while this stage waits, but not if a
+ * message arrives until the accelerator needs more work. */
+static lt_status choose(lt_pipeline *p, lt_action *action)
+{
+    LT_TRY(lt__pipe_poll(p));
+    *action = next_action(p);
+    if (*action != LT_WEIGHTS || !p->transfer || p->state.backward == p->state.forward)
+        return LT_OK;
+    LT_TRY(lt__pipe_catch_up(p));
+    *action = next_action(p);
+    return LT_OK;
+}
+
 /* Runs passes until the next forward pass is due, or all are done. */
 static lt_status run_due(lt_pipeline *p)
 {
+    lt_action action;
     LT_TRY(lt__pipe_check(p));
     for (;;) {
-        LT_TRY(lt__pipe_poll(p));
-        switch (next_action(p)) {
+        LT_TRY(choose(p, &action));
+        switch (action) {
         case LT_BACKWARD: LT_TRY(lt__pipe_store_error(p, run_backward(p))); break;
         case LT_WEIGHTS: LT_TRY(lt__micro_run_weights(p)); break;
         case LT_WAIT: LT_TRY(lt__pipe_wait(p, awaited(next_back(p)))); break;
@@ -297,6 +312,7 @@ void lt_pipeline_free(lt_pipeline *p)
         }
     lt_status status = lt_set_stages(p->ctx, NULL);
     (void)status; /* it fails only within backward */
+    lt__transfer_close(p->transfer);
     lt_group_close(p->peers);
     lt__ctx_release(p->ctx);
     free(p->values);
@@ -318,6 +334,9 @@ static lt_status open_pipeline(lt_pipeline *p)
     if (!p->values || !p->sent || !p->taken || !p->unread || !p->waits_for)
         return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
     if (!(p->mail = lt__group_mail(p->group)))
+        return lt_errcode();
+    lt_device *accelerator = p->ctx->devices[1];
+    if (accelerator && !(p->transfer = lt__transfer_open(accelerator, p->mail)))
         return lt_errcode();
     /* A rank drops messages of other pipelines, so all ranks must have left an earlier one. */
     LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->peers)

@@ -13,7 +13,7 @@ static lt_cuda *enter(lt_device *device)
     return cuda;
 }
 
-/* Locks for a scope: two threads record marks and query them. */
+/* Locks for a scope: several threads record marks and query them. */
 struct guard {
     lt_cuda *cuda;
     explicit guard(lt_cuda *c) : cuda(c) { pthread_mutex_lock(&c->lock); }
