@@ -413,7 +413,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     if (status != LT_OK)
         return status;
     for (int i = 0; i < n_in && op->in_place; i++)
-        if (op->in_place >> i & 1)
+        if (in[i] && op->in_place >> i & 1)
             lt__bump_version(in[i]);
     if (call.draws)
         ++*draws;

@@ -227,12 +227,6 @@ static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
     return LT_OK;
 }
 
-/* Whether this is a pipeline, and more micro-batches of the batch follow. */
-static bool more_follow(const struct lt_autograd *ag)
-{
-    return ag->has_stages && ag->stages.has_more(ag->stages.ud);
-}
-
 static lt_status try_to_complete_grads(lt_optim *o, const char *who)
 {
     lt_ctx *ctx = o->ctx;
@@ -243,7 +237,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
                        who);
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
-    ag->is_accumulating = more_follow(ag);
+    ag->is_accumulating = ag->has_stages && ag->stages.defers_step(ag->stages.ud);
     if (ag->is_accumulating) {
         ag->step_status = LT_ACCUMULATING;
         return LT_OK;

@@ -44,9 +44,9 @@ typedef struct lt_stages {
     /* Runs the backward passes that are left. Called before gradients are read or discarded, except
      * in backward. */
     lt_status (*drain)(void *ud);
-    /* Whether more micro-batches follow before the next optimizer step. Until then, optimizer steps
-     * are LT_ACCUMULATING, and lt_zero_grad() does nothing. */
-    bool (*has_more)(void *ud);
+    /* Called for each optimizer step. Whether more micro-batches of the batch follow: then the step
+     * is LT_ACCUMULATING, and until the next one, lt_zero_grad() does nothing. */
+    bool (*defers_step)(void *ud);
     /* Replaces numbers (n) with their sums over the stages. A collective of the stages. */
     lt_status (*sum)(void *ud, double *numbers, int64_t n);
     /* Called after each op, also of other stages, with its inputs and outputs. May be NULL. */

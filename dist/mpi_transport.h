@@ -44,6 +44,6 @@ void lt__mpi_close_channels(mpi_transport *c);
 /* Parts of the job; see lt_transport. */
 lt_status lt__mpi_offer(void *self, const lt_part *part, int64_t *handle);
 lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, void **of_part);
-void lt__mpi_close_part(mpi_transport *part);
+void lt__mpi_close_part(mpi_transport *c);
 
 #endif

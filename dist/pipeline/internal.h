@@ -59,6 +59,9 @@ struct lt_pipeline {
     lt_stage_state state;
     int micro, n_micro; /* see lt_pipeline_set_micro_batch(), also share */
     double share;
+    bool began;                   /* a forward pass of this batch is complete */
+    bool stepped;                 /* an optimizer step of this micro-batch was deferred */
+    bool ended;                   /* this micro-batch has ended, and the next one has not begun */
     int64_t begun_step;           /* the last step whose first forward pass is complete */
     int64_t forwards;             /* number of forward passes that are complete, of all steps */
     lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */

@@ -207,10 +207,25 @@ static bool is_in_half(const lt_pipeline *p, const lt_micro_batch *q)
     return is;
 }
 
+/* LT_EUSAGE if a backward pass would add to gradients that an optimizer step should have used. */
+static lt_status check_place(const lt_pipeline *p)
+{
+    if (p->ended)
+        return lt_fail(LT_EUSAGE,
+                       "in a pipeline, this backward pass runs between two micro-batches of a "
+                       "batch; use --parallel with micro=1");
+    if (p->stepped)
+        return lt_fail(LT_EUSAGE,
+                       "in a pipeline, all backward passes of a micro-batch must run before its "
+                       "optimizer steps, but this one follows a step; use --parallel with micro=1");
+    return LT_OK;
+}
+
 /* Ends the forward pass of a micro-batch, and runs the passes that are due. */
 static lt_status end_forward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
     lt_pipeline *p = ud;
+    LT_TRY(check_place(p));
     if (p->begun_step != p->ctx->step + 1) {
         p->begun_step = p->ctx->step + 1;
         LT_TRY(lt__fault_trigger(p->ctx, lt_group_rank(p->group), p->begun_step));
@@ -222,6 +237,7 @@ static lt_status end_forward(void *ud, lt_tensor *loss, lt_tensor *grad)
     q->in_half = is_in_half(p, q);
     q->share = p->share;
     q->forward_done = true;
+    p->began = true;
     p->forwards++;
     lt__pipe_log(p, LT_FORWARD, p->state.forward);
     p->state.forward++;
@@ -230,10 +246,13 @@ static lt_status end_forward(void *ud, lt_tensor *loss, lt_tensor *grad)
 
 static lt_status drain(void *ud) { return lt_pipeline_drain(ud); }
 
-static bool has_more(void *ud)
+/* Whether more micro-batches of the batch follow. */
+static bool more_follow(const lt_pipeline *p) { return p->micro + 1 < p->n_micro; }
+
+static bool defers_step(void *ud)
 {
-    const lt_pipeline *p = ud;
-    return p->micro + 1 < p->n_micro;
+    lt_pipeline *p = ud;
+    return p->stepped = more_follow(p);
 }
 
 /* Each replica has the same numbers, so only the first one contributes. */
@@ -264,11 +283,32 @@ bool lt_pipeline_counts(const lt_pipeline *p, const lt_tensor *x)
     return lt__stage_of(x) == p->schedule.stage;
 }
 
-void lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
+static void enter(lt_pipeline *p, int i, int n, double share)
 {
     p->micro = i;
     p->n_micro = n;
     p->share = share;
+    p->began &= i > 0;
+    p->stepped = p->ended = false;
+}
+
+lt_status lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
+{
+    if (i == 0 && p->began && more_follow(p))
+        return lt_fail(LT_EUSAGE,
+                       "in a pipeline, a batch begins after %d of %d micro-batches of the one "
+                       "before; do not leave a loop over batches within a batch",
+                       p->micro + 1, p->n_micro);
+    enter(p, i, n, share);
+    return LT_OK;
+}
+
+void lt_pipeline_end_micro_batch(lt_pipeline *p)
+{
+    if (more_follow(p))
+        p->ended = true;
+    else
+        enter(p, 0, 1, 1);
 }
 
 void lt_pipeline_pop_scope(lt_pipeline *p)
@@ -352,7 +392,7 @@ static lt_status open_pipeline(lt_pipeline *p)
                                               .expect = lt__pipe_expect,
                                               .backward = end_forward,
                                               .drain = drain,
-                                              .has_more = has_more,
+                                              .defers_step = defers_step,
                                               .sum = sum});
 }
 
@@ -393,8 +433,7 @@ lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_con
     p->replica = rank % p->replicas;
     p->end = &p->first;
     p->state.micro = INT_MAX;
-    p->n_micro = 1;
-    p->share = 1;
+    enter(p, 0, 1, 1);
     p->schedule = (lt_schedule){.kind = config->kind,
                                 .stages = config->stages,
                                 .stage = rank / p->replicas,

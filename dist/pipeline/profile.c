@@ -327,12 +327,13 @@ static lt_status drain(void *ud)
     return LT_OK;
 }
 
-static bool has_more(void *ud)
+static bool defers_step(void *ud)
 {
     (void)ud;
     return false;
 }
 
+/* There is only one rank. NOLINTNEXTLINE(readability-non-const-parameter) */
 static lt_status sum(void *ud, double *numbers, int64_t n)
 {
     (void)ud, (void)numbers, (void)n;
@@ -392,7 +393,7 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
                               .receive = receive,
                               .backward = backward,
                               .drain = drain,
-                              .has_more = has_more,
+                              .defers_step = defers_step,
                               .sum = sum,
                               .note = note};
     if (lt_set_stages(ctx, &stages) != LT_OK) {

@@ -4,6 +4,7 @@
  * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
  * once inside lt.on_root().
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "autograd/stages.h"
@@ -269,12 +270,22 @@ static int take_shard(lua_State *L)
     s->least_rows = s->pipeline ? s->shard_rows : least_of(all, grain, lt__shards(s) * size_of(s));
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->pipeline)
-        lt_pipeline_set_micro_batch(s->pipeline, i, p.n,
-                                    p.of > 0 ? (double)p.rows / (double)p.of : 1);
+        lt__check(L, s,
+                  lt_pipeline_set_micro_batch(s->pipeline, i, p.n,
+                                              p.of > 0 ? (double)p.rows / (double)p.of : 1));
     if (s->reducer) {
         lt_reducer_set_share(s->reducer, s->pipeline ? p.of : p.rows, all);
         lt_reducer_set_data(s->reducer, (uint32_t)data);
     }
+    return 0;
+}
+
+/* end_shard(): in a pipeline, ends the micro-batch that take_shard() began. */
+static int end_shard(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (s->pipeline && !s->on_root)
+        lt_pipeline_end_micro_batch(s->pipeline);
     return 0;
 }
 
@@ -288,11 +299,32 @@ static int least_rows(lua_State *L)
     return 1;
 }
 
+/* settings_digest(): a number that differs if the settings of optimizer steps so far do. */
+static int settings_digest(lua_State *L)
+{
+    lua_pushinteger(L, lt_settings_digest(lt__lua(L)->ctx));
+    return 1;
+}
+
+static lt_status compare_stages(const lt_lua *s)
+{
+    char *text = lt_settings_text(s->ctx);
+    if (!text)
+        return LT_ENOMEM;
+    lt_status status = lt_group_compare(s->group, "the last optimizer step", text);
+    free(text);
+    return status;
+}
+
 /* compare_step(): raises an error if another rank used different settings in the last step. */
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    if (others(L, "the last optimizer step") && s->reducer)
+    if (!others(L, "the last optimizer step"))
+        return 0;
+    if (s->pipeline)
+        lt__check(L, s, compare_stages(s));
+    else if (s->reducer)
         lt__check(L, s, lt_reducer_compare(s->reducer));
     return 0;
 }
@@ -453,8 +485,10 @@ static const luaL_Reg functions[] = {{"rank", rank},
                                      {"shards", shards},
                                      {"shard", shard},
                                      {"take_shard", take_shard},
+                                     {"end_shard", end_shard},
                                      {"least_rows", least_rows},
                                      {"compare_step", compare_step},
+                                     {"settings_digest", settings_digest},
                                      {"complete", complete},
                                      {"digest", digest},
                                      {"expect_backwards", expect_backwards},

@@ -43,6 +43,19 @@ static int keep(lua_State *L)
     return 1;
 }
 
+/* Warns once if a backward pass precedes all batches that luatrain divides into micro-batches. */
+static void warn_of_micro(lt_lua *s)
+{
+    if (!s->pipeline || s->micro < 2 || s->shard_rows > 0 || s->micro_warned)
+        return;
+    s->micro_warned = true;
+    if (lt_group_rank(s->group) == 0)
+        lt_log(
+            s->ctx, LT_LOG_WARN,
+            "a backward pass does not use a batch of set:batches or run:batches, so its batch is "
+            "not divided into micro-batches, and the stages of the pipeline compute in turn");
+}
+
 /* Hooks run Lua code, which may close the loss or its gradient, so this keeps a reference to both
  * until backward returns. */
 static int backward(lua_State *L)
@@ -60,6 +73,7 @@ static int backward(lua_State *L)
         lt__dry_run_loss(s, x);
     else
         lt__group_set_location(L);
+    warn_of_micro(s);
     lt_retain(x);
     lt_retain(grad);
     lt_status status = lt_backward(x, grad);

@@ -92,3 +92,20 @@ TEST(views_and_given_gradients_are_not_overwritten)
     lt_release(x);
     finish(ctx);
 }
+
+/* An op that writes to an optional input may be called without it. */
+TEST(an_optional_input_that_is_written_may_be_absent)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    const lt_def *def = lt_op_find(ctx, "dc_grad");
+    lt_opt opts[LT_MAX_OPT];
+    lt_tensor *in[4] = {NULL}, *out[LT_MAX_OUT];
+    CHECK(def != NULL);
+    for (int i = 0; i < 3; i++)
+        in[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 1 + i);
+    CHECK_OK(lt_opts_parse(&def->schema, "lam=0.5", opts));
+    CHECK_OK(lt_apply(ctx, def, in, 4, opts, out));
+    for (int i = 0; i < 3; i++)
+        lt_release(in[i]);
+    finish(ctx);
+}

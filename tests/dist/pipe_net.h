@@ -213,7 +213,7 @@ static inline lt_status micro_batch(member *m, int i, uint64_t number)
 {
     const plan *p = m->plan;
     net *n = &m->net;
-    lt_pipeline_set_micro_batch(m->pipeline, i, p->micro, share_of(p, i));
+    LT_TRY(lt_pipeline_set_micro_batch(m->pipeline, i, p->micro, share_of(p, i)));
     LT_TRY(lt_scope_push(n->ctx));
     lt_tensor *loss = forward(n, p->form, number, p->delays * (uint64_t)(m->rank + 1));
     lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
@@ -221,11 +221,11 @@ static inline lt_status micro_batch(member *m, int i, uint64_t number)
     return status;
 }
 
-/* Adds up the gradients of all steps, as add_up() does. */
-static inline lt_status train(member *m)
+/* Adds up the gradients of all steps, from this micro-batch on, as add_up() does. */
+static inline lt_status train_from(member *m, int first)
 {
     const plan *p = m->plan;
-    for (int k = 0; k < STEPS * p->micro; k++) {
+    for (int k = first; k < STEPS * p->micro; k++) {
         LT_TRY(micro_batch(m, k % p->micro, (uint64_t)k));
         if (k % p->micro == p->micro - 1) {
             CHECK_EQ(lt_pipeline_forwards(m->pipeline), p->micro);
@@ -237,6 +237,8 @@ static inline lt_status train(member *m)
             digest(lt_grad(m->net.w[i]), m->grads[i]);
     return LT_OK;
 }
+
+static inline lt_status train(member *m) { return train_from(m, 0); }
 
 static inline lt_status open_pipeline(member *m)
 {

@@ -60,7 +60,7 @@ static lt_status end_early(member *m)
         raise(current_end.signal);
     if (m->rank == current_end.rank)
         _exit(0);
-    return train(m);
+    return train_from(m, 2);
 }
 
 static lt_status train_until_one_ends(rank *r)

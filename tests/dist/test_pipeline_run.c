@@ -91,7 +91,7 @@ static lt_status leave(member *m)
 {
     for (int i = 0; i < 2; i++)
         LT_TRY(micro_batch(m, i, 0));
-    return m->rank == 1 ? lt_fail(LT_EUSAGE, "it leaves") : train(m);
+    return m->rank == 1 ? lt_fail(LT_EUSAGE, "it leaves") : train_from(m, 2);
 }
 
 TEST(a_stage_that_fails_is_named)

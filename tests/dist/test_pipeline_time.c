@@ -62,7 +62,7 @@ static lt_status nap_micro_batch(member *m, int i)
 {
     net *n = &m->net;
     lt_tensor *x, *y;
-    lt_pipeline_set_micro_batch(m->pipeline, i, MICRO, 1);
+    LT_TRY(lt_pipeline_set_micro_batch(m->pipeline, i, MICRO, 1));
     LT_TRY(lt_scope_push(n->ctx));
     LT_TRY(make_rows(n, (uint64_t)i, &x, &y));
     for (int k = 0; x && k < m->plan->stages; k++) {

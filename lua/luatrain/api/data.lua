@@ -104,7 +104,8 @@ function Set:batches(given)
     local x, y = pass:next()
     if part == 0 then parts = core.shards(math.min(o.batch, math.max(left, 0)), o.grain) end
     part = part + 1
-    if x then core.take_shard(math.min(o.batch, left), part, o.grain, digest) end
+    if not x then core.end_shard() return end
+    core.take_shard(math.min(o.batch, left), part, o.grain, digest)
     if part == parts then part, left = 0, left - o.batch end
     return x, y
   end

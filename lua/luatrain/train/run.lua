@@ -162,6 +162,7 @@ local function new(given)
     status = "new",                    -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
+    is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
     epoch_s = 0.0, epoch_images = 0,   -- time and samples of the steps in this epoch
@@ -273,6 +274,14 @@ local function open_pass(self, epoch, first, workers, on_request)
     grain = self.grain, on_request = on_request}
 end
 
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard, self.shards,
+       core.pipeline() and "micro-batches" or "shards")
+end
+
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
 -- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
 -- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
@@ -281,6 +290,7 @@ function Run:batches()
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
   ending.close_loader(self)
+  expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
   o.net:train()
   self.mark = core.clock()
@@ -346,10 +356,16 @@ local function call_inside(self, fn, ...)
   -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
-  local o = self.settings
-  if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
-  if core.pipeline() then return call_scaled_in_pipeline(self, fn, ...) end
-  return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
+  local o, given = self.settings
+  if not o.scaler then
+    given = core.step(core.autocast, o.amp, fn, ...)
+  elseif core.pipeline() then
+    given = call_scaled_in_pipeline(self, fn, ...)
+  else
+    given = o.scaler:inside(core.step, core.autocast, o.amp, fn, ...)
+  end
+  core.end_shard()
+  return given
 end
 
 local function times(a, b) return a * b end
@@ -386,6 +402,7 @@ local function step_shard(self, fn, ...)
 end
 
 -- In a pipeline: the loss of the batch. Sets `stop` if a rank has requested it, and `save_due`.
+-- Raises an error if optimizers of stages have other settings.
 local function loss_of_stages(self)
   local _, _, rows = core.shard(self.rows, 1, self.grain)
   local _, signal = core.stop_reason()
@@ -394,11 +411,14 @@ local function loss_of_stages(self)
   local times = pipeline.times(self.spent)
   local own = {loss * (rows / self.rows), signal or 0, signal and 1 or 0,
                self.root and ending.is_save_due(self, true) and 1 or 0,
-               times.forward, times.backward, times.weights, times.waiting}
-  local all, list = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own)
+               times.forward, times.backward, times.weights, times.waiting,
+               core.settings_digest()}
+  local all, list, same = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own), true
   for i = 1, #list, #own do
     for k = 1, #all do all[k] = all[k] + list[i + k - 1] end
+    same = same and list[i + #own - 1] == list[#own]
   end
+  if not same then core.compare_step() end
   self.spent.own, self.spent.stages = times, {}
   local _, stages, _, replicas = core.pipeline()
   for stage = 1, stages do            -- takes the times of its first replica
@@ -434,6 +454,7 @@ local function end_step(self, loss)
   local is_here = type(loss) == "number"
   if is_here then deferred.check_finite(loss, self.steps + 1) end
   self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
+  self.is_partial = false
   core.trace("step " .. self.steps, self.mark)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
@@ -477,7 +498,7 @@ function Run:step(fn, ...)
     loss = end_step(self, loss)
     return type(loss) == "number" and loss or given
   end
-  self.rows = false
+  self.rows, self.is_partial = false, true
   return given
 end
 
@@ -515,6 +536,7 @@ function Run:report(numbers)
          self.status == "reported" and "this epoch was already reported"
          or "call it inside: for epoch in run:epochs() do ... end")
   if self.async then self.async:check_report() end
+  expect_whole_batch(self, "run:report")
   if self.done == 0 and not self.async then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
