@@ -88,7 +88,7 @@ static bool is_placed(const lt_tensor *x)
 }
 
 /* The stage of an op, as in lt_tensor. LT_EUSAGE if its parameters are on an earlier one. */
-static lt_status find_stage(const lt_def *def, lt_tensor *const *in, int n_in, uint8_t *stage)
+static lt_status find_stage(lt_tensor *const *in, int n_in, uint8_t *stage)
 {
     *stage = 0;
     for (int i = 0; i < n_in; i++)
@@ -96,10 +96,11 @@ static lt_status find_stage(const lt_def *def, lt_tensor *const *in, int n_in, u
             *stage = in[i]->stage;
     for (int i = 0; i < n_in; i++)
         if (in[i] && is_placed(in[i]) && in[i]->stage != *stage)
-            return lt_fail(LT_EUSAGE,
-                           "%s uses a parameter of stage %d of the pipeline, but another input is "
-                           "of stage %d; parameters must be used in the order of the stages",
-                           def->schema.name, in[i]->stage - 1, *stage - 1);
+            return lt_fail(
+                LT_EUSAGE,
+                "a parameter belongs to stage %d of the pipeline, but another input "
+                "belongs to stage %d; parameters must be used in the order of the stages",
+                in[i]->stage - 1, *stage - 1);
     return LT_OK;
 }
 
@@ -192,7 +193,7 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
 lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
                            int n_in, const lt_opt *opts, lt_tensor **out, uint8_t *stage)
 {
-    LT_TRY(find_stage(def, in, n_in, stage));
+    LT_TRY(find_stage(in, n_in, stage));
     if (*stage == 0)
         return LT_OK;
     if (*stage == ag->stages.own + 1)

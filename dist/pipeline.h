@@ -143,6 +143,8 @@ LT_API const lt_profile_unit *lt_profile_unit_at(const lt_profile *profile, int 
 /* The name, borrowed, of parameter or buffer i, and its unit, -1 if it is not used. False past the
  * end. */
 LT_API bool lt_profile_param_at(const lt_profile *profile, int i, const char **name, int *unit);
+/* The unit of a parameter or buffer; -1 if it is not used, or not one of the profile. */
+LT_API int lt_profile_unit_of(const lt_profile *profile, const lt_tensor *x);
 /* Value i, in the order of the forward pass. False past the end. */
 LT_API bool lt_profile_value_at(const lt_profile *profile, int i, lt_profile_value *value);
 LT_API lt_profile_totals lt_profile_total(const lt_profile *profile);

@@ -45,8 +45,9 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 /* Runs the script in a context and a state of its own until the profile of its net is complete:
- * calls attach(passes, rows, ...) of luatrain/commands/profile.lua, then the script, then the
- * function that attach() has returned. *text: what that returns; new, freed with free(). */
+ * calls attach(passes, rows, rank, ranks, ...) of luatrain/commands/profile.lua, with this rank and
+ * the number of ranks of the job, then the script, then the function that attach() has returned.
+ * *text: what that returns; new, freed with free(). */
 typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **text);
 /* Like lt_lua_join(), for training in a pipeline, which the variable LUATRAIN_PARALLEL must
  * describe: each rank has a stage of the net, see dist/pipeline.h. config is for the gradient

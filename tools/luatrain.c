@@ -110,7 +110,7 @@ static const char attach_script[] =
 static lt_status run_attached(lua_State *L, const char *name, int argc, char **argv)
 {
     if (!lua_checkstack(L, argc + 3) ||
-        luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=attach") != LUA_OK)
+        luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=luatrain/attach") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
     lua_pushstring(L, name);
     for (int i = 0; i < argc; i++)
@@ -265,21 +265,27 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 typedef struct profiled { /* the argument of profile_script() */
     const settings *s;
     const lt_config *config; /* of the context that will train */
+    const lt_group *group;
 } profiled;
 
-static lt_status run_profile(const settings *s, lua_State *L, int passes, int64_t rows)
+enum { PROFILE_NUMBERS = 4 };
+
+/* numbers: the first arguments of attach() in luatrain/commands/profile.lua. */
+static lt_status run_profile(const settings *s, lua_State *L,
+                             const int64_t numbers[PROFILE_NUMBERS])
 {
-    char **words = calloc((size_t)s->argc + 3, sizeof *words), number[2][24];
+    char **words = calloc((size_t)s->argc + PROFILE_NUMBERS + 1, sizeof *words);
+    char text[PROFILE_NUMBERS][24];
     if (!words)
         return lt_fail(LT_ENOMEM, "out of memory for a profile");
-    snprintf(words[0] = number[0], sizeof number[0], "%d", passes);
-    snprintf(words[1] = number[1], sizeof number[1], "%lld", (long long)rows);
-    memcpy(words + 2, s->argv, (size_t)s->argc * sizeof *words);
+    for (int i = 0; i < PROFILE_NUMBERS; i++)
+        snprintf(words[i] = text[i], sizeof text[i], "%lld", (long long)numbers[i]);
+    memcpy(words + PROFILE_NUMBERS, s->argv, (size_t)s->argc * sizeof *words);
     lua_pushcfunction(L, pass_command_line);
     lua_pushlightuserdata(L, (void *)s);
     lt_status status = lt_lua_call(L, 1, 0);
     if (status == LT_OK)
-        status = run_attached(L, "profile", s->argc + 2, words);
+        status = run_attached(L, "profile", s->argc + PROFILE_NUMBERS, words);
     free(words);
     return status;
 }
@@ -293,7 +299,9 @@ static lt_status profile_script(void *ud, int passes, int64_t rows, char **text)
         return lt_errcode();
     lt_set_autocast(ctx, p->s->amp);
     lua_State *L = lt_lua_new(ctx);
-    lt_status status = L ? run_profile(p->s, L, passes, rows) : lt_errcode();
+    int n = p->s->plan_ranks > 0 ? p->s->plan_ranks : lt_group_size(p->group);
+    int64_t numbers[PROFILE_NUMBERS] = {passes, rows, lt_group_rank(p->group) % n, n};
+    lt_status status = L ? run_profile(p->s, L, numbers) : lt_errcode();
     if (status == LT_OK && !(*text = strdup(lua_tostring(L, -1))))
         status = lt_fail(LT_ENOMEM, "out of memory for a profile");
     lt_lua_close(L);
@@ -305,7 +313,7 @@ static lt_status profile_script(void *ud, int passes, int64_t rows, char **text)
 static lt_status join_pipeline(const settings *s, const lt_config *config, lua_State *L,
                                lt_group *group)
 {
-    profiled p = {s, config};
+    profiled p = {s, config, group};
     return lt_lua_join_pipeline(L, group, &s->reducer, profile_script, &p);
 }
 
@@ -427,6 +435,8 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 static lt_status run_process(void *ud, lt_group *group)
 {
     settings *s = ud;
+    if (s->refusal)
+        return lt_fail(LT_EUSAGE, "%s", s->refusal);
     int cpus = lt_group_cpus(group);
     warn_of_binding(s, group, cpus);
     if (lt_group_rank(group) == 0)
@@ -444,9 +454,6 @@ static lt_status run_under_mpi(settings *s)
 {
     lt_group *group;
     watchdog dog;
-    if (s->ranks > 0)
-        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
-                                  "started several; let it start all ranks");
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_on_mpi_call;
     s->group.ud = &dog;
@@ -467,25 +474,47 @@ static lt_status check_parallel(const settings *s)
                        : in_half && s->parallel == ASYNCHRONOUS     ? "--wire"
                        : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
                                                                     : NULL;
+    const char *mode = getenv("LUATRAIN_PARALLEL");
+    if (s->parallel == ASYNCHRONOUS && mode && strncmp(mode, "async=", 6) != 0)
+        return lt_fail(LT_EUSAGE, "--parallel must begin with async=RULE or pipe=P, but is '%s'",
+                       mode);
     if (s->parallel == SYNCHRONOUS || !name)
         return LT_OK;
     return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);
 }
 
-static lt_status run_all(settings *s)
+/* Reads the options of the plan command, and checks whether the options can be combined. *is_help:
+ * the help was printed, and nothing else is to be done. */
+static lt_status check_command(settings *s, bool *is_help)
 {
-    if (strcmp(s->argv[0], "plan") == 0) {
-        bool is_help = false;
-        LT_TRY(read_plan(s, &is_help));
-        if (is_help)
-            return LT_OK;
-    }
+    *is_help = false;
+    if (strcmp(s->argv[0], "plan") == 0)
+        LT_TRY(read_plan(s, is_help));
+    if (*is_help)
+        return LT_OK;
     LT_TRY(check_parallel(s));
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);
     if (several && s->simulates)
         return lt_fail(LT_EUSAGE, "--simulate is for one process, not for several ranks");
+    if (s->ranks > 0 && lt_mpi_is_launched())
+        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
+                                  "started several; let it start all ranks");
+    return LT_OK;
+}
+
+static lt_status run_all(settings *s)
+{
+    char refusal[1024];
+    bool is_help;
+    lt_status status = check_command(s, &is_help);
+    if (status != LT_OK && lt_mpi_is_launched()) {
+        snprintf(refusal, sizeof refusal, "%s", lt_errmsg());
+        s->refusal = refusal;
+    } else if (status != LT_OK || is_help) {
+        return status;
+    }
     if (lt_mpi_is_launched())
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();

@@ -25,6 +25,7 @@ typedef struct job {
     bool first_ended;        /* rank 0 has ended */
     lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
+    char usage_text[1024]; /* of a rank that does not decide and whose usage is wrong, or "" */
 } job;
 
 typedef struct member {
@@ -53,6 +54,16 @@ static void describe_failure(job *j, lt_group *group)
         snprintf(j->failed_text, sizeof j->failed_text, "rank %d: %s", rank, text);
 }
 
+/* Whether a rank ended with this status because rank 0 failed, which is reported anyway. */
+static bool has_first_failed(lt_group *group, lt_status status)
+{
+    char text[1];
+    int rank;
+    lt_status failed;
+    return status == LT_EPEER && lt_group_failure(group, &rank, &failed, text, sizeof text) &&
+           rank == 0;
+}
+
 static void *run_member(void *ud)
 {
     member *m = ud;
@@ -61,9 +72,11 @@ static void *run_member(void *ud)
     bool is_first = lt_group_rank(m->group) == 0, decides = is_first || !j->ranks->first_decides;
     if (is_failure(status) && decides)
         lt_group_fail(m->group);
-    else if (is_failure(status))
+    else if (is_failure(status) && status != LT_EUSAGE && !has_first_failed(m->group, status))
         fprintf(stderr, "luatrain: warning: rank %d: %s\n", lt_group_rank(m->group), lt_errmsg());
     pthread_mutex_lock(&j->lock);
+    if (status == LT_EUSAGE && !decides)
+        snprintf(j->usage_text, sizeof j->usage_text, "%s", lt_errmsg());
     j->first_ended |= is_first;
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
@@ -179,6 +192,8 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     lt_group_close(j->ranks->mpi_group);
     if (made == 0)
         return LT_ENOMEM;
+    if (*j->usage_text && strcmp(j->usage_text, j->first_text) != 0)
+        fprintf(stderr, "luatrain: warning: %s\n", j->usage_text);
     if (j->failed != LT_OK)
         return lt_fail(j->failed, "%s", j->failed_text);
     return j->first == LT_OK ? LT_OK : lt_fail(j->first, "%s", j->first_text);

@@ -123,10 +123,13 @@ lt_status lt__pipe_job_check(const lt_pipe_job *j)
 
 static lt_status check_choice(int choice, int least, int most, const char *what)
 {
-    if (choice != LT_PIPE_ANY && (choice < least || choice > most))
-        return lt_fail(LT_EINVAL, "planning: the %s must be from %d to %d for this job, but is %d",
-                       what, least, most, choice);
-    return LT_OK;
+    if (choice == LT_PIPE_ANY || (choice >= least && choice <= most))
+        return LT_OK;
+    if (least == most)
+        return lt_fail(LT_EINVAL, "planning: the %s must be %d for this job, but is %d", what, most,
+                       choice);
+    return lt_fail(LT_EINVAL, "planning: the %s must be from %d to %d for this job, but is %d",
+                   what, least, most, choice);
 }
 
 lt_status lt__pipe_choices_check(const lt_pipe_job *j, int blocks)

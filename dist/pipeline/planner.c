@@ -445,16 +445,17 @@ static lt_status add_all(search *s, lt_pipe_plans *plans)
     }
     if (n == 0)
         return lt_fail(LT_EINVAL,
-                       "planning: no plan is possible with %d ranks, a batch of %lld images and "
+                       "planning: no plan is possible with %d rank%s, a batch of %lld images and "
                        "micro-batches of at least %d; allow other numbers of stages, replicas or "
                        "micro-batches",
-                       job->ranks, (long long)job->batch,
+                       job->ranks, job->ranks == 1 ? "" : "s", (long long)job->batch,
                        job->least_micro > 0 ? job->least_micro : 1);
     if (plans->n == 0)
-        return lt_fail(LT_EINVAL,
-                       "planning: no plan fits into %.4g MB per rank on %d ranks; allow more ranks "
-                       "or smaller micro-batches",
-                       job->memory / 1e6, job->ranks);
+        return lt_fail(
+            LT_EINVAL,
+            "planning: no plan fits into %.4g MB per rank on %d rank%s; allow more ranks "
+            "or smaller micro-batches",
+            job->memory / 1e6, job->ranks, job->ranks == 1 ? "" : "s");
     return LT_OK;
 }
 

@@ -442,6 +442,12 @@ bool lt_profile_param_at(const lt_profile *p, int i, const char **name, int *uni
     return true;
 }
 
+int lt_profile_unit_of(const lt_profile *p, const lt_tensor *x)
+{
+    const param *w = find_param(p, x);
+    return w ? w->unit : -1;
+}
+
 bool lt_profile_value_at(const lt_profile *p, int i, lt_profile_value *v)
 {
     if (i < 0 || i >= p->n_first)

@@ -56,7 +56,8 @@ typedef struct lt_lua {
     lt_profile *profile;          /* owned; see profile.c; or NULL */
     lt_profile_fn profile_script; /* see lt_lua_join_pipeline() */
     void *profile_ud;
-    int micro;          /* micro-batches of a batch and replica */
+    int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
+    int micro;                       /* micro-batches of a batch and replica */
     bool joins_async;   /* the ranks train asynchronously, without a reducer; see async.c */
     bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
     bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */

@@ -10,6 +10,7 @@
 #include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/embedded.h"
 #include "lua/bind/field.h"
 
 /* Returns the group for a collective, borrowed; NULL if there are no other ranks or no_sync is set.
@@ -62,6 +63,16 @@ static int ranks(lua_State *L)
     const lt_lua *s = lt__lua(L);
     lua_pushinteger(L, s->group ? lt_group_size(s->group) : 1);
     return 1;
+}
+
+/* job_rank(): returns this rank, from 0, and the number of all ranks. A profile knows them too,
+ * though its state has not joined the group. */
+static int job_rank(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_pushinteger(L, s->profile ? s->profile_rank : rank_of(s));
+    lua_pushinteger(L, s->profile ? s->profile_ranks : s->group ? lt_group_size(s->group) : 1);
+    return 2;
 }
 
 /* on_root(is_on): sets whether collectives raise, and returns the previous setting. */
@@ -474,6 +485,7 @@ static int open_reducer(lua_State *L)
 
 static const luaL_Reg functions[] = {{"rank", rank},
                                      {"ranks", ranks},
+                                     {"job_rank", job_rank},
                                      {"on_root", on_root},
                                      {"compare", compare},
                                      {"compare_numbers", compare_numbers},
@@ -505,7 +517,7 @@ void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 static lt_status begin_rank(lua_State *L)
 {
     static const char begin[] = "require('luatrain.train.ranks').begin()";
-    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
+    if (luaL_loadbuffer(L, begin, sizeof begin - 1, LT_EMBEDDED "ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
     return lt_lua_call(L, 0, 0);
 }

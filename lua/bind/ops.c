@@ -302,6 +302,14 @@ static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
     lua_call(L, n_args + 2, 0);
 }
 
+/* Adds the script's line to the message of an op that a usage error ends: lt__raise() does not. */
+static void name_line(lt_lua *s)
+{
+    char where[160] = "";
+    lt__where(s, where, sizeof where);
+    lt_fail(LT_EUSAGE, "%s%s", where, lt_errmsg());
+}
+
 /* Calls the op of upvalue 2, an lt_def. */
 static int call(lua_State *L)
 {
@@ -326,6 +334,8 @@ static int call(lua_State *L)
     if (status == LT_OK)
         status = lt_apply(s->ctx, def, in.x, in.n, options ? opts : NULL, out);
     release_numbers(&in);
+    if (status == LT_EUSAGE)
+        name_line(s);
     s->running = outer;
     lt__check(L, s, status);
     for (int i = 0; i < n_out; i++)

@@ -207,6 +207,8 @@ static int run_profile(lua_State *L)
     int64_t rows = luaL_checkinteger(L, 2);
     luaL_checkstack(L, 4, NULL);
     lt_status status = s->profile_script(s->profile_ud, passes, rows, &text);
+    if (status == LT_ESCRIPT || status == LT_EINVAL || status == LT_ENUMERIC)
+        lt_fail(status, "%s (while the script was profiled for --parallel pipe=P)", lt_errmsg());
     if (status != LT_OK)
         lt__raise(L, s);
     lua_pushstring(L, text); /* if this raises, the program ends */

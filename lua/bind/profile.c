@@ -3,13 +3,15 @@
 #include "lua/bind/bind.h"
 #include "lua/bind/field.h"
 
-/* open_profile(passes): starts the profile of the net that the script makes next; see
- * lt_profile_new(). */
+/* open_profile(passes, rank, ranks): starts the profile of the net that the script makes next; see
+ * lt_profile_new(). rank: this rank of the job, from 0. */
 static int open_profile(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     if (!(s->profile = lt_profile_new(s->ctx, (int)luaL_checkinteger(L, 1))))
         lt__raise(L, s);
+    s->profile_rank = (int)luaL_checkinteger(L, 2);
+    s->profile_ranks = (int)luaL_checkinteger(L, 3);
     return 0;
 }
 
@@ -90,7 +92,16 @@ static int profile(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {
-    {"open_profile", open_profile}, {"profile", profile}, {NULL, NULL}};
+/* profile_unit(tensor): returns the unit of a parameter or buffer, from 1; 0 if it is not used. */
+static int profile_unit(lua_State *L)
+{
+    lua_pushinteger(L, lt_profile_unit_of(lt__lua(L)->profile, lt__self(L, "profile")) + 1);
+    return 1;
+}
+
+static const luaL_Reg functions[] = {{"open_profile", open_profile},
+                                     {"profile", profile},
+                                     {"profile_unit", profile_unit},
+                                     {NULL, NULL}};
 
 void lt__open_profile(lua_State *L) { lt__register(L, functions); }

@@ -23,7 +23,7 @@ local lt = {
   -- lt.summary(net, {n, h, w, c}): a table of the net's layers
   summary = require "luatrain.commands.summary",
   -- lt.rank(): this rank, from 0, and the number of ranks
-  rank = function() return (core.rank()), core.ranks() end,
+  rank = function() return core.job_rank() end,
   on_root = require "luatrain.train.ranks".on_root,
   grad_check = require "luatrain.api.grad_check",
   version = core.version,

@@ -374,8 +374,8 @@ TEST(stages_are_used_in_their_order)
     lt_tensor *y = noted(&n, lt_run(n.ctx, "linear", NULL, x, n.w[2], NULL));
     CHECK(lt_run(n.ctx, "linear", NULL, y, n.w[1], NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EUSAGE);
-    CHECK_MSG(
-        "linear uses a parameter of stage 1 of the pipeline, but another input is of stage 2");
+    CHECK_MSG("linear: a parameter belongs to stage 1 of the pipeline, but another input "
+              "belongs to stage 2");
     lt_scope_pop(n.ctx);
     destroy(&n);
 }

@@ -169,7 +169,9 @@ T.test("invalid options", function()
   refuses("--ranks 2 --parallel pipe=2,schedule=gpip", "plan t.lua",
           "schedule must be one of gpipe, 1f1b, zb, but is 'gpip'")
   refuses("--ranks 2 --parallel pipe=auto,memory=all", "plan t.lua",
-          "memory must be a number of GB, but is 'all'")
+          "memory must be a number of GB above 0 and at most 1e9, but is 'all'")
+  refuses("--ranks 2 --parallel pipe=auto,memory=1e300", "plan t.lua",
+          "memory must be a number of GB above 0 and at most 1e9, but is '1e300'")
   local _, code = T.run(folder, "--quiet plan --help")
   T.equal(code, 0)
 end)

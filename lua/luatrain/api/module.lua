@@ -330,6 +330,14 @@ function Module:sha256()
   return core.sha256(placed_tensors(self))
 end
 
+-- The names and values of all modules and tensors of a net, in order; a shared one appears several
+-- times, under all its names.
+function exports.contents(net)
+  local names, values = {}, {}
+  for i, entry in ipairs(tree(net)) do names[i], values[i] = entry.name, entry.value end
+  return names, values
+end
+
 -- The names and tensors that lt.save writes: all parameters and buffers, each once.
 function Module:state()
   core.bn_stats_synchronize()

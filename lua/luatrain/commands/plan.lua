@@ -54,8 +54,9 @@ end
 
 local function write(list, job, timed)
   local link, best = job.link, list[1]
-  io.write(("batch %d on %d ranks, timed on %d; link %.3g Gbit/s, latency %.0f us\n\n"):format(
-    job.batch, job.ranks, timed, link.bytes_per_s * 8e-9, link.latency * 1e6))
+  local form = "batch %d on %d rank%s, timed on %d; link %.3g Gbit/s, latency %.0f us\n\n"
+  io.write(form:format(job.batch, job.ranks, job.ranks == 1 and "" or "s", timed,
+                       link.bytes_per_s * 8e-9, link.latency * 1e6))
   io.write(columns(rows_of(list), 1), "\n\n")
   if best.stages == 1 then
     return io.write(best.replicas > 1 and "Data parallelism is fastest.\n"

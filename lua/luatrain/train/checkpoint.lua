@@ -38,6 +38,13 @@ local function named(folder)
   return found
 end
 
+-- The folder of the checkpoint from which a run resumes: `from` is the checkpoint or its folder.
+-- nil if there is no checkpoint.
+function checkpoint.folder_of(from)
+  if core.list_folder(from) then return named(from)[1] and from or nil end
+  return core.exists(from) and (from:match "^(.+)/[^/]*$" or from:match "^/" or ".") or nil
+end
+
 -- Removes the temporary files of a killed process. No other process writes: the folder is locked.
 function checkpoint.clean(folder)
   for _, name in ipairs(core.list_folder(folder) or {}) do

@@ -11,9 +11,11 @@ local SCHEDULES = core.schedules()
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
-local MOST = 1024
+options.MOST = 1024            -- for all integers
 
-local function integer_of(key, text, least) return items.integer(key, text, least, MOST) end
+local function integer_of(key, text, least)
+  return items.integer(key, text, least, options.MOST)
+end
 
 local function schedule_of(text)
   for _, name in ipairs(SCHEDULES) do
@@ -25,8 +27,8 @@ end
 
 local function memory_of(text)
   local gigabytes = tonumber(text)
-  if gigabytes and gigabytes > 0 and gigabytes < math.huge then return gigabytes * 1e9 end
-  refuse("--parallel: memory must be a number of GB, but is '%s'", text)
+  if gigabytes and gigabytes > 0 and gigabytes <= 1e9 then return gigabytes * 1e9 end
+  refuse("--parallel: memory must be a number of GB above 0 and at most 1e9, but is '%s'", text)
 end
 
 local READ = {
@@ -86,19 +88,34 @@ local function whole_name(names, own)
   end
 end
 
--- The first unit that has a parameter of the cut, from 1.
-local function unit_of(profile, cut)
-  local first, exists, names = nil, false, {}
-  for i, param in ipairs(profile.params) do
+-- Reads a list of {name =, unit =} of the profile. Returns the first unit that has a parameter of
+-- the cut, from 1, and whether the list has one. Appends all names to `names`.
+local function search(list, cut, names)
+  local first, exists = nil, false
+  for _, param in ipairs(list) do
     local is_here = is_at(cut, param.name)
     if is_here and param.unit > 0 then first = math.min(first or param.unit, param.unit) end
     exists = exists or is_here
-    names[i] = param.name
+    names[#names + 1] = param.name
   end
+  return first, exists
+end
+
+-- The first unit that has a parameter of the cut, from 1.
+local function unit_of(profile, cut)
+  local names = {}
+  local first, exists = search(profile.names, cut, names)
+  if not exists then first, exists = search(profile.params, cut, names) end
   if first then
     return first
   elseif exists then
     refuse("--parallel: a stage cannot begin at %s, which the forward pass does not use", cut)
+  end
+  for _, module in ipairs(profile.modules) do
+    if module == cut then
+      refuse("--parallel: a stage cannot begin at %s, which has no parameters; name a parameter or "
+             .. "a module that has one", cut)
+    end
   end
   local whole = whole_name(names, cut)
   refuse("--parallel: the net has no parameter or module '%s'%s", cut,

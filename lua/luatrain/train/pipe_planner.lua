@@ -138,7 +138,10 @@ function planner.find(o, dry, ranks, link)
       plans[#plans + 1] = plan
     end
   end
-  if #plans == 0 then refuse("--parallel: there is no pipeline of %d ranks for this net", ranks) end
+  if #plans == 0 then
+    refuse("--parallel: there is no pipeline of %d rank%s for this net", ranks,
+           ranks == 1 and "" or "s")
+  end
   return plans, job, net
 end
 

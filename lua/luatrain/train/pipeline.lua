@@ -54,16 +54,59 @@ local function open(plan, profile)
   core.open_pipeline(names, stages, plan.stages, plan.schedule, plan.lag, plan.micro)
 end
 
--- The number of micro-batches of the run that this one resumes, or nil: results depend on it, and
--- the planner may choose another one each time. out, resume: the settings of the run.
-local function earlier_micro(out, resume)
-  local folder = resume
-  if resume == "auto" then folder = out or checkpoint.newest_folder(command_line.script()) end
-  if not folder or resume == "never" then return nil end
-  local file <close> = io.open(folder:gsub("/[^/]*%.safetensors$", "") .. "/plan.json")
-  if not file then return nil end
-  local ok, plan = pcall(json.read, file:read "a")
-  return ok and type(plan) == "table" and math.tointeger(plan.micro) or nil
+-- ==== Resumed runs ===============================================================================
+
+local LONGEST = 1 << 20        -- bytes of a plan.json
+
+-- The number of micro-batches in a plan.json; nil if there is no such file. EFILE if it cannot be
+-- read.
+local function micro_in(path)
+  local function reject(...)
+    core.fail("EFILE", ("%s: %s; remove the file, and set micro=M in --parallel to the "
+                        .. "number of micro-batches of that run"):format(path, string.format(...)))
+  end
+  local file, why = core.open_plain(path, "r")
+  if not file and not why then return nil end
+  if not file then reject("cannot be read: %s", why:sub(#path + 3)) end
+  local text, failure = file:read(LONGEST + 1)
+  file:close()
+  if failure then reject("cannot be read: %s", failure) end
+  if text and #text > LONGEST then reject("the file is longer than 1 MiB") end
+  local ok, plan = pcall(json.read, text or "")
+  if not ok then reject "it is not the JSON of a plan" end
+  local micro = type(plan) == "table" and plan.micro
+  if math.type(micro) ~= "integer" or micro < 1 or micro > options.MOST then
+    reject("micro must be an integer from 1 to %d", options.MOST)
+  end
+  return micro
+end
+
+local warning                  -- for the first run of the script, on rank 0; or nil
+
+-- On rank 0, the number of micro-batches of this run: `micro`, if the user has set it, else that of
+-- the run that it resumes, because results depend on it, and the planner may choose another one
+-- each time. nil if it is free. out, resume: the settings of the run.
+local function choose_micro(micro, out, resume)
+  local from = resume
+  if resume == "auto" then from = out or checkpoint.newest_folder(command_line.script()) end
+  local folder = from and resume ~= "never" and checkpoint.folder_of(from)
+  if not folder then return micro end
+  local path = folder .. "/plan.json"
+  local earlier = micro_in(path)
+  if not micro and not earlier then
+    warning = ("%s is missing, so this run may have another number of micro-batches than the one "
+               .. "that it resumes, and other results"):format(path)
+  elseif micro and earlier and micro ~= earlier then
+    warning = ("%s was made with micro=%d, but now it is %d"):format(path, earlier, micro)
+  end
+  return micro or earlier
+end
+
+-- The number of micro-batches on all ranks, nil if it is free. Rank 0 reads the files.
+local function resumed_micro(micro, out, resume)
+  if core.rank() == 0 then micro = choose_micro(micro, out, resume) end
+  return math.tointeger(tonumber(core.broadcast_text("the number of micro-batches",
+                                                     tostring(micro or ""))))
 end
 
 -- Starts the pipeline of this rank, before the script places parameters. If the planner finds that
@@ -75,7 +118,7 @@ function pipeline.begin()
   local o = options.read(ranks)
   local profile = planner.profile()
   if not profile then return end
-  o.micro = o.micro or earlier_micro(profile.out, profile.resume)
+  o.micro = resumed_micro(o.micro, profile.out, profile.resume)
   local plan = plan_of(o, profile, ranks)
   pipeline.plan = plan
   if plan.stages == 1 and plan.micro == 1 and not o.pipe then return core.open_reducer() end
@@ -110,6 +153,8 @@ function pipeline.start(run)
   if not pipeline.plan then return end
   seconds = {}
   run.log:note(pipeline.describe(pipeline.plan))
+  if warning then run.log:warn(warning) end
+  warning = nil
   write_plan(run.folder)
 end
 

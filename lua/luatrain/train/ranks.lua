@@ -47,7 +47,7 @@ end
 -- lt.on_root(fn, ...): on rank 0, calls fn(...) and returns its results; on other ranks, does
 -- nothing. In fn, collective operations such as a step or an evaluation raise an error.
 function ranks.on_root(fn, ...)
-  if core.rank() > 0 then return end
+  if core.job_rank() > 0 then return end
   local before = core.on_root(true)
   local _ <close> = setmetatable({}, {__close = function() core.on_root(before) end})
   return fn(...)
