@@ -435,8 +435,6 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 static lt_status run_process(void *ud, lt_group *group)
 {
     settings *s = ud;
-    if (s->refusal)
-        return lt_fail(LT_EUSAGE, "%s", s->refusal);
     int cpus = lt_group_cpus(group);
     warn_of_binding(s, group, cpus);
     if (lt_group_rank(group) == 0)
@@ -506,15 +504,10 @@ static lt_status check_command(settings *s, bool *is_help)
 
 static lt_status run_all(settings *s)
 {
-    char refusal[1024];
     bool is_help;
-    lt_status status = check_command(s, &is_help);
-    if (status != LT_OK && lt_mpi_is_launched()) {
-        snprintf(refusal, sizeof refusal, "%s", lt_errmsg());
-        s->refusal = refusal;
-    } else if (status != LT_OK || is_help) {
-        return status;
-    }
+    LT_TRY(check_command(s, &is_help));
+    if (is_help)
+        return LT_OK;
     if (lt_mpi_is_launched())
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();

@@ -23,7 +23,6 @@ typedef struct settings {
     int plan_ranks;         /* plan -n: number of ranks; 0 if not given */
     const char *plan_link;  /* plan --link: Gbit/s; NULL if not given */
     bool under_mpi;         /* this process is one rank of an MPI job */
-    const char *refusal;    /* under MPI: why the command cannot run, which one rank prints; NULL */
     lt_group_config group;
     lt_reducer_config reducer;
     bool launches;     /* the subcommand is launch */
