@@ -470,6 +470,11 @@ bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text,
     return g->transport->failure(g->job->self, rank, code, text, bytes);
 }
 
+bool lt__group_has_left(const lt_group *g, int rank)
+{
+    return g->transport->has_left && g->transport->has_left(g->job->self, rank);
+}
+
 void lt_group_set_location(lt_group *g, const char *where, int64_t step)
 {
     g->transport->set_location(g->job->self, where, step);

@@ -30,6 +30,7 @@ typedef struct lt_transport {
     uint64_t (*bytes)(const void *self);
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
+    bool (*has_left)(const void *self, int rank); /* see lt__group_has_left(); or NULL */
     void (*set_location)(void *self, const char *where, int64_t step);
     lt_mail *(*mail)(void *self); /* see lt__group_mail() */
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
@@ -55,7 +56,10 @@ typedef struct lt_transport {
  * with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
                         double timeout);
-double lt__group_timeout(const lt_group *group);     /* seconds */
+double lt__group_timeout(const lt_group *group); /* seconds */
+/* Whether the process of another rank has left the group without a failure. Threads instead send
+ * LT_MAIL_LOST. */
+bool lt__group_has_left(const lt_group *group, int rank);
 bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
 
 /* Splits the group of a job into parts: the ranks with the same color form a group, in the order of

@@ -292,6 +292,13 @@ static bool failure(const void *self, int *rank, lt_status *code, char *text, si
     return lt__shm_failure(&c->shm, rank, code, text, bytes);
 }
 
+static bool rank_has_left(const void *self, int rank)
+{
+    const mpi_transport *c = self;
+    return lt__shm_rank_has_left(&c->shm, rank) ||
+           lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank));
+}
+
 static void set_location(void *self, const char *where, int64_t step)
 {
     lt__shm_set_location(&((mpi_transport *)self)->shm, where, step);
@@ -409,6 +416,7 @@ static const lt_transport transport = {
     .bytes = bytes_so_far,
     .fail = fail,
     .failure = failure,
+    .has_left = rank_has_left,
     .set_location = set_location,
     .mail = mail,
     .alloc_shared = alloc_shared,

@@ -84,5 +84,7 @@ bool lt__shm_is_reporter(lt_shm *shm, double seconds);
 void lt__shm_leave(lt_shm *shm);
 /* Whether all ranks have left. */
 bool lt__shm_has_left(const lt_shm *shm);
+/* Whether this rank of the job, which may have no slot, has left. */
+bool lt__shm_rank_has_left(const lt_shm *shm, int rank);
 
 #endif

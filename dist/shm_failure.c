@@ -114,6 +114,14 @@ bool lt__shm_has_left(const lt_shm *shm)
     return true;
 }
 
+bool lt__shm_rank_has_left(const lt_shm *shm, int rank)
+{
+    for (int who = 0; who < shm->size; who++)
+        if (rank_of(shm, who) == rank)
+            return has_left(shm, who);
+    return false;
+}
+
 static bool is_quiet(const lt_shm *shm, int who, state least)
 {
     return atomic_load(&shm->control->slot[who].state) >= (int)least || is_lost(shm, who);

@@ -1,4 +1,5 @@
 /* gather.c - reads the tensors of all stages of a pipeline: their digest, and their file. */
+#include <stdio.h>
 #include <string.h>
 
 #include "dist/pipeline/internal.h"
@@ -115,11 +116,24 @@ static lt_status send_own(lt_pipeline *p, int n, lt_tensor *const *tensors)
     return LT_OK;
 }
 
-lt_status lt_pipeline_save(lt_pipeline *p, const char *path, int n, const char *const *names,
-                           lt_tensor *const *tensors, int n_meta, const char *const *meta)
+static lt_status save(lt_pipeline *p, const char *path, int n, const char *const *names,
+                      lt_tensor *const *tensors, int n_meta, const char *const *meta)
 {
     if (p->replica > 0)
         return LT_OK;
     return p->schedule.stage == 0 ? write_file(p, path, n, names, tensors, n_meta, meta)
                                   : send_own(p, n, tensors);
+}
+
+lt_status lt_pipeline_save(lt_pipeline *p, const char *path, int n, const char *const *names,
+                           lt_tensor *const *tensors, int n_meta, const char *const *meta)
+{
+    char text[1024];
+    lt_status status = save(p, path, n, names, tensors, n_meta, meta);
+    bool is_root = lt_group_rank(p->group) == 0;
+    if (has_failed(p) || (status != LT_OK && !is_root))
+        return status;
+    snprintf(text, sizeof text, "%s", lt_errmsg());
+    LT_TRY(lt_group_barrier(p->group, "the end of a save"));
+    return status == LT_OK ? LT_OK : lt_fail(status, "%s", text);
 }

@@ -138,6 +138,13 @@ static lt_message *take(lt_pipeline *p, double seconds)
     return m;
 }
 
+static lt_status fail_ended(const lt_pipeline *p, int stage)
+{
+    return lt_fail(LT_EPEER,
+                   "rank %d, stage %d of the pipeline, has ended, but stage %d waits for it",
+                   lt__stage_rank(p, stage), stage, p->schedule.stage);
+}
+
 /* LT_EPEER if another rank has failed, or if one of these stages has ended. The error of a message
  * that this stage could not send. */
 static lt_status check_job(const lt_pipeline *p, uint64_t stages)
@@ -149,12 +156,8 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
         rank != lt_group_rank(p->group))
         return lt_fail(LT_EPEER, "rank %d, stage %d of the pipeline, has failed: %s", rank,
                        rank / p->replicas, text);
-    if (p->lost & stages) {
-        int stage = __builtin_ctzll(p->lost & stages);
-        return lt_fail(LT_EPEER,
-                       "rank %d, stage %d of the pipeline, has ended, but stage %d waits for it",
-                       lt__stage_rank(p, stage), stage, p->schedule.stage);
-    }
+    if (p->lost & stages)
+        return fail_ended(p, __builtin_ctzll(p->lost & stages));
     return p->transfer ? lt__transfer_check(p->transfer) : LT_OK;
 }
 
@@ -187,15 +190,29 @@ static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double secon
                    p->schedule.stage, lt__stage_rank(p, stage), stage, seconds);
 }
 
+/* Fails if a stage that must send a message has left, and its last messages had time to arrive.
+ * *seen: when it was first seen; initially 0. */
+static lt_status check_left(const lt_pipeline *p, uint64_t stages, double *seen)
+{
+    static const double ARRIVAL_SECONDS = 1;
+    for (int stage = 0; stage < p->config.stages; stage++)
+        if (stages >> stage & 1 && lt__group_has_left(p->group, lt__stage_rank(p, stage))) {
+            *seen = *seen > 0 ? *seen : lt__seconds();
+            return lt__seconds() - *seen < ARRIVAL_SECONDS ? LT_OK : fail_ended(p, stage);
+        }
+    return LT_OK;
+}
+
 lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 {
-    double began = lt__seconds(), limit = lt__group_timeout(p->group);
+    double began = lt__seconds(), limit = lt__group_timeout(p->group), left = 0;
     bool is_told = false;
     lt_message *m = take(p, 0);
     if (!m)
         lt__pipe_log(p, LT_WAIT, p->state.forward);
     while (!m) {
         LT_TRY(check_job(p, stages));
+        LT_TRY(check_left(p, stages, &left));
         double waited = lt__seconds() - began;
         if (waited > limit)
             return fail_silent(p, stages, limit);

@@ -157,4 +157,27 @@ print(net:sha256())]])
                 .. "compute in turn\n" .. wanted)
 end)
 
+T.test("the norm of the gradients, and a file that is loaded after it was saved", function()
+  T.write(folder .. "/norm.lua", [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{accumulate = 1}
+local train, test = lt.data.open "synthetic:6x6x1/4/16"
+local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, b = nn.linear{8, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1, clip = 0.1})
+lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 8,
+       accumulate = opt.accumulate, out = "run"}
+lt.save("net.safetensors", net)
+for _, x in net:named_parameters() do x:fill(0.0) end
+net:load "net.safetensors"
+print(("%.5f %s"):format(sgd.grad_norm, net:sha256()))]])
+  local norm, sha = T.run(folder, "--quiet --threads 1 --resume never norm.lua --accumulate 4")
+                     :match "(%S+) (%x+)\n$"
+  for _, pipe in ipairs(PIPES) do
+    os.remove(folder .. "/net.safetensors")
+    local text, code = T.run(folder, "--quiet --threads 1 --resume never " .. pipe .. " norm.lua")
+    T.equal({code, text:match "(%S+) (%x+)\n$"}, {0, norm, sha})
+  end
+end)
+
 T.finish()

@@ -241,7 +241,9 @@ function Optim:step()
   end
   agree.gradients(inner.handle, inner.parameters)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
-  inner.squares = squares and deferred.take(squares, "optim.clip")
+  if outcome ~= "accumulating" then
+    inner.squares = squares and deferred.scalar(squares, "optim.clip")
+  end
   inner.pending = outcome == "pending"
   if outcome == "applied" then inner.steps = inner.steps + 1 end
   return outcome

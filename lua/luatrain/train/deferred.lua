@@ -15,16 +15,21 @@ function Sum:number()
   return sum
 end
 
--- Turns the loss that a function returned into a number, or into a deferred scalar if it is a
--- tensor of one element on an accelerator; deferred.number() reads either. who names the function
--- in errors. In a pipeline and its dry profile, a tensor stays one: only one stage has its value.
-function deferred.take(loss, who)
-  if getmetatable(loss) == Sum then return loss end
-  if core.is_tensor(loss) and (core.pipeline() or core.is_remote(loss)) then return loss end
+-- Turns a value that all ranks have into a number, or into a deferred scalar if it is a tensor of
+-- one element on an accelerator; deferred.number() reads either. who is for errors.
+function deferred.scalar(loss, who)
   if not core.is_tensor(loss) or loss:count() ~= 1 or loss.device == "cpu" then
     return check.number(loss, who, "the loss")
   end
   return core.deferred(loss)
+end
+
+-- The same for the loss that a function returned. In a pipeline and its dry profile, a tensor stays
+-- one: only one stage has its value.
+function deferred.take(loss, who)
+  if getmetatable(loss) == Sum then return loss end
+  if core.is_tensor(loss) and (core.pipeline() or core.is_remote(loss)) then return loss end
+  return deferred.scalar(loss, who)
 end
 
 local function add(list)
