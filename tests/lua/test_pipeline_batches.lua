@@ -180,4 +180,24 @@ print(("%.5f %s"):format(sgd.grad_norm, net:sha256()))]])
   end
 end)
 
+T.test("forward passes of batch norm before a run", function()
+  T.write(folder .. "/norm.lua", [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{accumulate = 1}
+local train, test = lt.data.open "synthetic:6x6x1/4/16"
+local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, bn = nn.batch_norm{8},
+                          b = nn.linear{8, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+net(lt.full({2, 6, 6, 1}, 1.0))
+lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 8,
+       accumulate = opt.accumulate, out = "run"}
+print(net:sha256())]])
+  local wanted = T.run(folder, "--quiet --threads 1 --resume never norm.lua --accumulate 4")
+  for _, pipe in ipairs(PIPES) do
+    T.equal({T.run(folder, "--quiet --threads 1 --resume never " .. pipe .. " norm.lua")},
+            {wanted, 0})
+  end
+end)
+
 T.finish()

@@ -110,6 +110,7 @@ end
 local function start(self)
   local o = self.settings
   self.initial = state.settings(o)
+  core.bn_stats_synchronize()            -- forward passes so far do not belong to the first step
   self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
   local warnings = state.resume(self)
