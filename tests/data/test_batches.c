@@ -523,13 +523,12 @@ TEST(other_stages_of_a_pipeline_get_only_labels)
         CHECK_EQ(remote->dtype, LT_BF16);
         CHECK_EQ(memcmp(lt_dims(remote), lt_dims(all), 4 * sizeof(int64_t)), 0);
         CHECK_EQ(memcmp(lt_data(first), lt_data(all), (size_t)lt_count(all) * 2), 0);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 1; i < 3; i++)
             CHECK_EQ(memcmp(lt_data(y[i][k]), lt_data(y[0][k]), (size_t)lt_count(all) * 8), 0);
+        for (int i = 0; i < 3; i++) {
             lt_release(x[i][k]);
-            if (i > 0)
-                lt_release(y[i][k]);
+            lt_release(y[i][k]);
         }
-        lt_release(y[0][k]);
     }
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
