@@ -96,19 +96,19 @@ static lt_status compare_step(lt_reducer *r)
     return status;
 }
 
-lt_status lt_reducer_compare(lt_reducer *r)
+lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx)
 {
-    char *text = lt_settings_text(r->ctx);
+    char *text = lt_settings_text(ctx);
     if (!text)
         return LT_ENOMEM;
-    lt_status status = lt_group_compare(r->group, "the last optimizer step", text);
+    lt_status status = lt_group_compare(group, "the last optimizer step", text);
     free(text);
     return status;
 }
 
 lt_status lt__agree_find_difference(lt_reducer *r)
 {
-    LT_TRY(lt_reducer_compare(r));
+    LT_TRY(lt_group_compare_settings(r->group, r->ctx));
     LT_TRY(compare_step(r));
     return lt_fail(
         LT_EDESYNC,

@@ -177,6 +177,10 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * numbers depend on the CPU. NaN equals NaN. */
 LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, const double *numbers,
                                            int n, double tolerance);
+/* LT_EDESYNC unless all ranks have taken the last optimizer step with the same settings; LT_ENOMEM.
+ * A collective. With a reducer, call it after the final step: the settings of every other step are
+ * compared in the next step. */
+LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
 
 /* ==== The reducer ============================================================================= */
 
@@ -283,10 +287,6 @@ LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t tota
 /* Sets a digest of the data from which this rank's batches come, 0 if it is not known. It must be
  * the same on all ranks. */
 LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
-/* LT_EDESYNC unless all ranks have taken the last step with the same settings; LT_ENOMEM. A
- * collective. Call it after the final step: the settings of every other step are compared in the
- * next step. */
-LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
 /* A function for lt_set_allreduce(), with the reducer as ud: replaces numbers (n) with their sums
  * over all ranks; see lt_allreduce_fn. A collective, independent of a running exchange: all ranks

@@ -4,7 +4,6 @@
  * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
  * once inside lt.on_root().
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "autograd/stages.h"
@@ -57,16 +56,8 @@ static int rank(lua_State *L)
     return 2;
 }
 
-/* ranks(): returns the number of all ranks, in asynchronous training too. */
-static int ranks(lua_State *L)
-{
-    const lt_lua *s = lt__lua(L);
-    lua_pushinteger(L, s->group ? lt_group_size(s->group) : 1);
-    return 1;
-}
-
-/* job_rank(): returns this rank, from 0, and the number of all ranks. A profile knows them too,
- * though its state has not joined the group. */
+/* job_rank(): returns this rank, from 0, and the number of all ranks, in asynchronous training too,
+ * and in a profile, whose state has not joined the group. */
 static int job_rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -317,26 +308,12 @@ static int settings_digest(lua_State *L)
     return 1;
 }
 
-static lt_status compare_stages(const lt_lua *s)
-{
-    char *text = lt_settings_text(s->ctx);
-    if (!text)
-        return LT_ENOMEM;
-    lt_status status = lt_group_compare(s->group, "the last optimizer step", text);
-    free(text);
-    return status;
-}
-
 /* compare_step(): raises an error if another rank used different settings in the last step. */
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    if (!others(L, "the last optimizer step"))
-        return 0;
-    if (s->pipeline)
-        lt__check(L, s, compare_stages(s));
-    else if (s->reducer)
-        lt__check(L, s, lt_reducer_compare(s->reducer));
+    if (others(L, "the last optimizer step") && (s->reducer || s->pipeline))
+        lt__check(L, s, lt_group_compare_settings(s->group, s->ctx));
     return 0;
 }
 
@@ -484,7 +461,6 @@ static int open_reducer(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {{"rank", rank},
-                                     {"ranks", ranks},
                                      {"job_rank", job_rank},
                                      {"on_root", on_root},
                                      {"compare", compare},

@@ -70,7 +70,7 @@ end
 -- Finds the plans, prints them on rank 0, and ends the program with EDONE. Returns if the script
 -- exits before its first backward pass. flags: see command_line.lua.
 function plan.show(flags)
-  local ranks = core.ranks()
+  local _, ranks = core.job_rank()
   local n = flags.ranks or ranks
   local o, link = options.read(n), given_link(flags.link)
   if ranks == 1 and n > 1 and not link then

@@ -109,7 +109,7 @@ local function is_usable(plan, micro) return plan.stages > 1 or plan.micro == 1 
 local function job_of(o, dry, ranks, link)
   local images = math.max(dry.batch // (o.data or 1), 1)      -- of a replica
   local messages, sums = link, link
-  if not link then messages, sums = measure_links(core.ranks()) end
+  if not link then messages, sums = measure_links(select(2, core.job_rank())) end
   return {ranks = ranks, batch = dry.batch, link = messages, exchange = sums,
           wire_bytes = select(2, core.wire()), stages = o.pipe, replicas = o.data,
           least_micro = dry.has_batch_norm and math.min(NORM_IMAGES, images) or 1,

@@ -114,7 +114,7 @@ end
 -- backward pass, for example after --help, starts neither.
 function pipeline.begin()
   if command_line.plan then return plans.show(command_line.plan) end
-  local ranks = core.ranks()
+  local _, ranks = core.job_rank()
   local o = options.read(ranks)
   local profile = planner.profile()
   if not profile then return end
