@@ -452,6 +452,9 @@ static lt_status run_under_mpi(settings *s)
 {
     lt_group *group;
     watchdog dog;
+    if (s->ranks > 0)
+        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
+                                  "started several; let it start all ranks");
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_on_mpi_call;
     s->group.ud = &dog;
@@ -481,33 +484,20 @@ static lt_status check_parallel(const settings *s)
     return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);
 }
 
-/* Reads the options of the plan command, and checks whether the options can be combined. *is_help:
- * the help was printed, and nothing else is to be done. */
-static lt_status check_command(settings *s, bool *is_help)
+static lt_status run_all(settings *s)
 {
-    *is_help = false;
-    if (strcmp(s->argv[0], "plan") == 0)
-        LT_TRY(read_plan(s, is_help));
-    if (*is_help)
-        return LT_OK;
+    if (strcmp(s->argv[0], "plan") == 0) {
+        bool is_help = false;
+        LT_TRY(read_plan(s, &is_help));
+        if (is_help)
+            return LT_OK;
+    }
     LT_TRY(check_parallel(s));
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);
     if (several && s->simulates)
         return lt_fail(LT_EUSAGE, "--simulate is for one process, not for several ranks");
-    if (s->ranks > 0 && lt_mpi_is_launched())
-        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun "
-                                  "started several; let it start all ranks");
-    return LT_OK;
-}
-
-static lt_status run_all(settings *s)
-{
-    bool is_help;
-    LT_TRY(check_command(s, &is_help));
-    if (is_help)
-        return LT_OK;
     if (lt_mpi_is_launched())
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();

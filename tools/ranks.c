@@ -25,7 +25,7 @@ typedef struct job {
     bool first_ended;        /* rank 0 has ended */
     lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
-    char usage_text[1024]; /* of a rank that does not decide and whose usage is wrong, or "" */
+    char usage_text[1024]; /* the usage error of a rank that does not decide, or "" */
 } job;
 
 typedef struct member {

@@ -157,12 +157,26 @@ print(net:sha256())]])
                 .. "compute in turn\n" .. wanted)
 end)
 
-T.test("the norm of the gradients, and a file that is loaded after it was saved", function()
-  T.write(folder .. "/norm.lua", [[
+-- Checks that a script prints the same in a pipeline as in one process. The start of the script is
+-- given.
+local function same_output(script)
+  T.write(folder .. "/other.lua", [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{accumulate = 1}
 local train, test = lt.data.open "synthetic:6x6x1/4/16"
+]] .. script)
+  local alone = "--quiet --threads 1 --resume never "
+  local wanted = T.run(folder, alone .. "other.lua --accumulate 4")
+  assert(wanted:find "%x+\n$", wanted)
+  for _, pipe in ipairs(PIPES) do
+    os.remove(folder .. "/net.safetensors")
+    T.equal({T.run(folder, alone .. pipe .. " other.lua")}, {wanted, 0})
+  end
+end
+
+T.test("the norm of the gradients, and a file that is loaded after it was saved", function()
+  same_output [[
 local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, b = nn.linear{8, 4}}
 local sgd = lt.optim.sgd(net, {lr = 0.1, clip = 0.1})
 lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 8,
@@ -170,34 +184,18 @@ lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 8
 lt.save("net.safetensors", net)
 for _, x in net:named_parameters() do x:fill(0.0) end
 net:load "net.safetensors"
-print(("%.5f %s"):format(sgd.grad_norm, net:sha256()))]])
-  local norm, sha = T.run(folder, "--quiet --threads 1 --resume never norm.lua --accumulate 4")
-                     :match "(%S+) (%x+)\n$"
-  for _, pipe in ipairs(PIPES) do
-    os.remove(folder .. "/net.safetensors")
-    local text, code = T.run(folder, "--quiet --threads 1 --resume never " .. pipe .. " norm.lua")
-    T.equal({code, text:match "(%S+) (%x+)\n$"}, {0, norm, sha})
-  end
+print(("%.5f %s"):format(sgd.grad_norm, net:sha256()))]]
 end)
 
 T.test("forward passes of batch norm before a run", function()
-  T.write(folder .. "/norm.lua", [[
-local lt = require "luatrain"
-local nn = lt.nn
-local opt = lt.args{accumulate = 1}
-local train, test = lt.data.open "synthetic:6x6x1/4/16"
+  same_output [[
 local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, bn = nn.batch_norm{8},
                           b = nn.linear{8, 4}}
 local sgd = lt.optim.sgd(net, {lr = 0.1})
 net(lt.full({2, 6, 6, 1}, 1.0))
 lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 8,
        accumulate = opt.accumulate, out = "run"}
-print(net:sha256())]])
-  local wanted = T.run(folder, "--quiet --threads 1 --resume never norm.lua --accumulate 4")
-  for _, pipe in ipairs(PIPES) do
-    T.equal({T.run(folder, "--quiet --threads 1 --resume never " .. pipe .. " norm.lua")},
-            {wanted, 0})
-  end
+print(net:sha256())]]
 end)
 
 T.finish()
