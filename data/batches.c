@@ -36,7 +36,7 @@ enum {
 typedef struct chunk { /* part of a batch; a unit of work */
     int64_t first;     /* position in the order */
     int64_t count;
-    char *x; /* output: images, or NULL; and labels */
+    char *x; /* output: images, NULL if remote; and labels */
     int64_t *y;
     struct slot *slot;
     double seconds; /* time spent */
@@ -222,15 +222,15 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     return status;
 }
 
-/* Starts the upload of a complete batch, as far as it is in pinned memory and not uploaded yet. */
+/* Starts to upload what is in pinned memory and not uploaded yet, of a complete batch. */
 static lt_status send(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
-    if (s->there_y || !s->stage[1] || !(s->stage[0] || is_remote(b)))
-        return LT_OK;
-    if (!s->there_x && !is_remote(b))
+    if (s->stage[0] && !s->there_x)
         LT_TRY(upload(s->x, device, &s->there_x, &s->mark));
-    return upload(s->y, device, &s->there_y, &s->mark);
+    if (s->stage[1] && !s->there_y)
+        LT_TRY(upload(s->y, device, &s->there_y, &s->mark));
+    return LT_OK;
 }
 
 /* Makes work submitted from now on wait for the upload of s. */
@@ -293,7 +293,7 @@ static void advance(lt_batches *b, int64_t rows, int n)
     b->planned += b->shard == 0 && b->micro == 0 ? rows : 0;
 }
 
-/* Creates the images of a batch: remote ones, or else on the CPU. New. */
+/* Creates the tensor for the images of a batch: remote, or on the CPU. New. */
 static lt_tensor *new_images(const lt_batches *b, slot *s, int64_t count)
 {
     const lt_source *source = b->spec.source;

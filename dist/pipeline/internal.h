@@ -126,8 +126,8 @@ LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q);
 LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
 /* Stores the messages that have arrived. */
 LT_MUST lt_status lt__pipe_poll(lt_pipeline *p);
-/* The same, after the accelerator has finished its work: the host is ahead of it, so it would
- * otherwise find too few messages. */
+/* Waits for the accelerator, if there is one, and then stores the messages that have arrived. The
+ * host is ahead of an accelerator, so a poll alone comes too early. */
 LT_MUST lt_status lt__pipe_catch_up(lt_pipeline *p);
 /* A tensor with the elements of a message. New. */
 lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_message *m);

@@ -190,8 +190,8 @@ static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double secon
                    p->schedule.stage, lt__stage_rank(p, stage), stage, seconds);
 }
 
-/* Fails if a stage that must send a message has left, and its last messages had time to arrive.
- * *seen: when it was first seen; initially 0. */
+/* Fails if a stage that must send a message left so long ago that its last messages have arrived.
+ * *seen: when this was first noticed; initially 0. */
 static lt_status check_left(const lt_pipeline *p, uint64_t stages, double *seen)
 {
     static const double ARRIVAL_SECONDS = 1;
@@ -310,20 +310,15 @@ lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
     return LT_OK;
 }
 
-/* Whether a backward pass lacks only the gradients of weights. */
-static bool has_weights(const lt_pipeline *p) { return p->state.weights < p->state.backward; }
-
 /* Waits for values of a stage. Meanwhile, gradients of weights are computed. */
 static lt_status wait_for_values(lt_pipeline *p, int from)
 {
     LT_TRY(lt__pipe_poll(p));
     while (!p->values[from]) {
-        if (has_weights(p))
-            LT_TRY(lt__pipe_catch_up(p));
-        if (p->values[from])
-            break;
-        LT_TRY(has_weights(p) ? lt__micro_run_weights(p) : lt__pipe_wait(p, 1ull << from));
-        LT_TRY(lt__pipe_poll(p));
+        bool has_weights = p->state.weights < p->state.backward;
+        LT_TRY(has_weights ? lt__pipe_catch_up(p) : lt__pipe_wait(p, 1ull << from));
+        if (has_weights && !p->values[from])
+            LT_TRY(lt__micro_run_weights(p));
     }
     return LT_OK;
 }

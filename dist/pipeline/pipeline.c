@@ -111,8 +111,8 @@ static lt_action next_action(lt_pipeline *p)
     return lt__schedule_next(&p->schedule, s);
 }
 
-/* Chooses the next action. Gradients of weights are computed while this stage waits, but not if a
- * message arrives until the accelerator needs more work. */
+/* Chooses the next action. This stage computes gradients of weights only while it waits for a
+ * message. With an accelerator, it waits only when the accelerator has no more work. */
 static lt_status choose(lt_pipeline *p, lt_action *action)
 {
     LT_TRY(lt__pipe_poll(p));

@@ -302,7 +302,7 @@ static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
     lua_call(L, n_args + 2, 0);
 }
 
-/* Adds the script's line to the message of an op that a usage error ends: lt__raise() does not. */
+/* Adds the script's line to the usage error of an op. lt__raise() does not. */
 static void name_line(lt_lua *s)
 {
     char where[160] = "";
