@@ -18,6 +18,7 @@
 ---@operator sub(luatrain.Tensor|number): luatrain.Tensor
 ---@operator mul(luatrain.Tensor|number): luatrain.Tensor
 ---@operator div(luatrain.Tensor|number): luatrain.Tensor
+---@operator idiv(luatrain.Tensor|number): luatrain.Tensor
 ---@operator pow(luatrain.Tensor|number): luatrain.Tensor
 ---@operator unm: luatrain.Tensor
 ---@operator len: integer
@@ -639,7 +640,7 @@ function lt.data.set(given) end
 
 ---`div(x, y)`
 ---
----x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.
+---x / y, with broadcasting. Integers are converted to f32 first, or to the float dtype of the other tensor.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -694,6 +695,15 @@ Tensor.exp = lt.exp
 ---@param given luatrain.fit.Options
 ---@return luatrain.Report
 function lt.fit(given) end
+
+---`floor_divide(x, y)`
+---
+---x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype stays. Gradients are 0.
+---@param x luatrain.Tensor|number
+---@param y luatrain.Tensor|number
+---@return luatrain.Tensor
+function lt.floor_divide(x, y) end
+Tensor.floor_divide = lt.floor_divide
 
 ---Every element is value.
 ---@param shape integer[]

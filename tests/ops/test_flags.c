@@ -148,11 +148,12 @@ static int flags_of(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dty
     return flags();
 }
 
-/* Whether the formula itself raises a flag: of NaN or infinity, 1 / 0, a huge exp(), or the slope of
+/* Whether the formula itself raises a flag: of NaN or infinity, a huge exp(), 1 / 0, or the slope of
  * pow at a negative number. The fast kernels then raise only what the reference kernels raise. */
 static bool is_special(const op_case *c)
 {
-    bool special = strcmp(c->op, "exp") == 0 || strcmp(c->op, "pow") == 0;
+    bool special = strcmp(c->op, "exp") == 0 || strcmp(c->op, "div") == 0 ||
+                   strcmp(c->op, "pow") == 0;
     for (int i = 0; i < c->n_in; i++)
         special |= strcmp(c->in[i].kind, "special") == 0;
     return special;
