@@ -341,9 +341,20 @@ T.test("a set of images in a tensor, resized", function()
   local y, labels = set:open_batches{batch = 2, dtype = "u8"}:next()
   T.equal({y.shape, labels:totable(), set.height, set.classes}, {{2, 4, 4, 1}, {1, 0}, 4, 2})
   local rows = y:totable()[1]
+  T.near(rows[2][2][1], 105, 0.5)           -- the whole image: row 3.5 and row 5.5 of 8
+  T.near(rows[3][2][1], 165, 0.5)
+  local middle = set:sized(5):sized(4, {center_crop = 0.875})
+  local function read(s) return s:open_batches{batch = 2, dtype = "u8"}:next():totable()[1] end
+  rows = read(middle)
   for row = 1, 4 do                         -- the middle 7 rows become 4; edges are less exact
     T.near(rows[row][2][1], 30 * (1.5 + 1.75 * (row - 0.5)) - 15, 4)
   end
+  T.equal({middle.center_crop, set.center_crop}, {0.875, nil})
+  T.equal(read(middle:sized(3):sized(4)), rows)        -- resized sets keep it
+  T.fails(function() set:sized(5, {center_crop = 0}) end,
+          "set:sized: 'center_crop' must be a fraction above 0 and up to 1, but is 0")
+  T.fails(function() set:sized(5, {center_crop = 2}) end,
+          "set.sized: 'center_crop' must be a number from 0 to 1, but is 2")
   T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
                                  {dtype = "u8"})}:sized(4) end,
           "data: only u8 images can be resized, to 1x1 to 16384x16384; these are f32, and the "
@@ -486,6 +497,11 @@ T.test("images in folders", function()
   x = train:open_batches{batch = 6, dtype = "u8", area = 0.1, flip = true}:next()
   T.equal(x:totable()[5][5][5], {10, 2, 0})
   T.equal(lt.data.open(what).height, 224)
+  local cropped, cropped_test = lt.data.open(what, {size = 5, center_crop = 0.5})
+  T.equal({cropped.center_crop, cropped_test.center_crop, train.center_crop}, {0.5, 0.5, nil})
+  T.equal(cropped:open_batches{batch = 6, dtype = "u8"}:next():totable()[5][5][5], {10, 2, 0})
+  T.fails(function() lt.data.open(what, {center_crop = 0}) end,
+          "data.open: 'center_crop' must be a fraction above 0 and up to 1, but is 0")
 
   local small = train:sized(4)
   T.equal({small.height, small.width, small.classes, small.names, #small, small.augment},
