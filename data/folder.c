@@ -100,7 +100,7 @@ static bool is_image(const char *name)
                    strcasecmp(dot, ".png") == 0);
 }
 
-/* Kinds of directory entries that are left out. Files are listed by their usual names for images. */
+/* Kinds of directory entries that are left out. The files are the usual formats of images. */
 enum { FOLDER, LINK, FIFO, SOCKET, DEVICE, FILE_KINDS };
 static const char *const kind_names[] = {
     "folder",     "broken link", "FIFO",       "socket",    "device",    ".jpg file",

@@ -185,8 +185,8 @@ static lt_status check_png(const uint8_t *p, size_t n, size_t *palette)
 }
 
 /* Returns a copy of a PNG of *n bytes in which the palette at this offset has COLOURS colours; the
- * added ones are black. The decoder does not check that the pixels use only colours that exist. New.
- * NULL with LT_ENOMEM. */
+ * added ones are black. The decoder does not check that the pixels use only colours that exist.
+ * New. NULL with LT_ENOMEM. */
 static uint8_t *with_whole_palette(const uint8_t *p, size_t *n, size_t at)
 {
     size_t end = at + 8 + read32(p + at), more = at + 8 + 3 * COLOURS - end;

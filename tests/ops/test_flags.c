@@ -148,8 +148,9 @@ static int flags_of(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dty
     return flags();
 }
 
-/* Whether the formula itself raises a flag: of NaN or infinity, a huge exp(), 1 / 0, or the slope of
- * pow at a negative number. The fast kernels then raise only what the reference kernels raise. */
+/* Whether the formula itself raises a flag: of NaN or infinity, a huge exp(), 1 / 0, or the slope
+ * of pow at a negative number. The fast kernels then raise only what the reference kernels
+ * raise. */
 static bool is_special(const op_case *c)
 {
     bool special = strcmp(c->op, "exp") == 0 || strcmp(c->op, "div") == 0 ||
@@ -214,8 +215,14 @@ static void check(lt_ctx *reference, lt_ctx *fast, const op_case *c, lt_dtype dt
 
 static void check_dtypes(lt_ctx *reference, lt_ctx *fast, const op_case *c)
 {
+    const lt_op *op = lt_op_find(fast, c->op)->op;
+    bool direct = op->any_dtype || op->fast_bf16, large = is_large(c);
+#ifdef __SANITIZE_ADDRESS__
+    if (large) /* takes minutes, and has the same code as the small cases there */
+        return;
+#endif
     check(reference, fast, c, LT_F32);
-    if (!has_note(c, "f32+f64"))
+    if (!has_note(c, "f32+f64") && (direct || !large))
         check(reference, fast, c, LT_BF16);
 }
 

@@ -37,7 +37,8 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 --
 -- A set has the fields count (also #set), classes, names, height, width, channels, mean and std
 -- (lists of one number per channel), center_crop (see data.open; or nil), augment (the usual
--- augmentation of such images, as options of batches) and, if they are in memory, images and labels.
+-- augmentation of such images, as options of batches) and, if they are in memory, images and
+-- labels.
 
 local Set = require "luatrain.arity".methods "set:"
 local set_meta = {__index = Set, __name = "luatrain.Set"}
