@@ -196,6 +196,7 @@ struct lt_op {
      * Lua API */
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
+    bool to_floats;    /* integer inputs are cast to the dtype of a float input, or to f32 */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
     /* the fast kernels take bf16 directly. Some tensors of such a call are f32: parameters, and the
      * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel
@@ -217,9 +218,8 @@ struct lt_op {
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
-     * With several ranks (lt_set_allreduce()) the kernel runs twice: first it fills call->sums;
-     * then call->summed is set and it uses the sums. With one rank, and in a dry run, call->sums is
-     * NULL, and the local values are the sums. */
+     * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums; then
+     * call->summed is set and it uses them. Otherwise call->sums is NULL, and it uses its own. */
     int64_t (*sums)(const lt_call *call, bool backward);
     /* An op without bwd, fast_bwd and same_grad is not differentiable. */
     lt_kernel fwd, bwd; /* reference kernels, or NULL. Views need no fwd */

@@ -166,7 +166,7 @@ static void channel_backward(lt_call *c, int64_t k)
             for (int64_t i = k; i < n; i += channels) {
                 double h = (x[i] - mean) * r, g = dy[i];
                 double v = !masked ? 0 : y ? y[i] : h * scale[k] + shift[k];
-                if (v <= act.low || v >= act.high)
+                if (LT_STOPS_LOW(act, v) || LT_STOPS_HIGH(act, v))
                     g = 0;
                 if (pass == 0) {
                     sum += g;

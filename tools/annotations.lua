@@ -281,7 +281,7 @@ local function say_class(name, fields)
   say("\n---@class luatrain.%s", name)
   for _, text in ipairs(fields) do say_field(text) end
   if name == "Optim" then say_settings() end
-  for _, operator in ipairs{"add", "sub", "mul", "div", "pow"} do
+  for _, operator in ipairs{"add", "sub", "mul", "div", "idiv", "pow"} do
     if meta["__" .. operator] then
       say("---@operator %s(luatrain.Tensor|number): luatrain.Tensor", operator)
     end

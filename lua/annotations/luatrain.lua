@@ -18,6 +18,7 @@
 ---@operator sub(luatrain.Tensor|number): luatrain.Tensor
 ---@operator mul(luatrain.Tensor|number): luatrain.Tensor
 ---@operator div(luatrain.Tensor|number): luatrain.Tensor
+---@operator idiv(luatrain.Tensor|number): luatrain.Tensor
 ---@operator pow(luatrain.Tensor|number): luatrain.Tensor
 ---@operator unm: luatrain.Tensor
 ---@operator len: integer
@@ -205,6 +206,7 @@ function Optim:zero_grad() end
 ---@field channels integer
 ---@field mean number[]
 ---@field std number[]
+---@field center_crop? number
 ---@field augment luatrain.augment.Options
 ---@field images luatrain.Tensor
 ---@field labels luatrain.Tensor
@@ -231,10 +233,12 @@ function Set:batches(given) end
 function Set:open_batches(given) end
 
 ---Returns a set with the same images resized to size x size; they must be u8. Returns the set
----itself if size is nil or the images already have this size.
+---itself if size is nil or the images already have this size. center_crop: see data.open; default:
+---that of the set.
 ---@param size? integer
+---@param given? {center_crop?: number}
 ---@return luatrain.Set
-function Set:sized(size) end
+function Set:sized(size, given) end
 
 ---@class luatrain.Batches
 local Batches = {}
@@ -618,10 +622,13 @@ lt.data = {}
 ---@return luatrain.Tensor
 function lt.data.image(path, channels) end
 
----`data.open{size?}`
+---`data.open{size?, center_crop?}`
 ---
 ---lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
----Returns the training set and the test set. Images of images:DIR are resized to size x size.
+---Returns the training set and the test set. Images of images:DIR are resized to size x size, as a
+---whole. With center_crop = 0.875, as in most ImageNet results, the largest square in the centre is
+---used, and of that 7/8 of the height and width: Resize(256) and CenterCrop(224) of torchvision. It
+---does not apply to random crops (area), nor to images that need no resizing.
 ---@param what string
 ---@param given? luatrain.data.open.Options
 ---@return luatrain.Set
@@ -639,7 +646,7 @@ function lt.data.set(given) end
 
 ---`div(x, y)`
 ---
----x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.
+---x / y, with broadcasting. Integers are converted to f32 first, or to the float dtype of the other tensor.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -694,6 +701,15 @@ Tensor.exp = lt.exp
 ---@param given luatrain.fit.Options
 ---@return luatrain.Report
 function lt.fit(given) end
+
+---`floor_divide(x, y)`
+---
+---x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype stays. Gradients are 0.
+---@param x luatrain.Tensor|number
+---@param y luatrain.Tensor|number
+---@return luatrain.Tensor
+function lt.floor_divide(x, y) end
+Tensor.floor_divide = lt.floor_divide
 
 ---Every element is value.
 ---@param shape integer[]
@@ -1684,6 +1700,7 @@ function lt.zeros(shape, options) end
 
 ---@class luatrain.data.open.Options
 ---@field size? integer a positive integer
+---@field center_crop? number a number from 0 to 1
 
 ---@class luatrain.data.set.Options
 ---@field [1]? luatrain.Tensor images

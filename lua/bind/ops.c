@@ -157,8 +157,8 @@ typedef struct inputs {
     int n;                     /* arguments that are inputs */
     lt_tensor *x[LT_MAX_LIST]; /* borrowed; NULL if absent or a number */
     uint64_t number;           /* bit i: input i is a number */
-    lt_dtype dtype;            /* for numbers: dtype of the last tensor, or f32 */
-    lt_device *device;         /* for numbers: device of the last tensor, or the context's */
+    lt_dtype dtype;    /* for numbers: dtype of the last tensor as the op reads it, or f32 */
+    lt_device *device; /* for numbers: device of the last tensor, or the context's */
 } inputs;
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
@@ -172,8 +172,9 @@ noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema,
     lt__refuse(L, s, "%s: %s must be a tensor, but is %s", schema->name, name, lt__text(L, i + 1));
 }
 
-static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs *in)
+static void read_inputs(lua_State *L, lt_lua *s, const lt_def *def, inputs *in)
 {
+    const lt_schema *schema = &def->schema;
     int top = lua_gettop(L);
     in->n = 0;
     in->number = 0;
@@ -197,6 +198,8 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
         }
         in->n++;
     }
+    if (def->op->to_floats && !lt__is_float(in->dtype))
+        in->dtype = LT_F32;
     for (int i = 0; i < in->n; i++)
         if (in->number >> i & 1 && !lt__number_fits(L, i + 1, in->dtype))
             lt__refuse(L, s,
@@ -321,7 +324,7 @@ static int call(lua_State *L)
     if (def->schema.variadic)
         spread_list(L, s, &def->schema);
     int n_out = lt_op_outputs(def->op), n_args = lua_gettop(L);
-    read_inputs(L, s, &def->schema, &in);
+    read_inputs(L, s, def, &in);
     bool options = read_options(L, s, &def->schema, in.n + 1, opts);
     luaL_checkstack(L, LT_MAX_OUT + 4, NULL);
     for (int i = 0; i < n_out; i++)
@@ -429,9 +432,9 @@ static const luaL_Reg functions[] = {
  * to the table in_place_ops of the core, and the operators to the metatable. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
-    static const char *const operators[][2] = {{"__add", "add"}, {"__sub", "sub"},
-                                               {"__mul", "mul"}, {"__div", "div"},
-                                               {"__pow", "pow"}, {"__unm", "neg"}};
+    static const char *const operators[][2] = {
+        {"__add", "add"},           {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"},
+        {"__idiv", "floor_divide"}, {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
     lt__register(L, functions);
