@@ -69,7 +69,9 @@ lt_status lt_fail_prefix(const char *fmt, ...)
 const char *lt_errmsg(void) { return message; }
 lt_status lt_errcode(void) { return last; }
 
-/* The Levenshtein distance; words are truncated to 31 characters. */
+static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 'a' - 'A') : c; }
+
+/* The Levenshtein distance without regard to case; words are truncated to 31 characters. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 31 };
@@ -81,7 +83,7 @@ static int distance(const char *a, const char *b)
         int diagonal = row[0];
         row[0] = i;
         for (int j = 1; j <= nb; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
+            int best = diagonal + (lower(a[i - 1]) != lower(b[j - 1]));
             if (row[j] + 1 < best)
                 best = row[j] + 1;
             if (row[j - 1] + 1 < best)
@@ -101,6 +103,11 @@ static bool ends_with_word(const char *name, const char *word)
            strcmp(name + in_all - n, word) == 0;
 }
 
+static bool begins_with(const char *name, const char *word)
+{
+    return strncmp(name, word, strlen(word)) == 0;
+}
+
 int lt_nearest(const char *word, const char *const *names, int n)
 {
     int nearest = -1, least = 3;
@@ -108,6 +115,8 @@ int lt_nearest(const char *word, const char *const *names, int n)
         least = 2;
     for (int i = 0; i < n; i++) {
         int d = distance(word, names[i]);
+        if (d == 2 && strlen(word) == 4 && !begins_with(names[i], word))
+            continue; /* "size" and "silu" have only half of their letters in common */
         if (d < least) {
             least = d;
             nearest = i;
