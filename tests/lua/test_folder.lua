@@ -188,11 +188,13 @@ end)
 local MAKES = {folder = "mkdir %s", fifo = "mkfifo %s", full = "ln -s /dev/full %s",
                zero = "ln -s /dev/zero %s"}
 
--- Trains with another kind of file under a name in `out`. Returns the output and the exit code.
-local function taken(name, kind, options)
+-- Trains with another kind of file under a name in `out`, from step 5 on if `late`. Returns the
+-- output and the exit code.
+local function taken(name, kind, options, late)
   local at = new_folder()
-  os.execute(("mkdir %s/out; cd %s/out; " .. MAKES[kind]):format(at, at, name))
-  local text, code = run(at, options or "")
+  local make = MAKES[kind]:format("out/" .. name)
+  os.execute(("cd %s; mkdir out; %s"):format(at, late and "" or make))
+  local text, code = run(at, options or "", late and ("--at 5 --cmd '%s'"):format(make))
   return text:gsub("^luatrain: t.lua:%d+: ", ""), code
 end
 
@@ -203,11 +205,11 @@ T.test("a run file that is not a regular file is an error or a warning", functio
     T.equal({code, text}, {3, ("cannot read out/metrics.jsonl: %s\n"):format(is)})
     text, code = taken(".lock", kind)
     T.equal({code, text}, {3, ("out/.lock: cannot write to it: %s\n"):format(is)})
-    text, code = taken("weights.safetensors", kind)
+    text, code = taken("weights.safetensors", kind, "", true)
     T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is not a "
-                              .. "regular file; it is not replaced. Earlier checkpoints are "
-                              .. "intact; resume from them with the same command and --out out\n"})
-    text, code = taken("curves.svg", kind)
+                              .. "regular file; it is not replaced. Resume from the checkpoint of "
+                              .. "step 12 with the same command and --out out\n"})
+    text, code = taken("curves.svg", kind, "", true)
     T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is not a "
                               .. "regular file; it is not replaced\n"})
     text, code = taken("step-00000012.safetensors", kind, "--resume auto")
