@@ -219,6 +219,56 @@ T.test("a run file that is not a regular file is an error or a warning", functio
   end
 end)
 
+-- ==== The folder of another run or program =======================================================
+
+T.test("a folder with files that no run wrote is refused, and stays as it is", function()
+  for name, text in pairs{["weights.safetensors"] = "mine", ["curves.svg"] = "mine",
+                          ["metrics.jsonl"] = '{"loss": 3}\n'} do
+    for _, options in ipairs{"", "--ranks 2", "--resume never"} do
+      local at = new_folder()
+      os.execute("mkdir " .. at .. "/out")
+      T.write(at .. "/out/" .. name, text)
+      local said, code = run(at, options)
+      T.equal({code, said}, {3, "luatrain: t.lua:6: out has files that no run of luatrain wrote, "
+                                .. "and this run would overwrite them; name another folder with "
+                                .. "--out\n"})
+      T.equal(T.read(at .. "/out/" .. name), text)
+    end
+  end
+end)
+
+T.test("a folder with another script's run is refused", function()
+  local at = new_folder()
+  os.execute(("cp %s/t.lua '%s/my \"u\".lua'"):format(at, at))
+  T.equal({run(at, "", "--epochs 1")}, {"", 0})
+  local before = contents(at .. "/out")
+  local said, code = T.run(at, "--threads 1 --quiet --out out 'my \"u\".lua'")
+  T.equal({code, said}, {3, 'luatrain: my "u".lua:6: out has a run of the script "t", but this '
+                            .. 'script is "my \\"u\\""; name another folder with --out, or remove '
+                            .. 'that run with --resume never\n'})
+  T.equal(contents(at .. "/out"), before)
+  said, code = T.run(at, "--threads 1 --quiet --out out --resume never 'my \"u\".lua' --epochs 1")
+  T.equal({code, said}, {0, ""})
+  said, code = T.run(at, "--threads 1 --quiet --out out 'my \"u\".lua' --epochs 2")
+  T.equal(code, 0)
+  os.execute(("rm %s/out/metrics.jsonl"):format(at))     -- the checkpoints are those of a run
+  said, code = run(at, "", "--epochs 3")
+  T.equal(code, 0)
+  T.write(at .. "/out/metrics.jsonl", '{"event":"start"')            -- torn
+  said, code = run(at, "", "--epochs 4")
+  T.equal(code, 0)
+end)
+
+T.test("without a checkpoint, a run that cannot save does not say that there is one", function()
+  local at = new_folder()
+  local cmd = "mkdir out/step-00000005.safetensors"
+  local said, code = run(at, "--max-steps 5", ("--at 5 --cmd '%s'"):format(cmd))
+  T.equal({code, (said:gsub("out/step.-%. ", "REASON. "))},
+          {5, "luatrain: warning: 1 checkpoint could not be saved\n"
+              .. "luatrain: t.lua:6: stopped by --max-steps at step 5, but not saved: REASON. There "
+              .. "is no checkpoint to resume from; name another --out\n"})
+end)
+
 T.test("a FIFO under the name of a rank's log does not block", function()
   local text, code = taken("rank-1.log", "fifo", "--ranks 2")
   T.equal({code, text}, {0, ""})

@@ -510,3 +510,18 @@ TEST(invalid_labels_and_ids_are_data_errors)
     lt_release(ids);
     lt_ctx_free(ctx);
 }
+
+TEST(a_nested_call_that_fails_is_named)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 0);
+    CHECK(lt_run(ctx, "relu", NULL, lt_run(ctx, "liner", NULL, x, x, NULL), NULL) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "relu: tensor x is missing; the last error was: unknown op 'liner' (did "
+                           "you mean 'linear'?)");
+    CHECK(lt_run(ctx, "mean", NULL, lt_run(ctx, "add", NULL, x, NULL), NULL) == NULL);
+    CHECK(strstr(lt_errmsg(), "mean: tensor x is missing; the last error was: add: tensor y is "
+                              "missing; the last error was: relu: tensor x") == lt_errmsg());
+    lt_release(x);
+    lt_ctx_free(ctx);
+}

@@ -25,7 +25,7 @@ end
 local function writer_of(path)
   for line in log.lines(path) do
     if line:sub(-1) == "\n" and line ~= "\n" then
-      return line:find '^{"event":"' and (line:match '"script":("[^"]*")' or "") or false
+      return line:find '^{"event":"' and (line:match '"script":(".-"),"folder":' or "") or false
     end
   end
 end
