@@ -381,7 +381,7 @@ TEST(ranks)
     CHECK_EQ(lt_errcode(), LT_EUSAGE);
     CHECK_MSG(
         "a deterministic run (with vranks) requires the CPU, but this rank computes on cuda:0; use "
-        "--device cpu");
+        "the device cpu (--device cpu)");
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);

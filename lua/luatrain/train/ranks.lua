@@ -48,7 +48,7 @@ end
 -- lt.on_root(fn, ...): on rank 0, calls fn(...) and returns its results; on other ranks, does
 -- nothing. In fn, collective operations such as a step or an evaluation raise an error.
 function ranks.on_root(fn, ...)
-  if type(fn) ~= "function" then
+  if type(fn) ~= "function" and not (getmetatable(fn) or {}).__call then
     core.fail("EINVAL", "lt.on_root requires a function, but got " .. check.shown(fn))
   end
   if core.job_rank() > 0 then return end
