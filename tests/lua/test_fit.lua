@@ -414,7 +414,8 @@ end)
 
 T.test("settings are checked before a run writes anything", function()
   local usage = "lt.run{net, optim, train, epochs, batch; schedule?, loss?, augment?, mixup=0.0, "
-                .. "sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}"
+                .. "sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, "
+                .. "scaler?}"
   local function refused(change, message)
     local o = settings(10, change)
     T.fails(function() lt.run(o) end, message)

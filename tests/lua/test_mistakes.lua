@@ -152,18 +152,16 @@ end)
 
 -- Files of other programs.
 T.test("a file that is no safetensors file is named", function()
-  local TORCH = "; in Python, safetensors.torch.save_file(torch.load(FILE), 'new.safetensors') "
-                .. "converts a table of tensors"
+  local TORCH = " of PyTorch, not a safetensors file; in Python, safetensors.torch.save_file("
+                .. "torch.load(FILE), 'new.safetensors') converts a table of tensors"
   local path = T.folder() .. "/file"
   for begin, is in pairs{
-    ["PK\3\4\0\0\8\8\0\0"] = "this is a zip archive, such as a .pth file of PyTorch, not a "
-                             .. "safetensors file" .. TORCH,
-    ["\x80\2\x8a\10l\xfc\x9cF\xf9"] = "this is a pickle, such as an old .pth file of PyTorch, not "
-                                      .. "a safetensors file" .. TORCH,
-    ["\x93NUMPY\1\0v\0"] = "this is an array of NumPy, not a safetensors file; in Python, "
-      .. "safetensors.numpy.save_file({'x': numpy.load(FILE)}, 'new.safetensors') converts it",
-    ["\xff\xff\xff\xff\0\0\0\0{}"] = "this is not a safetensors file: its header would have "
-      .. "4294967295 bytes, but the format allows at most 100000000",
+    ["PK\3\4\0\0\8\8\0\0"] = "this is a zip archive, such as a .pth file" .. TORCH,
+    ["\x80\2\x8a\10l\xfc\x9cF\xf9"] = "this is a pickle, such as an old .pth file" .. TORCH,
+    ["\x93NUMPY\1\0v\0"] = "this is an array of NumPy, not a safetensors file; convert it in "
+      .. "Python with safetensors.numpy.save_file({name: array}, 'new.safetensors')",
+    ["\xff\xff\xff\xff\0\0\0\0{}"] = "this is not a safetensors file: its header would be longer "
+      .. "than the 100000000 bytes that the format allows",
   } do
     T.write(path, begin)
     T.fails(function() lt.load(path) end, path .. ": " .. is)
