@@ -35,7 +35,7 @@ local rows = {
   {"sgd.step(net)", "optim:step" .. COLON},
   {"set.batches{batch = 2}", "set:batches" .. COLON},
   {"set.sized(32)", "set:sized" .. COLON},
-  {"lt.amp.scaler{}.state()", "scaler:state" .. COLON},
+  {"local scaler <close> = lt.amp.scaler{}\nscaler.state()", "2: scaler:state" .. COLON},
   {"local run <close> = lt.run(s())\nrun.report{}", "2: run:report" .. COLON},
   {"local run <close> = lt.run(s())\nrun.evaluate(set)", "2: run:evaluate" .. COLON},
   {"local run <close> = lt.run(s())\nrun.mixup(x, x)", "2: run:mixup" .. COLON},
@@ -148,6 +148,61 @@ T.test("a message of Lua has the script's line, and a hint", function()
                          .. "nn.sequential{nn.flatten()} %s\n"):format(script))
     T.equal(T.run(at, "t.lua"), "luatrain: t.lua:" .. message .. "\n")
   end
+end)
+
+-- ==== All functions, with all kinds of wrong arguments ===========================================
+
+local KINDS, N_KINDS = {nil, {}, {5}, {a = 1}, 0, -1, 0.5, "/dev/null/x", true, function() end,
+                        env.x, net, set, env.sgd}, 14
+
+-- Calls fn(first..., a, b) with every pair of values, and fewer arguments. Appends the messages
+-- without a line of this file to `wrong`: those that Lua raises in a file of the library.
+local function call_with_all(wrong, name, fn, ...)
+  local n, args = select("#", ...), {...}
+  for i = 1, N_KINDS * N_KINDS do
+    local count = i == 1 and 0 or i <= N_KINDS and 1 or 2
+    args[n + 1], args[n + 2] = KINDS[(i - 1) % N_KINDS + 1], KINDS[(i - 1) // N_KINDS + 1]
+    local ok, why = pcall(fn, table.unpack(args, 1, n + count))
+    if not ok and not tostring(why):find "^tests/lua/test_mistakes.lua:%d+: " then
+      wrong[name .. ": " .. tostring(why)] = true
+    end
+  end
+end
+
+T.test("no function of the library fails with a line of its own", function()
+  local wrong, scaler <close> = {}, lt.amp.scaler{}
+  local run <close> = lt.run(env.s{out = T.folder()})
+  for prefix, functions in pairs{["lt."] = lt, ["nn."] = nn, ["optim."] = lt.optim,
+                                 ["schedule."] = lt.schedule, ["data."] = lt.data,
+                                 ["models."] = lt.models, ["metrics."] = lt.metrics} do
+    for name, fn in pairs(functions) do
+      local has_effects = name == "args" or name == "seed"
+      if type(fn) == "function" and fn ~= lt.metrics.read and not has_effects then
+        call_with_all(wrong, prefix .. name, fn)
+      end
+    end
+  end
+  local function methods(object, prefix, names)
+    for name in names:gmatch "[%w_]+" do
+      call_with_all(wrong, prefix .. name, object[name], object)
+      call_with_all(wrong, prefix .. name .. " with a dot", object[name])
+    end
+  end
+  methods(net, "net:", "parameters named_parameters named_buffers count train eval to freeze "
+          .. "zero_grad sha256 state load")
+  methods(set, "set:", "open_batches batches sized")
+  methods(env.sgd, "optim:", "has class settings set zero_grad state load step")
+  methods(scaler, "scaler:", "compare inside begin latest at close settings state load")
+  methods(run, "run:", "mixup evaluate report step save batches epochs")
+  for _, layer in ipairs{net, nn.conv2d{3, 2, 1}, nn.batch_norm{3}, nn.layer_norm{3},
+                         nn.group_norm{1, 3}, nn.embedding{2, 2}, nn.residual{nn.linear{3, 3}},
+                         nn.relu(), nn.max_pool2d{2}, nn.dropout(), nn.flatten()} do
+    call_with_all(wrong, tostring(layer), layer)
+  end
+  local list = {}
+  for text in pairs(wrong) do list[#list + 1] = text end
+  table.sort(list)
+  T.equal(table.concat(list, "\n"), "")
 end)
 
 -- Files of other programs.
