@@ -244,8 +244,9 @@ T.test("a folder with another script's run is refused", function()
   local before = contents(at .. "/out")
   local said, code = T.run(at, "--threads 1 --quiet --out out 'my \"u\".lua'")
   T.equal({code, said}, {3, 'luatrain: my "u".lua:6: out has a run of the script "t", but this '
-                            .. 'script is "my \\"u\\""; name another folder with --out, or remove '
-                            .. 'that run with --resume never\n'})
+                            .. 'script is "my \\"u\\""; name another folder with --out '
+                            .. '(--resume CHECKPOINT continues that run there), or replace the '
+                            .. 'run with --resume never\n'})
   T.equal(contents(at .. "/out"), before)
   said, code = T.run(at, "--threads 1 --quiet --out out --resume never 'my \"u\".lua' --epochs 1")
   T.equal({code, said}, {0, ""})

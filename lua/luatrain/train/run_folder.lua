@@ -50,7 +50,8 @@ local function check_owner(name, resume)
                        .. "them; name another folder with --out"):format(name))
   elseif other then
     core.fail("EENV", ("%s has a run of the script %s, but this script is %s; name another folder "
-                       .. "with --out, or remove that run with --resume never")
+                       .. "with --out (--resume CHECKPOINT continues that run there), or replace "
+                       .. "the run with --resume never")
                       :format(name, other, own))
   end
 end
