@@ -509,6 +509,17 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
     return lt_apply(ctx, def, in, n_in, options ? opts : NULL, out) == LT_OK ? out[0] : NULL;
 }
 
+/* Whether n inputs are too few for an op. The message then includes the last one, because the next
+ * input may be the NULL of a nested call that failed. */
+static bool misses_input(lt_ctx *ctx, const char *op, int n)
+{
+    const lt_def *def = ctx ? lt_op_find(ctx, op) : NULL;
+    if (!def || n >= def->schema.min_in)
+        return false;
+    lt_fail_prefix("%s: tensor %s is missing; the last error was", op, def->schema.in[n].name);
+    return true;
+}
+
 lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
 {
     lt_tensor *in[LT_MAX_LIST + 1]; /* one too many lets lt_apply() report the error */
@@ -518,5 +529,7 @@ lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     for (lt_tensor *x; n <= LT_MAX_LIST && (x = va_arg(args, lt_tensor *));)
         in[n++] = x;
     va_end(args);
+    if (lt_errcode() != LT_OK && misses_input(ctx, op, n))
+        return NULL;
     return lt_runv(ctx, op, options, in, n);
 }

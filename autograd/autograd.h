@@ -267,9 +267,9 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply().
- *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL);
- */
+ * lt_apply(). If a required input is missing, the code and the end of the message are those of the
+ * thread's last error, since the NULL may be the result of a nested call that failed.
+ *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
 /* Like lt_run(), with the inputs in an array. */

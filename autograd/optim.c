@@ -493,7 +493,7 @@ static lt_status check_backward(const lt_optim *o)
                ? lt_fail(
                      LT_EINVAL,
                      "an optimizer step has no gradients: no backward has run since the last step; "
-                     "call loss:backward() first")
+                     "call backward on the loss first")
                : LT_OK;
 }
 

@@ -92,9 +92,9 @@ LT_API lt_status lt_errcode(void);
             return lt_try_;                                                                        \
     } while (0)
 
-/* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, or -1. If
- * no spelling is close, returns a name that ends with word after a - or _: weight_decay for
- * decay. */
+/* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, without
+ * regard to case, or -1. If no spelling is close, returns a name that ends with word after a - or
+ * _: weight_decay for decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */

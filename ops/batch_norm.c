@@ -30,7 +30,7 @@ static lt_status check_floats(const lt_call *c, int n)
             continue;
         lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
         if (!lt__is_float(dtype) || (dtype == LT_F64) != (first == LT_F64))
-            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s:cast('%s')",
+            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
                            lt__in_name(c, 0), lt_dtype_name(first), lt__in_name(c, i),
                            lt_dtype_name(dtype), lt__in_name(c, i), lt_dtype_name(first));
     }

@@ -75,7 +75,9 @@ local function unwrap(fn)
     if type(value) == "function" and (name == "fn" or name == "") then inner = value end
     if name == "names" then names = value end
   end
-  if not inner or not names and debug.getinfo(fn, "S").what ~= "C" then return fn end
+  local info = debug.getinfo(fn, "S")
+  local wraps = names or info.what == "C" or info.short_src == "luatrain/arity.lua"
+  if not inner or not wraps then return fn end
   return (unwrap(inner)), names
 end
 

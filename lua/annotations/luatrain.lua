@@ -108,7 +108,8 @@ function Module:eval() end
 ---@return luatrain.Module
 function Module:freeze(on) end
 
----Loads a file written by lt.save(path, net). EFILE unless all names and shapes match.
+---Loads a file written by lt.save(path, net), or the net of a run's checkpoint. EFILE unless all
+---names and shapes match.
 ---@param path string
 ---@return luatrain.Module
 function Module:load(path) end
@@ -280,7 +281,10 @@ function Run:epochs() end
 
 ---run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 ---eval mode over the set, each sample counted once. batch defaults to the training batch, which
----needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
+---needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
+---entropy; if the training step does not call lt.cross_entropy either, the result has it under the
+---name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
+---metrics.lua. Resizes images to the phase's size.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report
@@ -1466,7 +1470,7 @@ Tensor.relu6 = lt.relu6
 function lt.reshape(x, shape) end
 Tensor.reshape = lt.reshape
 
----`lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}`
+---`lt.run{net, optim, train, epochs, batch; schedule?, loss?, augment?, mixup=0.0, sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}`
 ---
 ---Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
 ---@param given luatrain.run.Options
@@ -1726,13 +1730,13 @@ function lt.zeros(shape, options) end
 ---@field batch integer a positive integer
 ---@field loss? fun(logits: luatrain.Tensor, y: luatrain.Tensor): luatrain.Tensor a function
 ---@field label_smoothing? number a number; default: 0.0
----@field metrics? luatrain.metric.Options[] a list of tables
+---@field metrics? luatrain.metric.Options[] a list such as {lt.metrics.top1}
 ---@field schedule? luatrain.Schedule a function
 ---@field augment? luatrain.augment.Options|false a table of options, or false
 ---@field mixup? number a non-negative number; default: 0.0
 ---@field sizes? luatrain.sizes.Options[] a list of tables
 ---@field target? number a number from 0 to 1
----@field accumulate? integer a non-negative integer; default: 1
+---@field accumulate? integer a positive integer; default: 1
 ---@field eval_batch? integer a positive integer
 ---@field workers? integer a non-negative integer
 ---@field out? string a path
@@ -1753,6 +1757,7 @@ function lt.zeros(shape, options) end
 ---@field epochs integer a positive integer
 ---@field batch integer a positive integer
 ---@field schedule? luatrain.Schedule a function
+---@field loss? fun(logits: luatrain.Tensor, y: luatrain.Tensor): luatrain.Tensor a function
 ---@field augment? luatrain.augment.Options|false a table of options, or false
 ---@field mixup? number a non-negative number; default: 0.0
 ---@field sizes? luatrain.sizes.Options[] a list of tables

@@ -138,6 +138,9 @@ local kinds = {
   tensor = {"a tensor", function(value) return core.is_tensor(value) and value or nil end},
   numbers = {"a number or a list of numbers", numbers},
   list = {"a list of tables", function(value) return list_of(value, "table") end},
+  metrics = {"a list such as {lt.metrics.top1}", function(value)
+    return list_of(value, "table")
+  end},
   names = {"a list of strings", function(value) return list_of(value, "string") end},
   call = {"a function", function(value) return type(value) == "function" and value or nil end},
   options = {"a table of options, or false", function(value)
@@ -145,7 +148,7 @@ local kinds = {
   end},
 }
 local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
-                list = true, options = true,
+                list = true, metrics = true, options = true,
                 tensor = true}                    -- kinds that describe() leaves out
 
 -- Parses an item such as "stride:pair=1". The default may be the name of an earlier item.
@@ -167,6 +170,17 @@ local function read_item(text, items)
   return item
 end
 
+-- What is wrong with a value that read() refuses: "is 5", or "item 2 is 'x'" if read() accepts the
+-- list without its items.
+local function wrong_in(value, read)
+  if is_list(value) and read{} then
+    for i, item in ipairs(value) do
+      if not read{item} then return ("item %d is %s"):format(i, shown(item)) end
+    end
+  end
+  return "is " .. shown(value)
+end
+
 local Spec = {}
 Spec.__index = Spec
 
@@ -180,7 +194,7 @@ function Spec:value(name, value)
   local wanted, read = table.unpack(kinds[item.kind])
   local good = read(value)
   if good == nil then
-    fail("%s: '%s' must be %s, but is %s", self.name, item.name, wanted, shown(value))
+    fail("%s: '%s' must be %s, but %s", self.name, item.name, wanted, wrong_in(value, read))
   end
   return good
 end
@@ -270,7 +284,9 @@ function check.strict(functions, name, prefix)
     local names = {}
     for known in pairs(functions) do names[#names + 1] = tostring(known) end
     table.sort(names)
-    fail("%s has no '%s'%s", name, tostring(key), check.hint(tostring(key), names, ""))
+    local use = core.foreign(tostring(key))
+    fail("%s has no '%s'%s", name, tostring(key),
+         use and (" (use %s)"):format(use) or check.hint(tostring(key), names, ""))
   end})
 end
 

@@ -472,6 +472,19 @@ T.test("a resumed run continues its clock", function()
   T.near(30 / per_s, wall_s, 6e-4)                       -- written with three digits
 end)
 
+T.test("net:load reads the net of a checkpoint", function()
+  local out = stopped_run()
+  local pipe <close> = io.popen("ls " .. out .. "/step-*")
+  local path = pipe:read "l"
+  local net, file = make_net(), lt.load(path)
+  net:load(path)
+  for name, tensor in net:named_parameters() do
+    T.equal({name, lt.ne(tensor, file["net." .. name]):sum():item()}, {name, 0})
+  end
+  local _, why = pcall(nn.linear{2, 2}.load, nn.linear{2, 2}, path)
+  assert(why:find(path .. " does not fit: net.w is missing; net.b is missing; net.1.w is", 1, true))
+end)
+
 T.test("a failed save is reported, and the old checkpoint kept", function()
   local out = stopped_run()
   os.execute(("mkdir -p %s/step-00000008.safetensors/x"):format(out))  -- in the way

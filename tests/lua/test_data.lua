@@ -342,7 +342,7 @@ T.test("invalid arguments of data.set", function()
     {{x, y, classes = 2}, "data.set: label 1 of 4 is 2, but the 2 classes are 0 to 1"},
     {{x, lt.tensor({0, 1, -1, 0}, {dtype = "i64"})},
      "data.set: label 3 of 4 is -1, but classes count from 0"},
-    {{x, y, names = {"a", 1}}, "data.set: 'names' must be a list of strings, but is a table"},
+    {{x, y, names = {"a", 1}}, "data.set: 'names' must be a list of strings, but item 2 is 1"},
     {{x, y, names = {"a", "b"}, classes = 3}, "data.set: there are 2 names for 3 classes"},
     {{x, y, names = {[0] = "a", "b", "c"}},
      "data.set: 'names' must be a list of strings, but is a table"},

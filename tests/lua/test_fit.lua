@@ -380,7 +380,7 @@ T.test("calls in the wrong order are errors", function()
             .. "use lt.micro_batches to accumulate gradients")
     T.fails(function() run:step(function() o.optim:step() return 1 end) end,
             "an optimizer step has no gradients: no backward has run since the last step; "
-            .. "call loss:backward() first")
+            .. "call backward on the loss first")
     T.fails(function() run:step(function() end) end,
             "run:step: the function must return the loss, one number, but returned a nil")
     T.fails(function() run:step(5) end, "run:step requires a function, but got 5")
@@ -413,8 +413,9 @@ T.test("calls in the wrong order are errors", function()
 end)
 
 T.test("settings are checked before a run writes anything", function()
-  local usage = "lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, "
-                .. "target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}"
+  local usage = "lt.run{net, optim, train, epochs, batch; schedule?, loss?, augment?, mixup=0.0, "
+                .. "sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, "
+                .. "scaler?}"
   local function refused(change, message)
     local o = settings(10, change)
     T.fails(function() lt.run(o) end, message)

@@ -233,7 +233,7 @@ T.test("a step does not change frozen parameters, which have no gradient", funct
 end)
 
 local NO_BACKWARD = "an optimizer step has no gradients: no backward has run since the last step; "
-                    .. "call loss:backward() first"
+                    .. "call backward on the loss first"
 
 T.test("a step without a backward is an error", function()
   local net = one()

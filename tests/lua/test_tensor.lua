@@ -164,7 +164,8 @@ T.test("names", function()
           "tensor: unknown method or field 'shap' (did you mean 'shape'?)")
   T.fails(function() x:softmux() end,
           "tensor: unknown method or field 'softmux' (did you mean 'softmax'?)")
-  T.fails(function() return x[1] end, "tensor: unknown method or field '1'")
+  T.fails(function() return x[1] end, "tensor: x[1] is not an element; use x:get(...) and "
+          .. "x:set(..., value)")
   T.equal(x.device, "cpu")
 end)
 

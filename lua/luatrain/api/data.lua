@@ -40,7 +40,7 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 -- augmentation of such images, as options of batches) and, if they are in memory, images and
 -- labels.
 
-local Set = require "luatrain.arity".methods "set:"
+local Set = require "luatrain.arity".methods("set:", "luatrain.Set")
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
 -- Checks value, a number or a list of one number per channel. Returns it as a list. name is for

@@ -27,7 +27,7 @@ local ranks = require "luatrain.train.ranks"
 local sorted = require "luatrain.keys"
 
 local optim = {}
-local Optim = require "luatrain.arity".methods "optim:"
+local Optim = require "luatrain.arity".methods("optim:", "luatrain.Optim")
 local INNER = {}               -- key of an optimizer's private state, which new() fills
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -265,6 +265,9 @@ function Optim:settings() return settings_of(self[INNER].spec, self, self.groups
 -- Sets a setting by its name in settings(). Does nothing if its group does not exist. nil removes a
 -- group's override.
 function Optim:set(name, value)
+  if type(name) ~= "string" then
+    fail("optim:set requires the name of a setting, but got %s", check.shown(name))
+  end
   local g, key = name:match "^(%d+)%.(.*)$"
   local group = g and self.groups[tonumber(g)]
   if group then group[key] = value end
@@ -299,7 +302,10 @@ function Optim:load(state, _)
     fail("optim:load requires a table of tensors, but got a %s", type(state))
   end
   for _, name in ipairs(sorted(mine)) do
-    if not state[name] then fail("optim: the state has no %s", name) end
+    if state[name] == nil then fail("optim: the state has no %s", name) end
+    if not core.is_tensor(state[name]) then
+      fail("optim: %s must be a tensor, but is %s", name, check.shown(state[name]))
+    end
     local has, wants = core.describe(state[name]), core.describe(mine[name])
     if name ~= "steps" and has ~= wants then
       fail("optim: %s is %s, but this optimizer has %s", name, has, wants)

@@ -153,8 +153,12 @@ function ending.give_up(self, what, err)
   ending.finish(self, 5, true)
   local text = ("%s: %s"):format(what, checkpoint.reason(err))
   if not ending.can_resume(self) then core.fail("EFILE", text) end
-  core.fail("EFILE", ("%s. Earlier checkpoints are intact; resume from them with the same command "
-                      .. "and --out %s"):format(text, self.out or self.folder))
+  local step = checkpoint.newest_step(self.folder)
+  if step == 0 then
+    core.fail("EFILE", text .. ". There is no checkpoint to resume from; name another --out")
+  end
+  core.fail("EFILE", ("%s. Resume from the checkpoint of step %d with the same command and --out "
+                      .. "%s"):format(text, step, self.out or self.folder))
 end
 
 local function draw_curves(self)

@@ -46,7 +46,7 @@ local state = require "luatrain.train.state"
 local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
-local Run = require "luatrain.arity".methods "run:"
+local Run = require "luatrain.arity".methods("run:", "luatrain.Run")
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -58,10 +58,11 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- mixup: alpha, see mixup.lua; sizes: see phases.lua; target: top1, see cost.lua; scaler: options
--- of lt.amp.scaler, for fp16, or false for no loss scale.
+-- loss: the training's loss, for run:evaluate; mixup: alpha, see mixup.lua; sizes: see phases.lua;
+-- target: top1, see cost.lua; scaler: options of lt.amp.scaler, for fp16, or false for no loss
+-- scale.
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
+                   .. "loss?:call, augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
                    .. "amp?:amp, scaler?:options}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
@@ -159,7 +160,8 @@ local function new(given)
     epoch = 1, done = 0, steps = 0,    -- position: the epoch, its samples done; total steps
     phase = o.phases[1],               -- the phase of the current epoch
     loss_sum = 0.0,                    -- sum of the loss over the epoch's samples so far
-    result = false,                    -- the last report
+    result = false, told_of_loss = false,   -- the last report; see progress.warn_of_result
+    other_loss = false,                -- whether the last step did not call lt.cross_entropy
     status = "new",                    -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
@@ -242,7 +244,6 @@ end
 
 -- The checks that all methods share.
 local function check_call(self, who)
-  if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
   if self.status == "over" then fail("%s: this run is over", who) end
   if self.inside then fail("%s must not be called inside run:step", who) end
 end
@@ -357,6 +358,7 @@ local function call_inside(self, fn, ...)
   -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
+  core.calls_of_cross_entropy()        -- starts a new count
   local o, given = self.settings
   if not o.scaler then
     given = core.step(core.autocast, o.amp, fn, ...)
@@ -366,6 +368,7 @@ local function call_inside(self, fn, ...)
     given = o.scaler:inside(core.step, core.autocast, o.amp, fn, ...)
   end
   core.end_shard()
+  self.other_loss = core.calls_of_cross_entropy() == 0
   return given
 end
 
@@ -506,7 +509,6 @@ end
 -- run:mixup(x, y): lt.mixup with the run's setting `mixup` as alpha. The setting also makes the run
 -- keep pairs of images on one rank. For use in the function of run:step.
 function Run:mixup(x, y)
-  if getmetatable(self) ~= meta then fail "run:mixup must be called with a colon, as here" end
   return mixup(x, y, self.settings.mixup)
 end
 
@@ -514,19 +516,24 @@ end
 
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 -- eval mode over the set, each sample counted once. batch defaults to the training batch, which
--- needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
+-- needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
+-- entropy; if the training step does not call lt.cross_entropy either, the result has it under the
+-- name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
+-- metrics.lua. Resizes images to the phase's size.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
   if self.async and not self.root then return async.no_result(given) end
   if self.async then self.async:refresh() end
   ending.close_step(self)
-  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp}
+  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
+                other_loss = self.other_loss}
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
   end)
   ending.exclude_time_since(self, before)
+  progress.warn_of_result(self, result)
   return result
 end
 

@@ -60,7 +60,7 @@ function state.of(run)
     step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
     bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
-    trial = o.trial and true or false,
+    trial = o.trial and true or false, other_loss = run.other_loss,
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes, optim = o.optim:class()}
@@ -198,6 +198,7 @@ end
 local function take_over(run, s)
   run.epoch, run.done, run.steps, run.loss_sum = s.epoch, s.done, s.step, s.loss_sum
   run.saved_step = s.step
+  run.other_loss = s.other_loss or false           -- older checkpoints do not have it
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
   run.began = core.clock() - s.seconds
   core.set_step(s.counter)
