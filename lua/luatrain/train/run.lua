@@ -36,6 +36,7 @@ local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
+local module = require "luatrain.api.module"
 local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
 local overrides = require "luatrain.train.overrides"
@@ -173,6 +174,7 @@ local function new(given)
     unfinished = false,                -- the folder of the previous run, if it can be resumed
     observer = observer,                 -- called at each step: see bench.lua
     async = false,                       -- see async.lua; false if the run is synchronous
+    warned_of_eval = false,              -- whether a warning said that the net is in eval mode
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -283,9 +285,18 @@ local function expect_whole_batch(self, who)
        core.pipeline() and "micro-batches" or "shards")
 end
 
+-- Warns once if the whole net is in eval mode: the script has probably forgotten net:train().
+local function warn_of_eval_mode(self)
+  if self.warned_of_eval or module.is_training(self.settings.net) then return end
+  self.warned_of_eval = true
+  self.log:warn("the net is in eval mode, so dropout does nothing and batch norm uses its running "
+                .. "statistics; call net:train() before the loop over run:batches()")
+end
+
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
--- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
--- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
+-- batch requires one run:step. All modules keep their mode. The loop has no closing value, because
+-- `break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
+-- closes a loader left open.
 function Run:batches()
   local o, phase = self.settings, self.phase
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
@@ -293,7 +304,7 @@ function Run:batches()
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
-  o.net:train()
+  warn_of_eval_mode(self)
   self.mark = core.clock()
   if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
   local loader = open_pass(self, self.epoch, self.done, o.workers)
