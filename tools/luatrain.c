@@ -322,10 +322,11 @@ static lt_status join_pipeline(const settings *s, const lt_config *config, lua_S
 /* Whether the ranks train asynchronously. */
 static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
-/* Whether the other ranks go on if this one fails: it is a thread of asynchronous training. */
-static bool is_expendable(const settings *s, const lt_group *group)
+/* Whether the other ranks continue if this one fails: it is a thread of asynchronous training, and
+ * its script has not called os.exit(). */
+static bool is_expendable(const settings *s, const lt_group *group, lt_status status)
 {
-    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0;
+    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && (int)status < LT_EXIT;
 }
 
 /* Runs the command as one rank of group, or alone if group is NULL. config: of ctx. */
@@ -351,7 +352,7 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step's deferred check may fail */
-    if (group && is_failure(status) && !is_expendable(s, group))
+    if (group && is_failure(status) && !is_expendable(s, group, status))
         lt_group_fail(group); /* before lt_lua_close() waits for collectives in flight */
     lt_lua_close(L);
     return status;

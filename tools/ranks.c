@@ -69,7 +69,8 @@ static void *run_member(void *ud)
     member *m = ud;
     job *j = m->job;
     lt_status status = j->ranks->run(j->ranks->ud, m->group);
-    bool is_first = lt_group_rank(m->group) == 0, decides = is_first || !j->ranks->first_decides;
+    bool is_first = lt_group_rank(m->group) == 0;
+    bool decides = is_first || !j->ranks->first_decides || (int)status >= LT_EXIT;
     if (is_failure(status) && decides)
         lt_group_fail(m->group);
     else if (is_failure(status) && status != LT_EUSAGE && !has_first_failed(m->group, status))

@@ -10,7 +10,8 @@ typedef struct ranks {
     lt_group_config group;
     lt_group *mpi_group; /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
     /* For threads: the job ends with the status of rank 0, even if others have failed before or
-     * still run a few seconds later. */
+     * still run a few seconds later. It ends with the code of a rank that calls os.exit(code),
+     * unless that is 0. */
     bool first_decides;
     /* Runs one rank, in its own thread. group is borrowed. */
     lt_status (*run)(void *ud, lt_group *group);

@@ -12,6 +12,7 @@
 
 local core = ...
 local ending = require "luatrain.train.ending"
+local exits = require "luatrain.train.exits"
 local deferred = require "luatrain.train.deferred"
 local metrics = require "luatrain.api.metrics"
 local options = require "luatrain.train.async_options"
@@ -29,6 +30,11 @@ Async.__index = Async
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 local lost = false         -- on rank 0: a rank that was lost in this process
+
+function exits.is_server()
+  local rank, size = core.job_rank()
+  return rank == 0 and size > 1 and (async.running or async.end_pass) and true or false
+end
 
 local HELD = 2             -- tickets of a live worker: one to compute, one to prepare
 
@@ -333,10 +339,11 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- The warning for a rank that has failed, or from which rank 0 has not heard for too long.
+-- The warning for a rank that has failed or called os.exit(0), or from which rank 0 has not heard
+-- for too long.
 function async.loss_text(worker, was_silent)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
-    worker, was_silent and "was silent for too long" or "has failed")
+    worker, was_silent and "was silent for too long" or "has failed or left")
 end
 
 local function lose(self, worker, was_silent)
