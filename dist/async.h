@@ -114,10 +114,12 @@ LT_MUST lt_status lt_async_push(lt_async *async);
  * lt_async_next() gets others. In a simulation it does nothing. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
- * evaluate them. lt_async_read_kept() writes them to the net. In a simulation both do nothing.
- * LT_EINVAL if the moment was not kept or has not come; LT_ENOMEM. */
+ * evaluate them. lt_async_read_kept() writes them to the net. They are part of the state for a
+ * checkpoint until lt_async_forget() frees them. In a simulation all three do nothing. LT_EINVAL if
+ * the moment was not kept or has not come; LT_ENOMEM. */
 LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
+LT_API void lt_async_forget(lt_async *async, int64_t ticket);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
  * them. In a simulation it does nothing. */
 LT_MUST lt_status lt_async_read(lt_async *async);

@@ -64,6 +64,12 @@ lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
     return a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK;
 }
 
+void lt_async_forget(lt_async *a, int64_t ticket)
+{
+    if (a->of->forget)
+        a->of->forget(a, ticket);
+}
+
 lt_status lt_async_read(lt_async *a) { return a->of->read ? a->of->read(a) : LT_OK; }
 
 void lt_async_stop(lt_async *a, int code)

@@ -72,9 +72,10 @@ LT_MUST lt_status lt__host_read(lt_host *host, const lt_layout *to);
 /* Keeps the values and buffers of the moment when all tickets below `ticket` are done.
  * LT_ENOMEM. */
 LT_MUST lt_status lt__host_keep_at(lt_host *host, int64_t ticket);
-/* Writes the values and buffers that were kept for `ticket` to a layout, and forgets them.
- * LT_EINVAL if the moment has not come, or was not kept. */
+/* Writes the values and buffers that were kept for `ticket` to a layout. LT_EINVAL if the moment
+ * has not come, or was not kept. */
 LT_MUST lt_status lt__host_read_kept(lt_host *host, int64_t ticket, const lt_layout *to);
+void lt__host_forget(lt_host *host, int64_t ticket); /* see lt_async_forget() */
 /* See lt_async_read_stats(). */
 LT_MUST lt_status lt__host_read_stats(lt_host *host, int group, lt_async_stats *stats);
 /* A copy of tensor i of the state in ctx; see lt_async_state(). */

@@ -91,6 +91,13 @@ lt_status lt__host_read_kept(lt_host *h, int64_t ticket, const lt_layout *to)
     return status;
 }
 
+void lt__host_forget(lt_host *h, int64_t ticket)
+{
+    pthread_mutex_lock(&h->lock);
+    lt__snapshots_forget(&h->snapshots, ticket);
+    pthread_mutex_unlock(&h->lock);
+}
+
 lt_status lt__host_status(lt_host *h)
 {
     pthread_mutex_lock(&h->lock);

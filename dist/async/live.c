@@ -252,6 +252,13 @@ static lt_status read_kept(lt_async *async, int64_t ticket)
     return l->host ? lt__host_read_kept(l->host, ticket, &l->layout) : LT_OK;
 }
 
+static void forget(lt_async *async, int64_t ticket)
+{
+    const live *l = (const live *)async;
+    if (l->host)
+        lt__host_forget(l->host, ticket);
+}
+
 static void pause_server(lt_async *async, bool on)
 {
     const live *l = (const live *)async;
@@ -382,6 +389,7 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
                                                .free = free_live,
                                                .keep_at = keep_at,
                                                .read_kept = read_kept,
+                                               .forget = forget,
                                                .read = read_server,
                                                .stop = stop,
                                                .stop_at = stop_at,

@@ -22,6 +22,7 @@ typedef struct lt_async_kind_of {
     void (*free)(lt_async *async);
     lt_status (*keep_at)(lt_async *async, int64_t ticket); /* or NULL, like all below */
     lt_status (*read_kept)(lt_async *async, int64_t ticket);
+    void (*forget)(lt_async *async, int64_t ticket);
     lt_status (*read)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     void (*stop_at)(lt_async *async, int64_t version, int code);

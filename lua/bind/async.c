@@ -140,7 +140,8 @@ static int joins_async(lua_State *L)
     return 1;
 }
 
-/* async:keep_at(ticket), async:read_kept(ticket), async:read(), async:stop(): see async.h. */
+/* async:keep_at(ticket), async:read_kept(ticket), async:forget(ticket), async:read(), async:stop():
+ * see async.h. */
 static int keep_at(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
@@ -152,6 +153,12 @@ static int read_kept(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
     lt__check(L, lt__lua(L), lt_async_read_kept(async, luaL_checkinteger(L, 2)));
+    return 0;
+}
+
+static int forget(lua_State *L)
+{
+    lt_async_forget(lt__check_handle(L, async_class), luaL_checkinteger(L, 2));
     return 0;
 }
 
@@ -357,6 +364,7 @@ static const luaL_Reg methods[] = {{"set_limit", set_limit},
                                    {"done_below", done_below},
                                    {"keep_at", keep_at},
                                    {"read_kept", read_kept},
+                                   {"forget", forget},
                                    {"read", read_server},
                                    {"stop", stop},
                                    {"stop_at", stop_at},

@@ -447,11 +447,20 @@ function Async:ask_to_stop()
   self.asked = self.asked or signal ~= nil
 end
 
+-- Rank 0: the run's epoch is reported, so its final values are no longer saved.
+function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1]) end
+
 -- Calls fn(...) while the server is suspended, the net and the optimizer have its current values,
--- and all steps so far are recorded, to save a checkpoint. Returns what fn returns.
+-- and all steps so far are recorded, to save a checkpoint. Returns what fn returns. If the net had
+-- the final values of the epoch, to be evaluated, it gets them back.
 function Async:suspended(fn, ...)
-  local handle = self.handle
-  local _ <close> = setmetatable({}, {__close = function() handle:pause(false) end})
+  local handle, run = self.handle, self.run
+  local _ <close> = setmetatable({}, {__close = function()
+    handle:pause(false)
+    if run.status == "epoch" and self.read_back == run.epoch then
+      handle:read_kept(self.first[run.epoch + 1])
+    end
+  end})
   handle:pause(true)
   local function record(kind, worker, ticket, ...)
     if not kind then return false end
