@@ -46,13 +46,13 @@ static void warn_of_unused(lua_State *L)
     (void)status; /* ignored: a script may have replaced require() */
 }
 
-/* Ends the last loop over batches of asynchronous training, if the script did not: see
- * luatrain/train/async_loop.lua. Not with require(), which a script may have replaced. */
-static int end_async_loop(lua_State *L)
+/* Ends the last loop over batches, if the script did not: see luatrain/train/async_loop.lua. Not
+ * with require(), which a script may have replaced. */
+static int end_script(lua_State *L)
 {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "luatrain.train.async_loop") == LUA_TTABLE) {
-        lua_getfield(L, -1, "finish");
+        lua_getfield(L, -1, "end_script");
         lua_call(L, 0, 0);
     }
     return 0;
@@ -254,7 +254,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     if (looks(argv[0]))
         return shown(argv[0], run_attached(L, argv[0], argc - 1, argv + 1));
     LT_TRY(run_script(L, argc, argv));
-    lua_pushcfunction(L, end_async_loop);
+    lua_pushcfunction(L, end_script);
     LT_TRY(lt_lua_call(L, 0, 0));
     warn_of_unused(L);
     return LT_OK;

@@ -63,6 +63,9 @@ typedef struct lt_lua {
     bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;       /* inside lt.on_root, which only rank 0 runs; see dist.c */
     bool micro_warned;  /* see warn_of_micro() in run.c */
+    int part, parts;    /* shard of the batch, or micro-batch, from 1, and their number; part is 0
+                         * outside of batches */
+    int done_parts;     /* parts that had their optimizer step; 0 after the last one */
     int64_t first_row;  /* this shard's first row in the batch, from 0 */
     int64_t shard_rows; /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows; /* rows of the smallest shard, at least 1 */

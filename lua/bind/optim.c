@@ -176,6 +176,10 @@ static int optim_step(lua_State *L)
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
+    if (step_status == LT_ACCUMULATING)
+        s->done_parts = s->part > 0 ? s->part : 1;
+    else
+        s->part = s->done_parts = 0;
     lua_pushstring(L, step_statuses[step_status]);
     if (!squares)
         return 1;

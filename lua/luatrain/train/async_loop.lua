@@ -36,7 +36,7 @@ end
 local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end
 
 -- Ends the pass that has begun, if there is one. Called at the end of a pass, before another one or
--- a run, and at the end of the script. EUSAGE if its batches are not done. who: a prefix, or nil.
+-- a run, and by loop.end_script(). EUSAGE if its batches are not done. who: a prefix, or nil.
 function loop.finish(who)
   local pass = active
   if not pass then return end
@@ -54,6 +54,12 @@ function loop.finish(who)
   pass.handle:finish()
   pass.optim.steps = pass.handle:steps()
   first = pass.last
+end
+
+-- Called when the script has ended. Raises an error if it has left a batch or a pass early.
+function loop.end_script()
+  loop.finish()
+  core.end_script()
 end
 
 local function open(settings)

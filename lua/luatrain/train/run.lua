@@ -189,11 +189,22 @@ end
 
 -- ==== Ending =====================================================================================
 
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
+       self.shards, core.pipeline() and "micro-batches" or "shards")
+end
+
 -- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.status == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
+  local ok, why = pcall(function()
+    if exit == 0 then expect_whole_batch(self, "lt.run") end
+    return (is_done and ending.complete or ending.leave)(self, exit)
+  end)
   if ok then return end
   if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
   error(why, 0)
@@ -275,14 +286,6 @@ local function open_pass(self, epoch, first, workers, on_request)
     batch = phase.batch, shuffle = true, epoch = epoch, first = first, workers = workers,
     crop = o.augment.crop, flip = o.augment.flip, area = phase.area, shard = not self.async,
     grain = self.grain, on_request = on_request}
-end
-
--- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
-local function expect_whole_batch(self, who)
-  if not self.is_partial then return end
-  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
-       .. "the last one, when run.steps increases", who, self.shard, self.shards,
-       core.pipeline() and "micro-batches" or "shards")
 end
 
 -- Warns once if the whole net is in eval mode: the script has probably forgotten net:train().
