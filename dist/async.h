@@ -97,8 +97,11 @@ LT_MUST lt_status lt_async_finish(lt_async *async);
 /* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
  * it is rank 0, all of them fail. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
-/* Sets the number of tickets; it must not decrease. A live run begins with the first call on rank
- * 0. LT_EINVAL. */
+/* Sets the number of tickets; it must not decrease. On rank 0 of a live run, the first call begins
+ * the training, from the values that the net has then. Each rank must begin with the same ones, or
+ * rank 0 gets LT_EDESYNC. Until lt_async_finish(), nothing else may write to the parameters and
+ * buffers: the next function that would overwrite them fails with LT_EINVAL. LT_EINVAL; or the
+ * device's error. */
 LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
@@ -121,7 +124,7 @@ LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
 LT_API void lt_async_forget(lt_async *async, int64_t ticket);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
- * them. In a simulation it does nothing. */
+ * them. In a simulation, or before the training begins, it does nothing. */
 LT_MUST lt_status lt_async_read(lt_async *async);
 /* Rank 0, live: suspends the server, or continues it. While it is suspended, lt_async_poll()
  * returns the pushes and lost workers that were not reported yet, without waiting. False if there

@@ -322,11 +322,11 @@ static lt_status join_pipeline(const settings *s, const lt_config *config, lua_S
 /* Whether the ranks train asynchronously. */
 static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
-/* Whether the other ranks continue if this one fails: it is a thread of asynchronous training, and
- * its script has not called os.exit(). */
+/* Whether the other ranks continue if this one fails with this status: it is a thread of
+ * asynchronous training. */
 static bool is_expendable(const settings *s, const lt_group *group, lt_status status)
 {
-    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && (int)status < LT_EXIT;
+    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && !is_of_all(status);
 }
 
 /* Runs the command as one rank of group, or alone if group is NULL. config: of ctx. */

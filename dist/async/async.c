@@ -32,12 +32,27 @@ void lt_async_free(lt_async *a)
     lt__ctx_release(ctx);
 }
 
-lt_status lt_async_next(lt_async *a, lt_async_event *event)
+/* Called before a function that writes to the net. */
+static lt_status check(const lt_async *a)
 {
     if (a->status != LT_OK)
         return lt_fail(a->status, "asynchronous training has failed before");
+    return lt__async_check_writes(a);
+}
+
+/* Called after it. Training of this rank begins with its first batch, or before. */
+static lt_status accept(lt_async *a, lt_status status, bool begins)
+{
+    if (status == LT_OK && (begins || a->has_begun))
+        lt__async_accept_writes(a);
+    return status;
+}
+
+lt_status lt_async_next(lt_async *a, lt_async_event *event)
+{
+    LT_TRY(check(a));
     a->status = a->of->next(a, event);
-    return a->status;
+    return accept(a, a->status, event->kind == LT_ASYNC_COMPUTE);
 }
 
 lt_status lt_async_push(lt_async *a)
@@ -49,8 +64,21 @@ lt_status lt_async_push(lt_async *a)
 }
 
 lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release(a) : LT_OK; }
-lt_status lt_async_finish(lt_async *a) { return a->of->finish ? a->of->finish(a) : LT_OK; }
-lt_status lt_async_set_limit(lt_async *a, int64_t tickets) { return a->of->set_limit(a, tickets); }
+
+lt_status lt_async_finish(lt_async *a)
+{
+    LT_TRY(lt__async_check_writes(a));
+    lt_status status = a->of->finish ? a->of->finish(a) : LT_OK;
+    a->has_begun &= status != LT_OK;
+    return status;
+}
+
+lt_status lt_async_set_limit(lt_async *a, int64_t tickets)
+{
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->set_limit(a, tickets), true);
+}
+
 int64_t lt_async_done_below(const lt_async *a) { return a->of->done_below(a); }
 int64_t lt_async_steps(const lt_async *a) { return a->of->steps(a); }
 
@@ -61,7 +89,8 @@ lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
 
 lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
 {
-    return a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK;
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK, false);
 }
 
 void lt_async_forget(lt_async *a, int64_t ticket)
@@ -70,7 +99,11 @@ void lt_async_forget(lt_async *a, int64_t ticket)
         a->of->forget(a, ticket);
 }
 
-lt_status lt_async_read(lt_async *a) { return a->of->read ? a->of->read(a) : LT_OK; }
+lt_status lt_async_read(lt_async *a)
+{
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->read && a->has_begun ? a->of->read(a) : LT_OK, false);
+}
 
 void lt_async_stop(lt_async *a, int code)
 {

@@ -9,11 +9,23 @@
 
 lt_inbox *lt__host_inbox(lt_host *h) { return &h->to_root; }
 
-lt_status lt__host_set_limit(lt_host *h, int64_t tickets)
+lt_status lt__host_begin(lt_host *h, const lt_layout *from)
+{
+    if (h->begun)
+        return LT_OK;
+    LT_TRY(lt__mirror_copy(&h->mirror.layout, from));
+    h->begun = true;
+    return lt__layout_digest(from, &h->digest);
+}
+
+lt_status lt__host_set_limit(lt_host *h, int64_t tickets, const lt_layout *from)
 {
     pthread_mutex_lock(&h->lock);
     lt_status status = lt__order_set_limit(h->server.order, tickets);
-    h->paused = false;
+    if (status == LT_OK)
+        status = lt__host_begin(h, from);
+    if (status == LT_OK)
+        h->paused = false;
     pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
     return status;
@@ -38,7 +50,7 @@ int64_t lt__host_steps(lt_host *h)
 void lt__host_pause(lt_host *h, bool on)
 {
     pthread_mutex_lock(&h->lock);
-    h->paused = on;
+    h->paused = on || !h->begun;
     pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
 }

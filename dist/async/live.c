@@ -70,10 +70,19 @@ static lt_status pull(live *l)
     if (l->pulled || l->over)
         return LT_OK;
     lt_message *m = lt__message_new(LT_HOST_PULL, 0);
-    if (m)
-        m->number[0] = ++l->pulls;
+    if (!m)
+        return LT_ENOMEM;
+    m->number[0] = ++l->pulls;
+    if (l->pulls == 1) {
+        lt_status status = lt__layout_digest(&l->layout, &m->number[LT_PULL_DIGEST]);
+        if (status != LT_OK) {
+            lt__message_free(m);
+            return status;
+        }
+    }
     l->pulled = true;
-    return send(l, m);
+    deliver(l, m);
+    return LT_OK;
 }
 
 static lt_status release(lt_async *async)
@@ -211,7 +220,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
 static lt_status set_limit(lt_async *async, int64_t tickets)
 {
     const live *l = (const live *)async;
-    return l->host ? lt__host_set_limit(l->host, tickets) : LT_OK;
+    return l->host ? lt__host_set_limit(l->host, tickets, &l->layout) : LT_OK;
 }
 
 static int64_t done_below(const lt_async *async)
@@ -329,7 +338,7 @@ static lt_status finish(lt_async *async)
     if (!l->over)
         LT_TRY(release(async));
     if (l->host) {
-        LT_TRY(lt__host_finish(l->host));
+        LT_TRY(lt__host_finish(l->host, &l->layout));
         LT_TRY(lt__host_read(l->host, &l->layout));
     } else {
         LT_TRY(wait_for_finish(l));
@@ -362,6 +371,8 @@ static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async
     lt_status status = lt__fault_check(ctx, lt_group_size(l->group));
     if (status == LT_OK)
         status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
+    l->async.buffers = l->layout.buffer;
+    l->async.n_buffers = l->layout.n_buffers;
     if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
         status = lt_errcode();
     l->run = status == LT_OK ? lt__mail_next_run(l->mail) : 0;

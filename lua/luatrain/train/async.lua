@@ -160,7 +160,6 @@ function async.new(run, o, saved, warnings)
   local max_steps = run.settings.max_steps
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
-  self.handle:set_limit(self.first[epochs + 1])      -- workers begin
   async.running = run.folder
   return self
 end
@@ -397,6 +396,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     end
     return next_batch()
   end
+  self.handle:set_limit(self.first[#self.first])     -- the first call begins the training
   return function()
     if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
     if run.rows then
