@@ -84,6 +84,8 @@ typedef struct lt_async_event {
     double time;        /* in seconds: virtual; live: of a clock with an arbitrary zero */
 } lt_async_event;
 
+/* LT_EUSAGE, with all names, if this is not the name of a rule. */
+LT_MUST lt_status lt_async_check_rule(const char *rule);
 /* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
  * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
  * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;

@@ -3,6 +3,12 @@
 #include "core/tensor.h"
 #include "dist/async/worker.h"
 
+lt_status lt_async_check_rule(const char *rule)
+{
+    lt_rule found;
+    return lt__rule_find(rule ? rule : "", &found);
+}
+
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     lt_rule rule;

@@ -33,7 +33,7 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
 {
     lt_async *a = ud;
     if (!a->gradient)
-        return lt_fail(LT_EUSAGE, "this optimizer step belongs to no batch of the asynchronous "
+        return lt_fail(LT_EINVAL, "this optimizer step belongs to no batch of the asynchronous "
                                   "training; while a run is open, loop over run:batches()");
     if (a->stepped)
         return lt_fail(LT_EUSAGE, "in asynchronous training, each batch has one optimizer step");

@@ -41,6 +41,7 @@ static int start(lua_State *L, void **handle, lt_optim *optim, const lt_async_co
     if (!async)
         lt__raise(L, s);
     lt__fill_handle(L, handle, async);
+    s->is_async = true;
     return 1;
 }
 
@@ -128,9 +129,16 @@ static int live(lua_State *L)
     if (lt_group_rank(s->group) == 0 &&
         !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
         lt__raise(L, s);
-    start(L, handle, optim, &config);
-    s->is_async = true;
-    return 1;
+    return start(L, handle, optim, &config);
+}
+
+/* needs_async(rule): checks the rule. From now on, optimizer steps require asynchronous training. */
+static int needs_async(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt__check(L, s, lt_async_check_rule(luaL_checkstring(L, 1)));
+    s->needs_async = true;
+    return 0;
 }
 
 /* joins_async(): whether the ranks train asynchronously. */
@@ -354,6 +362,7 @@ static int async_gc(lua_State *L)
 static const luaL_Reg functions[] = {{"simulate", simulate},
                                      {"live", live},
                                      {"replay", replay},
+                                     {"needs_async", needs_async},
                                      {"joins_async", joins_async},
                                      {NULL, NULL}};
 static const luaL_Reg methods[] = {{"set_limit", set_limit},

@@ -59,7 +59,8 @@ typedef struct lt_lua {
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     int micro;                       /* micro-batches of a batch and replica */
     bool joins_async;   /* the ranks train asynchronously, without a reducer; see async.c */
-    bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
+    bool needs_async;   /* optimizer steps require asynchronous training, perhaps simulated */
+    bool is_async;      /* which has begun: there are no collectives, shards or other ranks */
     bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;       /* inside lt.on_root, which only rank 0 runs; see dist.c */
     bool micro_warned;  /* see warn_of_micro() in run.c */

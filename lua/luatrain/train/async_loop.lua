@@ -28,8 +28,11 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for.
+-- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for. With
+-- --parallel async=RULE, its steps must be asynchronous.
 function loop.use(inner, what)
+  local settings = options.read()
+  if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, async.buffers_of(what)
 end
 
