@@ -149,8 +149,10 @@ lt_status lt__agree_compare_weights(lt_reducer *r)
     }
     for (int i = 0; i < 2 * bn->n && status == LT_OK; i++) {
         bool var = i % 2;
-        at += snprintf(at, LINE / 2, "running %s of batch norm %d", var ? "var" : "mean", i / 2 + 1);
-        status = print_values(&at, var ? bn->list[i / 2].running_var : bn->list[i / 2].running_mean);
+        at +=
+            snprintf(at, LINE / 2, "running %s of batch norm %d", var ? "var" : "mean", i / 2 + 1);
+        status =
+            print_values(&at, var ? bn->list[i / 2].running_var : bn->list[i / 2].running_mean);
     }
     snprintf(what, sizeof what, "the weights at step %lld, which some ranks have changed",
              (long long)lt_step(r->ctx) + 1);

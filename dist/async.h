@@ -89,6 +89,7 @@ LT_MUST lt_status lt_async_check_rule(const char *rule);
 /* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
  * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
  * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;
+ * LT_EINVAL for NULL, an invalid list or number of steps, or a context that has gradient callbacks;
  * LT_ENOMEM. */
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
 /* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
@@ -153,7 +154,7 @@ typedef struct lt_async_stats { /* of rank 0, or of a simulation */
     double capped;              /* share of them whose compensation was limited */
 } lt_async_stats;
 /* Reads statistics. strength and capped are those of a group of the optimizer since the last call
- * for that group, and 0 for other rules. The device's error. */
+ * for that group, and 0 for other rules. LT_EINVAL for a negative group; the device's error. */
 LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
 
 /* Tensor i of the state, for a checkpoint, and its name. New. NULL past the last one, with an empty

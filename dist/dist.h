@@ -207,9 +207,9 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  *   (lt_reducer_set_data()).
  * - The same parameters are frozen at the first backward of a step.
  * If some ranks have written to parameters or running statistics more often than others since the
- * last record, all ranks compare the values. lt_fill(), for example, is counted; a write through lt_data() is not. The
- * record contains only digests of all this, so the checks need no further communication while the
- * ranks agree.
+ * last record, all ranks compare the values. lt_fill(), for example, is counted; a write through
+ * lt_data() is not. The record contains only digests of all this, so the checks need no further
+ * communication while the ranks agree.
  *
  * Gradients on accelerators are summed there if each rank has its own accelerator and a library
  * such as NCCL connects them. That library adds in the wire dtype. Otherwise each bucket is copied

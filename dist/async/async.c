@@ -9,11 +9,42 @@ lt_status lt_async_check_rule(const char *rule)
     return lt__rule_find(rule ? rule : "", &found);
 }
 
+static const int64_t MOST = INT64_MAX / 2; /* so that sums with other numbers do not overflow */
+
+static lt_status check_list(const char *name, const void *list, int64_t n)
+{
+    if (n < 0 || n > MOST || (n > 0 && !list))
+        return lt_fail(LT_EINVAL, "lt_async_new: n_%s is %lld, but %s is %s", name, (long long)n,
+                       name, list ? "a list" : "NULL");
+    return LT_OK;
+}
+
+/* What does not depend on the rule. */
+static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
+{
+    LT_TRY(check_list("buffers", c->buffers, c->n_buffers));
+    LT_TRY(check_list("times", c->times, c->n_times));
+    LT_TRY(check_list("trace", c->trace, c->n_trace));
+    if (c->steps < 0 || c->steps > MOST)
+        return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
+                       (long long)MOST, (long long)c->steps);
+    if (lt_has_grad_callbacks(ctx))
+        return lt_fail(LT_EINVAL, "lt_async_new: this context already has asynchronous training or "
+                                  "a reducer; free it first");
+    return LT_OK;
+}
+
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     lt_rule rule;
     lt_async *a = NULL;
-    if (lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
+    if (!ctx || !optim || !config) {
+        lt_ctx_free(config ? config->server : NULL);
+        lt_fail(LT_EINVAL, "lt_async_new: %s is NULL", !ctx ? "ctx" : !optim ? "optim" : "config");
+        return NULL;
+    }
+    if (check_config(ctx, config) != LT_OK ||
+        lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
         lt_ctx_free(config->server);
     else
         a = config->group   ? lt__live_new(ctx, optim, config)
@@ -137,6 +168,9 @@ bool lt_async_poll(lt_async *a, lt_async_event *event)
 lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
 {
     *stats = (lt_async_stats){0};
+    if (group < 0)
+        return lt_fail(LT_EINVAL, "lt_async_read_stats: group must be at least 0, but is %d",
+                       group);
     return a->of->read_stats(a, group, stats);
 }
 

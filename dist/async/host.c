@@ -173,8 +173,10 @@ static lt_status pull(lt_host *h, const lt_message *m)
         return LT_OK;
     }
     if (m->number[0] == 1 && m->number[LT_PULL_DIGEST] != h->digest)
-        return lt_fail(LT_EDESYNC, "the net of rank %d begins the asynchronous training with other "
-                                   "weights or buffers than that of rank 0", m->from);
+        return lt_fail(LT_EDESYNC,
+                       "the net of rank %d begins the asynchronous training with other "
+                       "weights or buffers than that of rank 0",
+                       m->from);
     h->members[m->from].pull = m->number[0];
     h->members[m->from].owes = false;
     return h->stopped ? LT_OK : lt__order_pull(h->server.order, m->from);

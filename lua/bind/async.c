@@ -132,7 +132,7 @@ static int live(lua_State *L)
     return start(L, handle, optim, &config);
 }
 
-/* needs_async(rule): checks the rule. From now on, optimizer steps require asynchronous training. */
+/* needs_async(rule): checks the rule. Optimizer steps then require asynchronous training. */
 static int needs_async(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -359,32 +359,19 @@ static int async_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {{"simulate", simulate},
-                                     {"live", live},
-                                     {"replay", replay},
-                                     {"needs_async", needs_async},
-                                     {"joins_async", joins_async},
-                                     {NULL, NULL}};
-static const luaL_Reg methods[] = {{"set_limit", set_limit},
-                                   {"next", next},
-                                   {"push", push},
-                                   {"release", release},
-                                   {"finish", finish},
-                                   {"done_below", done_below},
-                                   {"keep_at", keep_at},
-                                   {"read_kept", read_kept},
-                                   {"forget", forget},
-                                   {"read", read_server},
-                                   {"stop", stop},
-                                   {"stop_at", stop_at},
-                                   {"pause", pause_server},
-                                   {"poll", poll},
-                                   {"state", state},
-                                   {"restore", restore},
-                                   {"stats", stats},
-                                   {"steps", steps},
-                                   {"close", async_gc},
-                                   {NULL, NULL}};
+static const luaL_Reg functions[] = {{"simulate", simulate},       {"live", live},
+                                     {"replay", replay},           {"needs_async", needs_async},
+                                     {"joins_async", joins_async}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_limit", set_limit}, {"next", next},
+                                   {"push", push},           {"release", release},
+                                   {"finish", finish},       {"done_below", done_below},
+                                   {"keep_at", keep_at},     {"read_kept", read_kept},
+                                   {"forget", forget},       {"read", read_server},
+                                   {"stop", stop},           {"stop_at", stop_at},
+                                   {"pause", pause_server},  {"poll", poll},
+                                   {"state", state},         {"restore", restore},
+                                   {"stats", stats},         {"steps", steps},
+                                   {"close", async_gc},      {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {

@@ -263,7 +263,8 @@ static void check_whole_batch(lua_State *L, lt_lua *s, const char *what)
         lt__refuse(L, s,
                    "%s after %d of the %d %s of a batch; leave a loop over batches only after the "
                    "last one, when the optimizer has taken its step",
-                   what, s->done_parts, s->part > 0 ? s->parts : lt__shards(s), s->pipeline ? "micro-batches" : "shards");
+                   what, s->done_parts, s->part > 0 ? s->parts : lt__shards(s),
+                   s->pipeline ? "micro-batches" : "shards");
 }
 
 /* end_script(): raises if the script has ended within a batch. */

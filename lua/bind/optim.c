@@ -168,9 +168,10 @@ static int optim_step(lua_State *L)
         lua_pop(L, 1);
     }
     if (s->needs_async && !s->is_async)
-        lt__refuse(L, s,
-                   "with --parallel async=RULE, an optimizer step requires a batch of run:batches() "
-                   "or set:batches{shuffle = true}, but this one has none");
+        lt__refuse(
+            L, s,
+            "with --parallel async=RULE, an optimizer step requires a batch of run:batches() "
+            "or set:batches{shuffle = true}, but this one has none");
     lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;

@@ -366,8 +366,9 @@ TEST(a_rank_with_another_net_is_refused)
     j.n_buffers[1] = 1;
     run_job(&j, ranks, RANKS);
     CHECK_EQ(ranks[0].status, LT_EDESYNC);
-    CHECK_STR(ranks[0].text, "the net of rank 1 begins the asynchronous training with other weights "
-                             "or buffers than that of rank 0");
+    CHECK_STR(ranks[0].text,
+              "the net of rank 1 begins the asynchronous training with other weights "
+              "or buffers than that of rank 0");
     CHECK_EQ(ranks[1].status, LT_EPEER);
 }
 
@@ -390,7 +391,8 @@ static lt_async *begin_alone(net *n, lt_group *group)
 /* x is written after a batch, while training goes on. */
 static void check_write(lt_group *group, bool is_buffer, double first)
 {
-    static const char wrong[] = "the weights or buffers of the net were written during asynchronous";
+    static const char wrong[] =
+        "the weights or buffers of the net were written during asynchronous";
     lt_async_event e;
     double value;
     net n = make("momentum_step", "lr=0.1 momentum=0.9");

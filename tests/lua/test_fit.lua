@@ -207,57 +207,6 @@ T.test("evaluation restores the mode of each module, also after an error", funct
   end
 end)
 
--- A net whose body is frozen and in eval mode, and the settings of a run for it.
-local function frozen_settings()
-  local body = nn.sequential{nn.conv2d{1, 4, 3}, nn.batch_norm{4}, nn.dropout{0.5}}
-  local o = settings(16, {net = nn.sequential{body, nn.flatten(), nn.linear{16, 3}}})
-  o.optim = lt.optim.sgd(o.net, {lr = 0.1})
-  body:freeze():eval()
-  return o, body
-end
-
-local function expect_frozen(net, body)
-  T.equal({net.training, body.training, body[2].training, body[3].training, net[3].training},
-          {true, false, false, false, true})
-  T.equal({body[2].mean:sum():item(), body[2].var:sum():item()}, {0.0, 4.0})
-end
-
-T.test("a run and lt.fit do not change the mode of a module", function()
-  local o, body = frozen_settings()
-  local learn = learn_with(o.net, o.optim)
-  do
-    local run <close> = lt.run(o)
-    for _ in run:epochs() do
-      for x, y in run:batches() do run:step(learn, x, y) end
-      run:report(run:evaluate(o.train))
-    end
-  end
-  expect_frozen(o.net, body)
-  T.equal(#lines(o.out, "warn"), 0)
-  o, body = frozen_settings()
-  o.test = o.train
-  lt.fit(o)
-  expect_frozen(o.net, body)
-end)
-
-T.test("a run warns once about a net in eval mode, unless a module of it trains", function()
-  for head, warnings in pairs{eval = 1, train = 0} do
-    local o, learn = settings(16)
-    o.net:eval()
-    o.net[5][head](o.net[5])
-    local run <close> = lt.run(o)
-    for _ in run:epochs() do
-      for x, y in run:batches() do run:step(learn, x, y) end
-    end
-    local list = lines(o.out, "warn")
-    T.equal(#list, warnings)
-    assert(not list[1] or list[1]:find("the net is in eval mode, so dropout does nothing and "
-      .. "batch norm uses its running statistics; call net:train() before the loop over "
-      .. "run:batches()", 1, true), list[1])
-    T.equal(o.net.training, false)
-  end
-end)
-
 T.test("work between steps does not count in their times", function()
   local o, learn = settings(16)
   local large = make_set(20000)

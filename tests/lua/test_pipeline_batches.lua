@@ -135,7 +135,7 @@ T.test("a loop that ends within a batch", function()
   refuses("--set --leave 2 --unreported", 1, "the script has ended after 2 of the 4 micro-batches "
                                              .. "of a batch; leave a loop over batches only after")
   for flags, message in pairs{
-    ["--leave 1"] = "run:report: the loop over run:batches ended after 1 of the 2 shards of a batch",
+    ["--leave 1"] = "run:report: the loop over run:batches ended after 1 of the 2 shards of a",
     ["--leave 1 --unreported"] = "lt.run: the loop over run:batches ended after 1 of the 2 shards",
     ["--set --leave 1"] = "a batch begins after 1 of the 2 shards of a batch; leave a loop over",
     ["--set --leave 1 --unreported"] = "the script has ended after 1 of the 2 shards of a batch",
