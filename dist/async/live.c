@@ -20,6 +20,7 @@ typedef struct live {
     lt_host *host;     /* on rank 0 */
     lt_message *early; /* a grant that arrived while rank 0 looked for events only; or NULL */
     bool pulled;       /* the answer to a pull has not arrived yet */
+    bool answered;     /* a message of rank 0 has arrived */
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
@@ -134,6 +135,19 @@ static lt_status take_final(live *l, const lt_message *m)
     return LT_OK;
 }
 
+/* The mailbox of a rank was closed. If rank 0 has ended before this training, the job fails: it is
+ * not this rank that was lost. */
+static lt_status lose(const live *l, int rank)
+{
+    if (rank != 0 || rank_of(l) == 0)
+        return LT_OK;
+    if (l->answered)
+        return lt_fail(LT_EPEER, "rank 0 was lost");
+    lt_fail(LT_EPEER, "rank 0 has ended, but rank %d begins asynchronous training", rank_of(l));
+    lt_group_fail(l->group);
+    return LT_EPEER;
+}
+
 /* Handles a message. *any is false if it is not an event for the caller. */
 static lt_status handle(live *l, const lt_message *m, lt_async_event *event, bool *any)
 {
@@ -142,6 +156,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
         *any &= l->pulled && m->number[LT_GRANT_PULL] == l->pulls;
     if (!*any)
         return LT_OK;
+    l->answered |= m->kind != LT_MAIL_LOST;
     switch (m->kind) {
     case LT_HOST_GRANT: return begin(l, m, event);
     case LT_HOST_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
@@ -157,9 +172,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
     case LT_HOST_FENCED:
         return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
                        rank_of(l), lt__group_timeout(l->group));
-    default: /* LT_MAIL_LOST */
-        *any = false;
-        return m->from == 0 && rank_of(l) != 0 ? lt_fail(LT_EPEER, "rank 0 was lost") : LT_OK;
+    default: /* LT_MAIL_LOST */ *any = false; return lose(l, m->from);
     }
 }
 
