@@ -151,6 +151,7 @@ struct lt_autograd {
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
     lt_grad_callbacks callbacks;
+    bool has_callbacks;
     lt_scaling scaling; /* all NULL if none is set */
     lt_cast_fn cast;
     void *cast_ud;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "core/tensor.h"
 #include "dist/async/layout.h"
 
@@ -92,6 +93,17 @@ lt_status lt__layout_unpack(const lt_layout *l, const char *from)
         from += bytes_of(x);
     }
     return LT_OK;
+}
+
+lt_status lt__layout_digest(const lt_layout *l, int64_t *digest)
+{
+    char *values = calloc(l->bytes + 1, 1); /* the padding is zero */
+    if (!values)
+        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    lt_status status = lt__layout_pack(l, values);
+    *digest = (int64_t)lt__fnv64(LT_FNV64_START, values, l->bytes);
+    free(values);
+    return status;
 }
 
 /* Copies all slots to memory, or from it. */

@@ -32,6 +32,8 @@ LT_MUST lt_status lt__layout_unpack(const lt_layout *layout, const char *from);
 /* The same for the optimizer's slots (layout->slot_bytes). */
 LT_MUST lt_status lt__layout_pack_slots(const lt_layout *layout, char *to);
 LT_MUST lt_status lt__layout_unpack_slots(const lt_layout *layout, const char *from);
+/* A digest of the values and buffers. LT_ENOMEM, or the device's error. */
+LT_MUST lt_status lt__layout_digest(const lt_layout *layout, int64_t *digest);
 
 /* A message with a gradient, for lt__gradient_unpack(); kind as for lt__message_new(). New. NULL
  * with LT_ENOMEM, LT_EUSAGE if a batch norm updates tensors that are not buffers of the layout, or

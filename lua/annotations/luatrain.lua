@@ -269,8 +269,9 @@ function Batches:stats() end
 local Run = {}
 
 ---for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
----batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
----close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
+---batch requires one run:step. All modules keep their mode. The loop has no closing value, because
+---`break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
+---closes a loader left open.
 ---@return fun(): luatrain.Tensor, luatrain.Tensor
 function Run:batches() end
 

@@ -59,15 +59,19 @@ typedef struct lt_lua {
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     int micro;                       /* micro-batches of a batch and replica */
     bool joins_async; /* the ranks train asynchronously, without a reducer; see async.c */
-    bool is_async;    /* and they have begun: there are no collectives, shards or other ranks */
+    bool needs_async; /* optimizer steps require asynchronous training, perhaps simulated */
+    bool is_async;    /* which has begun: there are no collectives, shards or other ranks */
     bool no_sync;     /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;     /* inside lt.on_root, which only rank 0 runs; see dist.c */
     const lt_def *cross_entropy; /* of ctx */
     int n_cross_entropy;         /* its calls; see calls_of_cross_entropy() in ops.c */
     bool micro_warned;           /* see warn_of_micro() in run.c */
-    int64_t first_row;           /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows;          /* rows of this shard, at least 1; 0 before the first batch */
-    int64_t least_rows;          /* rows of the smallest shard, at least 1 */
+    int part, parts;    /* shard of the batch, or micro-batch, from 1, and their number; part is 0
+                         * outside of batches */
+    int done_parts;     /* parts that had their optimizer step; 0 after the last one */
+    int64_t first_row;  /* this shard's first row in the batch, from 0 */
+    int64_t shard_rows; /* rows of this shard, at least 1; 0 before the first batch */
+    int64_t least_rows; /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)

@@ -292,6 +292,15 @@ function Module:eval()
   return set_training(self, false)
 end
 
+-- Whether a module, or a module in its tree, is in training mode.
+function exports.is_training(self)
+  if self.training then return true end
+  for _, entry in ipairs(tree(self)) do
+    if is_module(entry.value) and entry.value.training then return true end
+  end
+  return false
+end
+
 -- Returns a function that restores the current mode of every module in the tree.
 function exports.save_modes(self)
   local before = {[self] = self.training}

@@ -36,6 +36,7 @@ local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
+local module = require "luatrain.api.module"
 local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
 local overrides = require "luatrain.train.overrides"
@@ -175,6 +176,7 @@ local function new(given)
     unfinished = false,                -- the folder of the previous run, if it can be resumed
     observer = observer,                 -- called at each step: see bench.lua
     async = false,                       -- see async.lua; false if the run is synchronous
+    warned_of_eval = false,              -- whether a warning said that the net is in eval mode
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -189,11 +191,22 @@ end
 
 -- ==== Ending =====================================================================================
 
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
+       self.shards, core.pipeline() and "micro-batches" or "shards")
+end
+
 -- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.status == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
+  local ok, why = pcall(function()
+    if exit == 0 then expect_whole_batch(self, "lt.run") end
+    return (is_done and ending.complete or ending.leave)(self, exit)
+  end)
   if ok then return end
   if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
   error(why, 0)
@@ -276,17 +289,18 @@ local function open_pass(self, epoch, first, workers, on_request)
     grain = self.grain, on_request = on_request}
 end
 
--- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
-local function expect_whole_batch(self, who)
-  if not self.is_partial then return end
-  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
-       .. "the last one, when run.steps increases", who, self.shard, self.shards,
-       core.pipeline() and "micro-batches" or "shards")
+-- Warns once if the whole net is in eval mode: the script has probably forgotten net:train().
+local function warn_of_eval_mode(self)
+  if self.warned_of_eval or module.is_training(self.settings.net) then return end
+  self.warned_of_eval = true
+  self.log:warn("the net is in eval mode, so dropout does nothing and batch norm uses its running "
+                .. "statistics; call net:train() before the loop over run:batches()")
 end
 
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
--- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
--- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
+-- batch requires one run:step. All modules keep their mode. The loop has no closing value, because
+-- `break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
+-- closes a loader left open.
 function Run:batches()
   local o, phase = self.settings, self.phase
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
@@ -294,7 +308,7 @@ function Run:batches()
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
-  o.net:train()
+  warn_of_eval_mode(self)
   self.mark = core.clock()
   if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
   local loader = open_pass(self, self.epoch, self.done, o.workers)
@@ -564,6 +578,7 @@ function Run:report(numbers)
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))
+  if self.async then self.async:forget_epoch() end
   self.result, self.status = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
