@@ -209,7 +209,39 @@ static int optim_slot(lua_State *L)
     return 2;
 }
 
+/* optim:steps(parameter): returns the number of steps of the parameter, as an i64 scalar. In a
+ * pipeline, the tensor is where the parameter is. */
+static int optim_steps(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor **box = lt__push_box(L, s);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    int64_t steps = lt_optim_steps(o, x);
+    if (steps < 0)
+        lt__raise(L, s);
+    if (x->remote)
+        lt__fill_box(L, s, box,
+                     lt__tensor_remote(s->ctx, LT_I64, 0, NULL, x->stage, false, false));
+    else
+        lt__fill_box(L, s, box, lt_tensor_from(s->ctx, LT_I64, 0, NULL, &steps));
+    (*box)->stage = x->stage;
+    return 1;
+}
+
+/* optim:set_steps(parameter, n) */
+static int optim_set_steps(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    lt__check(L, s, lt_optim_set_steps(o, x, luaL_checkinteger(L, 3)));
+    return 0;
+}
+
 static const luaL_Reg methods[] = {{"set_group", optim_set_group},
+                                   {"steps", optim_steps},
+                                   {"set_steps", optim_set_steps},
                                    {"step", optim_step},
                                    {"slot", optim_slot},
                                    {"step_status", optim_step_status},

@@ -209,7 +209,7 @@ end
 -- The options of the update op for a group. is_bias selects its parameters of at most one axis.
 local function options_of(self, group, is_bias)
   local inner = self[INNER]
-  local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
+  local options = {decoupled = inner.decoupled}
   for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
   options.lr = options.lr * setting(self, {}, "lr_factor")
   if inner.adapts then options.adapt = not is_bias end
@@ -276,12 +276,14 @@ function Optim:zero_grad()
 end
 
 -- Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
--- is the number of applied steps. The slots are the optimizer's own tensors, not copies.
+-- is the number of applied steps, and with Adam "step.conv1.w" that of a parameter, which has none
+-- in a step without a gradient. The slots are the optimizer's own tensors, not copies.
 function Optim:state()
   local inner = self[INNER]
   count_pending(inner)
   local state = {steps = core.constructors.tensor(inner.steps, {dtype = "i64"})}
   for _, item in ipairs(inner.parameters) do
+    if inner.counts then state["step." .. item.name] = inner.handle:steps(item.tensor) end
     for k = 1, math.huge do
       local slot, name = inner.handle:slot(k, item.tensor)
       if not slot then break end
@@ -291,12 +293,34 @@ function Optim:state()
   return state
 end
 
+-- A count of steps in a state, as an integer.
+local function count_in(state, name)
+  local given = core.own_item(state[name])
+  local steps = math.tointeger(given)
+  if not steps or steps < 0 then
+    fail("optim: '%s' must be a non-negative integer, but is %.14g", name, given)
+  end
+  return steps
+end
+
+-- Whether a state has counts for each parameter: an older version saved only "steps".
+local function has_counts(state)
+  for name in pairs(state) do
+    if type(name) == "string" and name:find "^step%." then return true end
+  end
+  return false
+end
+
 -- Copies a state of state() into this optimizer. optim:load(lt.load(path)) works: the metadata is
 -- ignored. All ranks must call this together, with the same state.
 function Optim:load(state, _)
   local mine = self:state()
   if type(state) ~= "table" then
     fail("optim:load requires a table of tensors, but got a %s", type(state))
+  end
+  local inner, counts = self[INNER], has_counts(state)
+  if not counts then
+    for _, item in ipairs(inner.parameters) do mine["step." .. item.name] = nil end
   end
   for _, name in ipairs(sorted(mine)) do
     if not state[name] then fail("optim: the state has no %s", name) end
@@ -305,10 +329,10 @@ function Optim:load(state, _)
       fail("optim: %s is %s, but this optimizer has %s", name, has, wants)
     end
   end
-  local given = state.steps:item()
-  local steps = math.tointeger(given)
-  if not steps or steps < 0 then
-    fail("optim: 'steps' must be a non-negative integer, but is %.14g", given)
+  local steps, own = count_in(state, "steps"), {}
+  for i, item in ipairs(inner.counts and inner.parameters or {}) do
+    local name = counts and "step." .. item.name or "steps"
+    own[i] = core.is_remote(state[name]) and 0 or count_in(state, name)
   end
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
@@ -317,7 +341,8 @@ function Optim:load(state, _)
   for name, tensor in pairs(mine) do
     if name ~= "steps" and not core.is_remote(tensor) then tensor:copy(state[name]) end
   end
-  self[INNER].steps, self[INNER].pending = steps, false
+  for i, count in ipairs(own) do inner.handle:set_steps(inner.parameters[i].tensor, count) end
+  inner.steps, inner.pending = steps, false
 end
 
 -- For asynchronous training: {handle = of the core, steps = taken so far} of an optimizer.

@@ -15,7 +15,7 @@ local ROWS = 8                 -- images per batch in a dry profile
 local function slot_bytes(optim)
   local bytes = 0
   for name, slot in pairs(optim and optim:state() or {}) do
-    if name ~= "steps" then bytes = bytes + 4 * slot:count() end
+    if not name:find "^step" then bytes = bytes + 4 * slot:count() end
   end
   return optim and bytes
 end

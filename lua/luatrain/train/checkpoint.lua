@@ -237,9 +237,21 @@ local function newest(folder)
   return nil, nil, nil, wrong
 end
 
+-- Whether a checkpoint has the number of steps of each parameter. An older version saved only
+-- "optim.steps".
+local function has_counts(file)
+  for _, name in ipairs(file:names()) do
+    if name:find "^optim%.step%." then return true end
+  end
+  return false
+end
+
 -- Reads the tensors of a checkpoint into net and optim.
 local function restore(file, path, net, optim)
   local state, slots = optim:state(), {}
+  for name in pairs(has_counts(file) and {} or state) do
+    if name:find "^step%." then state[name] = nil end
+  end
   local keys = sorted(state)
   for i, key in ipairs(keys) do slots[i] = state[key] end
   read_file(file, path, "net.", net:state())
