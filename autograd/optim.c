@@ -568,6 +568,8 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     ag->grads_complete = false;
     ag->period += !ag->is_accumulating;
     o->backwards = ag->backwards;
+    if (ag->step_status != LT_ACCUMULATING)
+        lt__optim_use_grads(o);
     for (int i = 0; i < o->n_items && ag->step_status != LT_ACCUMULATING; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->step_status != LT_ACCUMULATING;

@@ -23,12 +23,12 @@ LT_API void lt_optim_free(lt_optim *optim); /* NULL is allowed */
  * have the parameter. */
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step. options[g] are the options of group g from lt_opts_parse(), without `step`; every group
- * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change. LT_EINVAL if no parameter
- * has one and no backward has run since this optimizer's last step, unless all are frozen; and in
- * backward or a dry run. Also the errors of lt_grad_callbacks.update and lt_scaling.decide, such as
- * LT_EPEER and LT_ENUMERIC. Commits pending batch-norm statistics, or drops them if the step is
- * skipped. Discards the gradients and counts the step in the context, except with LT_ACCUMULATING.
- * step_status may be NULL. */
+ * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change.
+ * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step, unless
+ * all are frozen; and in backward or a dry run. Also the errors of lt_grad_callbacks.update and
+ * lt_scaling.decide, such as LT_EPEER and LT_ENUMERIC. Commits pending batch-norm statistics, or
+ * drops them if the step is skipped. Discards the gradients of its parameters and counts the step
+ * in the context, except with LT_ACCUMULATING. step_status may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
@@ -42,6 +42,12 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
+/* A parameter whose gradient, in the last step of optim, also came from a backward whose gradients
+ * another optimizer had used in a step before: the backward of a loss that depends on parameters of
+ * both adds to all their gradients, and the step of one discards only its own. Use lt_zero_grad()
+ * after that step, unless this is intended. NULL if there is none, or if that step used the last
+ * backward too, as when optimizers step in turn. Borrowed. */
+LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use, summed in double in a fixed order; 0 if
  * it would use none. LT_ENUMERIC if it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);

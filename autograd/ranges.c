@@ -61,6 +61,27 @@ bool lt_optim_next_range(const lt_optim *o, const bool *present, bool whole_para
     return true;
 }
 
+void lt__optim_use_grads(lt_optim *o)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    const lt_leaf *newest = NULL;
+    lt_tensor *left = NULL; /* the first parameter with gradients that another step has used */
+    for (int i = 0; i < o->n_items; i++) {
+        const lt_leaf *leaf = o->items[i].x->leaf;
+        if (!lt_optim_has_grad(o, i))
+            continue;
+        if (!newest || leaf->last > newest->last)
+            newest = leaf;
+        if (!left && (leaf->is_mixed || lt__backward_is_used(ag, leaf->last)))
+            left = o->items[i].x;
+    }
+    o->mixed = newest && !lt__backward_is_used(ag, newest->last) ? left : NULL;
+    if (newest && ag->backwards - newest->last < 64)
+        ag->used |= UINT64_C(1) << newest->last % 64;
+}
+
+lt_tensor *lt_optim_mixed(const lt_optim *o) { return o->mixed; }
+
 int lt_optim_count(const lt_optim *o) { return o->n_items; }
 
 lt_tensor *lt_optim_param(const lt_optim *o, int i)

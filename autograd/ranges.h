@@ -29,6 +29,7 @@ struct lt_optim {
     lt_optim_slots *arenas;
     uint64_t backwards;   /* count of the context's backwards at the last step */
     lt_pending_step last; /* the last step */
+    lt_tensor *mixed;     /* see lt_optim_mixed() */
 };
 
 /* The item of a parameter. Borrowed. NULL with LT_EINVAL if the optimizer does not have it. */
@@ -36,6 +37,8 @@ lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x);
 /* LT_EINVAL unless options has complete options for each group in use, without `step`, which the
  * optimizer sets. */
 lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
+/* Notes which backward passes the gradients of a step are from. */
+void lt__optim_use_grads(lt_optim *o);
 /* Counts the last step for its parameters if it was pending and is applied. Blocks until the
  * accelerator has decided. */
 void lt__optim_count_pending(lt_optim *o);

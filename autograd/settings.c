@@ -1,5 +1,5 @@
-/* settings.c - the settings of optimizer steps: checks them, and provides them as a digest, which ranks compare in every step, and
- * as text, which they compare when their digests differ.
+/* settings.c - the settings of optimizer steps: checks them, and provides them as a digest, which
+ * ranks compare in every step, and as text, which they compare when their digests differ.
  *
  * The settings of a step stay here until the first step after the next call of
  * lt_settings_digest(), so that a rank can still print them when it learns that another rank has

@@ -122,6 +122,13 @@ T.test("groups", function()
   T.near(b.w:item(), 1 - 0.02)
   T.fails(function() o.groups[1].ram = 1 end, "optim.sgd: unknown key 'ram': " .. USAGE)
   T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip cannot be set for a single group")
+  T.fails(function() o.groups[3] = {lr = 1} end,
+          "optim.sgd: there is no group 3; groups cannot be added to an optimizer")
+  local whole = optim.sgd(one(), {lr = 0.1})
+  T.fails(function() whole.groups[1].weight_decai = 3 end,
+          "optim.sgd: unknown key 'weight_decai' (did you mean 'weight_decay'?)")
+  whole.groups[1].lr = 0.3
+  T.equal(whole:settings()["1.lr"], 0.3)
   o.lr, o.groups[2].lr = 0.2, 0
   step()
   T.near(a.w:item(), 1 - 0.2 - 0.4)

@@ -81,13 +81,28 @@ local function group_value(spec, key, value)
   return spec:value(key, value)
 end
 
+-- Makes a group strict: setting an unknown key is an error.
+local function strict_group(spec, group)
+  return setmetatable(group, {__newindex = function(self, key, value)
+    rawset(self, key, group_value(spec, key, value))
+  end})
+end
+
+-- Makes the list of groups strict: it cannot be changed.
+local function strict_groups(spec, groups)
+  return setmetatable(groups, {__newindex = function(_, key)
+    fail("%s: there is no group %s; groups cannot be added to an optimizer", spec.name,
+         check.shown(key))
+  end})
+end
+
 -- Returns the list of groups, each with its own settings, and the list of all their parameters.
 local function read_groups(what, spec)
   local first = type(what) == "table" and not is_module(what) and what[1]
   local groups, list = {}, {}
   if type(first) ~= "table" or is_module(first) then
     add_parameters(list, what, 1, "", spec.name)
-    return {{}}, list
+    return strict_groups(spec, {strict_group(spec, {})}), list
   end
   for g, given in ipairs(what) do
     local group = {}
@@ -96,11 +111,9 @@ local function read_groups(what, spec)
     end
     if not given.params then fail("%s: group %d has no params", spec.name, g) end
     add_parameters(list, given.params, g, g .. ".", spec.name)
-    groups[g] = setmetatable(group, {__newindex = function(self, key, value)
-      rawset(self, key, group_value(spec, key, value))
-    end})
+    groups[g] = strict_group(spec, group)
   end
-  return groups, list
+  return strict_groups(spec, groups), list
 end
 
 -- For tests: arms the injected fault of core.fault(), which sets a gradient to inf, if the list
@@ -225,12 +238,31 @@ local function count_pending(inner)
   if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
+-- Warns once that a step used gradients that the loss of another optimizer has left, as in a GAN.
+local function warn_of_mixed_grads(inner, log)
+  inner.warned = true
+  for _, item in ipairs(inner.parameters) do
+    if inner.handle:mixed(item.tensor) then
+      local text = ("%s: this step also uses leftover gradients, such as that of %s: another "
+                    .. "optimizer has already used those of their backward; call zero_grad() "
+                    .. "after its step, unless this is intended")
+                   :format(inner.spec.name, item.name)
+      local _, at_line = pcall(core.fail, "EINVAL", text)
+      if log then return log:warn(at_line) end
+      if core.rank() == 0 or core.pipeline() then
+        io.stderr:write("luatrain: warning: ", tostring(at_line), "\n")
+      end
+    end
+  end
+end
+
 -- Takes one step for all parameters that have a gradient. Returns the step status: "applied";
 -- "skipped", by a loss scale (lt.amp); "accumulating", if more shards of the batch follow
 -- (--vranks); or "pending", on an accelerator, which decides asynchronously whether to apply it;
 -- scaler.skipped later counts it if it was skipped. Drops the gradients unless accumulating.
 function Optim:step()
   local inner, list = self[INNER], {}
+  local log = core.on_step and core.on_step(self)        -- of the run in whose step this is
   count_pending(inner)
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this optimizer was made without momentum; make a new one to use it")
@@ -241,6 +273,7 @@ function Optim:step()
   end
   agree.gradients(inner.handle, inner.parameters)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
+  if not inner.warned and inner.handle:mixed() then warn_of_mixed_grads(inner, log) end
   if outcome ~= "accumulating" then
     inner.squares = squares and deferred.scalar(squares, "optim.clip")
   end
