@@ -113,14 +113,6 @@ static void stop_waiting(lt_optim *o)
     *link = o->last.next;
 }
 
-lt_step_status lt_optim_step_status(lt_optim *o)
-{
-    if (o->last.status == LT_PENDING)
-        lt_synchronize_quiet(o->ctx);
-    return o->last.status == LT_PENDING ? LT_SKIPPED
-                                        : o->last.status; /* LT_SKIPPED if the device has failed */
-}
-
 void lt_optim_free(lt_optim *o)
 {
     if (!o)

@@ -24,11 +24,12 @@ LT_API void lt_optim_free(lt_optim *optim); /* NULL is allowed */
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step. options[g] are the options of group g from lt_opts_parse(), without `step`; every group
  * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change.
- * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step, unless
- * all are frozen; and in backward or a dry run. Also the errors of lt_grad_callbacks.update and
- * lt_scaling.decide, such as LT_EPEER and LT_ENUMERIC. Commits pending batch-norm statistics, or
- * drops them if the step is skipped. Discards the gradients of its parameters and counts the step
- * in the context, except with LT_ACCUMULATING. step_status may be NULL. */
+ * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step,
+ * unless all are frozen; and in backward or a dry run. Also the errors of
+ * lt_grad_callbacks.update and lt_scaling.decide, such as LT_EPEER and LT_ENUMERIC. Commits pending
+ * batch-norm statistics, or drops them if the step is skipped. Discards the gradients of its
+ * parameters and counts the step in the context, except with LT_ACCUMULATING. step_status may be
+ * NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds

@@ -126,6 +126,14 @@ void lt_optim_count_step(lt_optim *o, const lt_optim_range *r)
         o->items[i].steps++;
 }
 
+lt_step_status lt_optim_step_status(lt_optim *o)
+{
+    if (o->last.status == LT_PENDING)
+        lt_synchronize_quiet(o->ctx);
+    return o->last.status == LT_PENDING ? LT_SKIPPED
+                                        : o->last.status; /* LT_SKIPPED if the device has failed */
+}
+
 void lt__optim_count_pending(lt_optim *o)
 {
     bool is_applied = lt_optim_step_status(o) == LT_APPLIED;

@@ -61,7 +61,7 @@ static lt_status step(net *n)
     return lt_optim_step(n->optim, (const lt_opt *const[]){n->opt}, 1, NULL);
 }
 
-/* The weight after steps from `first` to `last`, whose gradients are 2, with m and v zero before. */
+/* The weight after steps from `first` to `last` with gradients of 2; m and v are zero before. */
 static double weight(int first, int last)
 {
     double w = 1, m = 0, v = 0;
