@@ -169,7 +169,8 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
-/* Sets the seed and restarts the draws of LT_RNG_USER. */
+/* Sets the seed, and restarts the draws of LT_RNG_USER and the count of trees for
+ * lt_params_place(): after it, the same calls have the same results again. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */

@@ -12,9 +12,10 @@ static size_t bytes_of(const lt_tensor *x) { return padded(lt__tensor_bytes(x));
 
 /* ==== Opening ================================================================================= */
 
-/* Adds the bytes of the slots of parameter i. */
+/* Adds the bytes of the slots of parameter i, and of its number of steps. */
 static lt_status count_slots(lt_layout *l, int i)
 {
+    l->slot_bytes += sizeof(int64_t);
     for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
         lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
         if (!slot)
@@ -106,12 +107,23 @@ lt_status lt__layout_digest(const lt_layout *l, int64_t *digest)
     return status;
 }
 
-/* Copies all slots to memory, or from it. */
+/* Copies the number of steps of a parameter to memory, or from it. */
+static lt_status copy_steps(const lt_layout *l, const lt_tensor *param, char *memory, bool out)
+{
+    int64_t steps = out ? lt_optim_steps(l->optim, param) : 0;
+    memcpy(out ? memory : (char *)&steps, out ? (char *)&steps : memory, sizeof steps);
+    return out ? LT_OK : lt_optim_set_steps(l->optim, param, steps);
+}
+
+/* Copies all slots and numbers of steps to memory, or from it. */
 static lt_status copy_slots(const lt_layout *l, char *memory, bool out)
 {
-    for (int i = 0; i < l->n; i++)
+    for (int i = 0; i < l->n; i++) {
+        lt_tensor *param = lt_optim_param(l->optim, i);
+        LT_TRY(copy_steps(l, param, memory, out));
+        memory += sizeof(int64_t);
         for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
-            lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
+            lt_tensor *slot = lt_optim_slot(l->optim, k, param);
             if (!slot)
                 return lt_errcode();
             lt_status status = out ? lt_read(slot, memory) : lt_write(slot, memory);
@@ -119,6 +131,7 @@ static lt_status copy_slots(const lt_layout *l, char *memory, bool out)
             lt_release(slot);
             LT_TRY(status);
         }
+    }
     return LT_OK;
 }
 

@@ -185,7 +185,8 @@ function Optim:set(name, value) end
 function Optim:settings() end
 
 ---Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
----is the number of applied steps. The slots are the optimizer's own tensors, not copies.
+---is the number of applied steps, and with Adam "step.conv1.w" that of a parameter, which has none
+---in a step without a gradient. The slots are the optimizer's own tensors, not copies.
 ---@return table<string, luatrain.Tensor>
 function Optim:state() end
 
@@ -1534,7 +1535,7 @@ function lt.schedule.polynomial(given) end
 ---@return luatrain.Schedule
 function lt.schedule.step(given) end
 
----Sets the seed, if n is given, and returns it.
+---Sets the seed, if n is given, and returns it. Random numbers and the first values of nets then repeat. A net gets its values at its first use.
 ---@param n? integer
 ---@return integer
 function lt.seed(n) end
@@ -1726,7 +1727,7 @@ function lt.zeros(shape, options) end
 ---@field net luatrain.Module a net
 ---@field train luatrain.Set a set of lt.data
 ---@field test luatrain.Set a set of lt.data
----@field optim luatrain.Optim an optimizer of lt.optim
+---@field optim luatrain.Optim|luatrain.Optim[] an optimizer of lt.optim or a list of them
 ---@field epochs integer a positive integer
 ---@field batch integer a positive integer
 ---@field loss? fun(logits: luatrain.Tensor, y: luatrain.Tensor): luatrain.Tensor a function
@@ -1753,7 +1754,7 @@ function lt.zeros(shape, options) end
 
 ---@class luatrain.run.Options
 ---@field net luatrain.Module a net
----@field optim luatrain.Optim an optimizer of lt.optim
+---@field optim luatrain.Optim|luatrain.Optim[] an optimizer of lt.optim or a list of them
 ---@field train luatrain.Set a set of lt.data
 ---@field epochs integer a positive integer
 ---@field batch integer a positive integer

@@ -129,8 +129,12 @@ local kinds = {
     return (is_module(value) or type(value) == "function") and value or nil
   end},
   net = {"a net", function(value) return is_module(value) and value or nil end},
-  optim = {"an optimizer of lt.optim", function(value)
-    return class_of(value) == "luatrain.Optim" and value or nil
+  optims = {"an optimizer of lt.optim or a list of them", function(value)
+    local list = class_of(value) == "luatrain.Optim" and {value} or list_of(value, "table")
+    for _, item in ipairs(list or {}) do
+      if class_of(item) ~= "luatrain.Optim" then return nil end
+    end
+    return list and #list > 0 and list or nil
   end},
   set = {"a set of lt.data", function(value)
     return class_of(value) == "luatrain.Set" and value or nil
@@ -147,7 +151,7 @@ local kinds = {
     if value == false or type(value) == "table" and not getmetatable(value) then return value end
   end},
 }
-local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
+local unsaid = {layer = true, init = true, net = true, optims = true, set = true, call = true,
                 list = true, metrics = true, options = true,
                 tensor = true}                    -- kinds that describe() leaves out
 

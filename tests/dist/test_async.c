@@ -45,14 +45,6 @@ enum { RULES = 9 };
 
 /* ==== One worker ============================================================================== */
 
-/* The optimizer counts its steps, if its op needs their number. */
-static void set_step(net *n, int step)
-{
-    int k = lt_schema_find(&lt_optim_def(n->optim)->schema, "step");
-    for (int group = 0; k >= 0 && group < 2; group++)
-        n->opt[group][k].f = step;
-}
-
 static void check_one_worker(const char *rule, const char *op, const char *options, double clip)
 {
     lt_async_config config = usual;
@@ -61,7 +53,6 @@ static void check_one_worker(const char *rule, const char *op, const char *optio
     simulate(&a, &config, STEPS, clip, NULL);
     for (int i = 0; i < STEPS; i++) {
         lt_set_step(b.ctx, i);
-        set_step(&b, i + 1);
         compute(&b, i, clip);
     }
     check_same(&a, &b);
@@ -77,7 +68,7 @@ TEST(one_worker_trains_like_an_ordinary_run)
         check_one_worker(same[i], "momentum_step", "lr=0.1 momentum=0.9", 0.1);
         check_one_worker(same[i], "sgd_step", "lr=0.1", 0);
     }
-    check_one_worker("asgd", "adam_step", "lr=0.01 step=1", 0);
+    check_one_worker("asgd", "adam_step", "lr=0.01", 0);
     check_one_worker("dc-a", "lars_step", "lr=0.1", 0);
 }
 
@@ -374,7 +365,7 @@ TEST(wrong_optimizers_are_refused)
         char text[100];
         c.rule = own_step[i];
         snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with adam", c.rule);
-        refuse("adam_step", "lr=0.1 step=1", &c, text);
+        refuse("adam_step", "lr=0.1", &c, text);
         snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with lars", c.rule);
         refuse("lars_step", "lr=0.1", &c, text);
         if (i == 3)

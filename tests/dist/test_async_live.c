@@ -39,6 +39,7 @@ typedef struct rank {
     lt_status status;
     char text[256], end[65]; /* end: SHA-256 of the final values */
     int computed;
+    int64_t steps; /* of the optimizer, for one parameter */
 } rank;
 
 static void sleep_ms(int ms)
@@ -161,6 +162,7 @@ static void *run_rank(void *ud)
         r->status = lt_async_finish(a);
     if (r->status == LT_OK)
         CHECK_OK(lt_params_sha256(n.params, r->end));
+    r->steps = lt_optim_steps(n.optim, n.scale);
     if (root)
         memcpy(r->job->end, r->end, sizeof r->end);
     lt_async_free(a);
@@ -202,6 +204,7 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
         CHECK_EQ(ranks[i].ended, LT_ASYNC_DONE);
         CHECK(ranks[i].computed > 0);
         CHECK_STR(ranks[i].end, j.end);
+        CHECK_EQ(ranks[i].steps, TICKETS);
     }
     for (int t = 0; t < TICKETS; t++)
         CHECK_EQ(j.done[t], 1);

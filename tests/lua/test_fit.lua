@@ -422,7 +422,8 @@ T.test("settings are checked before a run writes anything", function()
     assert(not io.open(o.out), "it made a folder")
   end
   refused({net = false}, "lt.run: 'net' must be a net, but is false")
-  refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim, but is a table")
+  refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim or a list of them, but "
+                        .. "is a table")
   refused({train = 5}, "lt.run: 'train' must be a set of lt.data, but is 5")
   refused({schedule = 5}, "lt.run: 'schedule' must be a function, but is 5")
   refused({epoch = 5}, "lt.run: unknown key 'epoch' (did you mean 'epochs'?)")

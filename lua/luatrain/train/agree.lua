@@ -5,6 +5,7 @@
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
+local optims = require "luatrain.train.optims"
 local sorted = require "luatrain.keys"
 local sources = require "luatrain.train.sources"
 
@@ -194,7 +195,7 @@ function agree.start(run)
   due = is_due(o, run.steps + 1)
   core.compare("the position of the run", ("step %d, epoch %d, %d images of it")
                                        :format(run.steps, run.epoch, run.done))
-  core.compare("the optimizer of lt.run", settings_text(o.optim:settings()))
+  core.compare("the optimizer of lt.run", settings_text(optims.settings(o.optims)))
   core.compare("the net", tree_text(o.net))
   core.compare("the parameters of the net", frozen_text(o.net))
   core.compare("the weights and buffers", o.net:sha256())

@@ -46,6 +46,9 @@ function async.read(run)
   if async.running then
     refuse("lt.run: this script has an asynchronous run in %s that is not closed, and there can be "
            .. "only one at a time: write local run <close> = lt.run{...}", async.running)
+  elseif #run.optims > 1 then
+    core.fail("EINVAL", ("lt.run: asynchronous training supports one optimizer, but 'optim' has %d")
+                        :format(#run.optims))
   elseif run.auto then
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
   elseif run.check_sync then

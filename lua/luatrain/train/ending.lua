@@ -87,14 +87,14 @@ function ending.exclude_time_since(self, since) self.mark = self.mark + (core.cl
 function ending.save(self)
   local o, before = self.settings, core.clock()
   if not self.root then
-    if core.pipeline() then checkpoint.send(o.net, o.optim) end
+    if core.pipeline() then checkpoint.send(o.net, o.optims) end
     self.saved_step, self.saved = self.steps, true
     return true
   end
   local function write()
     if self.async then state.check_weights(self) end       -- those of the server
     local path = checkpoint.path(self.folder, self.steps)
-    return path, folder.write(self, path, checkpoint.save, path, o.net, o.optim, state.of(self),
+    return path, folder.write(self, path, checkpoint.save, path, o.net, o.optims, state.of(self),
                               self.async)
   end
   local path, ok, err

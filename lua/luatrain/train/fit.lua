@@ -39,7 +39,7 @@ function exports.micro_batches(k, x, y)
   end
 end
 
-local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
+local spec = check("lt.fit{net:net, train:set, test:set, optim:optims, epochs, batch; loss?:call, "
                    .. "label_smoothing=0.0, metrics?:metrics, schedule?:call, augment?:options, "
                    .. "mixup:amount=0.0, sizes?:list, target?:share, accumulate:count=1, "
                    .. "eval_batch?, workers?:integer, out?:path, resume?:path, save_every?, "
@@ -99,7 +99,7 @@ function exports.fit(given)
         return taken
       end)
     end
-    o.optim:step()
+    for _, optim in ipairs(o.optim) do optim:step() end
     return deferred.sum(losses)
   end
 

@@ -39,6 +39,7 @@ local mixup = require "luatrain.api.mixup"
 local module = require "luatrain.api.module"
 local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
+local optims = require "luatrain.train.optims"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
@@ -59,28 +60,20 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- loss: the training's loss, for run:evaluate; mixup: alpha, see mixup.lua; sizes: see phases.lua;
--- target: top1, see cost.lua; scaler: options of lt.amp.scaler, for fp16, or false for no loss
--- scale.
-local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
+-- optim: an optimizer or a list; loss: the training's loss, for run:evaluate; mixup: alpha, see
+-- mixup.lua; sizes: see phases.lua; target: top1, see cost.lua; scaler: options of lt.amp.scaler,
+-- for fp16, or false for no loss scale.
+local spec = check("lt.run{net:net, optim:optims, train:set, epochs, batch; schedule?:call, "
                    .. "loss?:call, augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
                    .. "amp?:amp, scaler?:options}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
-local function has_one_of(optim, parameters)
-  for _, tensor in ipairs(parameters) do
-    if optim:has(tensor) then return true end
-  end
-  return false
-end
-
 -- Checks the settings of a run. Command-line options and variables override the script's settings.
 local function read_settings(given)
   local o = overrides(spec(given))
-  if not has_one_of(o.optim, o.net:parameters()) then
-    fail "lt.run: the optimizer has no parameter of the net; it was made for another net"
-  end
+  o.optims, o.optim = o.optim, o.optim[1]
+  o.warning = optims.check(o.net, o.optims)
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
   o.phases = phases.read(o)
@@ -111,11 +104,12 @@ end
 -- The part of lt.run that may fail after the folder is locked; new() then releases the lock.
 local function start(self)
   local o = self.settings
-  self.initial = state.settings(o)
+  state.begin(self)
   core.bn_stats_synchronize()            -- forward passes so far do not belong to the first step
   self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
   local warnings = state.resume(self)
+  warnings[#warnings + 1] = o.warning
   agree.start(self)
   self.async = o.async and async.new(self, o.async, self.async, warnings)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
@@ -156,7 +150,7 @@ local function new(given)
     save_due = false,                  -- in a pipeline: whether rank 0 wants to save after a step
     open_step = false,                 -- the last step until its loss is read: see end_step
     rate = false,                      -- learning rate of the current batch
-    initial = false,                   -- settings of the optimizer when lt.run was called
+    initial = false, before = false,   -- see state.lua; state of the net before an evaluation
     grain = o.mixup > 0 and 2 or 1,    -- groups of this many images stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: the epoch, its samples done; total steps
     phase = o.phases[1],               -- the phase of the current epoch
@@ -165,6 +159,7 @@ local function new(given)
     other_loss = false,                -- whether the last step did not call lt.cross_entropy
     status = "new",                    -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
+    stepped = false,                   -- set of the optimizers that stepped for this batch
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
@@ -340,7 +335,7 @@ local function set_rate(self, rows)
       fail("run:step: the schedule must return a non-negative number, but at epoch %.6g it "
            .. "returned %s", epoch, type(factor) == "number" and factor or check.described(factor))
     end
-    o.optim.lr_factor = factor
+    for _, optim in ipairs(o.optims) do optim.lr_factor = factor end
   end
   return o.optim.lr * o.optim.lr_factor
 end
@@ -353,7 +348,7 @@ local function continue_trial(self, seconds)
   self.log:note(text)
 end
 
-local inside_meta = {__close = function(self) self.run.inside = false end}
+local inside_meta = {__close = function(self) self.run.inside, core.on_step = false, false end}
 
 -- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
 -- stays in use from the first micro-batch to the last.
@@ -368,7 +363,7 @@ end
 -- Calls lt.step(fn, ...) in the run's precision and with its loss scale, with `inside` set.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
-  self.inside = true
+  self.inside, core.on_step = true, function(optim) return optims.expect(self, optim) end
   -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
@@ -467,6 +462,7 @@ local function end_step(self, loss)
     fail("run:step: the function took no optimizer step; use lt.micro_batches to accumulate "
          .. "gradients")
   end
+  optims.end_step(self)
   if self.async then return self.async:end_step(loss) end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
@@ -507,6 +503,7 @@ function Run:step(fn, ...)
     self.rate = set_rate(self, self.rows)
     if o.amp_check then ending.close_step(self) end
     amp_check.begin_step(self, fn, ...)
+    self.stepped = {}
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if core.pipeline() then core.pipeline_times() end      -- starts a new count
     if self.observer then self.observer:begin_step() end
@@ -542,6 +539,7 @@ function Run:evaluate(set, given)
   ending.close_step(self)
   local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
                 other_loss = self.other_loss}
+  local _ <close> = state.hold(self)
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
