@@ -214,7 +214,7 @@ T.test("division", function()
           "floor_divide: 2.5 does not fit into the other tensor's i64; cast that tensor, e.g. " ..
           "x:cast('f32')")
   T.fails(function() return i // lt.tensor{1} end,
-          "floor_divide: x is i64, y is f32; cast one of them, e.g. y:cast('i64')")
+          "floor_divide: x is i64, y is f32; cast one of them, e.g. y to i64")
 end)
 
 T.test("tostring", function()
