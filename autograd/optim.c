@@ -16,7 +16,7 @@ static int by_place(const void *a, const void *b)
     return ox < oy ? -1 : ox > oy;
 }
 
-static lt_status add_item(lt_optim *o, lt_tensor *x)
+static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
 {
     if (!lt_is_param(x) || x->ctx != o->ctx)
         return lt_fail(LT_EINVAL, "an optimizer accepts only parameters of its own context");
@@ -43,7 +43,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
                                       (size_t)segment->count, 0));
         }
     }
-    o->items[o->n_items++] = (lt_optim_item){.x = lt_retain(x), .arena = a};
+    o->items[o->n_items++] = (lt_optim_item){.x = lt_retain(x), .arena = a, .index = index};
     x->leaf->optims++;
     return LT_OK;
 }
@@ -72,7 +72,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
     lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
     for (int i = 0; i < n && status == LT_OK; i++)
-        status = add_item(o, params[i]);
+        status = add_item(o, params[i], i);
     if (status == LT_OK) {
         qsort(o->items, (size_t)o->n_items, sizeof *o->items, by_place);
         for (int i = 1; i < o->n_items && status == LT_OK; i++)
@@ -320,32 +320,71 @@ static lt_device *device_of(const lt_optim *o)
     return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
-/* In a pipeline: adds up the squares of all stages. */
-static lt_status sum_squares(lt_tensor *total)
+/* Adds the squares of a range of gradients to total. */
+static lt_status add_range(lt_optim *o, const lt_optim_range *r, lt_tensor *total)
 {
-    double squares;
-    if (!total->ctx->slots.autograd->has_stages || !may_apply(total->ctx))
-        return LT_OK;
-    LT_TRY(lt_item(total, 0, &squares));
-    LT_TRY(lt_sum_stages(total->ctx, &squares, 1));
-    return lt_fill(total, squares);
+    const lt_def *squares = lt_op_find(o->ctx, "add_squares");
+    lt_tensor *grads = squares ? tensor_over(o, r, segment_of(o, r)->grads) : NULL;
+    lt_status status = grads
+                           ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
+                           : lt_errcode();
+    lt_release(grads);
+    return status;
+}
+
+/* squares (n) = the sum of squares of each parameter's gradient. */
+static lt_status add_each(lt_optim *o, lt_tensor *squares)
+{
+    lt_optim_range r = {0};
+    LT_TRY(lt_fill(squares, 0));
+    while (lt_optim_next_range(o, NULL, true, &r)) {
+        lt_tensor *one =
+            lt__tensor_over(squares->storage, LT_F64, 0, NULL, o->items[r.first].index, true);
+        lt_status status = one ? add_range(o, &r, one) : LT_ENOMEM;
+        lt_release(one);
+        LT_TRY(status);
+    }
+    return LT_OK;
+}
+
+/* Adds up the squares of the parameters, on all stages of a pipeline, in the order of
+ * lt_optim_new(). So the sum has the same bits with any number of stages. */
+static lt_status add_in_order(lt_optim *o, lt_tensor *total)
+{
+    int64_t n = o->capacity;
+    double *number = calloc((size_t)n + 1, sizeof *number), sum = 0;
+    lt_tensor *squares = lt__tensor_new(o->ctx, device_of(o), LT_F64, 1, &n, true);
+    lt_status status = !squares ? lt_errcode()
+                       : number ? add_each(o, squares)
+                                : lt_fail(LT_ENOMEM, "out of memory for %lld norms", (long long)n);
+    if (status == LT_OK)
+        status = lt_read(squares, number);
+    if (status == LT_OK)
+        status = lt_sum_stages(o->ctx, number, n);
+    for (int64_t i = 0; status == LT_OK && i < n; i++)
+        sum += number[i];
+    free(number);
+    lt_release(squares);
+    return status == LT_OK ? lt_fill(total, sum) : status;
+}
+
+/* The same in the stream of an accelerator, with one kernel call for each range. */
+static lt_status add_ranges(lt_optim *o, lt_tensor *total)
+{
+    lt_optim_range r = {0};
+    while (next_grads(o, &r))
+        LT_TRY(add_range(o, &r, total));
+    return LT_OK;
 }
 
 /* The sum of squares of the gradients that the next step would use, f64; 0 if none. New. */
 static lt_tensor *add_squares(lt_optim *o)
 {
-    const lt_def *squares = lt_op_find(o->ctx, "add_squares");
-    lt_optim_range r = {0};
+    bool in_order = device_of(o)->is_host || o->ctx->slots.autograd->has_stages;
     lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
-    lt_status status = total && squares ? lt_fill(total, 0) : lt_errcode();
-    while (status == LT_OK && may_apply(o->ctx) && next_grads(o, &r)) {
-        lt_tensor *grads = tensor_over(o, &r, segment_of(o, &r)->grads);
-        status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
-                       : LT_ENOMEM;
-        lt_release(grads);
-    }
-    if (status == LT_OK)
-        status = sum_squares(total);
+    lt_status status = total ? lt_fill(total, 0) : lt_errcode();
+    if (status == LT_OK && may_apply(o->ctx))
+        status = in_order ? add_in_order(o, total) : add_ranges(o, total);
     if (status == LT_OK)
         return total;
     lt_release(total);

@@ -10,6 +10,7 @@ enum { LT_MAX_SLOTS = LT_MAX_IN - 2 };
 typedef struct lt_optim_item { /* a parameter */
     lt_tensor *x;              /* kept */
     int arena, group;
+    int index; /* in the list of lt_optim_new(), which is the same on all stages of a pipeline */
 } lt_optim_item;
 
 typedef struct lt_optim_slots {

@@ -103,16 +103,17 @@ LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int 
 
 /* A profile of a net shows where it can be divided. A unit is not divided. It begins with an op
  * that is the first to use some parameter, and ends where the next unit begins. Ops without
- * parameters belong to the latest unit whose values they use. */
+ * parameters belong to the latest unit that has made or used one of their inputs. */
 typedef struct lt_profile lt_profile;
 
 typedef struct lt_profile_unit {
-    const char *name;     /* of its first parameter; borrowed */
-    bool may_begin_stage; /* no parameter of an earlier unit is used from here on */
-    int64_t state_bytes;  /* of its parameters and buffers */
-    int64_t grad_bytes;   /* of their gradients */
-    int64_t saved_bytes;  /* of its results, and of data that its backward pass reads */
-    int64_t back_bytes;   /* of the gradients of results that its largest op reads and writes */
+    const char *name; /* of its first parameter; borrowed */
+    /* no parameter of an earlier unit is used from here on, or with a value that this unit has used */
+    bool may_begin_stage;
+    int64_t state_bytes; /* of its parameters and buffers */
+    int64_t grad_bytes;  /* of their gradients */
+    int64_t saved_bytes; /* of its results, and of data that its backward pass reads */
+    int64_t back_bytes;  /* of the gradients of results that its largest op reads and writes */
     /* Seconds in all timed passes together: of the forward pass, and of the two halves of the
      * backward pass, as in lt_backward_from() */
     double forward, inputs, weights;
