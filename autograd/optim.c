@@ -50,6 +50,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
 
 lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n)
 {
+    LT_NEED_CTX(ctx, NULL);
     const lt_def *def = lt_op_find(ctx, update_op);
     if (!def)
         return NULL;
@@ -309,6 +310,7 @@ static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 
 uint32_t lt_steps_digest(const lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, 0);
     const struct lt_autograd *ag = ctx->slots.autograd;
     return ag ? ag->digest : 0;
 }
@@ -320,71 +322,13 @@ static lt_device *device_of(const lt_optim *o)
     return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
-/* Adds the squares of a range of gradients to total. */
-static lt_status add_range(lt_optim *o, const lt_optim_range *r, lt_tensor *total)
-{
-    const lt_def *squares = lt_op_find(o->ctx, "add_squares");
-    lt_tensor *grads = squares ? tensor_over(o, r, segment_of(o, r)->grads) : NULL;
-    lt_status status = grads
-                           ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
-                           : lt_errcode();
-    lt_release(grads);
-    return status;
-}
-
-/* squares (n) = the sum of squares of each parameter's gradient. */
-static lt_status add_each(lt_optim *o, lt_tensor *squares)
-{
-    lt_optim_range r = {0};
-    LT_TRY(lt_fill(squares, 0));
-    while (lt_optim_next_range(o, NULL, true, &r)) {
-        lt_tensor *one =
-            lt__tensor_over(squares->storage, LT_F64, 0, NULL, o->items[r.first].index, true);
-        lt_status status = one ? add_range(o, &r, one) : LT_ENOMEM;
-        lt_release(one);
-        LT_TRY(status);
-    }
-    return LT_OK;
-}
-
-/* Adds up the squares of the parameters, on all stages of a pipeline, in the order of
- * lt_optim_new(). So the sum has the same bits with any number of stages. */
-static lt_status add_in_order(lt_optim *o, lt_tensor *total)
-{
-    int64_t n = o->capacity;
-    double *number = calloc((size_t)n + 1, sizeof *number), sum = 0;
-    lt_tensor *squares = lt__tensor_new(o->ctx, device_of(o), LT_F64, 1, &n, true);
-    lt_status status = !squares ? lt_errcode()
-                       : number ? add_each(o, squares)
-                                : lt_fail(LT_ENOMEM, "out of memory for %lld norms", (long long)n);
-    if (status == LT_OK)
-        status = lt_read(squares, number);
-    if (status == LT_OK)
-        status = lt_sum_stages(o->ctx, number, n);
-    for (int64_t i = 0; status == LT_OK && i < n; i++)
-        sum += number[i];
-    free(number);
-    lt_release(squares);
-    return status == LT_OK ? lt_fill(total, sum) : status;
-}
-
-/* The same in the stream of an accelerator, with one kernel call for each range. */
-static lt_status add_ranges(lt_optim *o, lt_tensor *total)
-{
-    lt_optim_range r = {0};
-    while (next_grads(o, &r))
-        LT_TRY(add_range(o, &r, total));
-    return LT_OK;
-}
-
 /* The sum of squares of the gradients that the next step would use, f64; 0 if none. New. */
 static lt_tensor *add_squares(lt_optim *o)
 {
-    bool in_order = device_of(o)->is_host || o->ctx->slots.autograd->has_stages;
     lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
     lt_status status = total ? lt_fill(total, 0) : lt_errcode();
     if (status == LT_OK && may_apply(o->ctx))
-        status = in_order ? add_in_order(o, total) : add_ranges(o, total);
+        status = lt__optim_add_squares(o, total);
     if (status == LT_OK)
         return total;
     lt_release(total);

@@ -29,4 +29,8 @@ struct lt_optim {
     lt_pending_step last; /* the last step */
 };
 
+/* squares.c: adds the sum of squares of the gradients that the next step would use to total, an f64
+ * scalar. LT_ENOMEM, or the errors of the device and of lt_sum_stages(). */
+LT_MUST lt_status lt__optim_add_squares(lt_optim *optim, lt_tensor *total);
+
 #endif

@@ -113,7 +113,8 @@ typedef enum lt_dtype {
 } lt_dtype;
 /* clang-format on */
 
-/* The size of an element in bytes, and the name, a static string such as "f32". */
+/* The size of an element in bytes, and the name, a static string such as "f32"; 0 and "unknown" if
+ * dtype is none. */
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
 /* The dtype with this name, or -1. */
@@ -245,8 +246,8 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
  * fail with LT_EINVAL if a tensor is dead or pending. On an accelerator they may also fail with
  * LT_ENOMEM or the device's error. */
 
-/* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims) or
- * LT_ENOMEM. */
+/* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims or
+ * dtype) or LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
 /* Creates a tensor with all elements set to value, as by lt_fill(). New. NULL with the errors of
  * lt_tensor_new() and lt_fill(). */

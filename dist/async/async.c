@@ -5,6 +5,7 @@
 
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_rule rule;
     lt_async *a = NULL;
     if (lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)

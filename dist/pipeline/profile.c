@@ -390,6 +390,11 @@ static lt_status backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 
 lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
 {
+    LT_NEED_CTX(ctx, NULL);
+    if (passes < 0) {
+        lt_fail(LT_EINVAL, "a profile has at least 0 timed passes, not %d", passes);
+        return NULL;
+    }
     lt_profile *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a profile of the net");

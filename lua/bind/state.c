@@ -164,6 +164,7 @@ static int fill_state(lua_State *L)
 
 lua_State *lt_lua_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lua_State *L = luaL_newstate();
     if (!L) {
         lt_fail(LT_ENOMEM, "out of memory for a Lua state");
