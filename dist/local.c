@@ -20,6 +20,7 @@ typedef struct local { /* the state of one rank */
     lt_shm shm, side;  /* one for each channel */
     shared *shared;
     lt_mail *mail;
+    int cpus;
 } local;
 
 static lt_shm *shm_of(void *self) { return &((local *)self)->shm; }
@@ -97,7 +98,7 @@ static bool is_reporter(void *self, double seconds)
 }
 static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
 
-static int cpus(const void *self) { return lt_cpu_count() / ((const local *)self)->shm.size; }
+static int cpus(const void *self) { return ((const local *)self)->cpus; }
 
 static int local_rank(const void *self) { return ((const local *)self)->shm.rank; }
 
@@ -209,6 +210,7 @@ static lt_group *member(shared *s, lt_mail *box, int rank, int size, const lt_gr
         return NULL;
     }
     l->mail = box;
+    l->cpus = lt_cpu_count() / size;
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
     l->shm = (lt_shm){.control = (lt_shm_control *)s->control,

@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -525,6 +526,8 @@ static lt_status count_cpus(mpi_transport *c)
     LT_TRY(lt__shm_allreduce(&c->shm, &sum));
     for (int i = 0; i < CPU_SETSIZE; i++)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
+    if (lt_cpu_count() < CPU_COUNT(&mine)) /* the ranks here share a quota */
+        all = fmin(all, (double)lt_cpu_count() / c->net.n_node);
     c->cpus = (int)(all + 1e-6);
     return LT_OK;
 }

@@ -1,6 +1,7 @@
 /* test_misuse.c - a program does not check the result of lt_open(), or passes numbers that are out
  * of range. The library returns an error with a message. */
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "amp/amp.h"
 #include "data/data.h"
@@ -234,6 +235,22 @@ TEST(numbers_of_pipelines_that_are_out_of_range)
     CHECK_OK(lt_pipeline_set_micro_batch(p, 0, 2, 0.5));
     lt_pipeline_free(p);
     lt_group_close(group);
+    lt_ctx_free(ctx);
+}
+
+TEST(a_script_without_a_free_descriptor)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.device = "cpu", .threads = 1});
+    lua_State *L = lt_lua_new(ctx);
+    struct rlimit before, none;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){0, before.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    lt_status status = lt_lua_dofile(L, "tests/embed/model.lua", 0, NULL);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    CHECK_EQ(status, LT_ENOMEM);
+    CHECK_STR(lt_errmsg(), "cannot open tests/embed/model.lua: Too many open files");
+    lt_lua_close(L);
     lt_ctx_free(ctx);
 }
 
