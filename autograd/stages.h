@@ -4,8 +4,9 @@
  * Every rank of a pipeline runs the whole program. A parameter belongs to one stage. An op runs on
  * the latest stage of any of its inputs, so a value only moves to later stages. An op without
  * parameters, such as a cast, runs on the latest stage that has any of its inputs, so that the uses
- * of a value are in the order of the stages. On the other ranks only the shape rule runs, and the results are remote tensors: they have a dtype and dims,
- * but no memory. Tensors that are made from data alone belong to no stage: all ranks have them.
+ * of a value are in the order of the stages. On the other ranks only the shape rule runs, and the
+ * results are remote tensors: they have a dtype and dims, but no memory. Tensors that are made from
+ * data alone belong to no stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
  * stage receives it at the same place of the program. So all ranks know which values are sent

@@ -1,5 +1,5 @@
-/* cgroup.c - the quota of CPU time that a container or a service has. A group of cgroup v2 has it in
- * cpu.max, "50000 100000" or "max 100000"; one of v1 in cpu.cfs_quota_us, which is -1 without a
+/* cgroup.c - the quota of CPU time that a container or a service has. A group of cgroup v2 has it
+ * in cpu.max, "50000 100000" or "max 100000"; one of v1 in cpu.cfs_quota_us, which is -1 without a
  * quota, and cpu.cfs_period_us. The groups around a group limit it too.
  */
 #include <stdio.h>

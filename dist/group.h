@@ -16,8 +16,8 @@ typedef struct lt_part {
 
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
  * one thread at a time calls them, with two exceptions. Any thread may call fail, failure,
- * set_location, set_awaited, find_hung and is_reporter. One thread may call allreduce_side while another thread is in any
- * other function. */
+ * set_location, set_awaited, find_hung and is_reporter. One thread may call allreduce_side while
+ * another thread is in any other function. */
 typedef struct lt_transport {
     const char *name;
     bool has_processes; /* ranks are processes, not threads */

@@ -238,9 +238,9 @@ static void add_forward(lt_profile *p, int unit)
     p->last_call = 0;
 }
 
-/* Adds what the first pass shows: where stages may begin, and what is used and kept. A stage may not
- * begin between a parameter and a value that a later unit has used already: the gradients of the
- * value would be added in another order than in one process. */
+/* Adds what the first pass shows: where stages may begin, and what is used and kept. A stage may
+ * not begin between a parameter and a value that a later unit has used already: the gradients of
+ * the value would be added in another order than in one process. */
 static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int first,
                        int unit)
 {

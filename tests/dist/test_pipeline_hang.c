@@ -1,5 +1,5 @@
-/* test_pipeline_hang.c - a rank of a pipeline with replicas hangs, and other ranks wait for those that
- * wait for it. The message names the rank that hangs. */
+/* test_pipeline_hang.c - a rank of a pipeline with replicas hangs, and other ranks wait for those
+ * that wait for it. The message names the rank that hangs. */
 #include "core/tensor.h"
 #include "tests/dist/pipe_net.h"
 

@@ -147,7 +147,8 @@ static char *read_text(const char *path)
     return text;
 }
 
-/* Checks that this file calls each function of a header that has a context. Returns their number. */
+/* Checks that this file calls each function of a header that has a context. Returns their number.
+ * */
 static int check_header(const char *path, const char *own)
 {
     char *text = read_text(path), name[64], call[80];

@@ -58,14 +58,14 @@ end)
 
 T.test("a barrier between steps", function()
   for i = 1, 4 do ends(MODES[i], "within", 0, "") end
-  ends(MODES[6], "within", 1, "t.lua:27: lt.barrier: in asynchronous training, ranks do not wait for "
-       .. "each other; call it before the run or after its end")
+  ends(MODES[6], "within", 1, "t.lua:27: lt.barrier: in asynchronous training, ranks do not wait "
+       .. "for each other; call it before the run or after its end")
 end)
 
 T.test("a barrier that not all ranks reach", function()
   for _, options in ipairs{"", "--ranks 2"} do
-    ends(options, "root", 1, "t.lua:10: lt.barrier requires all ranks, but lt.on_root runs on rank 0 "
-         .. "only")
+    ends(options, "root", 1, "t.lua:10: lt.barrier requires all ranks, but lt.on_root runs on rank "
+         .. "0 only")
   end
   ends("--ranks 2 --timeout 20", "alone", 9, "the ranks disagree: rank 0 is in the barrier for "
        .. "lt.barrier")

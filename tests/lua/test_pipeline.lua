@@ -1,17 +1,16 @@
 -- test_pipeline.lua - training in a pipeline has the bits of one process that accumulates the
 -- gradients of the same micro-batches, whatever the stages, the schedule and the net.
 local T = require "lt_test"
-local lt = require "luatrain"
 
 -- Nets: `plain` has batch norm and dropout; `residual` uses a value and the images in three stages;
--- `pooled` uses a value without parameters after a later stage has used it; `frozen` trains only its
--- end.
+-- `pooled` uses a value without parameters after a later stage has used it; `frozen` trains only
+-- its end.
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
-local opt = lt.args{net = {"plain", "residual", "pooled", "frozen"}, accumulate = 1, batch = 10, steps = 7,
-                    clip = 0.0, optim = {"sgd", "adam", "lars"}, mixup = 0.0, loop = false,
-                    size = 64, item = false, f64 = false, hooks = false}
+local opt = lt.args{net = {"plain", "residual", "pooled", "frozen"}, accumulate = 1, batch = 10,
+                    steps = 7, clip = 0.0, optim = {"sgd", "adam", "lars"}, mixup = 0.0,
+                    loop = false, size = 64, item = false, f64 = false, hooks = false}
 local train, test = lt.data.open("synthetic:6x6x1/4/" .. opt.size)
 
 local nets = {}

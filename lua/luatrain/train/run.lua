@@ -35,6 +35,7 @@ local exits = require "luatrain.train.exits"
 local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
+local lone_rows = require "luatrain.train.lone_rows"
 local mixup = require "luatrain.api.mixup"
 local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
@@ -294,6 +295,7 @@ function Run:batches()
   expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
   o.net:train()
+  lone_rows.watch(self)
   self.mark = core.clock()
   if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
   local loader = open_pass(self, self.epoch, self.done, o.workers)
@@ -366,6 +368,7 @@ local function call_inside(self, fn, ...)
     given = o.scaler:inside(core.step, core.autocast, o.amp, fn, ...)
   end
   core.end_shard()
+  lone_rows.stop()
   return given
 end
 
