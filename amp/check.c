@@ -169,6 +169,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
 
 lt_precision_check *lt_precision_check_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_precision_check *c = lt__alloc_zero(ctx, sizeof *c);
     if (c)
         c->ctx = lt__ctx_retain(ctx);

@@ -17,6 +17,7 @@ enum { MAX_AT_FLOOR = 10 }; /* skipped steps in a row at the lowest possible sca
 
 lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_loss_scale *s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return NULL;
@@ -351,6 +352,7 @@ static void reset_stale_status(lt_loss_scale *s)
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     const lt_scaling mine = {s, seed, rescale, complete, changed, added, decide, resolve, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)

@@ -459,6 +459,7 @@ static lt_status cast_integers(lt_ctx *ctx, lt_tensor **in, int n_in)
 lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int n_in,
                    const lt_opt *opts, lt_tensor **out)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = ctx->slots.autograd;
     const char *name = def->schema.name;
     lt_tensor *in[LT_MAX_LIST];
@@ -495,6 +496,7 @@ lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int 
 
 lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in, int n_in)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_tensor *out[LT_MAX_OUT] = {NULL};
     lt_opt opts[LT_MAX_OPT];
     const lt_def *def = lt_op_find(ctx, op);

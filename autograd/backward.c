@@ -394,6 +394,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads, int n,
                            lt_weights **weights)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     backward b = {.ctx = ctx, .roots = roots, .grads = grads, .n = n, .loss = -1};
     for (int i = n - 1; i >= 0; i--)
         if (!grads[i])

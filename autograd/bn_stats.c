@@ -15,6 +15,7 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
 lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                           lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_bn_entry **end = &ag->bn_stats, *s;
     LT_TRY(lt__check_open(ctx, "batch norm statistics"));
@@ -79,18 +80,21 @@ lt_status lt__bn_stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
 
 lt_status lt_bn_stats_commit(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     LT_TRY(lt_synchronize(ctx));
     return commit(ctx, true);
 }
 
 lt_status lt_bn_stats_synchronize(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     LT_TRY(lt_synchronize(ctx));
     return commit(ctx, false);
 }
 
 int lt_bn_stats_pending(const lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, 0);
     int n = 0;
     for (const lt_bn_entry *s = ctx->slots.autograd->bn_stats; s; s = s->next)
         n++;
@@ -99,6 +103,7 @@ int lt_bn_stats_pending(const lt_ctx *ctx)
 
 bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats)
 {
+    LT_NEED_CTX(ctx, false);
     const lt_bn_entry *s = ctx->slots.autograd->bn_stats;
     while (s && i-- > 0)
         s = s->next;

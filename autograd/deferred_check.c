@@ -12,7 +12,11 @@
 
 static lt_device *device_of(lt_ctx *ctx) { return ctx->devices[1]; }
 
-lt_step_check *lt_step_check_of(lt_ctx *ctx) { return ctx->slots.autograd->deferred.on_device; }
+lt_step_check *lt_step_check_of(lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, NULL);
+    return ctx->slots.autograd->deferred.on_device;
+}
 
 lt_status lt__deferred_check_open(lt_ctx *ctx)
 {
@@ -96,6 +100,7 @@ static lt_status wait_for_check(lt_ctx *ctx)
 
 lt_status lt_synchronize(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     LT_TRY(wait_for_check(ctx));
     lt_deferred_check *check = ctx->slots.autograd ? &ctx->slots.autograd->deferred : NULL;
     if (!check || !lt__deferred_check_is_unreported(check))
@@ -122,6 +127,7 @@ void lt__deferred_check_set_reported(lt_ctx *ctx)
 /* May ignore the error: a device that has failed fails again. */
 void lt_synchronize_quiet(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     lt_status status = wait_for_check(ctx);
     (void)status;
 }

@@ -16,7 +16,7 @@ static int by_place(const void *a, const void *b)
     return ox < oy ? -1 : ox > oy;
 }
 
-static lt_status add_item(lt_optim *o, lt_tensor *x)
+static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
 {
     if (!lt_is_param(x) || x->ctx != o->ctx)
         return lt_fail(LT_EINVAL, "an optimizer accepts only parameters of its own context");
@@ -43,7 +43,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
                                       (size_t)segment->count, 0));
         }
     }
-    o->items[o->n_items++] = (lt_optim_item){.x = lt_retain(x), .arena = a};
+    o->items[o->n_items++] = (lt_optim_item){.x = lt_retain(x), .arena = a, .index = index};
     x->leaf->optims++;
     return LT_OK;
 }
@@ -59,6 +59,7 @@ static int step_option(const lt_schema *s)
 
 lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n)
 {
+    LT_NEED_CTX(ctx, NULL);
     const lt_def *def = lt_op_find(ctx, update_op);
     if (!def)
         return NULL;
@@ -82,7 +83,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
     lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
     for (int i = 0; i < n && status == LT_OK; i++)
-        status = add_item(o, params[i]);
+        status = add_item(o, params[i], i);
     if (status == LT_OK) {
         qsort(o->items, (size_t)o->n_items, sizeof *o->items, by_place);
         for (int i = 1; i < o->n_items && status == LT_OK; i++)
@@ -302,6 +303,7 @@ static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 
 uint32_t lt_steps_digest(const lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, 0);
     const struct lt_autograd *ag = ctx->slots.autograd;
     return ag ? ag->digest : 0;
 }
@@ -313,32 +315,13 @@ static lt_device *device_of(const lt_optim *o)
     return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
-/* In a pipeline: adds up the squares of all stages. */
-static lt_status sum_squares(lt_tensor *total)
-{
-    double squares;
-    if (!total->ctx->slots.autograd->has_stages || !may_apply(total->ctx))
-        return LT_OK;
-    LT_TRY(lt_item(total, 0, &squares));
-    LT_TRY(lt_sum_stages(total->ctx, &squares, 1));
-    return lt_fill(total, squares);
-}
-
 /* The sum of squares of the gradients that the next step would use, f64; 0 if none. New. */
 static lt_tensor *add_squares(lt_optim *o)
 {
-    const lt_def *squares = lt_op_find(o->ctx, "add_squares");
-    lt_optim_range r = {0};
     lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
-    lt_status status = total && squares ? lt_fill(total, 0) : lt_errcode();
-    while (status == LT_OK && may_apply(o->ctx) && next_grads(o, &r)) {
-        lt_tensor *grads = tensor_over(o, &r, segment_of(o, &r)->grads);
-        status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
-                       : LT_ENOMEM;
-        lt_release(grads);
-    }
-    if (status == LT_OK)
-        status = sum_squares(total);
+    lt_status status = total ? lt_fill(total, 0) : lt_errcode();
+    if (status == LT_OK && may_apply(o->ctx))
+        status = lt__optim_add_squares(o, total);
     if (status == LT_OK)
         return total;
     lt_release(total);

@@ -49,8 +49,9 @@ LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
  * after that step, unless this is intended. NULL if there is none, or if that step used the last
  * backward too, as when optimizers step in turn. Borrowed. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
-/* The 2-norm of all gradients that the next step would use, summed in double in a fixed order; 0 if
- * it would use none. LT_ENUMERIC if it is not finite. */
+/* The 2-norm of all gradients that the next step would use, summed in double in a fixed order: on
+ * the CPU parameter by parameter, with the same bits in a pipeline; 0 if it would use none.
+ * LT_ENUMERIC if it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A digest of the sequence of all steps and norms in ctx so far, and of the optimizers they use. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);

@@ -40,6 +40,8 @@ lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
 static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndim,
                               const int64_t *dims, lt_init init)
 {
+    if (lt__dtype_check(dtype) != LT_OK)
+        return NULL;
     if (!lt__is_float(dtype)) {
         lt_fail(LT_EINVAL, "a parameter must be a float tensor, but is %s", lt_dtype_name(dtype));
         return NULL;
@@ -60,11 +62,13 @@ static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndi
 
 lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, lt_init init)
 {
+    LT_NEED_CTX(ctx, NULL);
     return pending_new(ctx, LT_PARAM, dtype, ndim, dims, init);
 }
 
 lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, lt_init init)
 {
+    LT_NEED_CTX(ctx, NULL);
     return pending_new(ctx, LT_BUFFER, dtype, ndim, dims, init);
 }
 
@@ -162,6 +166,7 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
 
 lt_params *lt_params_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_params *p = lt__autograd(ctx) ? lt__alloc_zero(ctx, sizeof *p) : NULL;
     if (p)
         p->ctx = lt__ctx_retain(ctx);

@@ -12,6 +12,7 @@ typedef struct lt_optim_item { /* a parameter */
     int arena, group;
     int64_t steps;   /* applied so far */
     bool is_pending; /* the last step, which is pending, is not counted yet */
+    int index; /* in the list of lt_optim_new(), which is the same on all stages of a pipeline */
 } lt_optim_item;
 
 typedef struct lt_optim_slots {
@@ -42,5 +43,8 @@ void lt__optim_use_grads(lt_optim *o);
 /* Counts the last step for its parameters if it was pending and is applied. Blocks until the
  * accelerator has decided. */
 void lt__optim_count_pending(lt_optim *o);
+/* squares.c: adds the sum of squares of the gradients that the next step would use to total, an f64
+ * scalar. LT_ENOMEM, or the errors of the device and of lt_sum_stages(). */
+LT_MUST lt_status lt__optim_add_squares(lt_optim *optim, lt_tensor *total);
 
 #endif

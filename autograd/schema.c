@@ -255,7 +255,9 @@ void lt_opts_clear(const lt_schema *s, lt_opt *opts)
     }
 }
 
-lt_status lt_opts_complete(const lt_schema *s, lt_opt *opts)
+/* Sets options that are not given to their defaults. Returns the first one without a default, or
+ * -1. */
+static int set_defaults(const lt_schema *s, lt_opt *opts)
 {
     for (int i = 0; i < s->n_opt; i++) {
         if (opts[i].n > 0 || s->opt[i].optional)
@@ -265,9 +267,16 @@ lt_status lt_opts_complete(const lt_schema *s, lt_opt *opts)
         else if (s->opt[i].value.n > 0)
             opts[i] = s->opt[i].value;
         else
-            return lt_fail(LT_EINVAL, "%s: option '%s' is missing", s->name, s->opt[i].name);
+            return i;
     }
-    return LT_OK;
+    return -1;
+}
+
+lt_status lt_opts_complete(const lt_schema *s, lt_opt *opts)
+{
+    int i = set_defaults(s, opts);
+    return i < 0 ? LT_OK
+                 : lt_fail(LT_EINVAL, "%s: option '%s' is missing", s->name, s->opt[i].name);
 }
 
 static bool read_value(const char *p, size_t n, lt_opt *opt)
@@ -353,6 +362,7 @@ static uint16_t *slot_of(struct lt_autograd *ag, const char *name)
 
 lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = lt__autograd(ctx);
     lt_schema schema;
     if (!ag)
@@ -384,7 +394,7 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
     def->schema = schema;
     def->id = ag->n_defs;
     lt_opts_clear(&schema, def->defaults);
-    def->must_give = lt_opts_complete(&schema, def->defaults) != LT_OK;
+    def->must_give = set_defaults(&schema, def->defaults) >= 0;
     ag->defs[ag->n_defs++] = def;
     *slot = (uint16_t)ag->n_defs;
     return LT_OK;
@@ -392,6 +402,7 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
 
 const lt_def *lt_op_find(lt_ctx *ctx, const char *name)
 {
+    LT_NEED_CTX(ctx, NULL);
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return NULL;
@@ -411,6 +422,7 @@ const lt_def *lt_op_find(lt_ctx *ctx, const char *name)
 
 const lt_def *lt_op_at(lt_ctx *ctx, int i)
 {
+    LT_NEED_CTX(ctx, NULL);
     struct lt_autograd *ag = lt__autograd(ctx);
     return ag && i >= 0 && i < ag->n_defs ? ag->defs[i] : NULL;
 }

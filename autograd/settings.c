@@ -107,6 +107,7 @@ lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_d
 
 uint32_t lt_settings_digest(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, 0);
     struct lt_autograd *ag = ctx->slots.autograd;
     if (!ag)
         return 0;
@@ -139,6 +140,7 @@ static int print_owner(char *to, size_t size, const lt_step_settings *noted)
 
 char *lt_settings_text(const lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     const struct lt_autograd *ag = ctx->slots.autograd;
     int n = ag ? ag->n_noted : 0;
     size_t size = (size_t)n * (LT_MAX_OPT + 1) * LINE + 1;

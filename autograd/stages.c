@@ -87,13 +87,23 @@ static bool is_placed(const lt_tensor *x)
     return x->leaf && (x->leaf->role == LT_PARAM || x->leaf->role == LT_BUFFER);
 }
 
+/* The last stage that has the values of x, as in lt_tensor. */
+static uint8_t latest_of(const lt_tensor *x)
+{
+    return x->sent_to ? (uint8_t)(64 - __builtin_clzll(x->sent_to)) : x->stage;
+}
+
 /* The stage of an op, as in lt_tensor. LT_EUSAGE if its parameters are on an earlier one. */
 static lt_status find_stage(lt_tensor *const *in, int n_in, uint8_t *stage)
 {
-    *stage = 0;
+    bool has_params = false;
     for (int i = 0; i < n_in; i++)
-        if (in[i] && in[i]->stage > *stage)
-            *stage = in[i]->stage;
+        has_params |= in[i] && is_placed(in[i]);
+    *stage = 0;
+    for (int i = 0; i < n_in; i++) {
+        uint8_t at = !in[i] ? 0 : has_params ? in[i]->stage : latest_of(in[i]);
+        *stage = at > *stage ? at : *stage;
+    }
     for (int i = 0; i < n_in; i++)
         if (in[i] && is_placed(in[i]) && in[i]->stage != *stage)
             return lt_fail(

@@ -2,16 +2,19 @@
  * installed.
  *
  * Every rank of a pipeline runs the whole program. A parameter belongs to one stage. An op runs on
- * the latest stage of any of its inputs, so a value only moves to later stages. On the other
- * ranks only the shape rule runs, and the results are remote tensors: they have a dtype and dims,
- * but no memory. Tensors that are made from data alone belong to no stage: all ranks have them.
+ * the latest stage of any of its inputs, so a value only moves to later stages. An op without
+ * parameters, such as a cast, runs on the latest stage that has any of its inputs, so that the uses
+ * of a value are in the order of the stages. On the other ranks only the shape rule runs, and the
+ * results are remote tensors: they have a dtype and dims, but no memory. Tensors that are made from
+ * data alone belong to no stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
  * stage receives it at the same place of the program. So all ranks know which values are sent
  * between which stages, and in which order. A received value is a leaf here, and its gradient is
  * returned. If several stages use a value, the last one returns its gradient to the one before,
  * which adds its own gradient and returns the sum, and so on to the stage that has the value. So
- * gradients are added in the order of one process.
+ * gradients are added in the order of one process, unless an op with parameters uses a value that a
+ * later stage has used before.
  */
 #ifndef LT_AUTOGRAD_STAGES_H
 #define LT_AUTOGRAD_STAGES_H

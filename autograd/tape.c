@@ -47,6 +47,7 @@ void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *entry)
 
 void lt_bn_stats_clear(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     lt_bn_entry *s;
     while ((s = ctx->slots.autograd->bn_stats)) {
         ctx->slots.autograd->bn_stats = s->next;
@@ -101,18 +102,28 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     return ag;
 }
 
-void lt_grad_off(lt_ctx *ctx) { ctx->slots.autograd->no_grad_depth++; }
+void lt_grad_off(lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, );
+    ctx->slots.autograd->no_grad_depth++;
+}
 
 void lt_grad_on(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     if (ctx->slots.autograd->no_grad_depth > 0)
         ctx->slots.autograd->no_grad_depth--;
 }
 
-bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->no_grad_depth == 0; }
+bool lt_grad_enabled(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, false);
+    return ctx->slots.autograd->no_grad_depth == 0;
+}
 
 void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->callbacks = callbacks ? *callbacks : (lt_grad_callbacks){0};
     ctx->slots.autograd->has_callbacks = callbacks != NULL;
 }
@@ -121,6 +132,7 @@ bool lt_has_grad_callbacks(const lt_ctx *ctx) { return ctx->slots.autograd->has_
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag->in_backward || ag->dry_run.on)
         return lt_fail(LT_EINVAL, "the loss scale cannot change %s",
@@ -132,18 +144,21 @@ lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 
 void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->cast = fn;
     ctx->slots.autograd->cast_ud = ud;
 }
 
 lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud)
 {
+    LT_NEED_CTX(ctx, NULL);
     *ud = ctx->slots.autograd->cast_ud;
     return ctx->slots.autograd->cast;
 }
 
 void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->allreduce = fn;
     ctx->slots.autograd->allreduce_ud = ud;
 }
@@ -151,6 +166,7 @@ void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud)
 void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss,
                     lt_clip_fn clip)
 {
+    LT_NEED_CTX(ctx, );
     struct lt_autograd *ag = ctx->slots.autograd;
     ag->kernels = kernels;
     ag->n_kernels = n;
@@ -160,12 +176,14 @@ void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss
 
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->where = fn;
     ctx->slots.autograd->where_ud = ud;
 }
 
 void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES])
 {
+    LT_NEED_CTX(ctx, );
     const struct lt_autograd *ag = ctx->slots.autograd;
     where[0] = 0;
     if (ag->where)
@@ -174,12 +192,14 @@ void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES])
 
 void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->timer = fn;
     ctx->slots.autograd->timer_ud = ud;
 }
 
 void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->slots.autograd->op_hook = fn;
     ctx->slots.autograd->op_hook_ud = ud;
 }
@@ -472,6 +492,7 @@ lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
 
 lt_tape *lt_tape_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_tape *tape = lt__autograd(ctx) ? lt__alloc_zero(ctx, sizeof *tape) : NULL;
     if (tape)
         tape->ctx = lt__ctx_retain(ctx);
@@ -495,13 +516,18 @@ void lt_tape_free(lt_tape *tape)
 
 lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape)
 {
+    LT_NEED_CTX(ctx, NULL);
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_tape *before = ag->tape;
     ag->tape = tape ? tape : &ag->default_tape;
     return before;
 }
 
-lt_tape *lt_tape_current(lt_ctx *ctx) { return ctx->slots.autograd->tape; }
+lt_tape *lt_tape_current(lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, NULL);
+    return ctx->slots.autograd->tape;
+}
 
 void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
 {
@@ -511,6 +537,7 @@ void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
 
 lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook, void *ud)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return LT_ENOMEM;
@@ -535,6 +562,7 @@ lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn
 
 void lt_dry_run_end(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_dry_run *r = &ag->dry_run;
     if (!r->on)

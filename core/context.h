@@ -92,6 +92,16 @@ void lt__ctx_release(lt_ctx *ctx);
 /* LT_EINVAL after lt_ctx_free(). With who = "backward" the message is "backward: the context was
  * closed by lt_ctx_free()". */
 lt_status lt__check_open(const lt_ctx *ctx, const char *who);
+/* Returns the rest from a public function, with a message, if ctx is NULL: the caller did not check
+ * the result of lt_open(). */
+#define LT_NEED_CTX(ctx, ...)                                                                      \
+    do {                                                                                           \
+        if (!(ctx)) {                                                                              \
+            lt_fail(LT_EINVAL, "%s: the context is NULL; check the result of lt_open()",           \
+                    __func__);                                                                     \
+            return __VA_ARGS__;                                                                    \
+        }                                                                                          \
+    } while (0)
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 

@@ -16,6 +16,7 @@ lt_status lt_write(lt_tensor *x, const void *data)
 
 lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, double value)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
     if (x && lt_fill(x, value) != LT_OK) {
         lt_release(x);
@@ -27,6 +28,7 @@ lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *
 lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                           const void *data)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
     if (x && lt_write(x, data) != LT_OK) {
         lt_release(x);

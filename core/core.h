@@ -113,7 +113,8 @@ typedef enum lt_dtype {
 } lt_dtype;
 /* clang-format on */
 
-/* The size of an element in bytes, and the name, a static string such as "f32". */
+/* The size of an element in bytes, and the name, a static string such as "f32"; 0 and "unknown" if
+ * dtype is none. */
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
 /* The dtype with this name, or -1. */
@@ -133,8 +134,8 @@ typedef struct lt_tensor lt_tensor;
 
 typedef struct lt_config { /* zero selects the default */
     uint64_t seed;
-    /* threads for kernels; at most 1024; default: the CPUs this process may run on. Capped at
-     * lt_thread_limit(); lt_threads() returns the actual number */
+    /* threads for kernels; at most 1024; default: lt_omp_threads(), or if that is 0 lt_cpu_count().
+     * Capped at lt_thread_limit(); lt_threads() returns the actual number */
     int threads;
     bool reference; /* use only the reference kernels */
     bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
@@ -175,8 +176,12 @@ LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */
 LT_API const char *lt_device_name(const lt_ctx *ctx);
-/* The number of CPUs in this process's affinity mask. */
+/* The number of CPUs that this process may use: those of its affinity mask, or fewer if a container
+ * (cgroup v1 or v2) has a quota of CPU time, rounded up. */
 LT_API int lt_cpu_count(void);
+/* The number of threads in OMP_NUM_THREADS, for the outermost level, at most 1024; 0 if it is not
+ * set or not a positive number. */
+LT_API int lt_omp_threads(void);
 /* The maximum number of threads OpenMP allows a kernel: OMP_THREAD_LIMIT, or 1 if
  * OMP_MAX_ACTIVE_LEVELS is 0. INT_MAX if there is no limit. */
 LT_API int lt_thread_limit(void);
@@ -246,8 +251,8 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
  * fail with LT_EINVAL if a tensor is dead or pending. On an accelerator they may also fail with
  * LT_ENOMEM or the device's error. */
 
-/* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims) or
- * LT_ENOMEM. */
+/* Creates a tensor with uninitialised elements. New. NULL with LT_EINVAL (invalid dims or
+ * dtype) or LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
 /* Creates a tensor with all elements set to value, as by lt_fill(). New. NULL with the errors of
  * lt_tensor_new() and lt_fill(). */

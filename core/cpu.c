@@ -42,8 +42,20 @@ int lt_cpu_count(void)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0)
         return 1;
-    int n = CPU_COUNT(&set);
+    int n = CPU_COUNT(&set), quota = lt__cgroup_cpus("/sys/fs/cgroup", "/proc/self/cgroup");
+    n = quota > 0 && quota < n ? quota : n;
     return n > 0 ? n : 1;
+}
+
+int lt_omp_threads(void)
+{
+    enum { MOST = 1024 };
+    const char *text = getenv("OMP_NUM_THREADS");
+    char *end;
+    long n = text ? strtol(text, &end, 10) : 0;
+    if (n <= 0 || (*end && !strchr(", ", *end)))
+        return 0;
+    return n < MOST ? (int)n : MOST;
 }
 
 int lt_thread_limit(void)

@@ -36,37 +36,71 @@ lt_status lt__check_open(const lt_ctx *ctx, const char *who)
                        : LT_OK;
 }
 
-uint64_t lt_seed(const lt_ctx *ctx) { return ctx->config.seed; }
+uint64_t lt_seed(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return ctx->config.seed;
+}
 
 void lt_set_seed(lt_ctx *ctx, uint64_t seed)
 {
+    LT_NEED_CTX(ctx, );
     ctx->config.seed = seed;
     ctx->draws = 0;
     ctx->trees = 0;
 }
 
-int lt_threads(const lt_ctx *ctx) { return ctx->threads; }
-int64_t lt_step(const lt_ctx *ctx) { return ctx->step; }
-void lt_set_step(lt_ctx *ctx, int64_t step) { ctx->step = step; }
-uint64_t lt_next_draw(lt_ctx *ctx) { return ctx->draws++; }
-void lt_set_next_draw(lt_ctx *ctx, uint64_t draw) { ctx->draws = draw; }
+int lt_threads(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return ctx->threads;
+}
+int64_t lt_step(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return ctx->step;
+}
+void lt_set_step(lt_ctx *ctx, int64_t step)
+{
+    LT_NEED_CTX(ctx, );
+    ctx->step = step;
+}
+uint64_t lt_next_draw(lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return ctx->draws++;
+}
+void lt_set_next_draw(lt_ctx *ctx, uint64_t draw)
+{
+    LT_NEED_CTX(ctx, );
+    ctx->draws = draw;
+}
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "lt_stop() is called by signal handlers");
 
 bool lt_stop(lt_ctx *ctx, int reason)
 {
-    if (reason != 0 && atomic_load(&ctx->listeners) == 0)
+    if (!ctx || (reason != 0 && atomic_load(&ctx->listeners) == 0))
         return false;
     atomic_store(&ctx->stop_reason, reason);
     return reason != 0;
 }
 
-void lt_stop_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
+void lt_stop_listen(lt_ctx *ctx, bool on)
+{
+    LT_NEED_CTX(ctx, );
+    atomic_fetch_add(&ctx->listeners, on ? 1 : -1);
+}
 
-int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
+int lt_stop_reason(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return atomic_load(&ctx->stop_reason);
+}
 
 void lt_set_log(lt_ctx *ctx, lt_log_fn fn, void *ud)
 {
+    LT_NEED_CTX(ctx, );
     ctx->log = fn;
     ctx->log_ud = ud;
     if (fn && *ctx->note)
@@ -77,6 +111,7 @@ void lt_set_log(lt_ctx *ctx, lt_log_fn fn, void *ud)
 
 void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
 {
+    LT_NEED_CTX(ctx, );
     if (!ctx->log)
         return;
     char line[1024];

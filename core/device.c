@@ -9,7 +9,11 @@
 
 #include "core/tensor.h"
 
-const char *lt_device_name(const lt_ctx *ctx) { return ctx->device->name; }
+const char *lt_device_name(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, NULL);
+    return ctx->device->name;
+}
 
 const char *lt_device_of(const lt_tensor *x)
 {

@@ -106,6 +106,10 @@ void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 
+/* The CPUs of the quota of this process's cgroup, 0 if it has none. root: where the file system of
+ * cgroups is; self: the file that names the group. */
+int lt__cgroup_cpus(const char *root, const char *self);
+
 /* The device number in "cuda:1"; 0 for "cuda"; -1 for any other text. */
 int lt__cuda_index(const char *text);
 /* The device of ctx with this name: "cpu", "cuda:0", or "cuda". NULL with LT_EENV. */

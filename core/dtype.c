@@ -36,7 +36,7 @@ size_t lt_dtype_bytes(lt_dtype dtype)
         LT_DTYPE_LIST(X)
 #undef X
     };
-    return table[dtype];
+    return (unsigned)dtype < LT_DTYPE_COUNT ? table[dtype] : 0;
 }
 
 static const char *const names[] = {
@@ -45,7 +45,17 @@ static const char *const names[] = {
 #undef X
 };
 
-const char *lt_dtype_name(lt_dtype dtype) { return names[dtype]; }
+const char *lt_dtype_name(lt_dtype dtype)
+{
+    return (unsigned)dtype < LT_DTYPE_COUNT ? names[dtype] : "unknown";
+}
+
+lt_status lt__dtype_check(lt_dtype dtype)
+{
+    return (unsigned)dtype < LT_DTYPE_COUNT
+               ? LT_OK
+               : lt_fail(LT_EINVAL, "%d is not a dtype; see lt_dtype", (int)dtype);
+}
 
 int lt_dtype_find(const char *name)
 {

@@ -428,15 +428,15 @@ static lt_status parse_header(lt_file *f)
 
 lt_file *lt_file_open(lt_ctx *ctx, const char *path)
 {
-    size_t path_bytes = strlen(path) + 1;
+    LT_NEED_CTX(ctx, NULL);
     lt_file *f = lt__alloc_zero(ctx, sizeof *f);
     if (!f)
         return NULL;
     f->ctx = lt__ctx_retain(ctx);
     f->fd = -1;
-    if (!(f->path = lt__alloc(ctx, path_bytes)))
+    if (!(f->path = lt__alloc(ctx, strlen(path) + 1)))
         goto fail;
-    memcpy(f->path, path, path_bytes);
+    strcpy(f->path, path);
     if (load_header(f) == LT_OK && parse_header(f) == LT_OK)
         return f;
 fail:

@@ -215,15 +215,21 @@ static lt_memory read_stats(const lt_ctx *ctx, const lt_memory *at)
     return m;
 }
 
-lt_memory lt_memory_stats(const lt_ctx *ctx) { return read_stats(ctx, &ctx->memory); }
+lt_memory lt_memory_stats(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, (lt_memory){0});
+    return read_stats(ctx, &ctx->memory);
+}
 
 lt_memory lt_device_memory_stats(const lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, (lt_memory){0});
     return read_stats(ctx, &ctx->device->pool.memory);
 }
 
 void lt_memory_trim(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     pthread_mutex_lock(&ctx->lock);
     for (int i = 0; i < LT_MAX_DEVICES; i++)
         if (ctx->devices[i])

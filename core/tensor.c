@@ -91,6 +91,7 @@ static void unlink_scope(lt_tensor *x)
 
 lt_status lt_scope_push(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     LT_TRY(lt__check_open(ctx, "a scope"));
     lt_scope *scope = lt__alloc_zero(ctx, sizeof *scope);
     if (!scope)
@@ -141,6 +142,7 @@ static void end_scope(lt_ctx *ctx, lt_scope *scope)
 
 void lt_scope_pop(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, );
     lt_scope *scope = ctx->scope;
     if (!scope)
         return;
@@ -254,7 +256,7 @@ lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int nd
                           const int64_t *dims, bool kept)
 {
     int64_t count;
-    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     lt_storage *storage = lt__storage_new(ctx, device, (size_t)count * lt_dtype_bytes(dtype));
     if (!storage)
@@ -271,6 +273,7 @@ lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int nd
 
 lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
 {
+    LT_NEED_CTX(ctx, NULL);
     return lt__tensor_new(ctx, ctx->device, dtype, ndim, dims, false);
 }
 
@@ -278,7 +281,7 @@ lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const 
                            int64_t offset, bool kept)
 {
     int64_t count;
-    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     lt_tensor *x = header(storage->ctx, dtype, ndim, dims, count, kept);
     if (x)
@@ -289,7 +292,7 @@ lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const 
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
 {
     int64_t count;
-    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     lt_tensor *x = header(ctx, dtype, ndim, dims, count, true);
     if (x)
@@ -301,7 +304,7 @@ lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_
                              uint8_t stage, bool tracked, bool kept)
 {
     int64_t count;
-    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
     if (!x)

@@ -103,6 +103,7 @@ static void name_rank(struct lt_trace *t)
 
 lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     struct timespec now;
     struct lt_trace *t = malloc(sizeof *t);
     if (!t)
@@ -125,6 +126,7 @@ lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank)
 
 void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds)
 {
+    LT_NEED_CTX(ctx, );
     struct lt_trace *t = ctx->trace;
     if (t)
         add_line(t,

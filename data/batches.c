@@ -546,6 +546,7 @@ static lt_status make_buffers(lt_batches *b)
 
 lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_batch_options checked;
     if (lt__batch_options_read(source, options, &checked) != LT_OK)
         return NULL;

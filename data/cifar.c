@@ -72,6 +72,7 @@ static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t c
 lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                           lt_tensor **labels)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     lt_bytes file = {0};
     int64_t count;
     *images = *labels = NULL;

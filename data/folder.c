@@ -328,6 +328,7 @@ static void free_folder(lt_source *source)
 lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                             int channels)
 {
+    LT_NEED_CTX(ctx, NULL);
     if (height < 0 || width < 0 || height > LT_MAX_SIDE || width > LT_MAX_SIDE ||
         (height == 0) != (width == 0) || (channels != 1 && channels != 3)) {
         lt_fail(LT_EINVAL,

@@ -141,6 +141,7 @@ static lt_status read_data(gzFile file, const char *path, const header *h, lt_te
 
 lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
 {
+    LT_NEED_CTX(ctx, NULL);
     header h;
     lt_tensor *x = NULL;
     int64_t bytes;

@@ -438,6 +438,7 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 
 lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_sample_buffers buffers = {0};
     lt_image image;
     lt_tensor *x = NULL;

@@ -223,6 +223,7 @@ static lt_tensor *view_here(lt_tensor *x)
 
 lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
 {
+    LT_NEED_CTX(ctx, NULL);
     if (check(images, labels) != LT_OK)
         return NULL;
     tensors *t = calloc(1, sizeof *t);

@@ -89,6 +89,7 @@ static int64_t find_radix(int64_t classes, int64_t digits)
 lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                int64_t width, int64_t channels, int64_t classes)
 {
+    LT_NEED_CTX(ctx, NULL);
     if (check(part, count, height, width, channels, classes) != LT_OK)
         return NULL;
     synthetic *s = malloc(sizeof *s);

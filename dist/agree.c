@@ -108,6 +108,7 @@ static lt_status compare_step(lt_reducer *r)
 
 lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, LT_EINVAL);
     char *text = lt_settings_text(ctx);
     if (!text)
         return LT_ENOMEM;

@@ -463,11 +463,23 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
 
 /* ==== Failure ================================================================================= */
 
-void lt_group_fail(lt_group *g) { g->transport->fail(g->job->self, lt_errcode(), lt_errmsg()); }
+void lt__group_blame(lt_group *g, int rank)
+{
+    g->transport->fail(g->job->self, rank, lt_errcode(), lt_errmsg());
+}
+
+void lt_group_fail(lt_group *g) { lt__group_blame(g, g->job->rank); }
 
 bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text, size_t bytes)
 {
     return g->transport->failure(g->job->self, rank, code, text, bytes);
+}
+
+void lt__group_set_awaited(lt_group *g, int rank) { g->transport->set_awaited(g->job->self, rank); }
+
+int lt__group_find_hung(const lt_group *g, int rank, char seen[LT_SEEN_BYTES])
+{
+    return g->transport->find_hung(g->job->self, rank, seen);
 }
 
 bool lt__group_has_left(const lt_group *g, int rank)

@@ -2,6 +2,7 @@
 #ifndef LT_DIST_GROUP_H
 #define LT_DIST_GROUP_H
 
+#include "dist/coll_sig.h"
 #include "dist/dist.h"
 #include "dist/mail/mail.h"
 #include "dist/net.h"
@@ -15,8 +16,8 @@ typedef struct lt_part {
 
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
  * one thread at a time calls them, with two exceptions. Any thread may call fail, failure,
- * set_location and is_reporter. One thread may call allreduce_side while another thread is in any
- * other function. */
+ * set_location, set_awaited, find_hung and is_reporter. One thread may call allreduce_side while
+ * another thread is in any other function. */
 typedef struct lt_transport {
     const char *name;
     bool has_processes; /* ranks are processes, not threads */
@@ -28,10 +29,12 @@ typedef struct lt_transport {
     lt_status (*receive)(void *self, int from, void *data, size_t bytes);
     lt_status (*add_as_tree)(void *self); /* NULL if it always sums as a tree */
     uint64_t (*bytes)(const void *self);
-    void (*fail)(void *self, lt_status code, const char *text);
+    void (*fail)(void *self, int rank, lt_status code, const char *text); /* rank: the cause */
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     bool (*has_left)(const void *self, int rank); /* see lt__group_has_left(); or NULL */
     void (*set_location)(void *self, const char *where, int64_t step);
+    void (*set_awaited)(void *self, int rank); /* see lt__group_set_awaited() */
+    int (*find_hung)(const void *self, int rank, char seen[LT_SEEN_BYTES]);
     lt_mail *(*mail)(void *self); /* see lt__group_mail() */
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI_Allreduce, for comparison in benchmarks; or NULL */
@@ -60,6 +63,14 @@ double lt__group_timeout(const lt_group *group); /* seconds */
 /* Whether the process of another rank has left the group without a failure. Threads instead send
  * LT_MAIL_LOST. */
 bool lt__group_has_left(const lt_group *group, int rank);
+/* For waits for messages; in collectives, this is done for the caller. Tells the other ranks that
+ * this one waits for a message of a rank of the job, or with -1 that the wait is over. */
+void lt__group_set_awaited(lt_group *group, int rank);
+/* The rank of the job that holds up `rank`, as far as the waits of ranks on this node show it: see
+ * lt__shm_find_hung(). seen: where it was last seen; see lt__shm_last_seen(). */
+int lt__group_find_hung(const lt_group *group, int rank, char seen[LT_SEEN_BYTES]);
+/* Like lt_group_fail(), but the cause is another rank of the job. */
+void lt__group_blame(lt_group *group, int rank);
 bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
 
 /* Splits the group of a job into parts: the ranks with the same color form a group, in the order of

@@ -20,6 +20,7 @@ typedef struct local { /* the state of one rank */
     lt_shm shm, side;  /* one for each channel */
     shared *shared;
     lt_mail *mail;
+    int cpus;
 } local;
 
 static lt_shm *shm_of(void *self) { return &((local *)self)->shm; }
@@ -63,9 +64,9 @@ static uint64_t bytes_so_far(const void *self)
     return l->shm.bytes + l->side.bytes;
 }
 
-static void fail(void *self, lt_status code, const char *text)
+static void fail(void *self, int rank, lt_status code, const char *text)
 {
-    lt__shm_fail(shm_of(self), shm_of(self)->rank, code, text);
+    lt__shm_fail(shm_of(self), rank, code, text);
 }
 
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
@@ -78,13 +79,26 @@ static void set_location(void *self, const char *where, int64_t step)
     lt__shm_set_location(shm_of(self), where, step);
 }
 
+static void set_awaited(void *self, int rank)
+{
+    lt__shm_set_awaited(shm_of(self), LT_SHM_CHANNELS, rank);
+}
+
+static int find_hung(const void *self, int rank, char seen[LT_SEEN_BYTES])
+{
+    const lt_shm *shm = &((const local *)self)->shm;
+    int hung = lt__shm_find_hung(shm, rank);
+    lt__shm_rank_last_seen(shm, hung, seen);
+    return hung;
+}
+
 static bool is_reporter(void *self, double seconds)
 {
     return lt__shm_is_reporter(shm_of(self), seconds);
 }
 static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
 
-static int cpus(const void *self) { return lt_cpu_count() / ((const local *)self)->shm.size; }
+static int cpus(const void *self) { return ((const local *)self)->cpus; }
 
 static int local_rank(const void *self) { return ((const local *)self)->shm.rank; }
 
@@ -173,6 +187,8 @@ static const lt_transport transport = {
     .fail = fail,
     .failure = failure,
     .set_location = set_location,
+    .set_awaited = set_awaited,
+    .find_hung = find_hung,
     .mail = mail,
     .offer = offer,
     .join = join,
@@ -194,6 +210,7 @@ static lt_group *member(shared *s, lt_mail *box, int rank, int size, const lt_gr
         return NULL;
     }
     l->mail = box;
+    l->cpus = lt_cpu_count() / size;
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
     l->shm = (lt_shm){.control = (lt_shm_control *)s->control,

@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -73,6 +74,11 @@ static void check_nodes(mpi_transport *c)
         lt__notices_send(c->notices);
 }
 
+static int channel_of(const mpi_transport *c, const lt_ring *ring)
+{
+    return ring == &c->ring_side ? c->shm_side.channel : c->shm.channel;
+}
+
 /* The ring calls this while it waits for a rank of another node. */
 static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
 {
@@ -85,6 +91,7 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
     }
     if (c->nodes.n == 0) /* likewise */
         return LT_OK;
+    lt__shm_set_awaited(&c->shm, channel_of(ud, ring), rank);
     if (lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
                        c->net.rank, what, lt__ring_last_seen(ring, rank));
@@ -108,6 +115,8 @@ static lt_status share_failure(mpi_transport *c, const lt_ring *ring, lt_status 
     if (status != LT_OK) {
         lt__shm_fail(&c->shm, ring->missing, status, lt_errmsg());
         lt__notices_send(c->notices);
+    } else {
+        lt__shm_set_awaited(&c->shm, channel_of(c, ring), -1);
     }
     return status;
 }
@@ -278,10 +287,10 @@ static uint64_t bytes_so_far(const void *self)
     return c->shm.bytes + c->ring.bytes + c->shm_side.bytes + c->ring_side.bytes;
 }
 
-static void fail(void *self, lt_status code, const char *text)
+static void fail(void *self, int rank, lt_status code, const char *text)
 {
     mpi_transport *c = self;
-    lt__shm_fail(&c->shm, c->net.rank, code, text);
+    lt__shm_fail(&c->shm, rank, code, text);
 }
 
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
@@ -302,6 +311,19 @@ static bool rank_has_left(const void *self, int rank)
 static void set_location(void *self, const char *where, int64_t step)
 {
     lt__shm_set_location(&((mpi_transport *)self)->shm, where, step);
+}
+
+static void set_awaited(void *self, int rank)
+{
+    lt__shm_set_awaited(&((mpi_transport *)self)->shm, LT_SHM_CHANNELS, rank);
+}
+
+static int find_hung(const void *self, int rank, char seen[LT_SEEN_BYTES])
+{
+    const mpi_transport *c = self;
+    int hung = lt__shm_find_hung(&c->shm, rank);
+    lt__shm_rank_last_seen(&c->shm, hung, seen);
+    return hung;
 }
 
 static void free_mapping(void *ud, void *data) { lt__mapping_free(ud, data); }
@@ -418,6 +440,8 @@ static const lt_transport transport = {
     .failure = failure,
     .has_left = rank_has_left,
     .set_location = set_location,
+    .set_awaited = set_awaited,
+    .find_hung = find_hung,
     .mail = mail,
     .alloc_shared = alloc_shared,
     .mpi_allreduce = mpi_allreduce,
@@ -502,6 +526,8 @@ static lt_status count_cpus(mpi_transport *c)
     LT_TRY(lt__shm_allreduce(&c->shm, &sum));
     for (int i = 0; i < CPU_SETSIZE; i++)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
+    if (lt_cpu_count() < CPU_COUNT(&mine)) /* the ranks here share a quota */
+        all = fmin(all, (double)lt_cpu_count() / c->net.n_node);
     c->cpus = (int)(all + 1e-6);
     return LT_OK;
 }

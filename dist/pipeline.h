@@ -69,8 +69,8 @@ LT_API bool lt_pipeline_counts(const lt_pipeline *pipeline, const lt_tensor *x);
 
 /* Passes from now on belong to micro-batch i, from 0, of n, which has `share` of the rows of this
  * replica: their losses are multiplied by it. Optimizer steps are LT_ACCUMULATING except for the
- * last micro-batch. Before the first call, i = 0, n = 1 and share = 1. LT_EUSAGE if i = 0 and the
- * batch before has not had all its micro-batches. */
+ * last micro-batch. Before the first call, i = 0, n = 1 and share = 1. LT_EINVAL if a number is out
+ * of range; LT_EUSAGE if i = 0 and the batch before has not had all its micro-batches. */
 LT_MUST lt_status lt_pipeline_set_micro_batch(lt_pipeline *pipeline, int i, int n, double share);
 /* Ends the micro-batch. After the last one, i, n and share are again 0, 1 and 1, for passes that
  * belong to no batch. Between two of them, backward passes fail with LT_EUSAGE. Need not be called
@@ -103,16 +103,18 @@ LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int 
 
 /* A profile of a net shows where it can be divided. A unit is not divided. It begins with an op
  * that is the first to use some parameter, and ends where the next unit begins. Ops without
- * parameters belong to the latest unit whose values they use. */
+ * parameters belong to the latest unit that has made or used one of their inputs. */
 typedef struct lt_profile lt_profile;
 
 typedef struct lt_profile_unit {
-    const char *name;     /* of its first parameter; borrowed */
-    bool may_begin_stage; /* no parameter of an earlier unit is used from here on */
-    int64_t state_bytes;  /* of its parameters and buffers */
-    int64_t grad_bytes;   /* of their gradients */
-    int64_t saved_bytes;  /* of its results, and of data that its backward pass reads */
-    int64_t back_bytes;   /* of the gradients of results that its largest op reads and writes */
+    const char *name; /* of its first parameter; borrowed */
+    /* From here on, no parameter of an earlier unit is used, nor one with a value that this unit
+     * has used. */
+    bool may_begin_stage;
+    int64_t state_bytes; /* of its parameters and buffers */
+    int64_t grad_bytes;  /* of their gradients */
+    int64_t saved_bytes; /* of its results, and of data that its backward pass reads */
+    int64_t back_bytes;  /* of the gradients of results that its largest op reads and writes */
     /* Seconds in all timed passes together: of the forward pass, and of the two halves of the
      * backward pass, as in lt_backward_from() */
     double forward, inputs, weights;

@@ -49,6 +49,7 @@ static void set_callbacks(lt_reducer *r)
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
 {
+    LT_NEED_CTX(ctx, NULL);
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
     if ((config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||

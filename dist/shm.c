@@ -72,34 +72,46 @@ static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *de
     if (!left && !lost && !lt__deadline_is_over(deadline))
         return LT_OK;
     lt__shm_last_seen(shm, who, seen);
+    int hung = left || lost ? rank : lt__shm_find_hung(shm, rank);
     if (left)
         lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank, own,
                 w->what, seen);
     else if (lost)
         lt_fail(LT_EPEER, "rank %d was lost while rank %d was waiting for it in %s%s", rank, own,
                 w->what, seen);
-    else
+    else if (hung == rank)
         lt_fail(LT_EPEER, "rank %d did not reach %s within %g s%s", rank, w->what, shm->timeout,
                 seen);
-    return fail_with(shm, who, LT_EPEER);
+    else
+        lt_fail(LT_EPEER, "rank %d did not reach %s within %g s, because it waits for rank %d%s",
+                rank, w->what, shm->timeout, hung, lt__shm_rank_last_seen(shm, hung, seen));
+    lt__shm_fail(shm, hung, LT_EPEER, lt_errmsg());
+    return LT_EPEER;
 }
 
+/* After a failure, `awaited` stays, because it is what other ranks may be about to look up. */
 static lt_status wait_for(lt_shm *shm, const wait *w)
 {
     double now = lt__seconds();
     lt_deadline deadline = {now + shm->timeout + shm->grace, now};
     int spins = shm->spin ? SPINS : 0, rank;
-    for (bool idle = false;;) {
+    bool idle = false, is_told = false;
+    for (;;) {
         unsigned seen_value = atomic_load(&shm->control->futex);
         if ((rank = missing(shm, w)) < 0)
-            return LT_OK;
+            break;
         if (spins-- > 0)
             continue;
+        is_told = true;
+        lt__shm_set_awaited(shm, shm->channel, rank_of(shm, rank));
         LT_TRY(check_wait(shm, w, rank, &deadline));
         if (idle && shm->poll)
             shm->poll(shm->ud);
         idle = sleep_on_futex(shm->control, seen_value);
     }
+    if (is_told)
+        lt__shm_set_awaited(shm, shm->channel, -1);
+    return LT_OK;
 }
 
 /* ==== Signatures ============================================================================== */

@@ -67,6 +67,7 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
 {
     slot *s = in_job(shm, shm->rank);
     uint64_t words[WHERE_WORDS] = {0};
+    atomic_store(&s->owner, 1 + rank_of(shm, shm->rank));
     size_t bytes = strlen(where);
     memcpy(words, where, bytes < sizeof words ? bytes : sizeof words - 1);
     for (int i = 0; i < WHERE_WORDS; i++)
@@ -74,9 +75,8 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
     atomic_store_explicit(&s->step, step, memory_order_relaxed);
 }
 
-const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES])
+static const char *last_seen(const slot *s, char text[LT_SEEN_BYTES])
 {
-    const slot *s = in_job(shm, who);
     uint64_t words[WHERE_WORDS + 1] = {0};
     for (int i = 0; i < WHERE_WORDS; i++)
         words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
@@ -85,6 +85,58 @@ const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTE
         snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
                  (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
     return text;
+}
+
+const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES])
+{
+    return last_seen(in_job(shm, who), text);
+}
+
+/* The slot of a rank of the job that has waited or has a location; NULL if it has none here. */
+static const slot *find_owned(const lt_shm *shm, int rank)
+{
+    const lt_shm_control *b = job_of(shm);
+    for (int i = 0; i < b->size; i++)
+        if (atomic_load(&b->slot[i].owner) == 1 + rank)
+            return &b->slot[i];
+    return NULL;
+}
+
+const char *lt__shm_rank_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES])
+{
+    const slot *s = find_owned(shm, rank);
+    text[0] = 0;
+    return s ? last_seen(s, text) : text;
+}
+
+void lt__shm_set_awaited(lt_shm *shm, int channel, int rank)
+{
+    slot *s = in_job(shm, shm->rank);
+    atomic_store(&s->owner, 1 + rank_of(shm, shm->rank));
+    atomic_store(&s->awaited[channel], 1 + rank);
+}
+
+/* The rank for which a rank waits, or -1. While its own thread waits for a message, it does not
+ * wait for the group's thread, so that message counts. */
+static int awaited_by(const lt_shm *shm, int rank)
+{
+    const slot *s = find_owned(shm, rank);
+    int awaited = 0;
+    for (int channel = LT_SHM_CHANNELS; s && channel >= 0 && !awaited; channel--)
+        awaited = atomic_load(&s->awaited[channel]);
+    return awaited - 1;
+}
+
+int lt__shm_find_hung(const lt_shm *shm, int rank)
+{
+    int hung = rank;
+    for (int i = 0; i <= job_of(shm)->size; i++) {
+        int next = awaited_by(shm, hung);
+        if (next < 0)
+            return hung;
+        hung = next;
+    }
+    return rank; /* they wait for each other */
 }
 
 void lt__shm_check_liveness(lt_shm *shm)

@@ -49,6 +49,9 @@ LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_co
  * the number of ranks of the job, then the script, then the function that attach() has returned.
  * *text: what that returns; new, freed with free(). */
 typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **text);
+/* For an lt_profile_fn: makes lt.barrier in its state wait for all ranks of group, which is
+ * borrowed and must outlive the state. */
+LT_API void lt_lua_join_profile(lua_State *L, lt_group *group);
 /* Like lt_lua_join(), for training in a pipeline, which the variable LUATRAIN_PARALLEL must
  * describe: each rank has a stage of the net, see dist/pipeline.h. config is for the gradient
  * exchange between replicas of a stage. fn is called with ud, which is borrowed. The group may have

@@ -74,6 +74,7 @@ types.signatures = {
                   .. "options?: TensorOptions -> Tensor "
                   .. "-- arange(n) counts from 0 to n - 1; stop is excluded.",
   ["lt.args"] = "defaults: table -> table<string, any>",
+  ["lt.barrier"] = "",
   ["lt.autocast"] = "precision: Precision; fn: function; ...: any -> any ...",
   ["lt.fit"] = "given: @ -> Report",
   ["lt.grad_check"] = "f: fun(...: Tensor): Tensor; inputs: Tensor[]; options: @ -> boolean",

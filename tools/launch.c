@@ -6,6 +6,7 @@
  *   terminal's Ctrl-C does not reach it.
  * - If the reader of its output goes away, it kills the ranks and crashes. So it writes to this
  *   process, which relays the output; see relay.h.
+ * - It cuts host names at the first dot, and exits with 255 if it cannot start processes there.
  * - It exits with 137 if a rank was killed. This process exits with the code of LT_EPEER instead.
  * - It may hang after all ranks have ended, when it cannot reach another machine or after a
  *   failure. This process then kills it.
@@ -15,6 +16,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +58,7 @@ static int count(char *const *words)
 static const char **make_command(const settings *s, const char *program, char *const *words,
                                  char number[16])
 {
-    enum { MAX_OF_OURS = 16 };
+    enum { MAX_OF_OURS = 18 };
     size_t most = MAX_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
     const char **command = calloc(most, sizeof *command), **end = command;
     if (!command) {
@@ -78,6 +80,10 @@ static const char **make_command(const settings *s, const char *program, char *c
         *end++ = "-H";
         *end++ = s->hosts;
     }
+    if (s->host_file) {
+        *end++ = "--hostfile";
+        *end++ = s->host_file;
+    }
     for (char **entry = environ; *entry; entry++)
         if (is_for_ranks(*entry)) {
             *end++ = "-x";
@@ -94,13 +100,16 @@ static const char **make_command(const settings *s, const char *program, char *c
 static lt_status export_settings(const settings *s)
 {
     char text[4096];
-    int n = snprintf(text, sizeof text, "-n %d%s%s", s->processes, s->hosts ? " -H " : "",
-                     s->hosts ? s->hosts : "");
+    int n = snprintf(text, sizeof text, "-n %d%s%s%s%s", s->processes, s->hosts ? " -H " : "",
+                     s->hosts ? s->hosts : "", s->host_file ? " --hostfile " : "",
+                     s->host_file ? s->host_file : "");
     if (n >= (int)sizeof text)
         return lt_fail(LT_EUSAGE, "launch: -H has too many hosts");
-    return setenv("LUATRAIN_LAUNCH", text, 1) == 0
-               ? LT_OK
-               : lt_fail(LT_ENOMEM, "out of memory for the environment");
+    bool is_set = setenv("LUATRAIN_LAUNCH", text, 1) == 0;
+    if (s->hosts || s->host_file) /* of Open MPI 4 and 5 */
+        is_set &= setenv("OMPI_MCA_orte_keep_fqdn_hostnames", "1", 0) == 0 &&
+                  setenv("PRTE_MCA_prte_keep_fqdn_hostnames", "1", 0) == 0;
+    return is_set ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the environment");
 }
 
 /* ==== The process of mpirun =================================================================== */
@@ -299,7 +308,45 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
         forward(mpirun, w, ranks.any ? !ranks.unprepared : now - seen.began >= EARLY_SECONDS, now);
     }
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
+    if (status == LT_OK && WIFSIGNALED(ended))
+        status = lt_fail(LT_EPEER, "mpirun was killed by SIG%s, and its ranks with it",
+                         sigabbrev_np(WTERMSIG(ended)));
     return status;
+}
+
+/* ==== Hosts =================================================================================== */
+
+/* What mpirun prints if it cannot start its daemon on another host. */
+static const char no_daemon[] = "unable to reliably start one or more daemons";
+
+/* The first host of a list "a,b:2" that the system does not know, or the whole list. New; NULL with
+ * LT_ENOMEM. */
+static char *find_unknown(const char *hosts)
+{
+    for (const char *at = hosts; *at; at += *at == ',') {
+        size_t n = strcspn(at, ",");
+        char *host = strndup(at, strcspn(at, ",:"));
+        struct addrinfo *found = NULL;
+        if (!host || getaddrinfo(host, NULL, NULL, &found) != 0)
+            return host;
+        freeaddrinfo(found);
+        free(host);
+        at += n;
+    }
+    return strdup(hosts);
+}
+
+static lt_status fail_hosts(const settings *s)
+{
+    char *hosts = s->hosts ? find_unknown(s->hosts) : strdup("the hosts");
+    if (!hosts)
+        return lt_fail(LT_ENOMEM, "out of memory for a message");
+    lt_fail(LT_EENV,
+            "mpirun cannot start processes on %s%s%s; ssh must reach each host without a password, "
+            "and luatrain and Open MPI must be installed there in the same folders",
+            hosts, s->host_file ? " of " : "", s->host_file ? s->host_file : "");
+    free(hosts);
+    return LT_EENV;
 }
 
 /* Ends this process with a signal. */
@@ -324,8 +371,8 @@ static void finish(relay output[2], const sigset_t *before)
 
 static lt_status start_relays(relay output[2], int ends[2])
 {
-    LT_TRY(relay_start(&output[0], STDOUT_FILENO, &ends[0]));
-    lt_status status = relay_start(&output[1], STDERR_FILENO, &ends[1]);
+    LT_TRY(relay_start(&output[0], STDOUT_FILENO, NULL, &ends[0]));
+    lt_status status = relay_start(&output[1], STDERR_FILENO, no_daemon, &ends[1]);
     if (status == LT_OK)
         return LT_OK;
     close(ends[0]);
@@ -333,8 +380,9 @@ static lt_status start_relays(relay output[2], int ends[2])
     return status;
 }
 
-static lt_status run_mpirun(const char **command, double timeout, int *code)
+static lt_status run_mpirun(const settings *s, const char **command, int *code)
 {
+    bool is_elsewhere = s->hosts || s->host_file;
     sigset_t set, before;
     pid_t pid = 0;
     stop_request w = {0};
@@ -347,11 +395,13 @@ static lt_status run_mpirun(const char **command, double timeout, int *code)
     close(ends[0]);
     close(ends[1]);
     if (status == LT_OK)
-        status = wait_for(pid, timeout, &set, &w, code);
+        status = wait_for(pid, is_elsewhere ? 0 : lt_group_timeout(&s->group), &set, &w, code);
     finish(output, &before);
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
     LT_TRY(status);
+    if (*code != 0 && is_elsewhere && output[1].is_found)
+        return fail_hosts(s);
     if (*code > 128 && *code <= 128 + SIGRTMAX) /* larger codes come from the script: os.exit(-1) */
         *code = lt_exit_code(LT_EPEER);
     return LT_OK;
@@ -372,12 +422,14 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
         return lt_fail(
             LT_EUSAGE,
             "launch cannot run under mpirun or srun, which have already started processes");
+    if (s->host_file && access(s->host_file, R_OK) != 0)
+        return lt_fail(LT_EENV, "launch: --hostfile %s: %s", s->host_file, strerror(errno));
     LT_TRY(lt_mpi_check());
     LT_TRY(export_settings(s));
     const char **command = make_command(s, program, words, number);
     if (!command)
         return LT_ENOMEM;
-    lt_status status = run_mpirun(command, s->hosts ? 0 : lt_group_timeout(&s->group), code);
+    lt_status status = run_mpirun(s, command, code);
     free(command);
     return status;
 }

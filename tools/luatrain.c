@@ -265,7 +265,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 typedef struct profiled { /* the argument of profile_script() */
     const settings *s;
     const lt_config *config; /* of the context that will train */
-    const lt_group *group;
+    lt_group *group;
 } profiled;
 
 enum { PROFILE_NUMBERS = 4 };
@@ -300,6 +300,8 @@ static lt_status profile_script(void *ud, int passes, int64_t rows, char **text)
     lt_set_autocast(ctx, p->s->amp);
     lua_State *L = lt_lua_new(ctx);
     int n = p->s->plan_ranks > 0 ? p->s->plan_ranks : lt_group_size(p->group);
+    if (L)
+        lt_lua_join_profile(L, p->group);
     int64_t numbers[PROFILE_NUMBERS] = {passes, rows, lt_group_rank(p->group) % n, n};
     lt_status status = L ? run_profile(p->s, L, numbers) : lt_errcode();
     if (status == LT_OK && !(*text = strdup(lua_tostring(L, -1))))
@@ -432,6 +434,17 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
                 cpus, machine);
 }
 
+/* The same for mpirun -np 1, under which the process is not a rank. */
+static void warn_of_bound_process(int cpus)
+{
+    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (getenv("OMPI_MCA_orte_bound_at_launch") && cpus < machine)
+        fprintf(stderr,
+                "luatrain: warning: mpirun binds this process to %d of %d CPUs; use "
+                "mpirun --bind-to none to avoid this\n",
+                cpus, machine);
+}
+
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
 static lt_status run_process(void *ud, lt_group *group)
 {
@@ -503,6 +516,7 @@ static lt_status run_all(settings *s)
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
+    warn_of_bound_process(cpus);
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));

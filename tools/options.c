@@ -194,8 +194,9 @@ static const struct option {
 } options[] = {
     {"device", "auto|cpu|cuda[:I]", "device to compute on (auto: CUDA if available)", set_device,
      ANY},
-    {"threads", "N", "CPU threads of each rank (the available CPUs, divided among the ranks)",
-     set_threads, ANY},
+    {"threads", "N",
+     "CPU threads of each rank (OMP_NUM_THREADS, or the CPUs divided among the ranks)", set_threads,
+     ANY},
     {"ranks", "N", "ranks in this process; each trains on its part of every batch (1)", set_ranks,
      ANY},
     {"seed", "S", "seed of all random numbers (0)", set_seed, SAME},
@@ -248,8 +249,8 @@ void print_help(FILE *to)
                 "       luatrain [options] bench [bench options] script.lua [script options]\n"
                 "       luatrain bench dispatch\n"
                 "       luatrain report [report options] FOLDER...\n"
-                "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] [options] "
-                "script.lua ...\n\n");
+                "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] "
+                "[--hostfile FILE] [options] script.lua ...\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
@@ -408,17 +409,35 @@ static void take_out(char **words, int n)
     while (*words++);
 }
 
-/* Reads -n N or -H HOSTS, and removes both words. */
-static lt_status read_launch_flag(settings *s, char **words)
+static const char *const launch_flags[][2] = {
+    {"-n", "-n N"}, {"-H", "-H a,b:2"}, {"--hostfile", "--hostfile FILE"}};
+enum { N_LAUNCH_FLAGS = sizeof launch_flags / sizeof *launch_flags };
+
+/* The index of a flag of launch, or -1. --hostfile=FILE is one too. */
+static int find_launch_flag(const char *word)
 {
-    bool is_n = strcmp(words[0], "-n") == 0;
-    if (!words[1] || !*words[1])
-        return lt_fail(LT_EUSAGE, "%s requires a value: %s", words[0], is_n ? "-n N" : "-H a,b:2");
-    if (is_n)
-        LT_TRY(parse_int("-n", words[1], 65536, &s->processes));
-    else
-        s->hosts = words[1];
-    take_out(words, 2);
+    for (int i = 0; i < N_LAUNCH_FLAGS; i++) {
+        size_t n = strlen(launch_flags[i][0]);
+        if (strncmp(word, launch_flags[i][0], n) == 0 &&
+            (word[n] == 0 || (word[n] == '=' && word[1] == '-')))
+            return i;
+    }
+    return -1;
+}
+
+/* Reads a flag of launch, and removes it and its value. */
+static lt_status read_launch_flag(settings *s, int flag, char **words)
+{
+    const char *equals = strchr(words[0], '='), *value = equals ? equals + 1 : words[1];
+    if (!value || !*value)
+        return lt_fail(LT_EUSAGE, "%s requires a value: %s", launch_flags[flag][0],
+                       launch_flags[flag][1]);
+    switch (flag) {
+    case 0: LT_TRY(parse_int("-n", value, 65536, &s->processes)); break;
+    case 1: s->hosts = value; break;
+    default: s->host_file = value;
+    }
+    take_out(words, equals ? 1 : 2);
     return LT_OK;
 }
 
@@ -427,12 +446,12 @@ static lt_status read_flags(settings *s, char ***at)
 {
     while (**at && ***at == '-' && (**at)[1] != '\0') { /* "-" is a script: stdin */
         const char *arg = **at;
-        bool is_own = strcmp(arg, "-n") == 0 || strcmp(arg, "-H") == 0;
+        int own = s->launches ? find_launch_flag(arg) : -1;
         if (s->launches && strcmp(arg, "--") == 0) {
             take_out(*at, 1);
             return LT_OK;
         }
-        LT_TRY(s->launches && is_own ? read_launch_flag(s, *at) : read_flag(s, at));
+        LT_TRY(own >= 0 ? read_launch_flag(s, own, *at) : read_flag(s, at));
     }
     return LT_OK;
 }
@@ -448,6 +467,8 @@ lt_status read_options(settings *s, char **argv)
         take_out(at, 1);
         LT_TRY(read_flags(s, &at));
     }
+    if (s->config.threads == 0 && !s->config.deterministic)
+        s->config.threads = lt_omp_threads();
     s->n_options = (int)(at - argv);
     for (s->argv = at; *at; at++)
         s->argc++;

@@ -25,13 +25,14 @@ typedef struct settings {
     bool under_mpi;         /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;
-    bool launches;     /* the subcommand is launch */
-    int processes;     /* launch -n: number of processes; 0 if not given */
-    const char *hosts; /* launch -H: hosts; NULL for this machine */
-    const char *text;  /* "help" or "version" to print that and run nothing; or NULL */
-    int argc;          /* subcommand or script, and its arguments */
-    char **argv;       /* borrowed from main() */
-    int n_options;     /* number of words before argv: the program, and options with their values */
+    bool launches;         /* the subcommand is launch */
+    int processes;         /* launch -n: number of processes; 0 if not given */
+    const char *hosts;     /* launch -H: hosts; NULL for this machine */
+    const char *host_file; /* launch --hostfile: their file; or NULL */
+    const char *text;      /* "help" or "version" to print that and run nothing; or NULL */
+    int argc;              /* subcommand or script, and its arguments */
+    char **argv;           /* borrowed from main() */
+    int n_options; /* number of words before argv: the program, and options with their values */
 } settings;
 
 /* Reads environment variables and flags into s, and warns about misspelled variables. Removes

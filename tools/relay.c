@@ -28,6 +28,17 @@ static bool write_all(int to, const char *data, size_t bytes)
     return true;
 }
 
+/* Looks for the phrase, which may be split between two reads. */
+static void look(relay *r, const char *data, ssize_t n)
+{
+    for (ssize_t i = 0; r->phrase && !r->is_found && i < n; i++) {
+        if (data[i] != r->phrase[r->matched])
+            r->matched = 0;
+        r->matched += data[i] == r->phrase[r->matched];
+        r->is_found = r->phrase[r->matched] == 0;
+    }
+}
+
 static void *pass_on(void *ud)
 {
     relay *r = ud;
@@ -42,6 +53,7 @@ static void *pass_on(void *ud)
         ssize_t n = ready > 0 ? read(r->from, data, sizeof data) : -1;
         if (n == 0)
             return NULL;
+        look(r, data, n);
         if (n > 0 && writes && !write_all(r->to, data, (size_t)n)) {
             writes = false;
             if (errno == EPIPE)
@@ -50,13 +62,16 @@ static void *pass_on(void *ud)
     }
 }
 
-lt_status relay_start(relay *r, int to, int *end)
+lt_status relay_start(relay *r, int to, const char *phrase, int *end)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
         return lt_fail(LT_ENOMEM, "cannot create a pipe: %s", strerror(errno));
     r->from = ends[0];
     r->to = to;
+    r->phrase = phrase;
+    r->matched = 0;
+    r->is_found = false;
     atomic_init(&r->ended, false);
     *end = ends[1];
     lt_status status = thread_start(&r->thread, pass_on, r);

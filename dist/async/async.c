@@ -36,6 +36,7 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
 
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_rule rule;
     lt_async *a = NULL;
     if (!ctx || !optim || !config) {

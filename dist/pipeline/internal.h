@@ -71,7 +71,7 @@ struct lt_pipeline {
      * values sent to it and taken from it; how many of those sent it has yet to acknowledge */
     lt_message **values;
     int64_t *sent, *taken, *unread;
-    int *waits_for; /* (stages) 1 + the stage for which each stage waits; 0: none is known */
+    int *waits_for; /* (stages) 1 + the rank for which each stage waits; 0: none is known */
     uint64_t bytes; /* of messages sent */
     lt_pipeline_times times;
     /* The first error of a backward pass. That micro-batch stays incomplete, so all later passes

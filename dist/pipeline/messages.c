@@ -3,7 +3,7 @@
 
 #include "dist/pipeline/internal.h"
 
-/* Kinds of messages. READ acknowledges values. WAITING says for which stage, NUMBER, the sender has
+/* Kinds of messages. READ acknowledges values. WAITING says for which rank, NUMBER, the sender has
  * waited for half of the timeout. */
 enum { VALUES, GRAD, READ, WAITING };
 /* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
@@ -119,7 +119,7 @@ static lt_status store(lt_pipeline *p, lt_message *m)
     return LT_OK;
 }
 
-/* Stores whether the sender of a message waits, and for which stage. Returns whether the message
+/* Stores whether the sender of a message waits, and for which rank. Returns whether the message
  * says only that. */
 static bool store_waiting(lt_pipeline *p, const lt_message *m)
 {
@@ -167,27 +167,50 @@ static int first_of(const lt_pipeline *p, uint64_t stages)
     return stages ? __builtin_ctzll(stages) : p->schedule.stage;
 }
 
-static lt_status tell_waiting(lt_pipeline *p, uint64_t stages)
+/* The rank for which a rank waits: ranks on this node show it, and stages of this replica send it.
+ * -1 if none is known. */
+static int next_awaited(const lt_pipeline *p, int rank, char seen[LT_SEEN_BYTES])
 {
+    int next = lt__group_find_hung(p->group, rank, seen), stage = rank / p->replicas;
+    if (next != rank)
+        return next;
+    return rank == lt__stage_rank(p, stage) ? p->waits_for[stage] - 1 : -1;
+}
+
+/* The rank that holds up `rank`, for which this stage waits. */
+static int find_hung(const lt_pipeline *p, int rank, char seen[LT_SEEN_BYTES])
+{
+    int hung = rank, own = lt_group_rank(p->group);
+    for (int i = 0; i < lt_group_size(p->group); i++) {
+        int next = next_awaited(p, hung, seen);
+        if (next < 0 || next == own)
+            break;
+        hung = next;
+    }
+    return hung;
+}
+
+static lt_status tell_waiting(lt_pipeline *p, int rank)
+{
+    char seen[LT_SEEN_BYTES];
+    int hung = find_hung(p, rank, seen);
     for (int to = 0; to < p->config.stages; to++)
         if (to != p->schedule.stage)
-            LT_TRY(send(p, to, WAITING, first_of(p, stages), false, NULL));
+            LT_TRY(send(p, to, WAITING, hung, false, NULL));
     return LT_OK;
 }
 
-/* Fails because stages that must send a message, as bits, have sent nothing. Names the stage for
- * which the others wait. */
-static lt_status fail_silent(const lt_pipeline *p, uint64_t stages, double seconds)
+/* Fails because no message of `rank` has arrived. The cause is the rank that holds it up. */
+static lt_status fail_silent(const lt_pipeline *p, int rank, double seconds)
 {
-    int stage = first_of(p, stages), next = stage;
-    for (int i = 0; i < p->config.stages && next >= 0 && next != p->schedule.stage; i++) {
-        stage = next;
-        next = p->waits_for[stage] - 1;
-    }
-    return lt_fail(LT_EPEER,
-                   "stage %d of the pipeline waits for rank %d, stage %d, and has got no message "
-                   "for %g s",
-                   p->schedule.stage, lt__stage_rank(p, stage), stage, seconds);
+    char seen[LT_SEEN_BYTES];
+    int hung = find_hung(p, rank, seen);
+    lt_fail(LT_EPEER,
+            "stage %d of the pipeline waits for rank %d, stage %d, and has got no message for %g "
+            "s%s",
+            p->schedule.stage, hung, hung / p->replicas, seconds, seen);
+    lt__group_blame(p->group, hung);
+    return LT_EPEER;
 }
 
 /* Fails if a stage that must send a message left so long ago that its last messages have arrived.
@@ -207,21 +230,27 @@ lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages)
 {
     double began = lt__seconds(), limit = lt__group_timeout(p->group), left = 0;
     bool is_told = false;
+    int rank = lt__stage_rank(p, first_of(p, stages));
     lt_message *m = take(p, 0);
-    if (!m)
+    bool waits = !m;
+    if (waits) {
         lt__pipe_log(p, LT_WAIT, p->state.forward);
+        lt__group_set_awaited(p->group, rank);
+    }
     while (!m) {
         LT_TRY(check_job(p, stages));
         LT_TRY(check_left(p, stages, &left));
         double waited = lt__seconds() - began;
         if (waited > limit)
-            return fail_silent(p, stages, limit);
+            return fail_silent(p, rank, limit);
         if (!is_told && waited > limit / 2) {
             is_told = true;
-            LT_TRY(tell_waiting(p, stages));
+            LT_TRY(tell_waiting(p, rank));
         }
         m = take(p, LT_CHECK_SECONDS);
     }
+    if (waits)
+        lt__group_set_awaited(p->group, -1);
     p->times.waited += lt__seconds() - began;
     lt_trace(p->ctx, LT_TRACK_STEP, "wait for a stage", began, lt__seconds() - began);
     return store(p, m);

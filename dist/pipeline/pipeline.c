@@ -294,6 +294,12 @@ static void enter(lt_pipeline *p, int i, int n, double share)
 
 lt_status lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share)
 {
+    if (n < 1 || i < 0 || i >= n || !(share >= 0 && share <= 1))
+        return lt_fail(
+            LT_EINVAL,
+            "a micro-batch has a number from 0 to n - 1, n of at least 1 and a share of 0 "
+            "to 1, but they are %d, %d and %g",
+            i, n, share);
     if (i == 0 && p->began && more_follow(p))
         return lt_fail(LT_EUSAGE,
                        "in a pipeline, a batch begins after %d of %d micro-batches of the one "
@@ -418,6 +424,7 @@ static lt_status check_config(int ranks, const lt_pipeline_config *config)
 
 lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_config *config)
 {
+    LT_NEED_CTX(ctx, NULL);
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
     if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
         return NULL;

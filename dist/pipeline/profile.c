@@ -20,7 +20,7 @@ typedef struct param {
 } param;
 
 typedef struct value {
-    int unit;
+    int unit, latest; /* that makes it; and the latest one that has used it so far */
     int64_t bytes;
     bool tracked;
     int *uses; /* (n) units, ascending */
@@ -151,20 +151,22 @@ static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
     p->n_units++;
 }
 
-/* The unit of an op: the latest unit of its inputs, or -1 if no input has one. *first: the earliest
- * unit of its parameters. */
+/* The unit of an op, or -1 if no input has one: the latest unit of its inputs, and without
+ * parameters the latest one that has used its inputs, as in lt_stages. *first: the earliest unit of
+ * its parameters. */
 static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
 {
-    int unit = -1;
+    int unit = -1, latest = -1;
     *first = p->n_units;
     for (int i = 0; i < n_in; i++) {
         const param *w = in[i] ? find_param(p, in[i]) : NULL;
         const value *v = in[i] ? value_of(p, in[i]) : NULL;
         int of = w ? w->unit : v ? v->unit : -1;
         unit = of > unit ? of : unit;
+        latest = v && v->latest > latest ? v->latest : latest;
         *first = w && of < *first ? of : *first;
     }
-    return unit;
+    return *first == p->n_units && latest > unit ? latest : unit;
 }
 
 static void note_use(lt_profile *p, value *v, int unit)
@@ -207,8 +209,10 @@ static void add_value(lt_profile *p, const lt_tensor *x, int unit)
 {
     if (!grow(p, &p->values, p->n_values, &p->values_capacity, sizeof *p->values) || !grow_table(p))
         return;
-    p->values[p->n_values] = (value){
-        .unit = unit, .bytes = (int64_t)lt__tensor_bytes(x), .tracked = lt_requires_grad(x)};
+    p->values[p->n_values] = (value){.unit = unit,
+                                     .latest = unit,
+                                     .bytes = (int64_t)lt__tensor_bytes(x),
+                                     .tracked = lt_requires_grad(x)};
     place *at = find_place(p, x);
     p->n_places += !at->x;
     *at = (place){x, p->n_values++};
@@ -234,17 +238,21 @@ static void add_forward(lt_profile *p, int unit)
     p->last_call = 0;
 }
 
-/* Adds what the first pass shows: where stages may begin, and what is used and kept. */
+/* Adds what the first pass shows: where stages may begin, and what is used and kept. A stage may
+ * not begin between a parameter and a value that a later unit has used already: the gradients of
+ * the value would be added in another order than in one process. */
 static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int first,
                        int unit)
 {
-    for (int i = first + 1; i <= unit; i++)
-        p->units[i].may_begin_stage = false; /* a parameter of unit `first` is used here */
+    int end = unit;
     for (int i = 0; i < n_in; i++) {
         value *v = in[i] && !find_param(p, in[i]) ? value_of(p, in[i]) : NULL;
         if (v)
             note_use(p, v, unit);
+        end = v && v->tracked && v->latest > end ? v->latest : end;
     }
+    for (int i = first + 1; i <= end; i++)
+        p->units[i].may_begin_stage = false; /* a parameter of unit `first` is used here */
     note_saved(p, def, in, n_in, unit);
 }
 
@@ -263,6 +271,11 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
     if (is_first) {
         note_first(p, def, in, n_in, first, unit);
         note_grads(p, def, in, n_in, out, unit);
+    }
+    for (int i = 0; i < n_in; i++) {
+        value *v = in[i] && !find_param(p, in[i]) ? value_of(p, in[i]) : NULL;
+        if (v && v->latest < unit)
+            v->latest = unit;
     }
     for (int i = 0; i < n_out; i++) {
         add_value(p, out[i], unit);
@@ -377,6 +390,11 @@ static lt_status backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 
 lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
 {
+    LT_NEED_CTX(ctx, NULL);
+    if (passes < 0) {
+        lt_fail(LT_EINVAL, "a profile has at least 0 timed passes, not %d", passes);
+        return NULL;
+    }
     lt_profile *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a profile of the net");

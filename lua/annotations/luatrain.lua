@@ -483,6 +483,10 @@ function lt.autocast(precision, fn, ...) end
 function lt.avg_pool2d(x, kernel, stride, pad) end
 Tensor.avg_pool2d = lt.avg_pool2d
 
+---lt.barrier(): waits until all ranks have called it. In asynchronous training, it may only be
+---called before the run and after its end.
+function lt.barrier() end
+
 ---@class luatrain.batch_norm.Options
 ---@field train? boolean default: false
 ---@field momentum? number default: 0.1

@@ -57,6 +57,7 @@ typedef struct lt_lua {
     lt_profile_fn profile_script; /* see lt_lua_join_pipeline() */
     void *profile_ud;
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
+    lt_group *job_group;             /* in a profile: for lt.barrier, borrowed; or NULL */
     int micro;                       /* micro-batches of a batch and replica */
     bool joins_async; /* the ranks train asynchronously, without a reducer; see async.c */
     bool needs_async; /* optimizer steps require asynchronous training, perhaps simulated */

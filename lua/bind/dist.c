@@ -75,6 +75,22 @@ static int on_root(lua_State *L)
     return 1;
 }
 
+/* barrier(): waits until all ranks of the job have called it. */
+static int barrier(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_group *group = others(L, "lt.barrier");
+    if (s->is_async)
+        lt__refuse(
+            L, s,
+            "lt.barrier: in asynchronous training, ranks do not wait for each other; call it "
+            "before the run or after its end");
+    group = s->profile ? s->job_group : group;
+    if (group)
+        lt__check(L, s, lt_group_barrier(group, "lt.barrier"));
+    return 0;
+}
+
 /* compare(what, text): raises if text differs between ranks. The error names the first line that
  * differs. */
 static int compare(lua_State *L)
@@ -485,6 +501,7 @@ static int open_reducer(lua_State *L)
 static const luaL_Reg functions[] = {{"rank", rank},
                                      {"job_rank", job_rank},
                                      {"on_root", on_root},
+                                     {"barrier", barrier},
                                      {"compare", compare},
                                      {"compare_numbers", compare_numbers},
                                      {"broadcast_text", broadcast_text},
@@ -537,6 +554,8 @@ lt_status lt_lua_join_async(lua_State *L, lt_group *group)
     s->joins_async = true;
     return begin_rank(L);
 }
+
+void lt_lua_join_profile(lua_State *L, lt_group *group) { lt__lua_of(L)->job_group = group; }
 
 lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
                                lt_profile_fn fn, void *ud)

@@ -164,6 +164,7 @@ static int fill_state(lua_State *L)
 
 lua_State *lt_lua_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lua_State *L = luaL_newstate();
     if (!L) {
         lt_fail(LT_ENOMEM, "out of memory for a Lua state");
@@ -189,7 +190,10 @@ typedef struct script {
 static int load_script(lua_State *L)
 {
     const script *f = lua_touserdata(L, 1);
-    if (lt__load_file(L, f->path) != LUA_OK)
+    int rc = lt__load_file(L, f->path);
+    if (rc == LUA_ERRFILE && (errno == EMFILE || errno == ENFILE))
+        lt__error(L, lt__lua_of(L), LT_ENOMEM, "%s", lua_tostring(L, -1));
+    if (rc != LUA_OK)
         return lua_error(L);
     luaL_checkstack(L, f->argc + 2, "too many arguments");
     lua_createtable(L, f->argc, 1);

@@ -25,6 +25,7 @@ local lt = {
   -- lt.rank(): this rank, from 0, and the number of ranks
   rank = function() return core.job_rank() end,
   on_root = require "luatrain.train.ranks".on_root,
+  barrier = require "luatrain.train.ranks".barrier,
   grad_check = require "luatrain.api.grad_check",
   version = core.version,
   help = core.help,              -- lt.help "conv2d": the op's signature and description

@@ -53,6 +53,7 @@ static lt_status reserve(lt_grad_table *table, int row)
 
 lt_grad_table *lt_grad_table_new(lt_ctx *ctx)
 {
+    LT_NEED_CTX(ctx, NULL);
     lt_grad_table *table = lt__alloc_zero(ctx, sizeof *table);
     if (!table)
         return NULL;

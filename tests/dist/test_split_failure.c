@@ -153,6 +153,55 @@ TEST(a_missing_rank_of_a_part_is_named)
     }
 }
 
+/* The last rank hangs until the others have failed. */
+static lt_status hang(const rank *r, lt_group *part)
+{
+    char text[512];
+    int who;
+    lt_status code;
+    while (!lt_group_failure(r->group, &who, &code, text, sizeof text))
+        pause_ms(10);
+    return sum_of(part, "bucket 3", 9);
+}
+
+/* Rank 1 waits for the last rank, but began later than the ranks that wait for rank 1. */
+static lt_status wait_in_turn(rank *r, lt_group *part)
+{
+    char text[512];
+    int who = -1;
+    lt_status code;
+    lt_group_set_location(r->group, "train.lua:31", r->rank);
+    LT_TRY(lt_group_barrier(r->group, "the parts are there"));
+    if (r->rank == 1)
+        pause_ms(300);
+    lt_status status = r->rank == 3   ? hang(r, part)
+                       : r->rank == 1 ? sum_of(part, "bucket 3", 9)
+                                      : lt_group_barrier(r->group, "the next epoch");
+    lt_group_failure(r->group, &who, &code, text, sizeof text);
+    r->result->bits = (uint64_t)who;
+    return status;
+}
+
+static lt_status first_wait_longest(rank *r) { return in_part(r, wait_in_turn); }
+
+TEST(the_rank_that_all_wait_for_is_named)
+{
+    static const char *const nodes[] = {"tttt", "0011"};
+    result results[MOST];
+    colors = "0101";
+    for (int i = 0; i < 2; i++) {
+        run(&(job){.nodes = nodes[i], .body = first_wait_longest, .timeout = 1.2}, results);
+        for (int r = 0; r < 4; r++) {
+            CHECK_EQ(results[r].status, LT_EPEER);
+            CHECK_EQ(results[r].bits, 3);
+        }
+        if (i == 0)
+            CHECK(strstr(results[0].text,
+                         "rank 1 did not reach the next epoch within 1.2 s, because it waits for "
+                         "rank 3; it was last seen at train.lua:31, step 3"));
+    }
+}
+
 static lt_status leave_early(rank *r, lt_group *part)
 {
     return r->rank < 3 ? sum_of(part, "bucket 3", 9) : LT_OK;

@@ -21,11 +21,13 @@ if mode == "unused" then
   local base = net
   local parts = {base = base, never = nn.linear{3, 3}}
   net = nn.module(parts, function(self, x) return self.base(x) end)
-elseif mode == "shared" then
+elseif mode == "shared" or mode == "twice_used" then
   local parts = {a = nn.conv2d{1, 1, 3, pad = 1}, b = nn.conv2d{1, 1, 3, pad = 1},
                  c = nn.linear{64, 4}}
   net = nn.module(parts, function(self, x)
-    return self.c(self.a(self.b(self.a(x))):reshape{x:dim(1), 64})
+    local a = self.a(x)
+    local b = self.b(a)
+    return self.c((mode == "shared" and self.a(b) or b + self.a(a)):reshape{x:dim(1), 64})
   end)
 elseif mode == "probe" then
   local parts = {body = net, head = nn.linear{4, 4}, probe = nn.linear{4, 4}}
@@ -171,8 +173,12 @@ T.test("parameters that are never used, or used on both sides of a cut", functio
           sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode unused"))
   fails("--ranks 2 --parallel pipe=2,micro=4,cut=never", "--mode unused", 2,
         "a stage cannot begin at never, which the forward pass does not use")
-  fails("--ranks 2 --parallel pipe=2,micro=4,cut=b", "--mode shared", 2,
-        "a stage cannot begin at b, because a parameter of an earlier stage is used again after it")
+  for _, mode in ipairs{"shared", "twice_used"} do
+    fails("--ranks 2 --parallel pipe=2,micro=4,cut=b", "--mode " .. mode, 2, "a stage cannot begin "
+          .. "at b, because a parameter of an earlier stage is used again after it")
+    T.equal(sha_of("--ranks 2 --parallel pipe=2,micro=4,cut=c", "--mode " .. mode),
+            sha_of("--ranks 1 --parallel pipe=1,micro=4", "--mode " .. mode))
+  end
 end)
 
 T.test("views and copies of a value that another stage has sent", function()

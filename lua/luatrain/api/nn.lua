@@ -119,6 +119,7 @@ for name, sync in pairs{batch_norm = false, sync_batch_norm = true} do
       if residual and not behind and core.amp() ~= "off" and residual.dtype ~= x.dtype then
         residual = residual:cast(x.dtype)
       end
+      if core.on_norm and self.training and core.is_tensor(x) then core.on_norm(x, sync) end
       local y = ops.batch_norm(x, self.scale, self.shift, self.mean, self.var,
                                not behind and residual or nil, self.training, self.momentum,
                                self.eps, behind and "none" or act, sync)

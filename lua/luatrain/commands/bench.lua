@@ -443,7 +443,12 @@ end
 -- Makes a temporary folder for the files of a run. The owner removes it; otherwise the garbage
 -- collector does.
 function bench.temporary_folder()
-  local path = os.tmpname()
+  local is_made, path = pcall(os.tmpname)
+  if not is_made then
+    local file <close> = io.open "/dev/null"
+    core.fail(file and "EENV" or "ENOMEM", "cannot create a temporary folder: "
+              .. (file and path or "too many open files"))
+  end
   os.remove(path)
   return setmetatable({path = path}, {__gc = bench.remove_folder})
 end

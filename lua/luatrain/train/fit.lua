@@ -5,6 +5,7 @@
 local core = ...
 local check = require "luatrain.check"
 local deferred = require "luatrain.train.deferred"
+local lone_rows = require "luatrain.train.lone_rows"
 local metrics = require "luatrain.api.metrics"
 local new_run = require "luatrain.train.run"
 local shape_of = require "luatrain.train.state".shape_of
@@ -35,6 +36,7 @@ function exports.micro_batches(k, x, y)
     local first = last + 1
     i, last = i + 1, (rows * (i + 1) + n - 1) // n
     core.set_first_row(first - 1)
+    lone_rows.divide(n, last - first + 1)
     return ops.slice(x, 1, first, last), ops.slice(y, 1, first, last), (last - first + 1) / rows
   end
 end
@@ -109,6 +111,7 @@ function exports.fit(given)
     target = o.target, workers = o.workers, out = o.out, resume = o.resume,
     save_every = o.save_every, max_steps = o.max_steps, amp = o.amp,
     scaler = o.scaler, loss = o.loss or ops.cross_entropy}
+  lone_rows.refuse(run)
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
     local eval_batch = o.eval_batch or (run.phase.batch - 1) // o.accumulate + 1

@@ -57,6 +57,10 @@ function ranks.on_root(fn, ...)
   return fn(...)
 end
 
+-- lt.barrier(): waits until all ranks have called it. In asynchronous training, it may only be
+-- called before the run and after its end.
+function ranks.barrier() core.barrier() end
+
 -- Gathers lists of numbers: returns the lists of all ranks, concatenated in rank order. Each rank's
 -- list must have the same length.
 function ranks.gather(what, list)

@@ -35,6 +35,7 @@ local exits = require "luatrain.train.exits"
 local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
+local lone_rows = require "luatrain.train.lone_rows"
 local mixup = require "luatrain.api.mixup"
 local module = require "luatrain.api.module"
 local pipeline = require "luatrain.train.pipeline"
@@ -304,6 +305,7 @@ function Run:batches()
   expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
   warn_of_eval_mode(self)
+  lone_rows.watch(self)
   self.mark = core.clock()
   if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
   local loader = open_pass(self, self.epoch, self.done, o.workers)
@@ -378,6 +380,7 @@ local function call_inside(self, fn, ...)
   end
   core.end_shard()
   self.other_loss = core.calls_of_cross_entropy() == 0
+  lone_rows.stop()
   return given
 end
 

@@ -1,0 +1,69 @@
+-- lone_rows.lua - batch norm in training requires more than one value per channel. If the last
+-- batch of an epoch leaves one image to a rank, shard or micro-batch, a net whose batch norm sees
+-- 1x1 maps fails there, at the end of the first epoch. The first step of an epoch shows whether it
+-- will.
+
+local core = ...
+
+local lone = {}
+
+local refused = false          -- the run of lt.fit, which certainly gets to its last batch
+local parts = 1                -- micro-batches of lt.micro_batches in this step
+local rows = false             -- images of the current one; false outside of lt.micro_batches
+
+-- Notes that lt.micro_batches divides a batch into k parts, and yields one of n images.
+function lone.divide(k, n) parts, rows = k, n end
+
+function lone.refuse(run) refused = run end
+
+-- Images of the smallest part of a batch on this rank. Without mixup, rank 0 has a smallest one of
+-- all ranks.
+local function least_of(run, batch)
+  local least = batch
+  for i = 1, core.shards(batch, run.grain) do
+    local _, count = core.shard(batch, i, run.grain)
+    least = math.min(least, count)
+  end
+  return math.max(least, 1)
+end
+
+-- Whether the run takes the last batch of its epoch before its max_steps.
+local function gets_to_the_end(run)
+  local o = run.settings
+  local left = (#o.train - run.done + run.phase.batch - 1) // run.phase.batch
+  return run.steps + left <= (o.max_steps or math.huge)
+end
+
+local function text_of(run, last)
+  local how, stage, _, _, replicas = {}, core.pipeline()
+  local ranks = replicas or run.async and 1 or run.ranks
+  if ranks > 1 then how[1] = ranks .. " ranks" end
+  if stage or parts > 1 then how[#how + 1] = "micro-batches"
+  elseif core.shards() > 1 then how[#how + 1] = "shards" end
+  return ("batch_norm: the last batch of each epoch has %d of the %d images%s, which leaves one "
+          .. "value per channel, but training requires more; change the batch size, or use "
+          .. "nn.group_norm")
+         :format(last, #run.settings.train,
+                 #how > 0 and " for " .. table.concat(how, " and ") or "")
+end
+
+-- Called at the beginning of an epoch. Batch norm tells it about its inputs until lone.stop().
+function lone.watch(run)
+  local last = #run.settings.train % run.phase.batch
+  lone.stop()
+  if last == 0 or core.on_run or not gets_to_the_end(run) then return end
+  local least = least_of(run, last)
+  core.on_norm = function(x, sync)
+    local _, here = core.shard(run.rows, run.shard, run.grain)
+    local is_lone = sync and last == 1 or not sync and least // math.min(parts, least) == 1
+    if not is_lone or x:count() // x:dim(-1) ~= (rows or math.max(here, 1)) then return end
+    local text = text_of(run, last)
+    lone.stop()
+    if run == refused then core.fail("EINVAL", text) end
+    run.log:warn(text)
+  end
+end
+
+function lone.stop() core.on_norm, parts, rows = false, 1, false end
+
+return lone
