@@ -50,13 +50,6 @@ const char *lt_dtype_name(lt_dtype dtype)
     return (unsigned)dtype < LT_DTYPE_COUNT ? names[dtype] : "unknown";
 }
 
-lt_status lt__dtype_check(lt_dtype dtype)
-{
-    return (unsigned)dtype < LT_DTYPE_COUNT
-               ? LT_OK
-               : lt_fail(LT_EINVAL, "%d is not a dtype; see lt_dtype", (int)dtype);
-}
-
 int lt_dtype_find(const char *name)
 {
     for (int i = 0; i < LT_DTYPE_COUNT; i++)

@@ -252,6 +252,13 @@ static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
     return x;
 }
 
+lt_status lt__dtype_check(lt_dtype dtype)
+{
+    return (unsigned)dtype < LT_DTYPE_COUNT
+               ? LT_OK
+               : lt_fail(LT_EINVAL, "%d is not a dtype; see lt_dtype", (int)dtype);
+}
+
 lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
                           const int64_t *dims, bool kept)
 {
