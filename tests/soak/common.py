@@ -16,6 +16,8 @@ from pathlib import Path
 PATIENCE = 120             # seconds in which a run must end
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
+RULES = ["asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc", "gap", "dana", "ormo"] # async=RULE
+
 # Lines that no run may print: of a sanitizer, and of a fault in the Lua code of the library.
 CRASHES = re.compile(r"AddressSanitizer|LeakSanitizer|runtime error:|attempt to |bad argument #"
                      r"|stack traceback|Segmentation fault|assertion", re.IGNORECASE)
@@ -68,23 +70,22 @@ class Skip(Exception):
 
 
 class Way:
-    """A way to run a script: the number of ranks, threads or processes, luatrain's own options, and
-    the flags of the script."""
+    """A way to run a script: the number of ranks, luatrain's own options, the flags of the script,
+    and what starts the ranks: "threads", "mpirun" or "launch"."""
 
-    def __init__(self, ranks=1, options="", flags="", mpi=False):
-        self.ranks, self.mpi = ranks, mpi
+    def __init__(self, ranks=1, options="", flags="", start="threads"):
+        self.ranks, self.start = ranks, start
         self.options, self.flags = options.split(), flags.split()
 
     def command(self, luatrain, out, script, more=()):
-        own = ["--threads", "1", "--quiet", "--timeout", "30", *self.options, *more, "--out", out]
-        if self.mpi:
-            start = [*MPIRUN, "-np", str(self.ranks), luatrain]
-        else:
-            start = [luatrain, *(["--ranks", str(self.ranks)] if self.ranks > 1 else [])]
-        return [*start, *own, script, *self.flags]
+        start = {"threads": [luatrain, *(["--ranks", str(self.ranks)] if self.ranks > 1 else [])],
+                 "mpirun": [*MPIRUN, "-np", str(self.ranks), luatrain],
+                 "launch": [luatrain, "launch", "-n", str(self.ranks)]}[self.start]
+        return [*start, "--threads", "1", "--quiet", "--timeout", "30", *self.options, *more,
+                "--out", out, script, *self.flags]
 
     def __str__(self):
-        return " ".join([f"{self.ranks} {'processes' if self.mpi else 'ranks'}", *self.options])
+        return " ".join([f"{self.ranks} ranks, {self.start}", *self.options, *self.flags])
 
 
 class Run:
@@ -93,10 +94,9 @@ class Run:
     def __init__(self, code, text, out):
         self.code, self.text, self.out = code, text, out
 
-    def last(self):
-        """The last line that luatrain printed. mpirun adds lines of its own."""
-        own = [line for line in self.text.splitlines() if line.startswith("luatrain: ")]
-        return own[-1] if own else self.text.strip()[-300:]
+    def message(self):
+        """The last message of luatrain, which may have several lines, and what follows it."""
+        return self.text[max(self.text.rfind("luatrain: "), 0):]
 
     def sha(self):
         ends = events(self.out, "end")
@@ -125,7 +125,7 @@ class Case:
 
     def start(self, way, out, script="train.lua", more=(), env=None):
         """Starts a run and returns its process."""
-        if way.mpi and not self.mpi:
+        if way.start != "threads" and not self.mpi:
             raise Skip("MPI is not installed")
         command = way.command(self.luatrain, out, script, more)
         self.commands.append(" ".join([*(f"{k}={v}" for k, v in (env or {}).items()), *command]))
@@ -165,6 +165,16 @@ def differ(what, a, b):
         if x != y:
             raise Wrong(f"{what} {i + 1} differs: {x} and {y}")
     raise Wrong(f"{len(a)} and {len(b)} of {what}")
+
+
+def same_trace(live, again):
+    """Checks that the replay of an asynchronous run agrees with it. Their epoch lines differ in the
+    step and the samples: a live run reports an epoch while the next one has begun."""
+    differ("step", live.steps("worker", "ticket", "delay"), again.steps("worker", "ticket", "delay"))
+    differ("epoch", [(e[1], *e[3:]) for e in live.epochs()],
+           [(e[1], *e[3:]) for e in again.epochs()])
+    if live.sha() != again.sha():
+        raise Wrong(f"the weights differ: {live.sha()}, but replayed {again.sha()}")
 
 
 def check_case(name, given, root, index, trial):
