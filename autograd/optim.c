@@ -58,6 +58,10 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
                 update_op);
         return NULL;
     }
+    if (n < 0) {
+        lt_fail(LT_EINVAL, "%s: an optimizer cannot have %d parameters", update_op, n);
+        return NULL;
+    }
     lt_optim *o = lt__alloc_zero(ctx, sizeof *o);
     if (!o)
         return NULL;
