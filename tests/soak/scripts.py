@@ -50,7 +50,7 @@ local net = nn.module({
 """
 
 FIT = """
-lt.fit{net = net, optim = optim, train = train, test = test, epochs = %(epochs)d,
+lt.fit{net = net, optim = %(optims)s, train = train, test = test, epochs = %(epochs)d,
        batch = %(batch)d, accumulate = o.acc, eval_batch = 8, %(settings)s,
        loss = function(y, labels)
          trip()
@@ -59,7 +59,7 @@ lt.fit{net = net, optim = optim, train = train, test = test, epochs = %(epochs)d
 """
 
 RUN = """
-local run <close> = lt.run{net = net, optim = optim, train = train, epochs = %(epochs)d,
+local run <close> = lt.run{net = net, optim = %(optims)s, train = train, epochs = %(epochs)d,
                            batch = %(batch)d, %(settings)s}
 local function loss_of(x, y)
   trip()
@@ -67,12 +67,12 @@ local function loss_of(x, y)
 end
 for epoch in run:epochs() do
   for x, y in run:batches() do
-    %(late)s
+    %(late)s%(write)s
     run:step(function()
       if o.acc == 1 then
         local loss = loss_of(x, y)
         loss:backward()
-        optim:step()
+        %(step)s
         return loss
       end
       local total = 0
@@ -81,7 +81,7 @@ for epoch in run:epochs() do
         loss:backward()
         total = total + loss:item()
       end
-      optim:step()
+      %(step)s
       return total
     end)
   end
@@ -105,7 +105,7 @@ for epoch = 1, %(epochs)d do
           (lt.cross_entropy(net(xi), yi, %(smooth)g) * share):backward()
         end
       end
-      optim:step()
+      %(step)s
     end)
   end
 end
@@ -140,7 +140,8 @@ def draw(r, **fixed):
          "late": r.random() < 0.2, "schedule": r.choice(SCHEDULES),
          "mixup": r.choice([0, 0, 0.3]), "smooth": r.choice([0, 0.1]),
          "augment": r.random() < 0.6, "sizes": r.random() < 0.2,
-         "penalty": r.random() < 0.2}
+         "penalty": r.random() < 0.2, "held": r.random() < 0.2, "two": r.random() < 0.2,
+         "write": r.random() < 0.2}
     f.update(fixed)
     if f["f64"]:
         f["amp"] = "off"
@@ -164,6 +165,10 @@ def settings(f):
     return ", ".join(one for one in has if one)
 
 
+def inner_of(f):
+    return "net.body" if f["f64"] else "net"
+
+
 def optimizer(f):
     has = [f"lr = {f['lr']:g}", f"weight_decay = {f['decay']:g}",
            f"decay_bias = {str(f['decay_bias']).lower()}"]
@@ -173,16 +178,16 @@ def optimizer(f):
             has += ["nesterov = true"]
     if f["clip"]:
         has += [f"clip = {f['clip']:g}"]
-    params = "net"
-    if f["groups"]:
-        rest = [name for name in {"plain": ["c2", "f1", "f2"], "skip": ["b1", "b2", "f2"],
-                                  "tied": ["c2", "f1", "f2"]}[f["net"]]]
-        if f["net"] == "plain" and f["norm"]:
-            rest += ["n1", "n2"]
-        inner = "net.body" if f["f64"] else "net"
-        params = (f"{{{{params = {inner}.c1, lr = {f['lr'] / 2:g}}}, " +
+    params, second, inner = "net", "", inner_of(f)
+    if f["groups"] or f["two"]:
+        rest = NETS[f["net"]][1] + (["n1", "n2"] if f["net"] == "plain" and f["norm"] else [])
+        if f["two"]:
+            rest = [name for name in rest if name != "f2"]
+            second = f"local other = lt.optim.adam({inner}.f2, {{lr = 0.001}})\n"
+        rate = f", lr = {f['lr'] / 2:g}" if f["groups"] else ""
+        params = (f"{{{{params = {inner}.c1{rate}}}, " +
                   ", ".join(f"{{params = {inner}.{name}}}" for name in rest) + "}")
-    return f"local optim = lt.optim.{f['optim']}({params}, {{{', '.join(has)}}})\n"
+    return f"local optim = lt.optim.{f['optim']}({params}, {{{', '.join(has)}}})\n{second}"
 
 
 def text(f):
@@ -193,28 +198,43 @@ def text(f):
         of = f"{{2, {channels}}}" if f["norm"] == "group_norm" else f"{{{channels}}}"
         return f"{before}{name} = nn.{f['norm']}{of}{after}"
 
-    inner = "net.body" if f["f64"] else "net"
+    inner = inner_of(f)
     if f["net"] == "skip":
         norms = {"n1": norm("n1", 4), "n2": norm("n2", 4, ", ", "")}
     else:
         norms = {"n1": norm("n1", 4), "n2": norm("n2", 8)}
     fill = {**f, **norms, "settings": settings(f), "penalty":
             f" + ({inner}.f2.w * {inner}.f2.w):sum() * 0.01" if f["penalty"] else "",
-            "late": f"if run.steps == 3 then {inner}.c1:freeze() end" if f["late"] else ""}
+            "late": f"if run.steps == 3 then {inner}.c1:freeze() end " if f["late"] else "",
+            "write": f"if run.steps == 2 and not o.wrote then {inner}.f2.b:fill(0.5) "
+                     "o.wrote = true end" if f["write"] else "",
+            "optims": "{optim, other}" if f["two"] else "optim",
+            "step": "optim:step() other:step()" if f["two"] else "optim:step()"}
+    held = f["held"] and f["net"] == "plain" and f["norm"]
     script = HEAD + NETS[f["net"]][0]
     if f["f64"]:
         script += ('net:to "f64"\nnet = nn.module({body = net}, function(self, x) '
                    'return self.body(x:cast "f64") end)\n')
     if f["frozen"]:
         script += f"{inner}.{f['frozen']}:freeze()\n"
+    if held:                            # a norm that the script puts into eval mode stays there
+        script += f"{inner}.n1:freeze():eval()\n"
     script += optimizer(f) + LOOPS[f["loop"]]
+    if held:
+        script += f"assert(not {inner}.n1.training and {inner}.d1.training)\n"
     return script % fill
 
 
 def cuts(f, r, stages):
-    """Modules with which the later stages of a pipeline begin."""
+    """The modules with which the later stages of a pipeline begin, as items of --parallel."""
     names = NETS[f["net"]][1]
-    if stages - 1 > len(names):
-        raise ValueError(stages)
     chosen = sorted(r.sample(range(len(names)), stages - 1))
-    return [("body." if f["f64"] else "") + names[i] for i in chosen]
+    return ",".join("cut=" + ("body." if f["f64"] else "") + names[i] for i in chosen)
+
+
+def pipeline(f, r, stages, replicas, micro):
+    """The option for a pipeline of the net, with a random division and schedule."""
+    schedule = r.choice(["zb", "zb", "1f1b", "gpipe"])
+    lag = "" if schedule == "gpipe" else f",lag={r.choice([0, 1, 3])}"
+    return (f"--parallel pipe={stages},data={replicas},micro={micro},schedule={schedule}{lag},"
+            f"{cuts(f, r, stages)}")
