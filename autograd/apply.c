@@ -437,6 +437,25 @@ static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_de
     return LT_OK;
 }
 
+/* For lt_op.to_floats: replaces integer inputs. Releases what it replaces. */
+static lt_status cast_integers(lt_ctx *ctx, lt_tensor **in, int n_in)
+{
+    char to[24] = "dtype=f32";
+    for (int i = 0; i < n_in; i++)
+        if (lt__is_float((lt_dtype)in[i]->dtype))
+            snprintf(to, sizeof to, "dtype=%s", lt_dtype_name((lt_dtype)in[i]->dtype));
+    for (int i = 0; i < n_in; i++) {
+        if (lt__is_float((lt_dtype)in[i]->dtype))
+            continue;
+        lt_tensor *x = lt_run(ctx, "cast", to, in[i], NULL);
+        if (!x)
+            return lt_errcode();
+        lt_release(in[i]);
+        in[i] = x;
+    }
+    return LT_OK;
+}
+
 lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int n_in,
                    const lt_opt *opts, lt_tensor **out)
 {
@@ -454,20 +473,21 @@ lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int 
     memcpy(in, given, (size_t)n_in * sizeof *in);
     lt_status status = LT_OK;
     /* replaced inputs are new references; retain the others too, so that all can be released */
-    if (ag->cast) {
-        for (int i = 0; i < n_in; i++)
-            lt_retain(in[i]);
+    bool replaces = ag->cast || def->op->to_floats;
+    for (int i = 0; replaces && i < n_in; i++)
+        lt_retain(in[i]);
+    if (def->op->to_floats && (status = cast_integers(ctx, in, n_in)) != LT_OK)
+        lt_fail_prefix("%s", name);
+    if (status == LT_OK && ag->cast)
         status = ag->cast(ag->cast_ud, def, in, n_in);
-    }
     if (status == LT_OK) {
         status = ag->has_stages ? apply_in_stage(ctx, ag, def, in, n_in, opts, out)
                                 : apply(ctx, ag, def, in, n_in, opts, out);
         if (status != LT_OK)
             lt_fail_prefix("%s", name);
     }
-    if (ag->cast)
-        for (int i = 0; i < n_in; i++)
-            lt_release(in[i]);
+    for (int i = 0; replaces && i < n_in; i++)
+        lt_release(in[i]);
     return status;
 }
 
@@ -489,6 +509,17 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
     return lt_apply(ctx, def, in, n_in, options ? opts : NULL, out) == LT_OK ? out[0] : NULL;
 }
 
+/* Whether n inputs are too few for an op. The message then includes the last one, because the next
+ * input may be the NULL of a nested call that failed. */
+static bool misses_input(lt_ctx *ctx, const char *op, int n)
+{
+    const lt_def *def = ctx ? lt_op_find(ctx, op) : NULL;
+    if (!def || n >= def->schema.min_in)
+        return false;
+    lt_fail_prefix("%s: tensor %s is missing; the last error was", op, def->schema.in[n].name);
+    return true;
+}
+
 lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
 {
     lt_tensor *in[LT_MAX_LIST + 1]; /* one too many lets lt_apply() report the error */
@@ -498,5 +529,7 @@ lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     for (lt_tensor *x; n <= LT_MAX_LIST && (x = va_arg(args, lt_tensor *));)
         in[n++] = x;
     va_end(args);
+    if (lt_errcode() != LT_OK && misses_input(ctx, op, n))
+        return NULL;
     return lt_runv(ctx, op, options, in, n);
 }

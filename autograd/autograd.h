@@ -196,6 +196,7 @@ struct lt_op {
      * Lua API */
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
+    bool to_floats;    /* integer inputs are cast to the dtype of a float input, or to f32 */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
     /* the fast kernels take bf16 directly. Some tensors of such a call are f32: parameters, and the
      * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel
@@ -217,9 +218,8 @@ struct lt_op {
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
-     * With several ranks (lt_set_allreduce()) the kernel runs twice: first it fills call->sums;
-     * then call->summed is set and it uses the sums. With one rank, and in a dry run, call->sums is
-     * NULL, and the local values are the sums. */
+     * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums; then
+     * call->summed is set and it uses them. Otherwise call->sums is NULL, and it uses its own. */
     int64_t (*sums)(const lt_call *call, bool backward);
     /* An op without bwd, fast_bwd and same_grad is not differentiable. */
     lt_kernel fwd, bwd; /* reference kernels, or NULL. Views need no fwd */
@@ -267,9 +267,9 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply().
- *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL);
- */
+ * lt_apply(). If a required input is missing, the code and the end of the message are those of the
+ * thread's last error, since the NULL may be the result of a nested call that failed.
+ *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
 /* Like lt_run(), with the inputs in an array. */
@@ -444,8 +444,8 @@ typedef struct lt_grad_callbacks {
      * the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_grad_callbacks;
-LT_API void lt_set_grad_callbacks(
-    lt_ctx *ctx, const lt_grad_callbacks *callbacks); /* copied; NULL removes them */
+LT_API void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *copied); /* or NULL */
+LT_API bool lt_has_grad_callbacks(const lt_ctx *ctx);
 
 /* For the reducer: where the gradient of a placed parameter is stored. The arena is created if
  * needed. Its padding is zero. LT_GRAD_SPARE_BYTES bytes are allocated after its end, so that other

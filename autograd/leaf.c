@@ -21,6 +21,27 @@ void lt__leaf_forget_grad(lt_leaf *leaf)
 {
     leaf->has_grad = false;
     leaf->scaled_by = NULL;
+    leaf->is_mixed = false;
+}
+
+bool lt__backward_is_used(const struct lt_autograd *ag, uint64_t k)
+{
+    return ag->backwards - k < 64 && (ag->used >> k % 64 & 1);
+}
+
+void lt__count_backward(struct lt_autograd *ag)
+{
+    ag->backwards++;
+    ag->used &= ~(UINT64_C(1) << ag->backwards % 64);
+}
+
+void lt__leaf_added(lt_leaf *leaf)
+{
+    const struct lt_autograd *ag = leaf->ctx->slots.autograd;
+    uint64_t now = ag->in_backward || ag->backwards == 0 ? ag->backwards : ag->backwards - 1;
+    leaf->is_mixed |= leaf->has_grad && leaf->last != now && lt__backward_is_used(ag, leaf->last);
+    leaf->has_grad = true;
+    leaf->last = now;
 }
 
 void lt__leaf_drop_dry_grad(lt_leaf *leaf)
@@ -139,7 +160,8 @@ lt_status lt_grad_set(lt_tensor *x, bool added)
 {
     const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
     lt_leaf *leaf = x->leaf;
-    leaf->has_grad = true;
+    if (!leaf->has_grad)
+        lt__leaf_added(leaf);
     if (!added || !scaling->added)
         return LT_OK;
     leaf->scaled_by = scaling->ud;

@@ -83,7 +83,7 @@ static void arrived(lt_edge *e)
     if (e->leaf)
         e->leaf->touched = true;
     if (e->leaf && !is_dry_run(e->leaf))
-        e->leaf->has_grad = true;
+        lt__leaf_added(e->leaf);
 }
 
 lt_status lt__edge_add(lt_edge *e, lt_tensor *grad)
@@ -375,6 +375,7 @@ lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry)
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag->callbacks.end && !is_dry)
         status = ag->callbacks.end(ag->callbacks.ud, ctx, status);
-    ag->backwards += status == LT_OK && !is_dry;
+    if (status == LT_OK && !is_dry)
+        lt__count_backward(ag);
     return status;
 }

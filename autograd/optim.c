@@ -48,6 +48,15 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
     return LT_OK;
 }
 
+/* The index of the option `step`, or -1. */
+static int step_option(const lt_schema *s)
+{
+    for (int k = 0; k < s->n_opt; k++)
+        if (strcmp(s->opt[k].name, "step") == 0)
+            return k;
+    return -1;
+}
+
 lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n)
 {
     const lt_def *def = lt_op_find(ctx, update_op);
@@ -69,6 +78,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->def = def;
     o->number = ++ctx->slots.autograd->optims;
     o->backwards = ctx->slots.autograd->backwards;
+    o->step = step_option(&def->schema);
     o->n_slots = def->schema.n_in - 2;
     o->capacity = n;
     o->last.status = LT_ACCUMULATING;
@@ -107,14 +117,6 @@ static void stop_waiting(lt_optim *o)
     *link = o->last.next;
 }
 
-lt_step_status lt_optim_step_status(lt_optim *o)
-{
-    if (o->last.status == LT_PENDING)
-        lt_synchronize_quiet(o->ctx);
-    return o->last.status == LT_PENDING ? LT_SKIPPED
-                                        : o->last.status; /* LT_SKIPPED if the device has failed */
-}
-
 void lt_optim_free(lt_optim *o)
 {
     if (!o)
@@ -136,20 +138,11 @@ void lt_optim_free(lt_optim *o)
     lt__ctx_release(ctx);
 }
 
-static lt_optim_item *item_of(lt_optim *o, const lt_tensor *x)
-{
-    for (int i = 0; i < o->n_items; i++)
-        if (o->items[i].x == x)
-            return &o->items[i];
-    lt_fail(LT_EINVAL, "this parameter does not belong to the optimizer");
-    return NULL;
-}
-
 lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 {
     if (param->remote)
         return LT_OK;
-    lt_optim_item *it = item_of(o, param);
+    lt_optim_item *it = lt__optim_item(o, param);
     if (!it)
         return LT_EINVAL;
     if (group < 0)
@@ -163,7 +156,7 @@ lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
     if (param->remote && k >= 0 && k < o->n_slots)
         return lt__tensor_remote(o->ctx, (lt_dtype)param->dtype, param->ndim, param->dims,
                                  param->stage, false, false);
-    lt_optim_item *it = item_of(o, param);
+    lt_optim_item *it = lt__optim_item(o, param);
     if (!it || k < 0 || k >= o->n_slots)
         return NULL;
     lt_tensor *slot = lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype,
@@ -432,12 +425,16 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
 {
     lt_tensor *in[LT_MAX_IN] = {NULL};
     const lt_op *op = o->def->op;
+    lt_opt own[LT_MAX_OPT];
     int n = o->n_slots + 2;
+    memcpy(own, opts, (size_t)o->def->schema.n_opt * sizeof *own);
+    if (o->step >= 0)
+        own[o->step] = (lt_opt){.kind = LT_INTS, .n = 1, .i = {r->steps + 1}};
     lt_call call = {.ctx = o->ctx,
                     .device = segment_of(o, r)->values->device,
                     .op = op,
                     .schema = &o->def->schema,
-                    .opt = opts,
+                    .opt = own,
                     .n_in = n,
                     .in = in,
                     .factor = factor};
@@ -458,24 +455,23 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
     return status;
 }
 
-static lt_status check_groups(const lt_optim *o, int n_groups)
+/* Counts a step of a range. If it is pending, lt__optim_count_pending() does. */
+static void count_step(lt_optim *o, const lt_optim_range *r)
 {
-    for (int i = 0; i < o->n_items; i++)
-        if (o->items[i].group >= n_groups)
-            return lt_fail(LT_EINVAL,
-                           "a parameter is in group %d, but options were given for %d groups",
-                           o->items[i].group, n_groups);
-    return LT_OK;
+    if (o->ctx->slots.autograd->step_status != LT_PENDING)
+        lt_optim_count_step(o, r);
+    else
+        for (int i = r->first; i < r->end; i++)
+            o->items[i].is_pending = true;
 }
 
-static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups,
-                            const double *factor)
+static lt_status update_all(lt_optim *o, const lt_opt *const *options, const double *factor)
 {
     lt_optim_range r = {0};
-    LT_TRY(check_groups(o, n_groups));
     while (next_grads(o, &r)) {
         LT_TRY(update_range(o, &r, options[r.group], factor));
         lt_optim_updated(o, &r);
+        count_step(o, &r);
     }
     return LT_OK;
 }
@@ -497,7 +493,7 @@ static lt_status check_backward(const lt_optim *o)
                ? lt_fail(
                      LT_EINVAL,
                      "an optimizer step has no gradients: no backward has run since the last step; "
-                     "call loss:backward() first")
+                     "call backward on the loss first")
                : LT_OK;
 }
 
@@ -511,11 +507,9 @@ static double number_of(const lt_optim *o, const double *factor)
 }
 
 /* Passes the step to lt_grad_callbacks.apply, which applies it here or elsewhere. */
-static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups,
-                         const double *factor)
+static lt_status pass_on(lt_optim *o, const lt_opt *const *options, const double *factor)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    LT_TRY(check_groups(o, n_groups));
     LT_TRY(know_outcome(o->ctx));
     lt_status status =
         ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, number_of(o, factor));
@@ -524,12 +518,11 @@ static lt_status pass_on(lt_optim *o, const lt_opt *const *options, int n_groups
 }
 
 /* Updates weights and running statistics, unless the step is skipped. */
-static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups,
-                              const double *factor)
+static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, const double *factor)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     ag->skip = ag->deferred.on_device ? &ag->deferred.on_device->skip : NULL;
-    lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
+    lt_status status = may_apply(o->ctx) ? update_all(o, options, factor) : LT_OK;
     if (status == LT_OK && ag->step_status == LT_SKIPPED)
         lt_bn_stats_clear(o->ctx);
     if (status == LT_OK && ag->step_status != LT_ACCUMULATING)
@@ -539,7 +532,7 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
 }
 
 /* A step, without the cleanup that follows it. */
-static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
+static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most,
                           lt_tensor **squares)
 {
     double own;
@@ -547,10 +540,10 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_group
     if (most > 0)
         LT_TRY(clip(o, most, &own, &factor, squares));
     if (o->ctx->slots.autograd->callbacks.apply)
-        return pass_on(o, options, n_groups, factor);
+        return pass_on(o, options, factor);
     if (is_on_cpu(o))
         LT_TRY(know_outcome(o->ctx));
-    return apply_or_not(o, options, n_groups, factor);
+    return apply_or_not(o, options, factor);
 }
 
 lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,
@@ -563,14 +556,18 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
         return lt_fail(LT_EUSAGE, "the fault names %s, which is not a parameter of an optimizer",
                        o->ctx->inf.param);
     LT_TRY(check_backward(o));
+    LT_TRY(lt__check_settings(o, options, n_groups));
+    lt__optim_count_pending(o);
     LT_TRY(complete_grads(o, "an optimizer step"));
-    LT_TRY(run_step(o, options, n_groups, most, squares));
+    LT_TRY(run_step(o, options, most, squares));
     note(ag, o, true);
     if (ag->step_status != LT_ACCUMULATING)
         LT_TRY(lt__record_settings(ag, o->number, o->def, options, n_groups, most));
     ag->grads_complete = false;
     ag->period += !ag->is_accumulating;
     o->backwards = ag->backwards;
+    if (ag->step_status != LT_ACCUMULATING)
+        lt__optim_use_grads(o);
     for (int i = 0; i < o->n_items && ag->step_status != LT_ACCUMULATING; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->step_status != LT_ACCUMULATING;

@@ -9,7 +9,9 @@ extern "C" {
 #endif
 
 /* An optimizer runs an update op such as "momentum_step(w, g, v; lr#, ...)" over flat arenas. The
- * inputs after w and g are its slots: state in the layout of the parameters, initially zero. */
+ * inputs after w and g are its slots: state in the layout of the parameters, initially zero. It
+ * counts the steps that were applied to each parameter. If the op has an option `step`, as Adam
+ * has, the optimizer sets it to the number of the parameter's step, from 1. */
 typedef struct lt_optim lt_optim;
 
 /* An optimizer for n placed parameters, all in group 0. They are kept. New. NULL with LT_EINVAL if
@@ -20,13 +22,14 @@ LT_API void lt_optim_free(lt_optim *optim); /* NULL is allowed */
 /* Moves a parameter to a group >= 0. LT_EINVAL if the group is negative or the optimizer does not
  * have the parameter. */
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
-/* One step. options[g] are the complete options of group g; every group in use must be below
- * n_groups, else LT_EINVAL. Parameters without a gradient do not change. LT_EINVAL if no parameter
- * has one and no backward has run since this optimizer's last step, unless all are frozen; and in
- * backward or a dry run. Also the errors of lt_grad_callbacks.update and lt_scaling.decide, such as
- * LT_EPEER and LT_ENUMERIC. Commits pending batch-norm statistics, or drops them if the step is
- * skipped. Discards the gradients and counts the step in the context, except with LT_ACCUMULATING.
- * step_status may be NULL. */
+/* One step. options[g] are the options of group g from lt_opts_parse(), without `step`; every group
+ * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change.
+ * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step,
+ * unless all are frozen; and in backward or a dry run. Also the errors of
+ * lt_grad_callbacks.update and lt_scaling.decide, such as LT_EPEER and LT_ENUMERIC. Commits pending
+ * batch-norm statistics, or drops them if the step is skipped. Discards the gradients of its
+ * parameters and counts the step in the context, except with LT_ACCUMULATING. step_status may be
+ * NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
@@ -40,6 +43,12 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
+/* A parameter whose gradient, in the last step of optim, also came from a backward whose gradients
+ * another optimizer had used in a step before: the backward of a loss that depends on parameters of
+ * both adds to all their gradients, and the step of one discards only its own. Use lt_zero_grad()
+ * after that step, unless this is intended. NULL if there is none, or if that step used the last
+ * backward too, as when optimizers step in turn. Borrowed. */
+LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use, summed in double in a fixed order; 0 if
  * it would use none. LT_ENUMERIC if it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
@@ -60,6 +69,13 @@ LT_MUST lt_status lt_optim_complete_grads(lt_optim *optim, lt_step_status *step_
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
 /* The name of slot k in the signature; NULL past the last one. Borrowed. */
 LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
+/* The number of steps applied to a parameter. Like lt_optim_step_status(), blocks while the last
+ * step is pending. -1 for a parameter that the optimizer does not have; 0 in a pipeline for one of
+ * another stage. */
+LT_API int64_t lt_optim_steps(lt_optim *optim, const lt_tensor *param);
+/* Sets it, to resume from a checkpoint. LT_EINVAL if it is negative, or if the optimizer does not
+ * have the parameter. Does nothing for a parameter of another stage. */
+LT_MUST lt_status lt_optim_set_steps(lt_optim *optim, const lt_tensor *param, int64_t steps);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 
 /* ==== For code that applies steps itself: lt_grad_callbacks.apply ============================= */
@@ -70,11 +86,13 @@ LT_API lt_tensor *lt_optim_param(const lt_optim *optim, int i);
 /* Whether the next step would update parameter i: it has a gradient and is not frozen. */
 LT_API bool lt_optim_has_grad(const lt_optim *optim, int i);
 
-/* Adjacent parameters of one group in one arena. All zeros before the first range. */
+/* Adjacent parameters of one group in one arena, with equal counts of steps if the op has `step`.
+ * All zeros before the first range. */
 typedef struct lt_optim_range {
     int first, end; /* parameters [first, end) */
     int arena, group;
     int64_t offset, count; /* elements of the arena, including padding between parameters */
+    int64_t steps;         /* applied so far to the first parameter */
 } lt_optim_range;
 /* Replaces *range by the next one; false if there is none. present (lt_optim_count()) selects
  * parameters; NULL means those of lt_optim_has_grad(). whole_params: each parameter is a range. */
@@ -88,6 +106,8 @@ enum { LT_OPTIM_VALUES, LT_OPTIM_GRADS, LT_OPTIM_SLOT };
 LT_API lt_tensor *lt_optim_arena(lt_optim *optim, int arena, int part);
 /* Must be called after the values of a range were written through lt_optim_arena(). */
 LT_API void lt_optim_updated(lt_optim *optim, const lt_optim_range *range);
+/* Must be called after the update op was applied to a range: counts a step of its parameters. */
+LT_API void lt_optim_count_step(lt_optim *optim, const lt_optim_range *range);
 
 #ifdef __cplusplus
 }

@@ -335,7 +335,7 @@ lt_status lt_params_place(lt_params *p)
         if (status == LT_OK && needed && !(fresh[kind] = lt__segment_new(p->ctx, dtype, count)))
             status = lt_errcode();
     }
-    uint64_t tree = any && status == LT_OK ? ag->trees++ : 0;
+    uint64_t tree = any && status == LT_OK ? p->ctx->trees++ : 0;
     for (int kind = 0; kind < KINDS && status == LT_OK; kind++) {
         int64_t offset = 0;
         for (int i = 0; i < p->n_spans && status == LT_OK; i++) {

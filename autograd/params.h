@@ -57,8 +57,8 @@ LT_API void lt_params_free(lt_params *params);
  * and for one of another context; LT_ENOMEM. */
 LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
 /* Allocates all pending parameters and buffers, and initialises them. The values depend only on the
- * seed, the name, and how many trees of this context were placed before. LT_ENOMEM; LT_EINVAL for
- * an invalid initialiser or too many elements. */
+ * seed, the name, and how many trees of this context were placed since the seed was set. LT_ENOMEM;
+ * LT_EINVAL for an invalid initialiser or too many elements. */
 LT_MUST lt_status lt_params_place(lt_params *params);
 LT_API int lt_params_count(const lt_params *params); /* number of spans, without aliases */
 /* Span i in the order of lt_params_add(), which within a segment is the layout order; NULL past the

@@ -1,7 +1,8 @@
-/* ranges.c - ranges of an optimizer's parameters.
+/* ranges.c - ranges of an optimizer's parameters, and the number of steps of each parameter.
  *
  * Parameters that are adjacent in an arena, belong to one group and all have a gradient form one
- * range, which takes one kernel call, unless an op must run on whole parameters. The zero padding
+ * range, which takes one kernel call, unless an op must run on whole parameters. If the op has an
+ * option `step`, they must also have had the same number of steps. The zero padding
  * between them is updated too: every update op maps zeros to zeros.
  */
 #include "autograd/ranges.h"
@@ -17,6 +18,12 @@ static bool is_present(const lt_optim *o, const bool *present, int i)
     return present ? present[i] : lt_optim_has_grad(o, i);
 }
 
+/* Whether two parameters may be in one range: an op with `step` gets one number for all of it. */
+static bool fits(const lt_optim *o, const lt_optim_item *a, const lt_optim_item *b)
+{
+    return a->arena == b->arena && a->group == b->group && (o->step < 0 || a->steps == b->steps);
+}
+
 /* The first parameter after i that does not continue its range. */
 static int end_of_range(const lt_optim *o, const bool *present, int i)
 {
@@ -26,8 +33,7 @@ static int end_of_range(const lt_optim *o, const bool *present, int i)
     for (; j < o->n_items; j++) {
         const lt_optim_item *it = &o->items[j];
         int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;
-        if (it->arena != last->arena || it->group != last->group || !is_present(o, present, j) ||
-            it->x->leaf->offset != next)
+        if (!fits(o, it, last) || !is_present(o, present, j) || it->x->leaf->offset != next)
             break;
         last = it;
     }
@@ -49,10 +55,32 @@ bool lt_optim_next_range(const lt_optim *o, const bool *present, bool whole_para
                           .end = end,
                           .arena = first->arena,
                           .group = first->group,
+                          .steps = first->steps,
                           .offset = first->x->leaf->offset,
                           .count = last->leaf->offset + last->count - first->x->leaf->offset};
     return true;
 }
+
+void lt__optim_use_grads(lt_optim *o)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    const lt_leaf *newest = NULL;
+    lt_tensor *left = NULL; /* the first parameter with gradients that another step has used */
+    for (int i = 0; i < o->n_items; i++) {
+        const lt_leaf *leaf = o->items[i].x->leaf;
+        if (!lt_optim_has_grad(o, i))
+            continue;
+        if (!newest || leaf->last > newest->last)
+            newest = leaf;
+        if (!left && (leaf->is_mixed || lt__backward_is_used(ag, leaf->last)))
+            left = o->items[i].x;
+    }
+    o->mixed = newest && !lt__backward_is_used(ag, newest->last) ? left : NULL;
+    if (newest && ag->backwards - newest->last < 64)
+        ag->used |= UINT64_C(1) << newest->last % 64;
+}
+
+lt_tensor *lt_optim_mixed(const lt_optim *o) { return o->mixed; }
 
 int lt_optim_count(const lt_optim *o) { return o->n_items; }
 
@@ -79,4 +107,62 @@ void lt_optim_updated(lt_optim *o, const lt_optim_range *r)
     o->arenas[r->arena].segment->updates++;
     for (int i = r->first; i < r->end; i++)
         o->items[i].x->leaf->version++;
+}
+
+/* ==== Counts of steps ========================================================================= */
+
+lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x)
+{
+    for (int i = 0; i < o->n_items; i++)
+        if (o->items[i].x == x)
+            return &o->items[i];
+    lt_fail(LT_EINVAL, "this parameter does not belong to the optimizer");
+    return NULL;
+}
+
+void lt_optim_count_step(lt_optim *o, const lt_optim_range *r)
+{
+    for (int i = r->first; i < r->end; i++)
+        o->items[i].steps++;
+}
+
+lt_step_status lt_optim_step_status(lt_optim *o)
+{
+    if (o->last.status == LT_PENDING)
+        lt_synchronize_quiet(o->ctx);
+    return o->last.status == LT_PENDING ? LT_SKIPPED
+                                        : o->last.status; /* LT_SKIPPED if the device has failed */
+}
+
+void lt__optim_count_pending(lt_optim *o)
+{
+    bool is_applied = lt_optim_step_status(o) == LT_APPLIED;
+    for (int i = 0; i < o->n_items; i++) {
+        o->items[i].steps += o->items[i].is_pending && is_applied;
+        o->items[i].is_pending = false;
+    }
+}
+
+int64_t lt_optim_steps(lt_optim *o, const lt_tensor *param)
+{
+    if (param->remote)
+        return 0;
+    lt__optim_count_pending(o);
+    const lt_optim_item *it = lt__optim_item(o, param);
+    return it ? it->steps : -1;
+}
+
+lt_status lt_optim_set_steps(lt_optim *o, const lt_tensor *param, int64_t steps)
+{
+    if (param->remote)
+        return LT_OK;
+    lt__optim_count_pending(o);
+    lt_optim_item *it = lt__optim_item(o, param);
+    if (!it)
+        return LT_EINVAL;
+    if (steps < 0)
+        return lt_fail(LT_EINVAL, "the number of steps must be at least 0, but is %lld",
+                       (long long)steps);
+    it->steps = steps;
+    return LT_OK;
 }

@@ -10,6 +10,8 @@ enum { LT_MAX_SLOTS = LT_MAX_IN - 2 };
 typedef struct lt_optim_item { /* a parameter */
     lt_tensor *x;              /* kept */
     int arena, group;
+    int64_t steps;   /* applied so far */
+    bool is_pending; /* the last step, which is pending, is not counted yet */
 } lt_optim_item;
 
 typedef struct lt_optim_slots {
@@ -21,11 +23,24 @@ struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
     uint32_t number;                          /* of the optimizer in its context, from 1 */
+    int step;                                 /* index of the op's option `step`, or -1 */
     int n_slots, n_items, n_arenas, capacity; /* capacity of both arrays */
     lt_optim_item *items;                     /* sorted by arena, then offset */
     lt_optim_slots *arenas;
     uint64_t backwards;   /* count of the context's backwards at the last step */
     lt_pending_step last; /* the last step */
+    lt_tensor *mixed;     /* see lt_optim_mixed() */
 };
+
+/* The item of a parameter. Borrowed. NULL with LT_EINVAL if the optimizer does not have it. */
+lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x);
+/* LT_EINVAL unless options has complete options for each group in use, without `step`, which the
+ * optimizer sets. */
+lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
+/* Notes which backward passes the gradients of a step are from. */
+void lt__optim_use_grads(lt_optim *o);
+/* Counts the last step for its parameters if it was pending and is applied. Blocks until the
+ * accelerator has decided. */
+void lt__optim_count_pending(lt_optim *o);
 
 #endif

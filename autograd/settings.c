@@ -1,5 +1,5 @@
-/* settings.c - the settings of optimizer steps, as a digest, which ranks compare in every step, and
- * as text, which they compare when their digests differ.
+/* settings.c - the settings of optimizer steps: checks them, and provides them as a digest, which
+ * ranks compare in every step, and as text, which they compare when their digests differ.
  *
  * The settings of a step stay here until the first step after the next call of
  * lt_settings_digest(), so that a rank can still print them when it learns that another rank has
@@ -9,9 +9,41 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "autograd/tape.h"
+#include "autograd/ranges.h"
 #include "core/hash.h"
 #include "core/locale.h"
+
+/* LT_EINVAL unless the options of a group are complete. */
+static lt_status check_group(const lt_optim *o, const lt_opt *options, int group)
+{
+    const lt_schema *s = &o->def->schema;
+    if (!options)
+        return lt_fail(LT_EINVAL, "%s: the options of group %d are NULL", s->name, group);
+    for (int k = 0; k < s->n_opt; k++)
+        if (options[k].n == 0 && !s->opt[k].optional)
+            return lt_fail(LT_EINVAL,
+                           "%s: option '%s' of group %d is not set; fill the options of each group "
+                           "with lt_opts_parse()",
+                           s->name, s->opt[k].name, group);
+    if (o->step >= 0 && options[o->step].n > 0)
+        return lt_fail(LT_EINVAL,
+                       "%s: option 'step' must not be set: the optimizer counts the steps of each "
+                       "parameter; see lt_optim_set_steps()",
+                       s->name);
+    return LT_OK;
+}
+
+lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups)
+{
+    for (int i = 0; i < o->n_items; i++)
+        if (o->items[i].group >= n_groups)
+            return lt_fail(LT_EINVAL,
+                           "a parameter is in group %d, but options were given for %d groups",
+                           o->items[i].group, n_groups);
+    for (int group = 0; group < n_groups; group++)
+        LT_TRY(check_group(o, options[group], group));
+    return LT_OK;
+}
 
 /* The bits of a number, rounded to f32: on another CPU, libm may compute lr with a different last
  * bit. */

@@ -114,7 +114,10 @@ bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->no_grad_de
 void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
 {
     ctx->slots.autograd->callbacks = callbacks ? *callbacks : (lt_grad_callbacks){0};
+    ctx->slots.autograd->has_callbacks = callbacks != NULL;
 }
+
+bool lt_has_grad_callbacks(const lt_ctx *ctx) { return ctx->slots.autograd->has_callbacks; }
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {

@@ -48,6 +48,8 @@ typedef struct lt_leaf {
     struct lt_segment *segment; /* of a placed parameter or buffer */
     int64_t offset;             /* of its first element in the segment */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
+    uint64_t last;              /* the backward that added to grad last: see lt__leaf_added() */
+    bool is_mixed;              /* and an earlier one had added to it that a step has used since */
 } lt_leaf;
 
 /* Changes whenever the elements of x are written in place. Saved tensors are checked against it. */
@@ -151,6 +153,7 @@ struct lt_autograd {
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
     lt_grad_callbacks callbacks;
+    bool has_callbacks;
     lt_scaling scaling; /* all NULL if none is set */
     lt_cast_fn cast;
     void *cast_ud;
@@ -167,7 +170,6 @@ struct lt_autograd {
     bool is_accumulating;      /* in a pipeline: between the micro-batches of a batch */
     lt_stages stages;          /* if has_stages; see stages.h */
     lt_bn_entry *bn_stats;     /* in order of first arrival */
-    uint64_t trees;            /* parameter trees placed so far */
     lt_weights *weights;       /* of split backwards, in order, until they are completed */
     const lt_leaf *completing; /* whose hooks run, or NULL */
     bool weights_discarded;    /* lt_zero_grad() discarded a gradient that they add to */
@@ -178,6 +180,7 @@ struct lt_autograd {
     const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
     uint64_t period;     /* incremented when gradients are used or discarded */
     uint64_t backwards;  /* completed so far, excluding dry runs */
+    uint64_t used;       /* bit k % 64: a step has used gradients of backward k, of the last 64 */
     uint64_t calls;      /* forward calls so far */
     uint32_t optims;     /* created so far */
     uint32_t digest;     /* see lt_steps_digest() */
@@ -193,6 +196,12 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx);
 lt_leaf *lt__leaf_of(lt_tensor *x); /* created if x has none. Borrowed. NULL with LT_ENOMEM */
 void lt__leaf_release(lt_leaf *leaf);
 void lt__leaf_forget_grad(lt_leaf *leaf);
+/* The running backward, or the last one, has added to the gradient of leaf. */
+void lt__leaf_added(lt_leaf *leaf);
+/* Whether an optimizer step has used gradients of backward k, counted from 0. */
+bool lt__backward_is_used(const struct lt_autograd *ag, uint64_t k);
+/* Counts a backward. */
+void lt__count_backward(struct lt_autograd *ag);
 /* Creates leaf->grad if needed: in the leaf's arena, or with memory of its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
 

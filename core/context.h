@@ -65,6 +65,7 @@ struct lt_ctx {
     int threads;
     int64_t step;
     uint64_t draws;
+    uint64_t trees; /* parameter trees that were initialised since the seed was set */
     lt_atomic_int listeners, stop_reason; /* lock-free, for signal handlers */
     lt_scope *LT_ATOMIC scope;  /* innermost, or NULL; written only by the owner's thread */
     lt_atomic_int taken_scopes; /* see lt__scope_take() */

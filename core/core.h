@@ -92,9 +92,9 @@ LT_API lt_status lt_errcode(void);
             return lt_try_;                                                                        \
     } while (0)
 
-/* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, or -1. If
- * no spelling is close, returns a name that ends with word after a - or _: weight_decay for
- * decay. */
+/* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, without
+ * regard to case, or -1. If no spelling is close, returns a name that ends with word after a - or
+ * _: weight_decay for decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */
@@ -169,7 +169,8 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
-/* Sets the seed and restarts the draws of LT_RNG_USER. */
+/* Sets the seed, and restarts the draws of LT_RNG_USER and the count of trees for
+ * lt_params_place(): after it, the same calls have the same results again. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */

@@ -42,6 +42,7 @@ void lt_set_seed(lt_ctx *ctx, uint64_t seed)
 {
     ctx->config.seed = seed;
     ctx->draws = 0;
+    ctx->trees = 0;
 }
 
 int lt_threads(const lt_ctx *ctx) { return ctx->threads; }

@@ -172,10 +172,7 @@ static lt_status load_header(lt_file *f)
         return lt__bad(f->path, "%llu bytes are too few for a safetensors file", (lt_ull)f->bytes);
     LT_TRY(read_at(f, 0, &length, sizeof length));
     if (length > LT_MAX_HEADER)
-        return lt__bad(f->path,
-                       "its header has %llu bytes, but the format allows at most %d; is this a "
-                       "safetensors file?",
-                       (lt_ull)length, LT_MAX_HEADER);
+        return lt__bad(f->path, "this is %s", lt__kind_of((const char *)&length));
     if (length > f->bytes - sizeof length)
         return lt__bad(f->path,
                        "the header has %llu bytes, but the file only %llu; it is cut short or "

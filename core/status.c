@@ -69,28 +69,34 @@ lt_status lt_fail_prefix(const char *fmt, ...)
 const char *lt_errmsg(void) { return message; }
 lt_status lt_errcode(void) { return last; }
 
-/* The Levenshtein distance; words are truncated to 31 characters. */
+static char lower(char c) { return c >= 'A' && c <= 'Z' ? (char)(c + 'a' - 'A') : c; }
+
+/* The number of letters to insert, remove, replace or swap with the next one, without regard to
+ * case. Words are truncated to 31 letters. (Damerau 1964; optimal string alignment) */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 31 };
-    int row[LONGEST + 1];
+    int rows[3][LONGEST + 1];
     int na = (int)strnlen(a, LONGEST), nb = (int)strnlen(b, LONGEST);
     for (int j = 0; j <= nb; j++)
-        row[j] = j;
+        rows[0][j] = j;
     for (int i = 1; i <= na; i++) {
-        int diagonal = row[0];
+        int *row = rows[i % 3], *before = rows[(i + 2) % 3], *first = rows[(i + 1) % 3];
         row[0] = i;
         for (int j = 1; j <= nb; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
+            char x = lower(a[i - 1]), y = lower(b[j - 1]);
+            int best = before[j - 1] + (x != y);
             if (row[j - 1] + 1 < best)
                 best = row[j - 1] + 1;
-            diagonal = row[j];
+            if (before[j] + 1 < best)
+                best = before[j] + 1;
+            if (i > 1 && j > 1 && x == lower(b[j - 2]) && y == lower(a[i - 2]) &&
+                first[j - 2] + 1 < best)
+                best = first[j - 2] + 1;
             row[j] = best;
         }
     }
-    return row[nb];
+    return rows[na % 3][nb];
 }
 
 /* Whether name ends with word, preceded by - or _. */
@@ -101,6 +107,11 @@ static bool ends_with_word(const char *name, const char *word)
            strcmp(name + in_all - n, word) == 0;
 }
 
+static bool begins_with(const char *name, const char *word)
+{
+    return strncmp(name, word, strlen(word)) == 0;
+}
+
 int lt_nearest(const char *word, const char *const *names, int n)
 {
     int nearest = -1, least = 3;
@@ -108,6 +119,8 @@ int lt_nearest(const char *word, const char *const *names, int n)
         least = 2;
     for (int i = 0; i < n; i++) {
         int d = distance(word, names[i]);
+        if (d == 2 && strlen(word) == 4 && !begins_with(names[i], word))
+            continue; /* "size" and "silu" have only half of their letters in common */
         if (d < least) {
             least = d;
             nearest = i;

@@ -191,11 +191,11 @@ bool lt_is_dead(const lt_tensor *x) { return x->dead; }
 lt_status lt__check_alive(const lt_tensor *x)
 {
     if (x->dead)
-        return lt_fail(LT_EINVAL, "this tensor belongs to a step that is over; call keep() on it "
-                                  "within the step");
+        return lt_fail(LT_EINVAL, "this tensor belongs to a step that is over; keep it within "
+                                  "the step, with x:keep() or lt_keep(x)");
     if (x->pending)
         return lt_fail(LT_EINVAL, "this parameter has no memory yet; call its model, load it or "
-                                  "make an optimizer first");
+                                  "make an optimizer first, or in C call lt_params_place()");
     if (x->remote)
         return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
                        x->stage - 1);

@@ -100,32 +100,61 @@ static bool is_image(const char *name)
                    strcasecmp(dot, ".png") == 0);
 }
 
-/* Directory entries that were skipped because they are not files. */
+/* Kinds of directory entries that are left out. The files are the usual formats of images. */
+enum { FOLDER, LINK, FIFO, SOCKET, DEVICE, FILE_KINDS };
+static const char *const kind_names[] = {
+    "folder",     "broken link", "FIFO",       "socket",    "device",    ".jpg file",
+    ".jpeg file", ".png file",   ".webp file", ".bmp file", ".gif file", ".tif file",
+    ".tiff file", ".jfif file",  ".jpe file",  ".jp2 file", ".jxl file", ".avif file",
+    ".heic file", ".heif file",  ".ppm file",  ".pgm file", ".pbm file", ".pnm file",
+    ".tga file",  ".svg file",   ".npy file",  "other file"};
+enum { KINDS = sizeof kind_names / sizeof *kind_names };
+
 typedef struct left_out {
-    int64_t n, class;         /* class: of the first one; -1 if it is not in a class */
-    char first[NAME_MAX + 1]; /* first in byte order */
-    mode_t kind;              /* its file type; 0 for a dangling link */
-    int error;                /* why the link cannot be followed */
+    int64_t n, of[KINDS], class; /* class: of the first one; -1 if it is not in a class */
+    char first[NAME_MAX + 1];    /* first in byte order */
+    int kind;                    /* its kind */
+    int error;                   /* why the link cannot be followed */
 } left_out;
 
-/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a dangling link. */
-static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, mode_t *kind,
-                           int *error)
+/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a dangling link, or a
+ * link that cannot be followed and need not be (wanted is false). */
+static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, bool wanted,
+                           mode_t *kind, int *error)
 {
     struct stat s;
     *kind = DTTOIF(e->d_type);
     if (e->d_type != DT_LNK && e->d_type != DT_UNKNOWN)
         return LT_OK;
     *error = fstatat(dirfd(dir), e->d_name, &s, 0) == 0 ? 0 : errno;
-    if (*error && *error != ENOENT && *error != ELOOP && *error != ENOTDIR)
+    if (*error && wanted && *error != ENOENT && *error != ELOOP && *error != ENOTDIR)
         return lt_fail(LT_EDATA, "cannot open %s/%s: %s", LT_SHORT_PATH(path),
                        LT_SHORT_PATH(e->d_name), strerror(*error));
     *kind = *error ? 0 : s.st_mode & S_IFMT;
     return LT_OK;
 }
 
-static void leave_out(left_out *l, int64_t class, const char *name, mode_t kind, int error)
+static int kind_of(const char *name, mode_t type)
 {
+    const char *end = strrchr(name, '.');
+    if (type != S_IFREG)
+        return type == S_IFDIR    ? FOLDER
+               : type == 0        ? LINK
+               : type == S_IFIFO  ? FIFO
+               : type == S_IFSOCK ? SOCKET
+                                  : DEVICE;
+    for (int i = FILE_KINDS; end && i < KINDS - 1; i++) {
+        size_t n = strcspn(kind_names[i], " ");
+        if (strncasecmp(end, kind_names[i], n) == 0 && end[n] == '\0')
+            return i;
+    }
+    return KINDS - 1;
+}
+
+static void leave_out(left_out *l, int64_t class, const char *name, mode_t type, int error)
+{
+    int kind = kind_of(name, type);
+    l->of[kind]++;
     if (l->n++ > 0 && strcmp(name, l->first) > 0)
         return;
     l->class = class;
@@ -134,24 +163,29 @@ static void leave_out(left_out *l, int64_t class, const char *name, mode_t kind,
     l->error = error;
 }
 
-/* Writes a sentence about the skipped entries. There is at least one. */
-static const char *describe(const folder *f, const left_out *l, char text[512])
+/* Writes a sentence about the entries that are left out. There is at least one. */
+static const char *describe(const folder *f, const left_out *l, char text[1024])
 {
     const char *class = l->class < 0 ? "" : f->names + f->classes.items[l->class].name;
-    const char *why = l->kind == S_IFDIR    ? "a folder"
-                      : l->kind == S_IFIFO  ? "a FIFO"
-                      : l->kind == S_IFSOCK ? "a socket"
-                      : l->kind != 0        ? "a device"
-                                            : strerror(l->error);
     char first[2 * NAME_MAX + 2];
+    int used = snprintf(text, 1024, "%lld entr%s left out:", (long long)l->n,
+                        l->n == 1 ? "y is" : "ies are");
+    const char *comma = "";
+    for (int i = 0; i < KINDS; i++)
+        if (l->of[i] > 0) {
+            used += snprintf(text + used, (size_t)(1024 - used), "%s %lld %s%s", comma,
+                             (long long)l->of[i], kind_names[i], l->of[i] == 1 ? "" : "s");
+            comma = ",";
+        }
     snprintf(first, sizeof first, "%s%s%s", class, *class ? "/" : "", l->first);
-    snprintf(text, 512, "entries that are not files are skipped: %lld, the first is %s (%s)",
-             (long long)l->n, LT_SHORT_PATH(first), why);
+    snprintf(text + used, (size_t)(1024 - used), "; the first is %s%s%s%s", LT_SHORT_PATH(first),
+             l->kind == LINK ? " (" : "", l->kind == LINK ? strerror(l->error) : "",
+             l->kind == LINK ? ")" : "");
     return text;
 }
 
-/* If class < 0, lists the folders in path as classes. Otherwise lists the images in path, which
- * belong to this class. */
+/* If class < 0, lists the folders in path as classes; images beside them are left out. Otherwise
+ * lists the images in path, which belong to this class; everything else is left out. */
 static lt_status list_folder(folder *f, const char *path, int64_t class, left_out *l)
 {
     int error = 0;
@@ -162,12 +196,13 @@ static lt_status list_folder(folder *f, const char *path, int64_t class, left_ou
     if (!dir)
         return lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHORT_PATH(path), strerror(errno));
     while (status == LT_OK && (errno = 0, e = readdir(dir))) {
-        if (e->d_name[0] == '.' || (class >= 0 && !is_image(e->d_name)))
+        if (e->d_name[0] == '.')
             continue;
-        status = find_kind(dir, path, e, &kind, &error);
-        if (status == LT_OK && kind == wanted)
+        bool image = is_image(e->d_name);
+        status = find_kind(dir, path, e, class < 0 || image, &kind, &error);
+        if (status == LT_OK && kind == wanted && (class < 0 || image))
             status = add(f, class < 0 ? &f->classes : &f->images, e->d_name, class);
-        else if (status == LT_OK && (class >= 0 || kind == 0))
+        else if (status == LT_OK && (class >= 0 || kind == 0 || (kind == S_IFREG && image)))
             leave_out(l, class, e->d_name, kind, error);
     }
     if (status == LT_OK && errno)
@@ -178,7 +213,7 @@ static lt_status list_folder(folder *f, const char *path, int64_t class, left_ou
 
 static lt_status list_class(folder *f, int64_t class, left_out *all)
 {
-    char path[PATH_MAX], text[512];
+    char path[PATH_MAX], text[1024];
     int64_t first = f->images.n;
     left_out here = {0};
     LT_TRY(join(path, f->path, f->names + f->classes.items[class].name));
@@ -188,16 +223,19 @@ static lt_status list_class(folder *f, int64_t class, left_out *all)
                        LT_SHORT_PATH(path), here.n > 0 ? "; " : "",
                        here.n > 0 ? describe(f, &here, text) : "");
     sort(f, f->images.items + first, f->images.n - first);
-    if (all->n == 0)
+    if (all->n == 0) {
         *all = here;
-    else
-        all->n += here.n;
+        return LT_OK;
+    }
+    all->n += here.n;
+    for (int i = 0; i < KINDS; i++)
+        all->of[i] += here.of[i];
     return LT_OK;
 }
 
 static lt_status list_all(folder *f)
 {
-    char text[512];
+    char text[1024];
     left_out l = {0};
     LT_TRY(list_folder(f, f->path, -1, &l));
     if (f->classes.n == 0)
@@ -209,7 +247,9 @@ static lt_status list_all(folder *f)
     for (int64_t i = 0; i < f->classes.n; i++)
         LT_TRY(list_class(f, i, &l));
     if (l.n > 0)
-        lt_log(f->base.ctx, LT_LOG_WARN, "%s: %s", LT_SHORT_PATH(f->path), describe(f, &l, text));
+        lt_log(f->base.ctx, LT_LOG_WARN,
+               "%s: %s; images are files CLASS/NAME that end in .jpg, .jpeg or .png",
+               LT_SHORT_PATH(f->path), describe(f, &l, text));
     f->base.count = f->images.n;
     f->base.classes = f->classes.n;
     return LT_OK;

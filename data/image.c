@@ -11,9 +11,7 @@
  *
  * The decoder's memory is zeroed, so that the pixels of a malformed file are a function of its
  * bytes. 16-bit samples are truncated to their upper 8 bits, alpha is dropped, and grey is computed
- * as luma. Orientation and colour profiles are ignored. For JPEGs with half the horizontal colour
- * resolution (4:2:2), stb_image swaps two weights: in the last column but one, a colour is computed
- * as 3/4 of the left sample and 1/4 of the pixel's own sample. It should be 1/4 and 3/4.
+ * as luma. Orientation and colour profiles are ignored.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -44,6 +42,22 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
         lt_fail(LT_ENOMEM, "out of memory for its pixels");
     return p;
 }
+
+/* Doubles a row of w colour samples of a JPEG with half the horizontal colour resolution (4:2:2):
+ * each pixel is 3/4 of its own sample and 1/4 of the nearer neighbour. stb_image's function of this
+ * name swaps these weights in the last column but one. The macro renames its definition; its use
+ * has no arguments, so it is not renamed. */
+static uint8_t *stbi__resample_row_h_2(uint8_t *out, uint8_t *in, uint8_t *far, int w, int scale)
+{
+    (void)far, (void)scale;
+    for (int i = 0; i < w; i++) {
+        int left = in[i > 0 ? i - 1 : i], right = in[i < w - 1 ? i + 1 : i];
+        out[2 * i] = (uint8_t)((3 * in[i] + left + 2) >> 2);
+        out[2 * i + 1] = (uint8_t)((3 * in[i] + right + 2) >> 2);
+    }
+    return out;
+}
+#define stbi__resample_row_h_2(out, in, far, w, scale) unused_row_h_2(out, in, far, w, scale)
 
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
@@ -126,11 +140,15 @@ static lt_status check_header(const uint8_t *p, size_t n)
     return check_bytes(h, w, rows / 1032, n);
 }
 
-/* Checks the chunks: a length, a name, the data, and a checksum of name and data. */
-static lt_status check_png(const uint8_t *p, size_t n)
+enum { PALETTE = 3, COLOURS = 256 }; /* colour type of an image with a palette; its most colours */
+
+/* Checks the chunks: a length, a name, the data, and a checksum of name and data. Sets *palette to
+ * the offset of a palette with fewer than COLOURS colours, or to 0. */
+static lt_status check_png(const uint8_t *p, size_t n, size_t *palette)
 {
     size_t at = sizeof png_signature, length;
-    bool has_data = false;
+    bool has_data = false, has_palette = false;
+    *palette = 0;
     for (;; at += length + 12) {
         if (n - at < 12 || (length = read32(p + at)) > n - at - 12)
             return cut_short("PNG", "IEND chunk at its end");
@@ -153,12 +171,34 @@ static lt_status check_png(const uint8_t *p, size_t n)
                                      "again");
         else if (memcmp(chunk, "IDAT", 4) == 0)
             has_data = true;
-        else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0)
+        else if (memcmp(chunk, "PLTE", 4) == 0 && p[sizeof png_signature + 17] == PALETTE) {
+            if (has_palette || length == 0 || length % 3 != 0 || length > 3 * COLOURS)
+                return lt_fail(LT_EDATA, "the palette of the PNG is damaged; download it again");
+            has_palette = true;
+            *palette = length < 3 * COLOURS ? at : 0;
+        } else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0)
             return lt_fail(LT_EDATA,
                            "luatrain does not support the PNG chunk at byte %zu, which is needed "
                            "to decode it",
                            at);
     }
+}
+
+/* Returns a copy of a PNG of *n bytes in which the palette at this offset has COLOURS colours; the
+ * added ones are black. The decoder does not check that the pixels use only colours that exist.
+ * New. NULL with LT_ENOMEM. */
+static uint8_t *with_whole_palette(const uint8_t *p, size_t *n, size_t at)
+{
+    size_t end = at + 8 + read32(p + at), more = at + 8 + 3 * COLOURS - end;
+    uint8_t *copy = allocate(*n + more);
+    if (!copy)
+        return NULL;
+    memcpy(copy, p, end);
+    memcpy(copy + end + more, p + end, *n - end);
+    copy[at + 2] = 3 * COLOURS >> 8;
+    copy[at + 3] = 3 * COLOURS & 255;
+    *n += more;
+    return copy;
 }
 
 /* ==== JPEG ==================================================================================== */
@@ -361,16 +401,18 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
 
 /* ==== Any image =============================================================================== */
 
-static lt_status check(const uint8_t *bytes, size_t n)
+static lt_status check(const uint8_t *bytes, size_t n, size_t *palette)
 {
+    const int most = INT_MAX - 3 * COLOURS; /* stb_image counts in int */
+    *palette = 0;
     if (n == 0)
         return lt_fail(LT_EDATA, "the file is empty");
-    if (n > INT_MAX) /* stb_image counts in int */
-        return lt_fail(LT_EDATA, "the file has %zu bytes; luatrain accepts at most %d", n, INT_MAX);
+    if (n > (size_t)most)
+        return lt_fail(LT_EDATA, "the file has %zu bytes; luatrain accepts at most %d", n, most);
     if (n >= 2 && bytes[0] == 0xff && bytes[1] == SOI)
         return check_jpeg(bytes, n);
     if (n >= sizeof png_signature && memcmp(bytes, png_signature, sizeof png_signature) == 0)
-        return check_png(bytes, n);
+        return check_png(bytes, n, palette);
     return lt_fail(LT_EDATA, "the file is neither a JPEG nor a PNG");
 }
 
@@ -378,10 +420,14 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
                            lt_sample_buffers *buffers, lt_image *image)
 {
     int h, w, c;
-    if (check(bytes, n) != LT_OK)
+    size_t palette;
+    uint8_t *whole = NULL;
+    if (check(bytes, n, &palette) != LT_OK ||
+        (palette > 0 && !(whole = with_whole_palette(bytes, &n, palette))))
         return lt_fail_prefix("%s: cannot decode", LT_SHORT_PATH(path));
     lt_fail(LT_EDATA, "its compressed data are damaged; download it again"); /* default message */
-    uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
+    uint8_t *pixels = stbi_load_from_memory(whole ? whole : bytes, (int)n, &w, &h, &c, channels);
+    free(whole);
     if (!pixels)
         return lt_fail_prefix("%s: cannot decode", LT_SHORT_PATH(path));
     free(buffers->decoded.data);

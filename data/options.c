@@ -32,6 +32,10 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
                        "(%lldx%lld), but is %lld",
                        (long long)side - 1, (long long)source->h, (long long)source->w,
                        (long long)o->crop);
+    if (!(o->center_crop >= 0 && o->center_crop <= 1))
+        return lt_fail(LT_EINVAL,
+                       "batches: center_crop must be a fraction above 0 and up to 1, but is %g",
+                       o->center_crop);
     if (!(o->area >= 0 && o->area <= 1))
         return lt_fail(LT_EINVAL, "batches: area must be a fraction above 0 and up to 1, but is %g",
                        o->area);

@@ -34,12 +34,13 @@ static lt_crop random_crop(const lt_image *image, double least, const uint32_t w
                      w};
 }
 
-/* The centre of the image, with a margin of 1/16 on each side of the axis that limits the scale:
- * 224 of 256 pixels, as is usual for ImageNet. */
-static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
+/* See lt_batch_options.center_crop. */
+static lt_crop center_crop(const lt_image *image, int64_t h, int64_t w, double fraction)
 {
     double height = (double)image->h, width = (double)image->w;
-    double scale = fmin(height / (double)h, width / (double)w) * 224 / 256;
+    if (fraction == 0)
+        return (lt_crop){0, 0, height, width};
+    double scale = fmin(height / (double)h, width / (double)w) * fraction;
     double part_h = scale * (double)h, part_w = scale * (double)w;
     return (lt_crop){(height - part_h) / 2, (width - part_w) / 2, part_h, part_w};
 }
@@ -58,8 +59,8 @@ static lt_status resize(const lt_sample_spec *spec, int64_t i, lt_sample_buffers
     }
     if (image->h == source->h && image->w == source->w)
         return LT_OK;
-    return lt__resample(&whole, centre_crop(&whole, source->h, source->w), source->h, source->w,
-                        buffers, image);
+    lt_crop crop = center_crop(&whole, source->h, source->w, o->center_crop);
+    return lt__resample(&whole, crop, source->h, source->w, buffers, image);
 }
 
 /* ==== Shifting and mirroring ================================================================== */

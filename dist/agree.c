@@ -36,15 +36,25 @@ static uint32_t digest_of(lt_reducer *r)
     return digest;
 }
 
-/* The number of writes to the parameter arenas since the last call. */
+static uint32_t version_of(const lt_tensor *x)
+{
+    return atomic_load_explicit(&x->storage->version, memory_order_relaxed);
+}
+
+/* The number of writes to the parameter arenas and to running statistics since the last call. */
 static uint32_t count_writes(lt_reducer *r)
 {
-    uint32_t count = 0;
+    uint32_t count = 0, bn = 0;
+    for (int i = 0; i < r->record.bn_layers.n; i++)
+        bn += version_of(r->record.bn_layers.list[i].running_mean) +
+              version_of(r->record.bn_layers.list[i].running_var);
+    count += bn - r->bn_written;
+    r->bn_written = bn;
     for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
         const lt_bucket_item *it = &r->plan.items[i];
         if (it->arena != arena)
             continue;
-        uint32_t now = atomic_load_explicit(&it->x->storage->version, memory_order_relaxed);
+        uint32_t now = version_of(it->x);
         count += now - r->written[arena];
         r->written[arena++] = now;
     }
@@ -116,25 +126,34 @@ lt_status lt__agree_find_difference(lt_reducer *r)
         "in all steps");
 }
 
-/* Appends "parameter 1 (f32 64x3x3x1): " and the first digits of the digest of its values. */
-static lt_status print_values(char **to, const lt_reducer *r, int i)
+/* Appends the first digits of the digest of the values of x, and ends the line. */
+static lt_status print_values(char **to, lt_tensor *x)
 {
     lt_sha256 sha;
     char hex[65];
     lt_sha256_begin(&sha);
-    LT_TRY(lt__sha256_add_tensor(&sha, r->plan.items[i].x));
+    LT_TRY(lt__sha256_add_tensor(&sha, x));
     lt_sha256_end(&sha, hex);
-    *to += print_parameter(*to, r, i);
     *to += snprintf(*to, LINE / 2, ": %.16s\n", hex);
     return LT_OK;
 }
 
 lt_status lt__agree_compare_weights(lt_reducer *r)
 {
-    char what[80], *text = new_text(r->plan.n_items), *at = text;
+    const lt_bn_layers *bn = &r->record.bn_layers;
+    char what[80], *text = new_text(r->plan.n_items + 2 * bn->n), *at = text;
     lt_status status = text ? LT_OK : LT_ENOMEM;
-    for (int i = 0; i < r->plan.n_items && status == LT_OK; i++)
-        status = print_values(&at, r, i);
+    for (int i = 0; i < r->plan.n_items && status == LT_OK; i++) {
+        at += print_parameter(at, r, i);
+        status = print_values(&at, r->plan.items[i].x);
+    }
+    for (int i = 0; i < 2 * bn->n && status == LT_OK; i++) {
+        bool var = i % 2;
+        at +=
+            snprintf(at, LINE / 2, "running %s of batch norm %d", var ? "var" : "mean", i / 2 + 1);
+        status =
+            print_values(&at, var ? bn->list[i / 2].running_var : bn->list[i / 2].running_mean);
+    }
     snprintf(what, sizeof what, "the weights at step %lld, which some ranks have changed",
              (long long)lt_step(r->ctx) + 1);
     if (status == LT_OK)

@@ -84,9 +84,12 @@ typedef struct lt_async_event {
     double time;        /* in seconds: virtual; live: of a clock with an arbitrary zero */
 } lt_async_event;
 
+/* LT_EUSAGE, with all names, if this is not the name of a rule. */
+LT_MUST lt_status lt_async_check_rule(const char *rule);
 /* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
  * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
  * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;
+ * LT_EINVAL for NULL, an invalid list or number of steps, or a context that has gradient callbacks;
  * LT_ENOMEM. */
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
 /* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
@@ -97,8 +100,11 @@ LT_MUST lt_status lt_async_finish(lt_async *async);
 /* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
  * it is rank 0, all of them fail. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
-/* Sets the number of tickets; it must not decrease. A live run begins with the first call on rank
- * 0. LT_EINVAL. */
+/* Sets the number of tickets; it must not decrease. On rank 0 of a live run, the first call begins
+ * the training, from the values that the net has then. Each rank must begin with the same ones, or
+ * rank 0 gets LT_EDESYNC. Until lt_async_finish(), nothing else may write to the parameters and
+ * buffers: the next function that would overwrite them fails with LT_EINVAL. LT_EINVAL; or the
+ * device's error. */
 LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
@@ -114,12 +120,14 @@ LT_MUST lt_status lt_async_push(lt_async *async);
  * lt_async_next() gets others. In a simulation it does nothing. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
- * evaluate them. lt_async_read_kept() writes them to the net. In a simulation both do nothing.
- * LT_EINVAL if the moment was not kept or has not come; LT_ENOMEM. */
+ * evaluate them. lt_async_read_kept() writes them to the net. They are part of the state for a
+ * checkpoint until lt_async_forget() frees them. In a simulation all three do nothing. LT_EINVAL if
+ * the moment was not kept or has not come; LT_ENOMEM. */
 LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
+LT_API void lt_async_forget(lt_async *async, int64_t ticket);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
- * them. In a simulation it does nothing. */
+ * them. In a simulation, or before the training begins, it does nothing. */
 LT_MUST lt_status lt_async_read(lt_async *async);
 /* Rank 0, live: suspends the server, or continues it. While it is suspended, lt_async_poll()
  * returns the pushes and lost workers that were not reported yet, without waiting. False if there
@@ -146,7 +154,7 @@ typedef struct lt_async_stats { /* of rank 0, or of a simulation */
     double capped;              /* share of them whose compensation was limited */
 } lt_async_stats;
 /* Reads statistics. strength and capped are those of a group of the optimizer since the last call
- * for that group, and 0 for other rules. The device's error. */
+ * for that group, and 0 for other rules. LT_EINVAL for a negative group; the device's error. */
 LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
 
 /* Tensor i of the state, for a checkpoint, and its name. New. NULL past the last one, with an empty

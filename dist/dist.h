@@ -206,10 +206,10 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  * - Their global batches have the same number of rows and come from the same data
  *   (lt_reducer_set_data()).
  * - The same parameters are frozen at the first backward of a step.
- * If some ranks have written to parameters more often than others since the last record, all ranks
- * compare the values. lt_fill(), for example, is counted; a write through lt_data() is not. The
- * record contains only digests of all this, so the checks need no further communication while the
- * ranks agree.
+ * If some ranks have written to parameters or running statistics more often than others since the
+ * last record, all ranks compare the values. lt_fill(), for example, is counted; a write through
+ * lt_data() is not. The record contains only digests of all this, so the checks need no further
+ * communication while the ranks agree.
  *
  * Gradients on accelerators are summed there if each rank has its own accelerator and a library
  * such as NCCL connects them. That library adds in the wire dtype. Otherwise each bucket is copied

@@ -94,7 +94,7 @@ LT_MUST lt_status lt_pipeline_sha256(lt_pipeline *pipeline, lt_params *params, c
 /* lt_file_save() over all stages: rank 0 writes the file, and the other ranks of its replica send
  * it their tensors, one after the other. A collective of the job, with the same names and tensors
  * on all ranks. All return when the file is complete, or has failed. Only rank 0 returns the errors
- * of the file. */
+ * of the file; it returns no other errors, so LT_OK means that the file is complete. */
 LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int n,
                                    const char *const *names, lt_tensor *const *tensors, int n_meta,
                                    const char *const *meta);

@@ -30,7 +30,8 @@ typedef struct lt_rank_record { /* the separate numbers of one rank */
     uint32_t steps;  /* lt_steps_digest() */
     int tail;        /* numbers in the tail of each bucket */
     uint32_t agree;  /* a digest of what must be the same on all ranks */
-    uint32_t writes; /* to parameters since the last record, other than by optimizers */
+    uint32_t writes; /* to parameters and running statistics since the last record, other than by
+                      * optimizers */
 } lt_rank_record;
 
 /* Adds the loss of a backward to the step. Ignores a loss that does not have exactly one element.

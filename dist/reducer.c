@@ -59,7 +59,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         lt_fail(
             LT_EUSAGE,
             "a deterministic run (with vranks) requires the CPU, but this rank computes on %s; use "
-            "--device cpu",
+            "the device cpu (--device cpu)",
             lt_device_name(ctx));
         return NULL;
     }

@@ -36,6 +36,7 @@ struct lt_reducer {
     int64_t rows;           /* of the global batch; 0 if not set */
     uint32_t data;          /* see lt_reducer_set_data() */
     uint32_t *written;      /* (plan.n_arenas) version counter of each arena at the last record */
+    uint32_t bn_written;    /* sum of the version counters of running statistics */
     bool looked;            /* lt__agree_record_frozen() was called in this step */
     bool disagrees;         /* the last record shows that the ranks disagree */
     int shards, shard;      /* shards of this rank, and the current one; 0 without vranks */

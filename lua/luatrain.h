@@ -56,8 +56,8 @@ typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **te
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
                                        const lt_reducer_config *config, lt_profile_fn fn, void *ud);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
- * computes whole batches, see dist/async.h. Only lt.run and lt.fit train then. The group may have
- * one rank. LT_ENOMEM. */
+ * computes whole batches, see dist/async.h. Optimizer steps outside of lt.run, lt.fit and shuffled
+ * batches are errors then. The group may have one rank. LT_ENOMEM. */
 LT_MUST lt_status lt_lua_join_async(lua_State *L, lt_group *group);
 
 /* Runs a script with the arguments argv, which are also in the global table arg = {[0] = path,

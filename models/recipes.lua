@@ -7,7 +7,8 @@
 -- batch, the learning rate changes in proportion. With a different number of epochs, the schedule
 -- is stretched. With other images, a recipe that changes the image size during training scales its
 -- sizes in proportion. Each size gets a whole number of epochs and its own part of the schedule; in
--- a short run a size may get no epoch.
+-- a short run a size may get no epoch. The published results are of the centre of the test images:
+-- open them with center_crop = 0.875, as train_recipe.lua does.
 local lt = require "luatrain"
 
 local recipes = {}

@@ -23,7 +23,7 @@ local opt = lt.args{
     sync_bn = "synchronize batch norm over all ranks",
   }}
 
-local train, test = lt.data.open(opt.data)
+local train, test = lt.data.open(opt.data, {center_crop = 0.875})
 local net = mobilenet[opt.arch]{
   classes = train.classes, channels = train.channels, width = opt.width, sync_bn = opt.sync_bn,
   stride = train.height < 128 and 1 or 2}        -- the first convolution keeps small images' size

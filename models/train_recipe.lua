@@ -18,7 +18,7 @@ local opt = lt.args{
     target = "top1 to reach; the run reports what it took",
   }}
 
-local train, test = lt.data.open(opt.data)
+local train, test = lt.data.open(opt.data, {center_crop = 0.875})
 recipes.fit(opt.recipe, {
   train = train, test = test, accumulate = opt.accumulate,
   epochs = opt.epochs > 0 and opt.epochs or nil, batch = opt.batch > 0 and opt.batch or nil,

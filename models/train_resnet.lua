@@ -25,7 +25,7 @@ local opt = lt.args{
     sync_bn = "synchronize batch norm over all ranks",
   }}
 
-local train, test = lt.data.open(opt.data)
+local train, test = lt.data.open(opt.data, {center_crop = 0.875})
 local net = resnet[opt.arch]{
   classes = train.classes, channels = train.channels, sync_bn = opt.sync_bn}
 

@@ -21,7 +21,7 @@ local opt = lt.args{
     sync_bn = "synchronize batch norm over all ranks",
   }}
 
-local train, test = lt.data.open(opt.data)
+local train, test = lt.data.open(opt.data, {center_crop = 0.875})
 local net = vgg[opt.arch]{
   classes = train.classes, channels = train.channels, size = train.height,
   hidden = train.height < 128 and 512 or 4096, sync_bn = opt.sync_bn or nil}

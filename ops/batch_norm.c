@@ -30,7 +30,7 @@ static lt_status check_floats(const lt_call *c, int n)
             continue;
         lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
         if (!lt__is_float(dtype) || (dtype == LT_F64) != (first == LT_F64))
-            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s:cast('%s')",
+            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
                            lt__in_name(c, 0), lt_dtype_name(first), lt__in_name(c, i),
                            lt_dtype_name(dtype), lt__in_name(c, i), lt_dtype_name(first));
     }
@@ -166,7 +166,7 @@ static void channel_backward(lt_call *c, int64_t k)
             for (int64_t i = k; i < n; i += channels) {
                 double h = (x[i] - mean) * r, g = dy[i];
                 double v = !masked ? 0 : y ? y[i] : h * scale[k] + shift[k];
-                if (v <= act.low || v >= act.high)
+                if (LT_STOPS_LOW(act, v) || LT_STOPS_HIGH(act, v))
                     g = 0;
                 if (pass == 0) {
                     sum += g;

@@ -11,8 +11,8 @@ enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL }; /* inputs */
 enum { TRAIN, MOMENTUM, EPS, ACT, SYNC };      /* options */
 enum { Y, BATCH_MEAN, BATCH_VAR };             /* outputs */
 
-/* The activation clamps y to low..high. The gradient is 0 where y is at or beyond a bound. A
- * bound that is NaN has no effect, because every comparison with NaN is false. */
+/* The activation clamps y to low..high. The gradient is 0 where y is at or beyond a bound. An
+ * infinite bound has no effect. */
 typedef struct lt_bounds {
     float low, high;
 } lt_bounds;
@@ -20,7 +20,7 @@ typedef struct lt_bounds {
 /* The bounds of option act: none, relu or relu6. */
 static inline lt_bounds lt__bounds(const lt_call *c)
 {
-    static const lt_bounds of[] = {{NAN, NAN}, {0, NAN}, {0, 6}};
+    static const lt_bounds of[] = {{-INFINITY, INFINITY}, {0, INFINITY}, {0, 6}};
     return of[lt__word(c, ACT)];
 }
 
@@ -110,11 +110,15 @@ LT_BOTH LT_INLINE float lt__act(lt_bounds act, float v)
     return v > act.high ? act.high : v;
 }
 
+/* Whether y is at or beyond a bound. y may be a float or a double. */
+#define LT_STOPS_LOW(act, y) ((y) <= (act).low && (act).low > -INFINITY)
+#define LT_STOPS_HIGH(act, y) ((y) >= (act).high && (act).high < INFINITY)
+
 /* The gradient through act: dy if y is strictly between the bounds, else 0. */
 LT_BOTH LT_INLINE float lt__act_grad(lt_bounds act, float y, float dy)
 {
-    dy = y <= act.low ? 0 : dy;
-    return y >= act.high ? 0 : dy;
+    dy = LT_STOPS_LOW(act, y) ? 0 : dy;
+    return LT_STOPS_HIGH(act, y) ? 0 : dy;
 }
 
 /* The factor of x - mean in y. */

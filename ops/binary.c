@@ -64,7 +64,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
             LT_IVDEP for (int64_t i = 0; i < n; i++) {                                             \
                 const T dz = LT_VALUE(dzs[i]), x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);           \
                 T d = (T)(d_of);                                                                   \
-                (void)x, (void)y;                                                                  \
+                (void)dz, (void)x, (void)y;                                                        \
                 if (add)                                                                           \
                     d += LT_VALUE(out[i]);                                                         \
                 out[i] = LT_ELEMENT(E, d);                                                         \
@@ -84,6 +84,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         .sig = #name "(x, y)",                                                                     \
         .doc = text,                                                                               \
         .cast = policy,                                                                            \
+        .to_floats = IS_##types,                                                                   \
         .any_dtype = true,                                                                         \
         .save = saves,                                                                             \
         .same_grad = same,                                                                         \
@@ -93,14 +94,17 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         .fwd = name##_fwd,                                                                         \
         .bwd = name##_bwd,                                                                         \
     };
+#define IS_FLOATS true
+#define IS_NUMERICS false
+#define IS_WRAPPING false
 #define NONE 0
 #define BOTH (LT_SAVE_IN(0) | LT_SAVE_IN(1))
 
-#define LT_QUOTIENT(x, y)                                                                          \
+#define LT_FLOOR_QUOTIENT(x, y)                                                                    \
     _Generic(x, float                                                                              \
-             : x / y, double                                                                       \
-             : x / y, default                                                                      \
-             : lt__integer_quotient((int64_t)x, (int64_t)y))
+             : floor(x / y), double                                                                \
+             : floor(x / y), default                                                               \
+             : lt__floor_quotient((int64_t)x, (int64_t)y))
 #define LT_POWER(x, y)                                                                             \
     _Generic(x, float                                                                              \
              : pow(x, y), double                                                                   \

@@ -17,15 +17,12 @@ template <template <class, class> class F, class E> static lt_status put_grad(lt
     return c->d_in[i] ? lt__put_grad<F, E>(c, i, c->op->save ? 3 : 1, in) : LT_OK;
 }
 
-static inline __device__ float quotient(float x, float y) { return x / y; }
-static inline __device__ int64_t quotient(int64_t x, int64_t y)
-{
-    return lt__integer_quotient(x, y);
-}
+static inline __device__ float quotient(float x, float y) { return floorf(x / y); }
+static inline __device__ int64_t quotient(int64_t x, int64_t y) { return lt__floor_quotient(x, y); }
 static inline __device__ float power(float x, float y) { return powf(x, y); }
 static inline __device__ int64_t power(int64_t x, int64_t y) { return lt__integer_power(x, y); }
 
-#define LT_QUOTIENT(x, y) quotient((W)x, (W)y)
+#define LT_FLOOR_QUOTIENT(x, y) quotient((W)x, (W)y)
 #define LT_POWER(x, y) power((W)x, (W)y)
 /* W is the type in which quotients and powers are computed. */
 template <class T> struct widest {
@@ -43,7 +40,7 @@ template <> struct widest<float> {
         typedef float T;                                                                           \
         __device__ T operator()(T dz, T x, T y) const                                              \
         {                                                                                          \
-            (void)x, (void)y;                                                                      \
+            (void)dz, (void)x, (void)y;                                                            \
             return (T)(d_of);                                                                      \
         }                                                                                          \
     };

@@ -7,7 +7,8 @@
 
 /* The columns of a row are:
  *   name, types of the forward kernel (NUMERICS; WRAPPING: the same with unsigned integers, so that
- *   overflow wraps), cost, autocast policy, inputs saved for backward (BOTH or NONE),
+ *   overflow wraps; FLOATS: integers are converted), cost, autocast policy, inputs saved for
+ *   backward (BOTH or NONE),
  *   inputs whose gradient is dz itself (bit i for input i), the documentation text,
  *   z as a formula of x and y,
  *   dx and dy as formulas of dz and, if saved, of x and y.
@@ -22,9 +23,14 @@
       x - y, dz, -dz)                                                                              \
     X(mul, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0, "x * y, with broadcasting.",               \
       x * y, dz * y, dz * x)                                                                       \
-    X(div, NUMERICS, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0,                                            \
-      "x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.",    \
-      LT_QUOTIENT(x, y), dz / y, -dz * ((x / y) / y))                                              \
+    X(div, FLOATS, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0,                                              \
+      "x / y, with broadcasting. Integers are converted to f32 first, or to the float dtype of "   \
+      "the other tensor.",                                                                         \
+      x / y, dz / y, -dz * ((x / y) / y))                                                          \
+    X(floor_divide, NUMERICS, LT_CHEAP, LT_CAST_WIDEST, NONE, 0,                                   \
+      "x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype "      \
+      "stays. Gradients are 0.",                                                                   \
+      LT_FLOOR_QUOTIENT(x, y), 0, 0)                                                               \
     X(pow, NUMERICS, LT_COSTLY, LT_CAST_F32, BOTH, 0,                                              \
       "x^y, with broadcasting. An integer to a negative power is truncated toward zero.",         \
       LT_POWER(x, y),                                                                              \
@@ -32,11 +38,13 @@
       x == 0 && y >= 0 ? 0 : dz * (pow(x, y) * log(x)))
 /* clang-format on */
 
-/* x / y, truncated toward zero. Defined for all inputs: x / 0 is 0, and the smallest integer
- * divided by -1 is itself. */
-LT_BOTH static inline int64_t lt__integer_quotient(int64_t x, int64_t y)
+/* x / y, rounded down. Defined for all inputs: x / 0 is 0, and the smallest integer divided by -1
+ * is itself. */
+LT_BOTH static inline int64_t lt__floor_quotient(int64_t x, int64_t y)
 {
-    return y == 0 ? 0 : y == -1 ? (int64_t) - (uint64_t)x : x / y;
+    if (y == 0 || y == -1)
+        return y == 0 ? 0 : (int64_t) - (uint64_t)x;
+    return x / y - (x % y != 0 && (x < 0) != (y < 0));
 }
 
 /* x^y modulo 2^64, by repeated squaring. A negative power is 1 / x^-y, truncated toward zero; 0 to

@@ -82,7 +82,7 @@ static lt_status where_shape(lt_call *c)
         return lt_fail(LT_EINVAL, "cond must be u8, as from a comparison, but is %s",
                        lt_dtype_name(cond));
     if (x != y)
-        return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y:cast('%s')",
+        return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y to %s",
                        lt_dtype_name(x), lt_dtype_name(y), lt_dtype_name(x));
     LT_TRY(broadcast_three(c, &ndim, dims));
     lt__spec(c, 0, x, ndim, dims + LT_MAX_DIMS - ndim);

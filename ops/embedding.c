@@ -33,7 +33,7 @@ static lt_status forward(lt_call *c)
     for (int64_t i = 0; i < ids->count; i++) {
         int64_t id = lt__integer(ids, i);
         if (id < 0 || id >= rows)
-            return lt_fail(LT_EDATA, LT_BAD_ROW_TEXT, (lt_ll)i, (lt_ll)id, (lt_ll)rows);
+            return lt_fail(LT_EDATA, LT_BAD_ROW_TEXT, (lt_ll)i + 1, (lt_ll)id, (lt_ll)rows);
     }
     if (rows == 0)
         return LT_OK;

@@ -90,7 +90,7 @@ lt_status lt__cuda_report_bad_id(const lt_cuda *cuda)
     return cuda->host->fail(LT_EDATA,
                             bad.kind == LT_BAD_LABEL ? "cross_entropy: " LT_BAD_LABEL_TEXT
                                                      : "embedding: " LT_BAD_ROW_TEXT,
-                            (lt_ll)bad.place, (lt_ll)bad.id, (lt_ll)bad.limit);
+                            (lt_ll)bad.place + 1, (lt_ll)bad.id, (lt_ll)bad.limit);
 }
 
 /* ==== Forward ================================================================================= */

@@ -101,7 +101,7 @@ lt_status lt__same_dtype(const lt_call *c, int n)
 {
     for (int i = 1; i < n && i < c->n_in; i++)
         if (c->in[i] && c->in[i]->dtype != c->in[0]->dtype)
-            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s:cast('%s')",
+            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
                            lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, i),
                            lt_dtype_name(c->in[i]->dtype), lt__in_name(c, i),
                            lt_dtype_name(c->in[0]->dtype));
@@ -111,9 +111,8 @@ lt_status lt__same_dtype(const lt_call *c, int n)
 lt_status lt__same_float(const lt_call *c, int n)
 {
     if (!lt__is_float(c->in[0]->dtype))
-        return lt_fail(LT_EINVAL,
-                       "%s must have a float dtype, but is %s; cast it, e.g. %s:cast('f32')",
-                       lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, 0));
+        return lt_fail(LT_EINVAL, "%s must have a float dtype, but is %s; cast it, e.g. to f32",
+                       lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype));
     return lt__same_dtype(c, n);
 }
 
@@ -122,10 +121,10 @@ lt_status lt__require_integers(const lt_call *c, int i)
     lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
     if (dtype == LT_I64 || dtype == LT_I32 || dtype == LT_U8)
         return LT_OK;
-    return lt_fail(LT_EINVAL,
-                   "%s must have an integer dtype (i64, i32 or u8), but is %s; cast it, e.g. "
-                   "%s:cast('i64')",
-                   lt__in_name(c, i), lt_dtype_name(dtype), lt__in_name(c, i));
+    return lt_fail(
+        LT_EINVAL,
+        "%s must have an integer dtype (i64, i32 or u8), but is %s; cast it, e.g. to i64",
+        lt__in_name(c, i), lt_dtype_name(dtype));
 }
 
 lt_status lt__require_ndim(const lt_call *c, int i, int ndim, const char *layout)

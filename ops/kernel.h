@@ -58,7 +58,7 @@ void lt__spec_like(lt_call *c, int out, const lt_tensor *x);
  * that an argument selects, must be present. */
 
 /* The inputs 0..n-1 that are present must have the same float dtype:
- * "x is f32, y is i64; cast one of them, e.g. y:cast('f32')". */
+ * "x is f32, y is i64; cast one of them, e.g. y to f32". */
 lt_status lt__same_float(const lt_call *c, int n);
 /* The inputs 0..n-1 that are present must have the same dtype. Any dtype is allowed. */
 lt_status lt__same_dtype(const lt_call *c, int n);

@@ -6,7 +6,7 @@
 
 /* clang-format off */
 #define LT_OP_LIST(X)                                                                              \
-    X(add) X(sub) X(mul) X(div) X(pow)                                        /* binary.c */       \
+    X(add) X(sub) X(mul) X(div) X(floor_divide) X(pow)                        /* binary.c */       \
     X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(where)                              /* compare.c */      \
     X(neg) X(exp) X(log) X(sqrt) X(abs) X(clamp)                              /* unary.c */        \
     X(relu) X(relu6) X(sigmoid) X(tanh) X(gelu) X(silu)                                            \

@@ -318,7 +318,7 @@ static lt_status cross_entropy_forward(lt_call *c)
     for (int64_t r = 0; r < rows; r++) {
         int64_t label = lt__integer(labels, r);
         if (label < 0 || label >= classes)
-            return lt_fail(LT_EDATA, LT_BAD_LABEL_TEXT, (lt_ll)r, (lt_ll)label, (lt_ll)classes);
+            return lt_fail(LT_EDATA, LT_BAD_LABEL_TEXT, (lt_ll)r + 1, (lt_ll)label, (lt_ll)classes);
     }
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t b = 0; b < blocks; b++) {

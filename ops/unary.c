@@ -105,7 +105,7 @@ static lt_status same_signed(lt_call *c)
 {
     if (c->in[0]->dtype == LT_U8)
         return lt_fail(LT_EINVAL, "x is u8, which has no negative numbers; cast it, e.g. "
-                                  "x:cast('i32')");
+                                  "to i32");
     return same_any(c);
 }
 

@@ -24,7 +24,7 @@
     X(sqrt, LT_CHEAP, LT_CAST_ANY, OUT, "y = sqrt(x) for each element of x.",                      \
       sqrt(x), dy / (2 * y))                                                                       \
     X(sigmoid, LT_COSTLY, LT_CAST_ANY, OUT, "y = 1 / (1 + exp(-x)) for each element of x.",        \
-      1 / (1 + exp(-x)), dy * y * (1 - y))                                                         \
+      LT_LOGISTIC(x), dy * y * (1 - y))                                                            \
     X(tanh, LT_COSTLY, LT_CAST_ANY, OUT, "y = tanh(x) for each element of x.",                     \
       tanh(x), dy * (1 - y * y))                                                                   \
     /* These comparisons let a NaN pass through. */                                                \
@@ -36,15 +36,18 @@
       "y = x (1 + erf(x / sqrt(2))) / 2 for each element of x (exact, not the tanh form).",        \
       x * LT_NORMAL_P(x), dy * (LT_NORMAL_P(x) + x * LT_NORMAL_DENSITY(x)))                        \
     X(silu, LT_COSTLY, LT_CAST_ANY, IN, "y = x / (1 + exp(-x)) for each element of x.",            \
-      x / (1 + exp(-x)), dy * LT_LOGISTIC(x) * (1 + x * (1 - LT_LOGISTIC(x))))
+      x < LT_EXP_MIN ? x * 0 : x / (1 + exp(-x)),                                                  \
+      dy * LT_LOGISTIC(x) * (1 + x * (1 - LT_LOGISTIC(x))))
 /* clang-format on */
 
 /* The cumulative distribution function and the density of the standard normal distribution, for
  * gelu (Hendrycks and Gimpel, Gaussian Error Linear Units, 2016). */
 #define LT_NORMAL_P(x) ((T)0.5 * (1 + erf((x) * (T)0.70710678118654752440)))
 #define LT_NORMAL_DENSITY(x) ((T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
-/* The logistic function, for silu (Elfwing, Uchibe and Doya, 2018). */
-#define LT_LOGISTIC(x) (1 / (1 + exp(-(x))))
+/* The logistic function, for sigmoid and silu (Elfwing, Uchibe and Doya, 2018). Below LT_EXP_MIN,
+ * exp(-x) overflows. The result is still right, 1 / inf = 0, but some programs trap overflows. */
+#define LT_LOGISTIC(x) ((x) < LT_EXP_MIN ? 0 : 1 / (1 + exp(-(x))))
+#define LT_EXP_MIN (sizeof(T) == sizeof(float) ? (T)-88.7228317 : (T)-709.78271289338397)
 
 /* Formulas of y and dx for the ops that take integers too: neg, abs and clamp. */
 #define LT_NEG (-x)

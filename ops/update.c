@@ -249,8 +249,11 @@ const lt_op lt__op_lars_step = {
 
 static lt_status adam_shape(lt_call *c)
 {
+    int64_t step;
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
-    LT_TRY(lt__number_in(c, STEP, 1, INFINITY));
+    if (c->opt[STEP].n == 0)
+        return lt_fail(LT_EINVAL, "option 'step' is missing");
+    LT_TRY(lt__int(c, STEP, 1, &step));
     for (int k = BETA1; k <= BETA2; k++)
         LT_TRY(lt__check_decay(c, k));
     LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
@@ -276,12 +279,14 @@ LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
 static lt_status adam(lt_call *c) { return lt__for_blocks(c, adam_block); }
 
 const lt_op lt__op_adam_step = {
-    .sig = "adam_step(w, g, m, v; lr#, step#, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "
+    .sig = "adam_step(w, g, m, v; lr#, step?, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "
            "decoupled=false, scale=1.0)",
-    .doc = "Adam (Kingma and Ba, 2015), in place, with step counted from 1: d = scale g + "
-           "weight_decay w; m = beta1 m + (1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / "
-           "(1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps); or with decoupled=true AdamW "
-           "(Loshchilov and Hutter, 2019): w *= 1 - lr weight_decay first, and d = scale g.",
+    .doc =
+        "Adam (Kingma and Ba, 2015), in place, with step counted from 1; an optimizer sets it. d = "
+        "scale g + weight_decay w; m = beta1 m + (1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w "
+        "-= lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps); or with "
+        "decoupled=true AdamW (Loshchilov and Hutter, 2019): w *= 1 - lr weight_decay first, and "
+        "d = scale g.",
     .in_place = 1 << W | 1 << SLOT | 1 << SLOT2,
     .shape = adam_shape,
     .fwd = adam,

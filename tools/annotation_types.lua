@@ -19,8 +19,9 @@ types.kinds = {
   count = "integer", integer = "integer", pair = "integer|integer[]", number = "number",
   amount = "number", share = "number", epochs = "number[]", init = "'uniform'|'he'|number",
   boolean = "boolean", string = "string", path = "string", layer = "Module|function",
-  net = "Module", optim = "Optim", set = "Set", tensor = "Tensor", numbers = "number|number[]",
-  names = "string[]", list = "table[]", call = "function", options = "table|false",
+  net = "Module", optims = "Optim|Optim[]", set = "Set", tensor = "Tensor",
+  numbers = "number|number[]", names = "string[]",
+  list = "table[]", call = "function", options = "table|false",
 }
 -- The types of options whose kind says too little, by name.
 types.named = {
@@ -38,8 +39,8 @@ types.classes = {
    call = "fun(...: any): Tensor, any ..."},
   {name = "Optim", "groups: table[]", "grad_norm?: number"},
   {name = "Set", "count: integer", "classes: integer", "names?: string[]", "height: integer",
-   "width: integer", "channels: integer", "mean: number[]", "std: number[]", "augment: @augment",
-   "images: Tensor", "labels: Tensor"},
+   "width: integer", "channels: integer", "mean: number[]", "std: number[]",
+   "center_crop?: number", "augment: @augment", "images: Tensor", "labels: Tensor"},
   {name = "Batches"},
   {name = "Run", "folder: string", "epoch: integer", "steps: integer",
    "stage: {size?: integer, batch: integer, area: number}", "result: Report"},
@@ -87,7 +88,9 @@ types.signatures = {
   ["lt.run"] = "given: @ -> Run",
   ["lt.save"] = "path: string; what: Module|table<string, Tensor>; "
                 .. "meta?: table<string, string|number|boolean>",
-  ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it.",
+  ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it. Random "
+                .. "numbers and the first values of nets then repeat. A net gets its values at its "
+                .. "first use.",
   ["lt.step"] = "fn: function; ...: any -> any ...",
   ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",
@@ -155,7 +158,7 @@ types.signatures = {
 
   ["Set:batches"] = "given: @batches -> fun(pass?: Batches): Tensor, Tensor; Batches?",
   ["Set:open_batches"] = "given: @batches -> Batches",
-  ["Set:sized"] = "size?: integer -> Set",
+  ["Set:sized"] = "size?: integer; given?: {center_crop?: number} -> Set",
   ["Batches:close"] = "-- Frees the pass.",
   ["Batches:next"] = "-> Tensor; Tensor -- The next batch: images and labels; nil at the end.",
   ["Batches:request"] = "first: integer -- Requests the batch from this position, counted from 0.",

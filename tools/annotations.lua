@@ -75,7 +75,9 @@ local function unwrap(fn)
     if type(value) == "function" and (name == "fn" or name == "") then inner = value end
     if name == "names" then names = value end
   end
-  if not inner or not names and debug.getinfo(fn, "S").what ~= "C" then return fn end
+  local info = debug.getinfo(fn, "S")
+  local wraps = names or info.what == "C" or info.short_src == "luatrain/arity.lua"
+  if not inner or not wraps then return fn end
   return (unwrap(inner)), names
 end
 
@@ -281,7 +283,7 @@ local function say_class(name, fields)
   say("\n---@class luatrain.%s", name)
   for _, text in ipairs(fields) do say_field(text) end
   if name == "Optim" then say_settings() end
-  for _, operator in ipairs{"add", "sub", "mul", "div", "pow"} do
+  for _, operator in ipairs{"add", "sub", "mul", "div", "idiv", "pow"} do
     if meta["__" .. operator] then
       say("---@operator %s(luatrain.Tensor|number): luatrain.Tensor", operator)
     end

@@ -170,7 +170,7 @@ local function values_of(layer, i, dtype)
   end
   local n, h, w, c = table.unpack(layer.shapes[i])
   local x = lt.arange(h * w, {dtype = "i64", device = "cpu"}) * 138
-  x = (x - x / 251 * 251):cast "f32":reshape{1, h, w, 1}
+  x = (x - x // 251 * 251):cast "f32":reshape{1, h, w, 1}
   return (lt.zeros({n, h, w, c}, where) + x):cast(dtype)
 end
 

@@ -46,13 +46,13 @@ static void warn_of_unused(lua_State *L)
     (void)status; /* ignored: a script may have replaced require() */
 }
 
-/* Ends the last loop over batches of asynchronous training, if the script did not: see
- * luatrain/train/async_loop.lua. Not with require(), which a script may have replaced. */
-static int end_async_loop(lua_State *L)
+/* Ends the last loop over batches, if the script did not: see luatrain/train/async_loop.lua. Not
+ * with require(), which a script may have replaced. */
+static int end_script(lua_State *L)
 {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "luatrain.train.async_loop") == LUA_TTABLE) {
-        lua_getfield(L, -1, "finish");
+        lua_getfield(L, -1, "end_script");
         lua_call(L, 0, 0);
     }
     return 0;
@@ -254,7 +254,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     if (looks(argv[0]))
         return shown(argv[0], run_attached(L, argv[0], argc - 1, argv + 1));
     LT_TRY(run_script(L, argc, argv));
-    lua_pushcfunction(L, end_async_loop);
+    lua_pushcfunction(L, end_script);
     LT_TRY(lt_lua_call(L, 0, 0));
     warn_of_unused(L);
     return LT_OK;
@@ -322,10 +322,11 @@ static lt_status join_pipeline(const settings *s, const lt_config *config, lua_S
 /* Whether the ranks train asynchronously. */
 static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
-/* Whether the other ranks go on if this one fails: it is a thread of asynchronous training. */
-static bool is_expendable(const settings *s, const lt_group *group)
+/* Whether the other ranks continue if this one fails with this status: it is a thread of
+ * asynchronous training. */
+static bool is_expendable(const settings *s, const lt_group *group, lt_status status)
 {
-    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0;
+    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && !is_of_all(status);
 }
 
 /* Runs the command as one rank of group, or alone if group is NULL. config: of ctx. */
@@ -351,7 +352,7 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step's deferred check may fail */
-    if (group && is_failure(status) && !is_expendable(s, group))
+    if (group && is_failure(status) && !is_expendable(s, group, status))
         lt_group_fail(group); /* before lt_lua_close() waits for collectives in flight */
     lt_lua_close(L);
     return status;

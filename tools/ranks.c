@@ -25,7 +25,6 @@ typedef struct job {
     bool first_ended;        /* rank 0 has ended */
     lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
-    char usage_text[1024]; /* the usage error of a rank that does not decide, or "" */
 } job;
 
 typedef struct member {
@@ -39,6 +38,8 @@ bool is_failure(lt_status status)
     return status != LT_OK && status != LT_EDONE && status != LT_ESTOPPED;
 }
 
+bool is_of_all(lt_status status) { return status == LT_EUSAGE || (int)status >= LT_EXIT; }
+
 /* Stores the status and the message of the group's first failure in j, if there is one. */
 static void describe_failure(job *j, lt_group *group)
 {
@@ -46,9 +47,8 @@ static void describe_failure(job *j, lt_group *group)
     int rank;
     if (!lt_group_failure(group, &rank, &j->failed, text, sizeof text))
         return;
-    bool of_all = j->failed == LT_EPEER || j->failed == LT_EDESYNC || j->failed == LT_EUSAGE ||
-                  (int)j->failed >= LT_EXIT; /* the message names the rank itself */
-    if (rank == 0 || of_all)
+    bool names_rank = j->failed == LT_EPEER || j->failed == LT_EDESYNC;
+    if (rank == 0 || names_rank || is_of_all(j->failed))
         snprintf(j->failed_text, sizeof j->failed_text, "%s", text);
     else
         snprintf(j->failed_text, sizeof j->failed_text, "rank %d: %s", rank, text);
@@ -69,14 +69,12 @@ static void *run_member(void *ud)
     member *m = ud;
     job *j = m->job;
     lt_status status = j->ranks->run(j->ranks->ud, m->group);
-    bool is_first = lt_group_rank(m->group) == 0, decides = is_first || !j->ranks->first_decides;
-    if (is_failure(status) && decides)
+    bool is_first = lt_group_rank(m->group) == 0;
+    if (is_failure(status) && (is_first || !j->ranks->first_decides || is_of_all(status)))
         lt_group_fail(m->group);
-    else if (is_failure(status) && status != LT_EUSAGE && !has_first_failed(m->group, status))
+    else if (is_failure(status) && !has_first_failed(m->group, status))
         fprintf(stderr, "luatrain: warning: rank %d: %s\n", lt_group_rank(m->group), lt_errmsg());
     pthread_mutex_lock(&j->lock);
-    if (status == LT_EUSAGE && !decides)
-        snprintf(j->usage_text, sizeof j->usage_text, "%s", lt_errmsg());
     j->first_ended |= is_first;
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
@@ -192,8 +190,6 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     lt_group_close(j->ranks->mpi_group);
     if (made == 0)
         return LT_ENOMEM;
-    if (*j->usage_text && strcmp(j->usage_text, j->first_text) != 0)
-        fprintf(stderr, "luatrain: warning: %s\n", j->usage_text);
     if (j->failed != LT_OK)
         return lt_fail(j->failed, "%s", j->failed_text);
     return j->first == LT_OK ? LT_OK : lt_fail(j->first, "%s", j->first_text);

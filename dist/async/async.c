@@ -3,11 +3,48 @@
 #include "core/tensor.h"
 #include "dist/async/worker.h"
 
+lt_status lt_async_check_rule(const char *rule)
+{
+    lt_rule found;
+    return lt__rule_find(rule ? rule : "", &found);
+}
+
+static const int64_t MOST = INT64_MAX / 2; /* so that sums with other numbers do not overflow */
+
+static lt_status check_list(const char *name, const void *list, int64_t n)
+{
+    if (n < 0 || n > MOST || (n > 0 && !list))
+        return lt_fail(LT_EINVAL, "lt_async_new: n_%s is %lld, but %s is %s", name, (long long)n,
+                       name, list ? "a list" : "NULL");
+    return LT_OK;
+}
+
+/* What does not depend on the rule. */
+static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
+{
+    LT_TRY(check_list("buffers", c->buffers, c->n_buffers));
+    LT_TRY(check_list("times", c->times, c->n_times));
+    LT_TRY(check_list("trace", c->trace, c->n_trace));
+    if (c->steps < 0 || c->steps > MOST)
+        return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
+                       (long long)MOST, (long long)c->steps);
+    if (lt_has_grad_callbacks(ctx))
+        return lt_fail(LT_EINVAL, "lt_async_new: this context already has asynchronous training or "
+                                  "a reducer; free it first");
+    return LT_OK;
+}
+
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
     lt_rule rule;
     lt_async *a = NULL;
-    if (lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
+    if (!ctx || !optim || !config) {
+        lt_ctx_free(config ? config->server : NULL);
+        lt_fail(LT_EINVAL, "lt_async_new: %s is NULL", !ctx ? "ctx" : !optim ? "optim" : "config");
+        return NULL;
+    }
+    if (check_config(ctx, config) != LT_OK ||
+        lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
         lt_ctx_free(config->server);
     else
         a = config->group   ? lt__live_new(ctx, optim, config)
@@ -32,12 +69,27 @@ void lt_async_free(lt_async *a)
     lt__ctx_release(ctx);
 }
 
-lt_status lt_async_next(lt_async *a, lt_async_event *event)
+/* Called before a function that writes to the net. */
+static lt_status check(const lt_async *a)
 {
     if (a->status != LT_OK)
         return lt_fail(a->status, "asynchronous training has failed before");
+    return lt__async_check_writes(a);
+}
+
+/* Called after it. Training of this rank begins with its first batch, or before. */
+static lt_status accept(lt_async *a, lt_status status, bool begins)
+{
+    if (status == LT_OK && (begins || a->has_begun))
+        lt__async_accept_writes(a);
+    return status;
+}
+
+lt_status lt_async_next(lt_async *a, lt_async_event *event)
+{
+    LT_TRY(check(a));
     a->status = a->of->next(a, event);
-    return a->status;
+    return accept(a, a->status, event->kind == LT_ASYNC_COMPUTE);
 }
 
 lt_status lt_async_push(lt_async *a)
@@ -49,8 +101,21 @@ lt_status lt_async_push(lt_async *a)
 }
 
 lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release(a) : LT_OK; }
-lt_status lt_async_finish(lt_async *a) { return a->of->finish ? a->of->finish(a) : LT_OK; }
-lt_status lt_async_set_limit(lt_async *a, int64_t tickets) { return a->of->set_limit(a, tickets); }
+
+lt_status lt_async_finish(lt_async *a)
+{
+    LT_TRY(lt__async_check_writes(a));
+    lt_status status = a->of->finish ? a->of->finish(a) : LT_OK;
+    a->has_begun &= status != LT_OK;
+    return status;
+}
+
+lt_status lt_async_set_limit(lt_async *a, int64_t tickets)
+{
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->set_limit(a, tickets), true);
+}
+
 int64_t lt_async_done_below(const lt_async *a) { return a->of->done_below(a); }
 int64_t lt_async_steps(const lt_async *a) { return a->of->steps(a); }
 
@@ -61,10 +126,21 @@ lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
 
 lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
 {
-    return a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK;
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK, false);
 }
 
-lt_status lt_async_read(lt_async *a) { return a->of->read ? a->of->read(a) : LT_OK; }
+void lt_async_forget(lt_async *a, int64_t ticket)
+{
+    if (a->of->forget)
+        a->of->forget(a, ticket);
+}
+
+lt_status lt_async_read(lt_async *a)
+{
+    LT_TRY(lt__async_check_writes(a));
+    return accept(a, a->of->read && a->has_begun ? a->of->read(a) : LT_OK, false);
+}
 
 void lt_async_stop(lt_async *a, int code)
 {
@@ -92,6 +168,9 @@ bool lt_async_poll(lt_async *a, lt_async_event *event)
 lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
 {
     *stats = (lt_async_stats){0};
+    if (group < 0)
+        return lt_fail(LT_EINVAL, "lt_async_read_stats: group must be at least 0, but is %d",
+                       group);
     return a->of->read_stats(a, group, stats);
 }
 

@@ -172,6 +172,11 @@ static lt_status pull(lt_host *h, const lt_message *m)
         send(h, m->from, lt__message_new(LT_HOST_FENCED, 0));
         return LT_OK;
     }
+    if (m->number[0] == 1 && m->number[LT_PULL_DIGEST] != h->digest)
+        return lt_fail(LT_EDESYNC,
+                       "the net of rank %d begins the asynchronous training with other "
+                       "weights or buffers than that of rank 0",
+                       m->from);
     h->members[m->from].pull = m->number[0];
     h->members[m->from].owes = false;
     return h->stopped ? LT_OK : lt__order_pull(h->server.order, m->from);
@@ -405,10 +410,14 @@ static lt_status send_final(lt_host *h)
     return LT_OK;
 }
 
-lt_status lt__host_finish(lt_host *h)
+lt_status lt__host_finish(lt_host *h, const lt_layout *from)
 {
     if (h->finished)
         return LT_OK;
+    pthread_mutex_lock(&h->lock);
+    lt_status status = lt__host_begin(h, from);
+    pthread_mutex_unlock(&h->lock);
+    LT_TRY(status);
     end_thread(h, false);
     h->finished = true;
     LT_TRY(lt__host_status(h));

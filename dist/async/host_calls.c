@@ -9,11 +9,23 @@
 
 lt_inbox *lt__host_inbox(lt_host *h) { return &h->to_root; }
 
-lt_status lt__host_set_limit(lt_host *h, int64_t tickets)
+lt_status lt__host_begin(lt_host *h, const lt_layout *from)
+{
+    if (h->begun)
+        return LT_OK;
+    LT_TRY(lt__mirror_copy(&h->mirror.layout, from));
+    h->begun = true;
+    return lt__layout_digest(from, &h->digest);
+}
+
+lt_status lt__host_set_limit(lt_host *h, int64_t tickets, const lt_layout *from)
 {
     pthread_mutex_lock(&h->lock);
     lt_status status = lt__order_set_limit(h->server.order, tickets);
-    h->paused = false;
+    if (status == LT_OK)
+        status = lt__host_begin(h, from);
+    if (status == LT_OK)
+        h->paused = false;
     pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
     return status;
@@ -38,7 +50,7 @@ int64_t lt__host_steps(lt_host *h)
 void lt__host_pause(lt_host *h, bool on)
 {
     pthread_mutex_lock(&h->lock);
-    h->paused = on;
+    h->paused = on || !h->begun;
     pthread_cond_broadcast(&h->resumed);
     pthread_mutex_unlock(&h->lock);
 }
@@ -89,6 +101,13 @@ lt_status lt__host_read_kept(lt_host *h, int64_t ticket, const lt_layout *to)
     lt_status status = lt__snapshots_read(&h->snapshots, ticket, to);
     pthread_mutex_unlock(&h->lock);
     return status;
+}
+
+void lt__host_forget(lt_host *h, int64_t ticket)
+{
+    pthread_mutex_lock(&h->lock);
+    lt__snapshots_forget(&h->snapshots, ticket);
+    pthread_mutex_unlock(&h->lock);
 }
 
 lt_status lt__host_status(lt_host *h)

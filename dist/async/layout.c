@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "core/tensor.h"
 #include "dist/async/layout.h"
 
@@ -11,9 +12,10 @@ static size_t bytes_of(const lt_tensor *x) { return padded(lt__tensor_bytes(x));
 
 /* ==== Opening ================================================================================= */
 
-/* Adds the bytes of the slots of parameter i. */
+/* Adds the bytes of the slots of parameter i, and of its number of steps. */
 static lt_status count_slots(lt_layout *l, int i)
 {
+    l->slot_bytes += sizeof(int64_t);
     for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
         lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
         if (!slot)
@@ -94,12 +96,34 @@ lt_status lt__layout_unpack(const lt_layout *l, const char *from)
     return LT_OK;
 }
 
-/* Copies all slots to memory, or from it. */
+lt_status lt__layout_digest(const lt_layout *l, int64_t *digest)
+{
+    char *values = calloc(l->bytes + 1, 1); /* the padding is zero */
+    if (!values)
+        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    lt_status status = lt__layout_pack(l, values);
+    *digest = (int64_t)lt__fnv64(LT_FNV64_START, values, l->bytes);
+    free(values);
+    return status;
+}
+
+/* Copies the number of steps of a parameter to memory, or from it. */
+static lt_status copy_steps(const lt_layout *l, const lt_tensor *param, char *memory, bool out)
+{
+    int64_t steps = out ? lt_optim_steps(l->optim, param) : 0;
+    memcpy(out ? memory : (char *)&steps, out ? (char *)&steps : memory, sizeof steps);
+    return out ? LT_OK : lt_optim_set_steps(l->optim, param, steps);
+}
+
+/* Copies all slots and numbers of steps to memory, or from it. */
 static lt_status copy_slots(const lt_layout *l, char *memory, bool out)
 {
-    for (int i = 0; i < l->n; i++)
+    for (int i = 0; i < l->n; i++) {
+        lt_tensor *param = lt_optim_param(l->optim, i);
+        LT_TRY(copy_steps(l, param, memory, out));
+        memory += sizeof(int64_t);
         for (int k = 0; lt_optim_slot_name(l->optim, k); k++) {
-            lt_tensor *slot = lt_optim_slot(l->optim, k, lt_optim_param(l->optim, i));
+            lt_tensor *slot = lt_optim_slot(l->optim, k, param);
             if (!slot)
                 return lt_errcode();
             lt_status status = out ? lt_read(slot, memory) : lt_write(slot, memory);
@@ -107,6 +131,7 @@ static lt_status copy_slots(const lt_layout *l, char *memory, bool out)
             lt_release(slot);
             LT_TRY(status);
         }
+    }
     return LT_OK;
 }
 

@@ -17,7 +17,7 @@ typedef struct lt_layout {
     lt_optim_range *param;      /* (n) the range of each parameter */
     lt_tensor **buffer;         /* (n_buffers) such as running statistics; kept */
     size_t bytes;               /* of all values and buffers in a message */
-    size_t slot_bytes;          /* of all optimizer slots */
+    size_t slot_bytes;          /* of all optimizer slots and numbers of steps */
 } lt_layout;
 
 /* Opens a layout. LT_ENOMEM. */
@@ -29,9 +29,11 @@ void lt__layout_close(lt_layout *layout); /* may be not open */
  * error. */
 LT_MUST lt_status lt__layout_pack(const lt_layout *layout, char *to);
 LT_MUST lt_status lt__layout_unpack(const lt_layout *layout, const char *from);
-/* The same for the optimizer's slots (layout->slot_bytes). */
+/* The same for the optimizer's slots and numbers of steps (layout->slot_bytes). */
 LT_MUST lt_status lt__layout_pack_slots(const lt_layout *layout, char *to);
 LT_MUST lt_status lt__layout_unpack_slots(const lt_layout *layout, const char *from);
+/* A digest of the values and buffers. LT_ENOMEM, or the device's error. */
+LT_MUST lt_status lt__layout_digest(const lt_layout *layout, int64_t *digest);
 
 /* A message with a gradient, for lt__gradient_unpack(); kind as for lt__message_new(). New. NULL
  * with LT_ENOMEM, LT_EUSAGE if a batch norm updates tensors that are not buffers of the layout, or

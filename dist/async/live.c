@@ -20,6 +20,7 @@ typedef struct live {
     lt_host *host;     /* on rank 0 */
     lt_message *early; /* a grant that arrived while rank 0 looked for events only; or NULL */
     bool pulled;       /* the answer to a pull has not arrived yet */
+    bool answered;     /* a message of rank 0 has arrived */
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
@@ -70,10 +71,19 @@ static lt_status pull(live *l)
     if (l->pulled || l->over)
         return LT_OK;
     lt_message *m = lt__message_new(LT_HOST_PULL, 0);
-    if (m)
-        m->number[0] = ++l->pulls;
+    if (!m)
+        return LT_ENOMEM;
+    m->number[0] = ++l->pulls;
+    if (l->pulls == 1) {
+        lt_status status = lt__layout_digest(&l->layout, &m->number[LT_PULL_DIGEST]);
+        if (status != LT_OK) {
+            lt__message_free(m);
+            return status;
+        }
+    }
     l->pulled = true;
-    return send(l, m);
+    deliver(l, m);
+    return LT_OK;
 }
 
 static lt_status release(lt_async *async)
@@ -125,6 +135,19 @@ static lt_status take_final(live *l, const lt_message *m)
     return LT_OK;
 }
 
+/* The mailbox of a rank was closed. If rank 0 has ended before this training, the job fails: it is
+ * not this rank that was lost. */
+static lt_status lose(const live *l, int rank)
+{
+    if (rank != 0 || rank_of(l) == 0)
+        return LT_OK;
+    if (l->answered)
+        return lt_fail(LT_EPEER, "rank 0 was lost");
+    lt_fail(LT_EPEER, "rank 0 has ended, but rank %d begins asynchronous training", rank_of(l));
+    lt_group_fail(l->group);
+    return LT_EPEER;
+}
+
 /* Handles a message. *any is false if it is not an event for the caller. */
 static lt_status handle(live *l, const lt_message *m, lt_async_event *event, bool *any)
 {
@@ -133,6 +156,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
         *any &= l->pulled && m->number[LT_GRANT_PULL] == l->pulls;
     if (!*any)
         return LT_OK;
+    l->answered |= m->kind != LT_MAIL_LOST;
     switch (m->kind) {
     case LT_HOST_GRANT: return begin(l, m, event);
     case LT_HOST_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
@@ -148,9 +172,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
     case LT_HOST_FENCED:
         return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
                        rank_of(l), lt__group_timeout(l->group));
-    default: /* LT_MAIL_LOST */
-        *any = false;
-        return m->from == 0 && rank_of(l) != 0 ? lt_fail(LT_EPEER, "rank 0 was lost") : LT_OK;
+    default: /* LT_MAIL_LOST */ *any = false; return lose(l, m->from);
     }
 }
 
@@ -211,7 +233,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
 static lt_status set_limit(lt_async *async, int64_t tickets)
 {
     const live *l = (const live *)async;
-    return l->host ? lt__host_set_limit(l->host, tickets) : LT_OK;
+    return l->host ? lt__host_set_limit(l->host, tickets, &l->layout) : LT_OK;
 }
 
 static int64_t done_below(const lt_async *async)
@@ -250,6 +272,13 @@ static lt_status read_kept(lt_async *async, int64_t ticket)
 {
     const live *l = (const live *)async;
     return l->host ? lt__host_read_kept(l->host, ticket, &l->layout) : LT_OK;
+}
+
+static void forget(lt_async *async, int64_t ticket)
+{
+    const live *l = (const live *)async;
+    if (l->host)
+        lt__host_forget(l->host, ticket);
 }
 
 static void pause_server(lt_async *async, bool on)
@@ -322,7 +351,7 @@ static lt_status finish(lt_async *async)
     if (!l->over)
         LT_TRY(release(async));
     if (l->host) {
-        LT_TRY(lt__host_finish(l->host));
+        LT_TRY(lt__host_finish(l->host, &l->layout));
         LT_TRY(lt__host_read(l->host, &l->layout));
     } else {
         LT_TRY(wait_for_finish(l));
@@ -355,6 +384,8 @@ static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async
     lt_status status = lt__fault_check(ctx, lt_group_size(l->group));
     if (status == LT_OK)
         status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
+    l->async.buffers = l->layout.buffer;
+    l->async.n_buffers = l->layout.n_buffers;
     if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
         status = lt_errcode();
     l->run = status == LT_OK ? lt__mail_next_run(l->mail) : 0;
@@ -382,6 +413,7 @@ lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
                                                .free = free_live,
                                                .keep_at = keep_at,
                                                .read_kept = read_kept,
+                                               .forget = forget,
                                                .read = read_server,
                                                .stop = stop,
                                                .stop_at = stop_at,

@@ -83,6 +83,8 @@ lt_status lt__mirror_copy(const lt_layout *to, const lt_layout *from)
         LT_TRY(lt_copy(lt_optim_param(to->optim, i), lt_optim_param(from->optim, i)));
         lt_optim_updated(to->optim, &to->param[i]);
         LT_TRY(copy_slots(to->optim, from->optim, i));
+        int64_t steps = lt_optim_steps(from->optim, lt_optim_param(from->optim, i));
+        LT_TRY(lt_optim_set_steps(to->optim, lt_optim_param(to->optim, i), steps));
     }
     for (int i = 0; i < from->n_buffers; i++)
         LT_TRY(lt_copy(to->buffer[i], from->buffer[i]));

@@ -325,8 +325,9 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     call c = {.def = lt_optim_def(s->optim)};
     memcpy(c.opt, p->opt, (size_t)schema->n_opt * sizeof *c.opt);
     set(&c, "scale", scale);
-    if (lt_schema_find(schema, "step") >= 0) /* the worker counts only its own steps */
-        set(&c, "step", (double)p->push->step);
+    for (int k = 0; k < schema->n_opt; k++)
+        if (strcmp(schema->opt[k].name, "step") == 0)
+            set(&c, "step", (double)(p->range->steps + 1));
     add(&c, &s->values, p->range);
     add(&c, &s->grads, p->range);
     for (int k = 0; k < schema->n_in - 2; k++) {
@@ -438,6 +439,7 @@ lt_status lt__rule_apply(lt_rule_state *s, const lt_rule_push *push)
                          .weight_decay = option_of(def, opt, "weight_decay")};
         LT_TRY(apply_to(s, &p));
         lt_optim_updated(s->optim, &r);
+        lt_optim_count_step(s->optim, &r);
     }
     return LT_OK;
 }

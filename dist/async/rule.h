@@ -54,7 +54,6 @@ typedef struct lt_rule_config {
 typedef struct lt_rule_push { /* a gradient, in the gradient arenas of the optimizer */
     int worker;
     int64_t version, delay;       /* versions made before this push, and since the worker's pull */
-    int64_t step;                 /* number of this step of the optimizer, from 1 */
     const bool *present;          /* (lt_optim_count()) which parameters have a gradient */
     const lt_opt *const *options; /* of each group, as for lt_optim_step() */
 } lt_rule_push;

@@ -43,7 +43,6 @@ lt_status lt__server_apply(lt_server *s, int worker, const lt_gradient *g, int64
     const lt_rule_push push = {.worker = worker,
                                .version = version,
                                .delay = delay,
-                               .step = s->base + version + 1,
                                .present = g->present,
                                .options = g->options};
     LT_TRY(lt__gradient_load(g, s->optim));

@@ -56,16 +56,21 @@ static void drop(snapshot **link)
     free(s);
 }
 
-lt_status lt__snapshots_read(lt_snapshots *list, int64_t ticket, const lt_layout *to)
+lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_layout *to)
+{
+    const snapshot *s = find(list, ticket);
+    if (!s || !s->data)
+        return lt_fail(LT_EINVAL, "the values of ticket %lld were not kept", (long long)ticket);
+    return lt__layout_unpack(to, s->data);
+}
+
+void lt__snapshots_forget(lt_snapshots *list, int64_t ticket)
 {
     snapshot **link = &list->first;
-    while (*link && !((*link)->ticket == ticket && (*link)->data))
+    while (*link && (*link)->ticket != ticket)
         link = &(*link)->next;
-    if (!*link)
-        return lt_fail(LT_EINVAL, "the values of ticket %lld were not kept", (long long)ticket);
-    lt_status status = lt__layout_unpack(to, (*link)->data);
-    drop(link);
-    return status;
+    if (*link)
+        drop(link);
 }
 
 lt_tensor *lt__snapshots_state(const lt_snapshots *list, lt_ctx *ctx, size_t bytes, int i,

@@ -16,9 +16,11 @@ LT_MUST lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket);
 /* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,
  * or the device's error. */
 LT_MUST lt_status lt__snapshots_take(lt_snapshots *list, const lt_layout *from, int64_t done);
-/* Writes the snapshot that was planned for `ticket` to a layout, and forgets it. LT_EINVAL if it
- * was not taken; or the device's error. */
-LT_MUST lt_status lt__snapshots_read(lt_snapshots *list, int64_t ticket, const lt_layout *to);
+/* Writes the snapshot that was planned for `ticket` to a layout. LT_EINVAL if it was not taken; or
+ * the device's error. */
+LT_MUST lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_layout *to);
+/* Forgets the snapshot that was planned for `ticket`, if there is one. */
+void lt__snapshots_forget(lt_snapshots *list, int64_t ticket);
 /* For a checkpoint: the values of snapshot i of those that were taken, as bytes, and its ticket.
  * New. NULL past the last one, with *ticket = 0, or with LT_ENOMEM. */
 lt_tensor *lt__snapshots_state(const lt_snapshots *list, lt_ctx *ctx, size_t bytes, int i,

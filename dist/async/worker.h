@@ -22,6 +22,7 @@ typedef struct lt_async_kind_of {
     void (*free)(lt_async *async);
     lt_status (*keep_at)(lt_async *async, int64_t ticket); /* or NULL, like all below */
     lt_status (*read_kept)(lt_async *async, int64_t ticket);
+    void (*forget)(lt_async *async, int64_t ticket);
     lt_status (*read)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     void (*stop_at)(lt_async *async, int64_t version, int code);
@@ -44,7 +45,17 @@ struct lt_async { /* the first member of a simulation, a replay or a live run */
     bool has_backward, stepped; /* a backward has begun; it has taken the optimizer step */
     int rank;                   /* for injected faults; -1: none */
     int64_t computed;           /* batches that the caller has begun */
+    /* The caller must not write to the net once training has begun: */
+    lt_tensor *const *buffers; /* (n_buffers) of the net; borrowed */
+    int n_buffers;
+    bool has_begun;
+    uint32_t written; /* number of writes that are known */
 };
+
+/* Takes note that the writes to the net so far are those of asynchronous training. */
+void lt__async_accept_writes(lt_async *async);
+/* LT_EINVAL if there are others since then. */
+LT_MUST lt_status lt__async_check_writes(const lt_async *async);
 
 /* Sets the gradient callbacks of async->ctx. */
 void lt__async_set_callbacks(lt_async *async);

@@ -18,6 +18,7 @@
 ---@operator sub(luatrain.Tensor|number): luatrain.Tensor
 ---@operator mul(luatrain.Tensor|number): luatrain.Tensor
 ---@operator div(luatrain.Tensor|number): luatrain.Tensor
+---@operator idiv(luatrain.Tensor|number): luatrain.Tensor
 ---@operator pow(luatrain.Tensor|number): luatrain.Tensor
 ---@operator unm: luatrain.Tensor
 ---@operator len: integer
@@ -107,7 +108,8 @@ function Module:eval() end
 ---@return luatrain.Module
 function Module:freeze(on) end
 
----Loads a file written by lt.save(path, net). EFILE unless all names and shapes match.
+---Loads a file written by lt.save(path, net), or the net of a run's checkpoint. EFILE unless all
+---names and shapes match.
 ---@param path string
 ---@return luatrain.Module
 function Module:load(path) end
@@ -183,7 +185,8 @@ function Optim:set(name, value) end
 function Optim:settings() end
 
 ---Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
----is the number of applied steps. The slots are the optimizer's own tensors, not copies.
+---is the number of applied steps, and with Adam "step.conv1.w" that of a parameter, which has none
+---in a step without a gradient. The slots are the optimizer's own tensors, not copies.
 ---@return table<string, luatrain.Tensor>
 function Optim:state() end
 
@@ -205,6 +208,7 @@ function Optim:zero_grad() end
 ---@field channels integer
 ---@field mean number[]
 ---@field std number[]
+---@field center_crop? number
 ---@field augment luatrain.augment.Options
 ---@field images luatrain.Tensor
 ---@field labels luatrain.Tensor
@@ -231,10 +235,12 @@ function Set:batches(given) end
 function Set:open_batches(given) end
 
 ---Returns a set with the same images resized to size x size; they must be u8. Returns the set
----itself if size is nil or the images already have this size.
+---itself if size is nil or the images already have this size. center_crop: see data.open; default:
+---that of the set.
 ---@param size? integer
+---@param given? {center_crop?: number}
 ---@return luatrain.Set
-function Set:sized(size) end
+function Set:sized(size, given) end
 
 ---@class luatrain.Batches
 local Batches = {}
@@ -264,8 +270,9 @@ function Batches:stats() end
 local Run = {}
 
 ---for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
----batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
----close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
+---batch requires one run:step. All modules keep their mode. The loop has no closing value, because
+---`break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
+---closes a loader left open.
 ---@return fun(): luatrain.Tensor, luatrain.Tensor
 function Run:batches() end
 
@@ -276,7 +283,10 @@ function Run:epochs() end
 
 ---run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 ---eval mode over the set, each sample counted once. batch defaults to the training batch, which
----needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
+---needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
+---entropy; if the training step does not call lt.cross_entropy either, the result has it under the
+---name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
+---metrics.lua. Resizes images to the phase's size.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report
@@ -618,10 +628,13 @@ lt.data = {}
 ---@return luatrain.Tensor
 function lt.data.image(path, channels) end
 
----`data.open{size?}`
+---`data.open{size?, center_crop?}`
 ---
 ---lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
----Returns the training set and the test set. Images of images:DIR are resized to size x size.
+---Returns the training set and the test set. Images of images:DIR are resized to size x size, as a
+---whole. With center_crop = 0.875, as in most ImageNet results, the largest square in the centre is
+---used, and of that 7/8 of the height and width: Resize(256) and CenterCrop(224) of torchvision. It
+---does not apply to random crops (area), nor to images that need no resizing.
 ---@param what string
 ---@param given? luatrain.data.open.Options
 ---@return luatrain.Set
@@ -639,7 +652,7 @@ function lt.data.set(given) end
 
 ---`div(x, y)`
 ---
----x / y, with broadcasting. Integer division truncates toward zero; an integer / 0 is 0.
+---x / y, with broadcasting. Integers are converted to f32 first, or to the float dtype of the other tensor.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -694,6 +707,15 @@ Tensor.exp = lt.exp
 ---@param given luatrain.fit.Options
 ---@return luatrain.Report
 function lt.fit(given) end
+
+---`floor_divide(x, y)`
+---
+---x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype stays. Gradients are 0.
+---@param x luatrain.Tensor|number
+---@param y luatrain.Tensor|number
+---@return luatrain.Tensor
+function lt.floor_divide(x, y) end
+Tensor.floor_divide = lt.floor_divide
 
 ---Every element is value.
 ---@param shape integer[]
@@ -1450,7 +1472,7 @@ Tensor.relu6 = lt.relu6
 function lt.reshape(x, shape) end
 Tensor.reshape = lt.reshape
 
----`lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}`
+---`lt.run{net, optim, train, epochs, batch; schedule?, loss?, augment?, mixup=0.0, sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}`
 ---
 ---Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
 ---@param given luatrain.run.Options
@@ -1513,7 +1535,7 @@ function lt.schedule.polynomial(given) end
 ---@return luatrain.Schedule
 function lt.schedule.step(given) end
 
----Sets the seed, if n is given, and returns it.
+---Sets the seed, if n is given, and returns it. Random numbers and the first values of nets then repeat. A net gets its values at its first use.
 ---@param n? integer
 ---@return integer
 function lt.seed(n) end
@@ -1684,6 +1706,7 @@ function lt.zeros(shape, options) end
 
 ---@class luatrain.data.open.Options
 ---@field size? integer a positive integer
+---@field center_crop? number a number from 0 to 1
 
 ---@class luatrain.data.set.Options
 ---@field [1]? luatrain.Tensor images
@@ -1704,18 +1727,18 @@ function lt.zeros(shape, options) end
 ---@field net luatrain.Module a net
 ---@field train luatrain.Set a set of lt.data
 ---@field test luatrain.Set a set of lt.data
----@field optim luatrain.Optim an optimizer of lt.optim
+---@field optim luatrain.Optim|luatrain.Optim[] an optimizer of lt.optim or a list of them
 ---@field epochs integer a positive integer
 ---@field batch integer a positive integer
 ---@field loss? fun(logits: luatrain.Tensor, y: luatrain.Tensor): luatrain.Tensor a function
 ---@field label_smoothing? number a number; default: 0.0
----@field metrics? luatrain.metric.Options[] a list of tables
+---@field metrics? luatrain.metric.Options[] a list such as {lt.metrics.top1}
 ---@field schedule? luatrain.Schedule a function
 ---@field augment? luatrain.augment.Options|false a table of options, or false
 ---@field mixup? number a non-negative number; default: 0.0
 ---@field sizes? luatrain.sizes.Options[] a list of tables
 ---@field target? number a number from 0 to 1
----@field accumulate? integer a non-negative integer; default: 1
+---@field accumulate? integer a positive integer; default: 1
 ---@field eval_batch? integer a positive integer
 ---@field workers? integer a non-negative integer
 ---@field out? string a path
@@ -1731,11 +1754,12 @@ function lt.zeros(shape, options) end
 
 ---@class luatrain.run.Options
 ---@field net luatrain.Module a net
----@field optim luatrain.Optim an optimizer of lt.optim
+---@field optim luatrain.Optim|luatrain.Optim[] an optimizer of lt.optim or a list of them
 ---@field train luatrain.Set a set of lt.data
 ---@field epochs integer a positive integer
 ---@field batch integer a positive integer
 ---@field schedule? luatrain.Schedule a function
+---@field loss? fun(logits: luatrain.Tensor, y: luatrain.Tensor): luatrain.Tensor a function
 ---@field augment? luatrain.augment.Options|false a table of options, or false
 ---@field mixup? number a non-negative number; default: 0.0
 ---@field sizes? luatrain.sizes.Options[] a list of tables

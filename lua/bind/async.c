@@ -41,6 +41,7 @@ static int start(lua_State *L, void **handle, lt_optim *optim, const lt_async_co
     if (!async)
         lt__raise(L, s);
     lt__fill_handle(L, handle, async);
+    s->is_async = true;
     return 1;
 }
 
@@ -128,9 +129,16 @@ static int live(lua_State *L)
     if (lt_group_rank(s->group) == 0 &&
         !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
         lt__raise(L, s);
-    start(L, handle, optim, &config);
-    s->is_async = true;
-    return 1;
+    return start(L, handle, optim, &config);
+}
+
+/* needs_async(rule): checks the rule. Optimizer steps then require asynchronous training. */
+static int needs_async(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt__check(L, s, lt_async_check_rule(luaL_checkstring(L, 1)));
+    s->needs_async = true;
+    return 0;
 }
 
 /* joins_async(): whether the ranks train asynchronously. */
@@ -140,7 +148,8 @@ static int joins_async(lua_State *L)
     return 1;
 }
 
-/* async:keep_at(ticket), async:read_kept(ticket), async:read(), async:stop(): see async.h. */
+/* async:keep_at(ticket), async:read_kept(ticket), async:forget(ticket), async:read(), async:stop():
+ * see async.h. */
 static int keep_at(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
@@ -152,6 +161,12 @@ static int read_kept(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
     lt__check(L, lt__lua(L), lt_async_read_kept(async, luaL_checkinteger(L, 2)));
+    return 0;
+}
+
+static int forget(lua_State *L)
+{
+    lt_async_forget(lt__check_handle(L, async_class), luaL_checkinteger(L, 2));
     return 0;
 }
 
@@ -344,30 +359,19 @@ static int async_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {{"simulate", simulate},
-                                     {"live", live},
-                                     {"replay", replay},
-                                     {"joins_async", joins_async},
-                                     {NULL, NULL}};
-static const luaL_Reg methods[] = {{"set_limit", set_limit},
-                                   {"next", next},
-                                   {"push", push},
-                                   {"release", release},
-                                   {"finish", finish},
-                                   {"done_below", done_below},
-                                   {"keep_at", keep_at},
-                                   {"read_kept", read_kept},
-                                   {"read", read_server},
-                                   {"stop", stop},
-                                   {"stop_at", stop_at},
-                                   {"pause", pause_server},
-                                   {"poll", poll},
-                                   {"state", state},
-                                   {"restore", restore},
-                                   {"stats", stats},
-                                   {"steps", steps},
-                                   {"close", async_gc},
-                                   {NULL, NULL}};
+static const luaL_Reg functions[] = {{"simulate", simulate},       {"live", live},
+                                     {"replay", replay},           {"needs_async", needs_async},
+                                     {"joins_async", joins_async}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_limit", set_limit}, {"next", next},
+                                   {"push", push},           {"release", release},
+                                   {"finish", finish},       {"done_below", done_below},
+                                   {"keep_at", keep_at},     {"read_kept", read_kept},
+                                   {"forget", forget},       {"read", read_server},
+                                   {"stop", stop},           {"stop_at", stop_at},
+                                   {"pause", pause_server},  {"poll", poll},
+                                   {"state", state},         {"restore", restore},
+                                   {"stats", stats},         {"steps", steps},
+                                   {"close", async_gc},      {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {

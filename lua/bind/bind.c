@@ -90,6 +90,15 @@ lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who,
     return x;
 }
 
+lt_tensor *lt__self(lua_State *L, const char *who)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = lt__to_tensor(L, s, 1);
+    if (!x)
+        lt__refuse(L, s, "x:%s must be called with a colon, as here", who);
+    return x;
+}
+
 /* Pushes a float as tostring() formats it in the C locale. */
 static const char *push_float(lua_State *L, double value)
 {

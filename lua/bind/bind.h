@@ -58,11 +58,17 @@ typedef struct lt_lua {
     void *profile_ud;
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     int micro;                       /* micro-batches of a batch and replica */
-    bool joins_async;   /* the ranks train asynchronously, without a reducer; see async.c */
-    bool is_async;      /* and they have begun: there are no collectives, shards or other ranks */
-    bool no_sync;       /* bench dist: this rank skips the gradient exchange for now */
-    bool on_root;       /* inside lt.on_root, which only rank 0 runs; see dist.c */
-    bool micro_warned;  /* see warn_of_micro() in run.c */
+    bool joins_async; /* the ranks train asynchronously, without a reducer; see async.c */
+    bool needs_async; /* optimizer steps require asynchronous training, perhaps simulated */
+    bool is_async;    /* which has begun: there are no collectives, shards or other ranks */
+    bool no_sync;     /* bench dist: this rank skips the gradient exchange for now */
+    bool on_root;     /* inside lt.on_root, which only rank 0 runs; see dist.c */
+    const lt_def *cross_entropy; /* of ctx */
+    int n_cross_entropy;         /* its calls; see calls_of_cross_entropy() in ops.c */
+    bool micro_warned;           /* see warn_of_micro() in run.c */
+    int part, parts;    /* shard of the batch, or micro-batch, from 1, and their number; part is 0
+                         * outside of batches */
+    int done_parts;     /* parts that had their optimizer step; 0 after the last one */
     int64_t first_row;  /* this shard's first row in the batch, from 0 */
     int64_t shard_rows; /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows; /* rows of the smallest shard, at least 1 */
@@ -106,6 +112,11 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
  * the table on top. */
 noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
                           const char *word);
+/* What luatrain has for a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
+ * string. NULL for other names. */
+const char *lt__foreign(const char *name);
+/* Whether a function is in an embedded file. ar has the field source. */
+bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */
 void lt__where(void *ud, char *where, size_t bytes);
 
@@ -129,11 +140,9 @@ lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
 /* Like lt__to_tensor(), but raises "who: what must be a tensor, but is 5" for other values. */
 lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 
-/* Like lt__check_tensor() for argument 1 of a method. */
-static inline lt_tensor *lt__self(lua_State *L, const char *who)
-{
-    return lt__check_tensor(L, lt__lua(L), 1, who, "self");
-}
+/* Returns argument 1 of a method, a tensor. Raises "x:who must be called with a colon, as here" for
+ * other values. */
+lt_tensor *lt__self(lua_State *L, const char *who);
 
 /* Describes the value at index for a message: "2", "'abc'", "nil", "a table". Pushes the string. */
 const char *lt__text(lua_State *L, int index);

@@ -292,6 +292,8 @@ static int new_batches(lua_State *L)
     options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");
     lua_getfield(L, 2, "area");
     options.area = lua_tonumber(L, -1);
+    lua_getfield(L, 2, "center_crop");
+    options.center_crop = lua_tonumber(L, -1);
     get_channels(L, 3, options.mean);
     get_channels(L, 4, options.std);
     lua_settop(L, 5); /* the handle is on top */

@@ -256,6 +256,24 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
+/* Raises if the script has left a batch after some of its parts. what: what it does now. */
+static void check_whole_batch(lua_State *L, lt_lua *s, const char *what)
+{
+    if (s->done_parts > 0)
+        lt__refuse(L, s,
+                   "%s after %d of the %d %s of a batch; leave a loop over batches only after the "
+                   "last one, when the optimizer has taken its step",
+                   what, s->done_parts, s->part > 0 ? s->parts : lt__shards(s),
+                   s->pipeline ? "micro-batches" : "shards");
+}
+
+/* end_script(): raises if the script has ended within a batch. */
+static int end_script(lua_State *L)
+{
+    check_whole_batch(L, lt__lua(L), "the script has ended");
+    return 0;
+}
+
 /* take_shard(rows, part, grain, data): makes shard `part` (from 1) of a batch of `rows` rows the
  * one that this rank computes. data is the digest of the data set, or nil. Does nothing inside
  * lt.on_root, where rank 0 reads rows that belong to no step. */
@@ -275,6 +293,10 @@ static int take_shard(lua_State *L)
         lt__check(L, s,
                   lt_pipeline_set_micro_batch(s->pipeline, i, p.n,
                                               p.of > 0 ? (double)p.rows / (double)p.of : 1));
+    if (i == 0)
+        check_whole_batch(L, s, "a batch begins");
+    s->part = i + 1;
+    s->parts = p.n;
     if (s->reducer) {
         lt_reducer_set_share(s->reducer, s->pipeline ? p.of : p.rows, all);
         lt_reducer_set_data(s->reducer, (uint32_t)data);
@@ -474,6 +496,7 @@ static const luaL_Reg functions[] = {{"rank", rank},
                                      {"shard", shard},
                                      {"take_shard", take_shard},
                                      {"end_shard", end_shard},
+                                     {"end_script", end_script},
                                      {"least_rows", least_rows},
                                      {"compare_step", compare_step},
                                      {"settings_digest", settings_digest},

@@ -73,6 +73,11 @@ static void set_line(place *p, const char *source, int line)
     memcpy(p->line + length + 1 + n, ": ", 3);
 }
 
+bool lt__is_embedded(const lua_Debug *ar)
+{
+    return strncmp(ar->source, LT_EMBEDDED, sizeof LT_EMBEDDED - 1) == 0;
+}
+
 /* Searches the stack outwards from level for a line of user code and for a module. The search for
  * the module ends at that line unless far is set. */
 static void find_place(lua_State *L, int level, bool far, place *p)
@@ -91,7 +96,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
                 set_module(p, path);
             lua_pop(L, 3);
         }
-        if (!p->line[0] && strncmp(ar.source, LT_EMBEDDED, sizeof LT_EMBEDDED - 1) != 0)
+        if (!p->line[0] && !lt__is_embedded(&ar))
             set_line(p, ar.short_src, ar.currentline);
         if (p->line[0] && (p->module[0] || !far))
             break;
@@ -176,6 +181,8 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     enum { MOST = 256 };
     const char *names[MOST];
     int n = 0;
+    if (lt__foreign(word))
+        lt__refuse(L, s, "%s: unknown %s '%s' (use %s)", who, what, word, lt__foreign(word));
     lua_pushnil(L);
     while (lua_next(L, -2)) {
         lua_pop(L, 1);
@@ -302,20 +309,47 @@ static void push_odd(lua_State *L)
     lua_remove(L, -2);
 }
 
+/* If Lua could not call a method that has another name here, pushes a hint; else pushes "". */
+static void push_hint(lua_State *L)
+{
+    static const char call[] = "attempt to call a nil value (method '";
+    const char *text = lua_type(L, 1) == LUA_TSTRING ? strstr(lua_tostring(L, 1), call) : NULL;
+    const char *name = text ? text + sizeof call - 1 : "", *end = strchr(name, '\'');
+    const char *use = lt__foreign(lua_pushlstring(L, name, end ? (size_t)(end - name) : 0));
+    lua_pop(L, 1);
+    if (use)
+        lua_pushfstring(L, "; use %s", use);
+    else
+        lua_pushliteral(L, "");
+}
+
+/* Whether the error at 1 was raised by Lua in an embedded file, as for a wrong argument that the
+ * file does not check. Its text starts with a line of that file, which tells the user nothing. */
+static bool is_internal(lua_State *L)
+{
+    static const char begin[] = LT_EMBEDDED;
+    lt_status status;
+    const char *text = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : "";
+    return strncmp(text, begin + 1, sizeof begin - 2) == 0 && has_line(text) &&
+           !raised_here(L, text, &status);
+}
+
 /* The message handler of lt_lua_call(): converts the error to a string and logs its traceback. */
 static int trace(lua_State *L)
 {
     lt_lua *s = lt__lua_of(L);
     place p = {"", ""};
     bool is_odd = !has_text(L);
-    if (is_odd || wants_line(L))
+    if (is_odd || wants_line(L) || is_internal(L))
         find_place(L, 1, false, &p);
-    lua_pushstring(L, p.line);
+    bool has_it = !is_odd && strncmp(lua_tostring(L, 1), p.line, strlen(p.line)) == 0;
+    lua_pushstring(L, has_it ? "" : p.line);
     if (is_odd)
         push_odd(L);
     else
         luaL_tolstring(L, 1, NULL);
-    lua_concat(L, 2);
+    push_hint(L);
+    lua_concat(L, 3);
     if (!s || !s->ctx)
         return 1;
     luaL_traceback(L, L, NULL, 1);
@@ -396,6 +430,13 @@ static int nearest(lua_State *L)
     return 1;
 }
 
+/* foreign(name): see lt__foreign(). */
+static int foreign(lua_State *L)
+{
+    lua_pushstring(L, lt__foreign(luaL_checkstring(L, 1)));
+    return 1;
+}
+
 /* exit_code(error): returns the exit code of a program that ends with this error. With several
  * ranks it is the code of the first failure. */
 static int exit_code(lua_State *L)
@@ -411,9 +452,13 @@ static int exit_code(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {
-    {"active_module", active_module}, {"fail", fail}, {"exit", exit_with}, {"nearest", nearest},
-    {"exit_code", exit_code},         {NULL, NULL}};
+static const luaL_Reg functions[] = {{"active_module", active_module},
+                                     {"fail", fail},
+                                     {"exit", exit_with},
+                                     {"nearest", nearest},
+                                     {"foreign", foreign},
+                                     {"exit_code", exit_code},
+                                     {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

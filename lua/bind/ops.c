@@ -130,6 +130,30 @@ static bool has_names(lua_State *L, int index)
     return names;
 }
 
+/* For too many options from argument first on: if they are integers and the op's only option is a
+ * list, the hint to write one, as in "; write a list: {4, 12}"; else "". Pushes the string. */
+static const char *list_hint(lua_State *L, const lt_schema *schema, int first)
+{
+    int top = lua_gettop(L);
+    luaL_Buffer b;
+    if (schema->n_opt != 1 || schema->opt[0].value.kind != LT_INTS ||
+        strcmp(schema->opt[0].name, "axis") == 0)
+        return "";
+    for (int i = first; i <= top; i++)
+        if (!lua_isinteger(L, i))
+            return "";
+    luaL_buffinit(L, &b);
+    luaL_addstring(&b, "; write a list: {");
+    for (int i = first; i <= top; i++) {
+        luaL_addstring(&b, i > first ? ", " : "");
+        lua_pushvalue(L, i);
+        luaL_addvalue(&b);
+    }
+    luaL_addchar(&b, '}');
+    luaL_pushresult(&b);
+    return lua_tostring(L, -1);
+}
+
 /* Reads the options from argument first on. Returns false if there are none. */
 static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int first, lt_opt *opts)
 {
@@ -142,8 +166,8 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
         n--;
     }
     if (n > schema->n_opt)
-        lt__refuse(L, s, "%s: expected at most %d option%s, got %d", schema->name, schema->n_opt,
-                   schema->n_opt == 1 ? "" : "s", n);
+        lt__refuse(L, s, "%s: expected at most %d option%s, got %d%s", schema->name, schema->n_opt,
+                   schema->n_opt == 1 ? "" : "s", n, list_hint(L, schema, first));
     for (int k = 0; k < n; k++)
         if (!lua_isnil(L, first + k))
             read_option(L, s, schema, k, first + k, opts);
@@ -157,9 +181,19 @@ typedef struct inputs {
     int n;                     /* arguments that are inputs */
     lt_tensor *x[LT_MAX_LIST]; /* borrowed; NULL if absent or a number */
     uint64_t number;           /* bit i: input i is a number */
-    lt_dtype dtype;            /* for numbers: dtype of the last tensor, or f32 */
-    lt_device *device;         /* for numbers: device of the last tensor, or the context's */
+    lt_dtype dtype;    /* for numbers: dtype of the last tensor as the op reads it, or f32 */
+    lt_device *device; /* for numbers: device of the last tensor, or the context's */
 } inputs;
+
+/* Whether the script calls this function, by name: not a file of luatrain, such as nn.lua, nor an
+ * operator, as in {} - x. */
+static bool is_called_by_script(lua_State *L)
+{
+    lua_Debug own, ar;
+    return lua_getstack(L, 0, &own) && lua_getinfo(L, "n", &own) &&
+           strcmp(own.namewhat, "metamethod") != 0 && lua_getstack(L, 1, &ar) &&
+           lua_getinfo(L, "S", &ar) && !lt__is_embedded(&ar);
+}
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
 {
@@ -169,12 +203,18 @@ noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema,
                    "%s: %s must be a tensor or nil, but is %s; pass options in a table: {name = "
                    "value}",
                    schema->name, name, lt__text(L, i + 1));
+    if (i == 0 && !lua_isnil(L, 1) && !schema->variadic && is_called_by_script(L))
+        lt__refuse(L, s,
+                   "%s: %s must be a tensor, but is %s; call a method with a colon, as in x:%s()",
+                   schema->name, name, lt__text(L, 1), schema->name);
     lt__refuse(L, s, "%s: %s must be a tensor, but is %s", schema->name, name, lt__text(L, i + 1));
 }
 
-static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs *in)
+static void read_inputs(lua_State *L, lt_lua *s, const lt_def *def, inputs *in)
 {
+    const lt_schema *schema = &def->schema;
     int top = lua_gettop(L);
+    bool any = false;
     in->n = 0;
     in->number = 0;
     in->dtype = LT_F32;
@@ -188,6 +228,7 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
             break;
         in->x[in->n] = x;
         if (x) {
+            any = true;
             in->dtype = lt_tensor_dtype(x);
             in->device = x->storage ? x->storage->device : in->device;
         } else if (!optional && lua_type(L, i + 1) == LUA_TNUMBER) {
@@ -197,6 +238,10 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
         }
         in->n++;
     }
+    if (in->number && !any) /* x.sum(1) would be the sum of 1 */
+        bad_input(L, s, schema, 0);
+    if (def->op->to_floats && !lt__is_float(in->dtype))
+        in->dtype = LT_F32;
     for (int i = 0; i < in->n; i++)
         if (in->number >> i & 1 && !lt__number_fits(L, i + 1, in->dtype))
             lt__refuse(L, s,
@@ -215,6 +260,10 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
                    "%s requires a list of tensors, as in lt.%s({a, b}, 1), but got one tensor "
                    "(table.unpack(t) before other arguments gives only t[1])",
                    name, name);
+    if (lt__to_tensor(L, s, 1) && lt__to_tensor(L, s, lua_gettop(L)) && !schema->opt[0].value.n)
+        lt__refuse(L, s,
+                   "%s: option '%s' is missing; pass the tensors in a list, as in lt.%s({a, b}, 1)",
+                   name, schema->opt[0].name, name);
     if (!lua_istable(L, 1))
         return;
     lua_Unsigned n = lua_rawlen(L, 1);
@@ -310,18 +359,28 @@ static void name_line(lt_lua *s)
     lt_fail(LT_EUSAGE, "%s%s", where, lt_errmsg());
 }
 
+/* calls_of_cross_entropy(): returns the number of calls of that op since the last call. */
+static int calls_of_cross_entropy(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_pushinteger(L, s->n_cross_entropy);
+    s->n_cross_entropy = 0;
+    return 1;
+}
+
 /* Calls the op of upvalue 2, an lt_def. */
 static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
+    s->n_cross_entropy += def == s->cross_entropy;
     inputs in;
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
     if (def->schema.variadic)
         spread_list(L, s, &def->schema);
     int n_out = lt_op_outputs(def->op), n_args = lua_gettop(L);
-    read_inputs(L, s, &def->schema, &in);
+    read_inputs(L, s, def, &in);
     bool options = read_options(L, s, &def->schema, in.n + 1, opts);
     luaL_checkstack(L, LT_MAX_OUT + 4, NULL);
     for (int i = 0; i < n_out; i++)
@@ -422,18 +481,23 @@ static int memory_of(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {
-    {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"help", help},
+                                     {"observe", observe},
+                                     {"saved", saved},
+                                     {"memory_of", memory_of},
+                                     {"calls_of_cross_entropy", calls_of_cross_entropy},
+                                     {NULL, NULL}};
 
 /* Adds the ops to the table ops of the core and to the tensor methods, the ops that are not public
  * to the table in_place_ops of the core, and the operators to the metatable. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
-    static const char *const operators[][2] = {{"__add", "add"}, {"__sub", "sub"},
-                                               {"__mul", "mul"}, {"__div", "div"},
-                                               {"__pow", "pow"}, {"__unm", "neg"}};
+    static const char *const operators[][2] = {
+        {"__add", "add"},           {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"},
+        {"__idiv", "floor_divide"}, {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
+    s->cross_entropy = lt_op_find(s->ctx, "cross_entropy");
     lt__register(L, functions);
     lua_getfield(L, core, "tensor_methods");
     lua_newtable(L);

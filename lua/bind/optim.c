@@ -167,6 +167,11 @@ static int optim_step(lua_State *L)
         lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
         lua_pop(L, 1);
     }
+    if (s->needs_async && !s->is_async)
+        lt__refuse(
+            L, s,
+            "with --parallel async=RULE, an optimizer step requires a batch of run:batches() "
+            "or set:batches{shuffle = true}, but this one has none");
     lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;
@@ -176,12 +181,36 @@ static int optim_step(lua_State *L)
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
+    if (step_status == LT_ACCUMULATING)
+        s->done_parts = s->part > 0 ? s->part : 1;
+    else
+        s->part = s->done_parts = 0;
     lua_pushstring(L, step_statuses[step_status]);
     if (!squares)
         return 1;
     lt__fill_box(L, s, box, squares);
     lua_rotate(L, -2, 1);
     return 2;
+}
+
+/* optim:mixed([parameter]): whether lt_optim_mixed() is the parameter, or any parameter. */
+static int optim_mixed(lua_State *L)
+{
+    const lt_tensor *x = lt_optim_mixed(lt__check_handle(L, lt__optim_class));
+    lua_pushboolean(L, x && (lua_isnoneornil(L, 2) ||
+                             x == lt__check_tensor(L, lt__lua(L), 2, "optim", "a parameter")));
+    return 1;
+}
+
+/* optim:has_grads(): whether a parameter has a gradient. */
+static int optim_has_grads(lua_State *L)
+{
+    const lt_optim *o = lt__check_handle(L, lt__optim_class);
+    bool any = false;
+    for (int i = 0; i < lt_optim_count(o); i++)
+        any |= lt_optim_has_grad(o, i);
+    lua_pushboolean(L, any);
+    return 1;
 }
 
 /* optim:step_status(): returns the status of the last step. Waits for the device, so it is never
@@ -209,7 +238,40 @@ static int optim_slot(lua_State *L)
     return 2;
 }
 
+/* optim:steps(parameter): returns the number of steps of the parameter, as an i64 scalar. In a
+ * pipeline, the tensor is where the parameter is. */
+static int optim_steps(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor **box = lt__push_box(L, s);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    int64_t steps = lt_optim_steps(o, x);
+    if (steps < 0)
+        lt__raise(L, s);
+    if (x->remote)
+        lt__fill_box(L, s, box, lt__tensor_remote(s->ctx, LT_I64, 0, NULL, x->stage, false, false));
+    else
+        lt__fill_box(L, s, box, lt_tensor_from(s->ctx, LT_I64, 0, NULL, &steps));
+    (*box)->stage = x->stage;
+    return 1;
+}
+
+/* optim:set_steps(parameter, n) */
+static int optim_set_steps(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, lt__optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    lt__check(L, s, lt_optim_set_steps(o, x, luaL_checkinteger(L, 3)));
+    return 0;
+}
+
 static const luaL_Reg methods[] = {{"set_group", optim_set_group},
+                                   {"steps", optim_steps},
+                                   {"set_steps", optim_set_steps},
+                                   {"mixed", optim_mixed},
+                                   {"has_grads", optim_has_grads},
                                    {"step", optim_step},
                                    {"slot", optim_slot},
                                    {"step_status", optim_step_status},

@@ -382,6 +382,7 @@ static int totable(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
+    (void)lt__self(L, "totable");         /* before the box, which could become argument 1 */
     lt_tensor **box = lt__push_box(L, s); /* a second reference: a finalizer may close the first */
     lt__box_retain_on_host(L, s, box, lt__here(L, s, lt__self(L, "totable")));
     push_nested(L, s, *box, 0, &next);
@@ -455,6 +456,7 @@ static int to(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lua_settop(L, 2);
+    (void)lt__self(L, "to");
     lt_tensor **box = lt__push_box(L, s);
     lt_device *device = check_device(L, s, 2, "to");
     lt__fill_box(L, s, box, lt_to(lt__self(L, "to"), device->name));
@@ -518,6 +520,9 @@ static int index_tensor(lua_State *L)
     int kind = lua_rawget(L, lua_upvalueindex(2));
     if (kind != LUA_TNUMBER && kind != LUA_TNIL)
         return 1;
+    if (lua_type(L, 2) == LUA_TNUMBER)
+        lt__refuse(L, s, "tensor: x[%s] is not an element; use x:get(...) and x:set(..., value)",
+                   lt__text(L, 2));
     if (kind == LUA_TNIL) {
         const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
         lua_pushvalue(L, lua_upvalueindex(2));
@@ -535,6 +540,20 @@ static int index_tensor(lua_State *L)
     return 1;
 }
 
+/* x.name = value */
+static int assign(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (lua_type(L, 2) == LUA_TNUMBER)
+        lt__refuse(L, s, "tensor: x[%s] cannot be assigned to; use x:set(..., value)",
+                   lt__text(L, 2));
+    const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
+    const char *use = strcmp(name, "requires_grad") == 0 ? "; use x:requires_grad(true)"
+                      : strcmp(name, "grad") == 0        ? "; use x:zero_grad()"
+                                                         : "";
+    lt__refuse(L, s, "tensor: the field '%s' cannot be set%s", name, use);
+}
+
 static const luaL_Reg constructors[] = {
     {"tensor", tensor},     {"zeros", zeros},       {"ones", ones}, {"full", full},
     {"rand", rand_uniform}, {"randn", rand_normal}, {NULL, NULL}};
@@ -543,7 +562,8 @@ static const luaL_Reg methods[] = {
     {"get", get},   {"set", set}, {"item", item}, {"totable", totable},      {"fill", fill},
     {"copy", copy}, {"to", to},   {"dim", dim},   {"count", count_elements}, {NULL, NULL}};
 
-static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
+static const luaL_Reg metamethods[] = {
+    {"__len", length}, {"__eq", same}, {"__newindex", assign}, {NULL, NULL}};
 
 static const luaL_Reg helpers[] = {
     {"describe", describe}, {"is_tensor", is_tensor}, {"own_get", own_get}, {NULL, NULL}};

@@ -1,7 +1,8 @@
 -- arity.lua - raises an error for a call with more arguments than the function has parameters. Lua
 -- would drop them silently. Trailing nils do not count.
 --
---   local Run = arity.methods "run:"            a new table that checks each method put into it
+--   local Run = arity.methods("run:", "luatrain.Run")   a new table that checks each method put
+--                                               into it, also that it is called with a colon
 --   arity.functions(nn, "nn.")                  checks all functions of a table
 --   arity.of(core.seed, "lt.seed", {"n"})       checks a C function, given its parameters' names
 --
@@ -80,10 +81,18 @@ function arity.functions(functions, prefix)
   for name, fn in next, functions do functions[name] = checked(fn, prefix, name) end
 end
 
--- A new table that wraps each method in the check when it is assigned.
-function arity.methods(prefix)
+-- A new table that wraps each method in the check when it is assigned. A method must be called with
+-- a colon: its first argument must have a metatable with this __name.
+function arity.methods(prefix, class)
   return setmetatable({}, {__newindex = function(methods, name, fn)
-    rawset(methods, name, checked(fn, prefix, name))
+    fn = checked(fn, prefix, name)
+    rawset(methods, name, function(self, ...)
+      local meta = type(self) == "table" and getmetatable(self)
+      if not meta or meta.__name ~= class then
+        core.fail("EINVAL", prefix .. name .. " must be called with a colon, as here")
+      end
+      return fn(self, ...)
+    end)
   end})
 end
 

@@ -129,8 +129,12 @@ local kinds = {
     return (is_module(value) or type(value) == "function") and value or nil
   end},
   net = {"a net", function(value) return is_module(value) and value or nil end},
-  optim = {"an optimizer of lt.optim", function(value)
-    return class_of(value) == "luatrain.Optim" and value or nil
+  optims = {"an optimizer of lt.optim or a list of them", function(value)
+    local list = class_of(value) == "luatrain.Optim" and {value} or list_of(value, "table")
+    for _, item in ipairs(list or {}) do
+      if class_of(item) ~= "luatrain.Optim" then return nil end
+    end
+    return list and #list > 0 and list or nil
   end},
   set = {"a set of lt.data", function(value)
     return class_of(value) == "luatrain.Set" and value or nil
@@ -138,14 +142,17 @@ local kinds = {
   tensor = {"a tensor", function(value) return core.is_tensor(value) and value or nil end},
   numbers = {"a number or a list of numbers", numbers},
   list = {"a list of tables", function(value) return list_of(value, "table") end},
+  metrics = {"a list such as {lt.metrics.top1}", function(value)
+    return list_of(value, "table")
+  end},
   names = {"a list of strings", function(value) return list_of(value, "string") end},
   call = {"a function", function(value) return type(value) == "function" and value or nil end},
   options = {"a table of options, or false", function(value)
     if value == false or type(value) == "table" and not getmetatable(value) then return value end
   end},
 }
-local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
-                list = true, options = true,
+local unsaid = {layer = true, init = true, net = true, optims = true, set = true, call = true,
+                list = true, metrics = true, options = true,
                 tensor = true}                    -- kinds that describe() leaves out
 
 -- Parses an item such as "stride:pair=1". The default may be the name of an earlier item.
@@ -167,6 +174,17 @@ local function read_item(text, items)
   return item
 end
 
+-- What is wrong with a value that read() refuses: "is 5", or "item 2 is 'x'" if read() accepts the
+-- list without its items.
+local function wrong_in(value, read)
+  if is_list(value) and read{} then
+    for i, item in ipairs(value) do
+      if not read{item} then return ("item %d is %s"):format(i, shown(item)) end
+    end
+  end
+  return "is " .. shown(value)
+end
+
 local Spec = {}
 Spec.__index = Spec
 
@@ -180,7 +198,7 @@ function Spec:value(name, value)
   local wanted, read = table.unpack(kinds[item.kind])
   local good = read(value)
   if good == nil then
-    fail("%s: '%s' must be %s, but is %s", self.name, item.name, wanted, shown(value))
+    fail("%s: '%s' must be %s, but %s", self.name, item.name, wanted, wrong_in(value, read))
   end
   return good
 end
@@ -270,7 +288,9 @@ function check.strict(functions, name, prefix)
     local names = {}
     for known in pairs(functions) do names[#names + 1] = tostring(known) end
     table.sort(names)
-    fail("%s has no '%s'%s", name, tostring(key), check.hint(tostring(key), names, ""))
+    local use = core.foreign(tostring(key))
+    fail("%s has no '%s'%s", name, tostring(key),
+         use and (" (use %s)"):format(use) or check.hint(tostring(key), names, ""))
   end})
 end
 

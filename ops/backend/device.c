@@ -45,7 +45,8 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
     if (open_plugin(ctx, device, a, &none) != LT_OK) {
         lt__free(ctx, a, sizeof *a);
         if (!is_auto)
-            return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());
+            return lt_fail(LT_EENV, "device %s: %s; use the device cpu (--device cpu)", device,
+                           lt_errmsg());
         snprintf(ctx->note, sizeof ctx->note, "computing on the CPU: %s", lt_errmsg());
         ctx->note_level = none ? LT_LOG_DEBUG : LT_LOG_WARN;
         return LT_OK;

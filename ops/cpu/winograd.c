@@ -249,16 +249,25 @@ LT_INLINE void prefetch(ahead *a)
         __builtin_prefetch((const void *)a->next, 0, 2);
 }
 
-/* Computes tiles [first, first + n) of y. Rows beyond n are computed from leftover data and not
- * used. */
+/* Sets tiles [n, end) of V to zero. */
+LT_INLINE void clear_tiles(const store *v, int64_t n, int64_t end)
+{
+    for (int k = 0; k < POINTS; k++)
+        memset(v->data + k * v->point + n * v->tile, 0,
+               (size_t)((end - n) * v->tile) * sizeof *v->data);
+}
+
+/* Computes tiles [first, first + n) of y. Products are computed for ROWS tiles at a time; those
+ * beyond n are not used. V is zero there, because leftover data might be NaNs or subnormal. */
 LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, const float *u,
                         lt_operand bias, bool add, const store *v, const store *m)
 {
-    int64_t words = g->x.c / terms_of(half), width = g->y.c;
-    int64_t products = POINTS * ((n + ROWS - 1) / ROWS) * ((width + COLUMNS - 1) / COLUMNS);
+    int64_t words = g->x.c / terms_of(half), width = g->y.c, groups = (n + ROWS - 1) / ROWS;
+    int64_t products = POINTS * groups * ((width + COLUMNS - 1) / COLUMNS);
     ahead of_x = ahead_of(half, g, &g->x, first + n, n, products);
     ahead of_y = ahead_of(half, g, &g->y, first + n, n, products);
     spread(half, true, false, g, first, n, v);
+    clear_tiles(v, n, groups * ROWS);
     for (int64_t c = 0; c < width; c += COLUMNS) {
         int vectors = width - c < COLUMNS ? 1 : MOST;
         for (int k = 0; k < POINTS; k++)

@@ -156,7 +156,8 @@ TEST(scopes_end_tensors)
     CHECK(lt_memory_stats(ctx).live < live);
     CHECK(lt_is_dead(temporary) && lt_is_dead(view) && !lt_is_dead(kept) && !lt_is_dead(before));
     CHECK(!lt_data(temporary));
-    CHECK_MSG("belongs to a step that is over; call keep() on it within the step");
+    CHECK_MSG(
+        "belongs to a step that is over; keep it within the step, with x:keep() or lt_keep(x)");
     double v;
     CHECK_FAILS(lt_item(temporary, 0, &v), LT_EINVAL, "a step that is over");
     CHECK_OK(lt_item(before, 5, &v));

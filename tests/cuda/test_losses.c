@@ -200,8 +200,8 @@ TEST(the_next_wait_reports_a_bad_label)
     CHECK_OK(lt_set_requires_grad(x, true));
     static const int64_t wrong[][4] = {{0, 2, 3, 3}, {0, -1, 9, 1}, {2, 1, 0, 1}};
     static const char *const messages[] = {
-        "cross_entropy: labels[2] is 3, but x has 3 classes (labels start at 0)",
-        "cross_entropy: labels[1] is -1, but x has 3 classes (labels start at 0)"};
+        "cross_entropy: label number 3 is 3, but x has 3 classes (labels start at 0)",
+        "cross_entropy: label number 2 is -1, but x has 3 classes (labels start at 0)"};
     for (int i = 0; i < 3; i++) {
         lt_tensor *labels = ids_of(ctx, 4, wrong[i]), *later = ids_of(ctx, 4, wrong[0]);
         lt_tensor *loss = lt_run(ctx, "cross_entropy", "label_smoothing=1.0", x, labels, NULL);
@@ -245,8 +245,9 @@ TEST(the_next_backward_reports_a_bad_label)
     lt_tensor *next = lt_run(ctx, "cross_entropy", NULL, x, good, NULL);
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(lt_backward(next, NULL), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "cross_entropy: labels[1] is 3, but x has 3 classes (labels start at "
-                           "0)");
+    CHECK_STR(lt_errmsg(),
+              "cross_entropy: label number 2 is 3, but x has 3 classes (labels start at "
+              "0)");
     lt_release(next);
     lt_release(loss);
     lt_release(good);
@@ -263,7 +264,7 @@ TEST(the_next_wait_reports_a_bad_id)
     CHECK_OK(lt_set_requires_grad(w, true));
     lt_tensor *ids = ids_of(ctx, 3, (int64_t[]){5, 0, 4});
     lt_tensor *y = lt_run(ctx, "embedding", NULL, w, ids, NULL), *ones;
-    check_deferred_error(y, "embedding: ids[0] is 5, but w has 5 rows (ids start at 0)");
+    check_deferred_error(y, "embedding: id number 1 is 5, but w has 5 rows (ids start at 0)");
     ones = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 1);
     CHECK_OK(lt_backward(y, ones));
     for (int64_t k = 0; k < 15; k++) {

@@ -176,6 +176,8 @@ static void make_socket(const char *name)
     close(fd);
 }
 
+#define ARE_IMAGES "; images are files CLASS/NAME that end in .jpg, .jpeg or .png"
+
 /* Opening the FIFO would block forever. */
 TEST(entries_that_are_not_files_are_skipped_and_counted)
 {
@@ -197,27 +199,55 @@ TEST(entries_that_are_not_files_are_skipped_and_counted)
     CHECK_EQ(lt_source_count(s), 1);
     CHECK_EQ(lt_source_classes(s), 1);
     CHECK_EQ(warnings, 1);
-    snprintf(text, sizeof text,
-             "%s: entries that are not files are skipped: 8, the first is cat/b.jpg (No such file "
-             "or directory)",
-             root);
+    snprintf(
+        text, sizeof text,
+        "%s: 8 entries are left out: 2 folders, 3 broken links, 1 FIFO, 1 socket, 1 device; the "
+        "first is cat/b.jpg (No such file or directory)" ARE_IMAGES,
+        root);
     CHECK_STR(warning, text);
     lt_source_release(s);
     CHECK_EQ(unlink(in_root("cat/e.jpg")), 0);
     CHECK_EQ(symlink("loop", in_root("loop")), 0); /* could have been a class: counted */
     lt_source_release(open_root());
-    snprintf(text, sizeof text,
-             "%s: entries that are not files are skipped: 8, the first is loop (Too many levels "
-             "of symbolic links)",
-             root);
+    snprintf(
+        text, sizeof text,
+        "%s: 8 entries are left out: 2 folders, 4 broken links, 1 socket, 1 device; the first is "
+        "loop (Too many levels of symbolic links)" ARE_IMAGES,
+        root);
     CHECK_STR(warning, text);
     CHECK_EQ(warnings, 2);
     lt_set_log(ctx, NULL, NULL);
 }
 
+TEST(files_that_are_left_out_are_counted_by_kind)
+{
+    static const char *const files[] = {
+        "top.png",   "README.txt", "cat/a.jpg",   "cat/3.WebP",     "dog/4.webp",  "dog/5.jfif",
+        "dog/b.png", "cat/no_end", "cat/.hidden", "cat/nest/c.jpg", "cat/d.jpg.gz"};
+    char text[512];
+    empty_root();
+    make_folder("cat");
+    make_folder("dog");
+    make_folder("cat/nest");
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        make_file(files[i], NULL);
+    warnings = 0;
+    lt_set_log(ctx, keep_warning, NULL);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 2);
+    snprintf(text, sizeof text,
+             "%s: 7 entries are left out: 1 folder, 1 .png file, 2 .webp files, 1 .jfif file, 2 "
+             "other files; the first is top.png" ARE_IMAGES,
+             root);
+    CHECK_STR(warning, text);
+    CHECK_EQ(warnings, 1);
+    lt_source_release(s);
+    lt_set_log(ctx, NULL, NULL);
+}
+
 TEST(the_warning_names_the_file_type)
 {
-    static const char *const kinds[] = {"a folder", "a FIFO", "a socket", "a device"};
+    static const char *const kinds[] = {"folder", "FIFO", "socket", "device"};
     char text[256];
     lt_set_log(ctx, keep_warning, NULL);
     for (int i = 0; i < 4; i++) {
@@ -234,13 +264,13 @@ TEST(the_warning_names_the_file_type)
             CHECK_EQ(symlink("/dev/zero", in_root("cat/b.jpg")), 0);
         lt_source_release(open_root());
         snprintf(text, sizeof text,
-                 "%s: entries that are not files are skipped: 1, the first is cat/b.jpg (%s)", root,
+                 "%s: 1 entry is left out: 1 %s; the first is cat/b.jpg" ARE_IMAGES, root,
                  kinds[i]);
         CHECK_STR(warning, text);
         CHECK_EQ(unlink(in_root("cat/a.jpg")), 0);
         snprintf(text, sizeof text,
-                 "/cat has no images: no .jpg, .jpeg or .png files; entries that are not files "
-                 "are skipped: 1, the first is cat/b.jpg (%s)",
+                 "/cat has no images: no .jpg, .jpeg or .png files; 1 entry is left out: 1 %s; the "
+                 "first is cat/b.jpg",
                  kinds[i]);
         check_refused(8, text);
     }

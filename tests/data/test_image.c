@@ -2,7 +2,9 @@
  *
  * The files in this folder were made with Pillow from the gradient below: 13 rows of 17 pixels.
  * rgb.png is unchanged, alpha.png is half transparent, and the JPEGs have quality 90, baseline.jpg
- * with restart markers. grey16.png has 16 bits, palette.png has five colours.
+ * with restart markers. grey16.png has 16 bits, palette.png has five colours. half.jpg, 5 rows of
+ * 12 pixels, has half the horizontal colour resolution (4:2:2); its last two columns are blue, the
+ * others red.
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -163,6 +165,52 @@ TEST(palette_and_16_bits)
     lt_release(grey);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
+}
+
+/* The last columns as Pillow decodes them. */
+TEST(half_of_the_horizontal_colour_resolution)
+{
+    static const uint8_t want[5][3][3] = {{{212, 38, 125}, {62, 0, 172}, {18, 1, 229}},
+                                          {{210, 45, 121}, {74, 23, 186}, {28, 34, 240}},
+                                          {{195, 45, 109}, {79, 59, 192}, {27, 71, 240}},
+                                          {{185, 51, 102}, {88, 99, 204}, {30, 114, 246}},
+                                          {{182, 55, 98}, {92, 129, 210}, {31, 149, 249}}};
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *x = lt_image_read(ctx, "tests/data/half.jpg", 3);
+    CHECK(x && lt_dim(x, 0) == 5 && lt_dim(x, 1) == 12);
+    const uint8_t *p = lt_data(x);
+    for (int y = 0; y < 5; y++)
+        for (int i = 0; i < 9; i++)
+            CHECK_NEAR(p[(12 * y + 9) * 3 + i], want[y][i / 3][i % 3], 3);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+/* As in libpng. */
+TEST(a_colour_that_the_palette_lacks_is_black)
+{
+    file f = load("palette.png");
+    size_t at = find_chunk(&f, "PLTE"), cut = at + 8 + 9;
+    lt_sample_buffers buffers = {0};
+    lt_image whole, image;
+    static uint8_t pixels[H * W * 3];
+    CHECK_EQ(f.bytes[at + 3], 15);
+    CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &whole));
+    memcpy(pixels, whole.pixels, sizeof pixels);
+    f.bytes[at + 3] = 9; /* three of five colours */
+    memmove(f.bytes + cut, f.bytes + cut + 6, f.n - cut - 6);
+    f.n -= 6;
+    fix_checksum(&f, at);
+    CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
+    for (int i = 0; i < H * W * 3; i++)
+        CHECK_EQ(((const uint8_t *)image.pixels)[i],
+                 (i / 3 / W + i / 3 % W) % 5 < 3 ? pixels[i] : 0);
+    f.bytes[at + 3] = 8;
+    memmove(f.bytes + cut - 1, f.bytes + cut, f.n - cut);
+    f.n--;
+    fix_checksum(&f, at);
+    check_refused(&f, "the palette of the PNG is damaged; download it again");
+    free(buffers.decoded.data);
 }
 
 /* ==== Damage ================================================================================== */

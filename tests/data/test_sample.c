@@ -301,22 +301,27 @@ TEST(a_random_crop_of_a_narrow_image_has_the_full_area)
     lt_ctx_free(ctx);
 }
 
-TEST(a_large_image_is_cropped_to_its_center)
+TEST(an_image_is_resized_as_a_whole_or_cropped_to_its_center)
 {
     static const struct {
         int64_t h, w;
+        double center_crop;
         lt_crop window;
     } cases[] = {
-        {40, 20, {0, 0, 40, 20}},            /* no crop */
-        {10, 10, {11.25, 1.25, 17.5, 17.5}}, /* 7/8 of the narrow side */
-        {20, 10, {2.5, 1.25, 35, 17.5}},
-        {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* enlarged */
+        {10, 10, 0, {0, 0, 40, 20}},
+        {50, 100, 0, {0, 0, 40, 20}},
+        {10, 10, 1, {10, 0, 20, 20}},
+        {40, 20, 0.875, {0, 0, 40, 20}},            /* not resized, so no crop */
+        {10, 10, 0.875, {11.25, 1.25, 17.5, 17.5}}, /* 7/8 of the narrow side */
+        {20, 10, 0.875, {2.5, 1.25, 35, 17.5}},
+        {50, 100, 0.875, {15.625, 1.25, 8.75, 17.5}}, /* enlarged */
     };
     static uint8_t out[50 * 100 * 3];
     lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         photo p = make_photo(1, 40, 20, cases[k].h, cases[k].w);
-        lt_batch_options options = {.batch = 1, .dtype = LT_U8};
+        lt_batch_options options = {
+            .batch = 1, .dtype = LT_U8, .center_crop = cases[k].center_crop};
         CHECK_EQ(collect(ctx, &p.base, &options, out, (size_t)(cases[k].h * cases[k].w * 3)), 1);
         check_crop(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
                    cases[k].w);

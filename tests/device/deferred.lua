@@ -85,9 +85,12 @@ function deferred.loop(o)
     text[#text + 1] = state_text(scaler)
     scaler:close()
   end
+  local counts = {}
   for name, slot in pairs(optim:state()) do
-    if name == "steps" then text[#text + 1] = "steps " .. slot:item() end
+    if name:find "^step" then counts[#counts + 1] = name .. " " .. slot:item() end
   end
+  table.sort(counts)
+  text[#text + 1] = words(counts)
   return table.concat(text, "\n")
 end
 

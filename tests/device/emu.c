@@ -356,6 +356,7 @@ static emu *emu_new(const lt_host *host, int index)
     void *start = mmap(NULL, MEMORY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!e || !cpu || start == MAP_FAILED)
         abort();
+    (void)madvise(start, MEMORY, MADV_HUGEPAGE); /* mprotect() takes time for each page */
     e->base = (lt_device){.name = e->name,
                           .alloc = emu_alloc,
                           .free = emu_free,

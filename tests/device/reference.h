@@ -9,20 +9,6 @@
 /* Whether the accelerator's result `got` equals or is near enough to the CPU's. */
 typedef bool (*same_fn)(const block *got, const block *want);
 
-/* Upstream gradients of the float outputs. */
-static inline void make_dy(const op_case *c, const result *r, values *v)
-{
-    for (int k = 0; k < LT_MAX_OUT; k++) {
-        const block *out = &r->part[OUT + k];
-        if (!out->at || !lt__is_float(out->dtype))
-            continue;
-        v->part[DY + k] = block_copy(out);
-        v->part[DY + k].dtype = LT_F64;
-        for (int64_t i = 0; i < out->count; i++)
-            v->part[DY + k].at[i] = normal(seed_of(c, "dy"), (uint64_t)i);
-    }
-}
-
 static inline void compare(const op_case *c, const values *v, lt_ctx *ctx[2], lt_dtype dtype,
                            same_fn same)
 {

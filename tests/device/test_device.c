@@ -73,7 +73,7 @@ TEST(without_the_plugin)
     unsetenv("LUATRAIN_PLUGINS");
     check_refused("cuda", LT_EENV,
                   "device cuda: libluatrain-cuda.so is missing; it is built if nvcc is installed; "
-                  "use --device cpu");
+                  "use the device cpu (--device cpu)");
     check_falls_back(LT_LOG_DEBUG, "computing on the CPU: libluatrain-cuda.so is missing; it is "
                                    "built if nvcc is installed");
 }
@@ -82,10 +82,12 @@ TEST(a_machine_without_an_accelerator)
 {
     use_emu();
     setenv("EMU", "no-driver", 1);
-    check_refused("cuda:0", LT_EENV, "device cuda:0: there is no NVIDIA driver; use --device cpu");
+    check_refused("cuda:0", LT_EENV,
+                  "device cuda:0: there is no NVIDIA driver; use the device cpu (--device cpu)");
     check_falls_back(LT_LOG_DEBUG, "computing on the CPU: there is no NVIDIA driver");
     setenv("EMU", "no-device", 1);
-    check_refused("cuda", LT_EENV, "device cuda: there is no NVIDIA device; use --device cpu");
+    check_refused("cuda", LT_EENV,
+                  "device cuda: there is no NVIDIA device; use the device cpu (--device cpu)");
     unsetenv("EMU");
     check_refused("cuda:4", LT_EENV, "device cuda:4: there are only 4 devices, cuda:0 to cuda:3");
     check_refused("cuda:", LT_EUSAGE, "unknown device 'cuda:'; it must be auto, cpu or cuda[:i]");
@@ -102,7 +104,7 @@ TEST(a_file_that_is_not_a_plugin)
     CHECK_OK(lt_file_replace(path, "no library", 10));
     setenv("LUATRAIN_PLUGINS", folder, 1);
     check_refused("cuda", LT_EENV, "device cuda: cannot load a plugin: ");
-    CHECK_MSG("too short; use --device cpu");
+    CHECK_MSG("too short; use the device cpu (--device cpu)");
     check_falls_back(LT_LOG_WARN, "computing on the CPU: cannot load a plugin: ");
     unlink(path);
     rmdir(folder);
@@ -379,7 +381,7 @@ TEST(ranks)
     CHECK_EQ(lt_errcode(), LT_EUSAGE);
     CHECK_MSG(
         "a deterministic run (with vranks) requires the CPU, but this rank computes on cuda:0; use "
-        "--device cpu");
+        "the device cpu (--device cpu)");
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);

@@ -45,14 +45,6 @@ enum { RULES = 9 };
 
 /* ==== One worker ============================================================================== */
 
-/* The optimizer counts its steps, if its op needs their number. */
-static void set_step(net *n, int step)
-{
-    int k = lt_schema_find(&lt_optim_def(n->optim)->schema, "step");
-    for (int group = 0; k >= 0 && group < 2; group++)
-        n->opt[group][k].f = step;
-}
-
 static void check_one_worker(const char *rule, const char *op, const char *options, double clip)
 {
     lt_async_config config = usual;
@@ -61,7 +53,6 @@ static void check_one_worker(const char *rule, const char *op, const char *optio
     simulate(&a, &config, STEPS, clip, NULL);
     for (int i = 0; i < STEPS; i++) {
         lt_set_step(b.ctx, i);
-        set_step(&b, i + 1);
         compute(&b, i, clip);
     }
     check_same(&a, &b);
@@ -77,7 +68,7 @@ TEST(one_worker_trains_like_an_ordinary_run)
         check_one_worker(same[i], "momentum_step", "lr=0.1 momentum=0.9", 0.1);
         check_one_worker(same[i], "sgd_step", "lr=0.1", 0);
     }
-    check_one_worker("asgd", "adam_step", "lr=0.01 step=1", 0);
+    check_one_worker("asgd", "adam_step", "lr=0.01", 0);
     check_one_worker("dc-a", "lars_step", "lr=0.1", 0);
 }
 
@@ -322,6 +313,50 @@ TEST(wrong_settings_are_refused)
     refuse("sgd_step", "lr=0.1", &c, "a worker must hold 1 to 4 tickets, not 5");
 }
 
+static void refuse_new(net *n, const lt_async_config *c, const char *message)
+{
+    CHECK(lt_async_new(n->ctx, n->optim, c) == NULL);
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, message);
+}
+
+TEST(invalid_arguments_are_refused)
+{
+    lt_async_step step = {0};
+    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    lt_async_config c = usual;
+    c.trace = &step;
+    c.n_trace = -1;
+    refuse_new(&n, &c, "lt_async_new: n_trace is -1, but trace is a list");
+    c = usual;
+    c.n_times = 3;
+    refuse_new(&n, &c, "lt_async_new: n_times is 3, but times is NULL");
+    c = usual;
+    c.n_buffers = 2;
+    refuse_new(&n, &c, "lt_async_new: n_buffers is 2, but buffers is NULL");
+    for (int i = 0; i < 2; i++) {
+        c = usual;
+        c.steps = i == 0 ? INT64_MAX : -1;
+        refuse_new(&n, &c, "lt_async_new: steps must be from 0 to 4611686018427387903, but is");
+    }
+    CHECK(lt_async_new(NULL, n.optim, &usual) == NULL);
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: ctx is NULL");
+    CHECK(lt_async_new(n.ctx, NULL, &usual) == NULL);
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: optim is NULL");
+    CHECK(lt_async_new(n.ctx, n.optim, NULL) == NULL);
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: config is NULL");
+    lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
+    lt_async_stats stats;
+    CHECK(a != NULL);
+    refuse_new(&n, &usual, "lt_async_new: this context already has asynchronous training or a");
+    CHECK_FAILS(lt_async_read_stats(a, -1, &stats), LT_EINVAL, "group must be at least 0");
+    CHECK_FAILS(lt_async_read_stats(a, INT32_MIN, &stats), LT_EINVAL, "but is -2147483648");
+    CHECK_OK(lt_async_read_stats(a, INT32_MAX, &stats));
+    lt_async_free(a);
+    CHECK((a = lt_async_new(n.ctx, n.optim, &usual)) != NULL);
+    lt_async_free(a);
+    destroy(&n);
+}
+
 TEST(wrong_optimizers_are_refused)
 {
     static const char *const own_step[] = {"dana", "ormo", "ddc", "gap"};
@@ -330,7 +365,7 @@ TEST(wrong_optimizers_are_refused)
         char text[100];
         c.rule = own_step[i];
         snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with adam", c.rule);
-        refuse("adam_step", "lr=0.1 step=1", &c, text);
+        refuse("adam_step", "lr=0.1", &c, text);
         snprintf(text, sizeof text, "the rule %s works with optim.sgd, not with lars", c.rule);
         refuse("lars_step", "lr=0.1", &c, text);
         if (i == 3)

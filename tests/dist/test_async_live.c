@@ -39,6 +39,7 @@ typedef struct rank {
     lt_status status;
     char text[256], end[65]; /* end: SHA-256 of the final values */
     int computed;
+    int64_t steps; /* of the optimizer, for one parameter */
 } rank;
 
 static void sleep_ms(int ms)
@@ -161,6 +162,7 @@ static void *run_rank(void *ud)
         r->status = lt_async_finish(a);
     if (r->status == LT_OK)
         CHECK_OK(lt_params_sha256(n.params, r->end));
+    r->steps = lt_optim_steps(n.optim, n.scale);
     if (root)
         memcpy(r->job->end, r->end, sizeof r->end);
     lt_async_free(a);
@@ -202,6 +204,7 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
         CHECK_EQ(ranks[i].ended, LT_ASYNC_DONE);
         CHECK(ranks[i].computed > 0);
         CHECK_STR(ranks[i].end, j.end);
+        CHECK_EQ(ranks[i].steps, TICKETS);
     }
     for (int t = 0; t < TICKETS; t++)
         CHECK_EQ(j.done[t], 1);
@@ -365,10 +368,81 @@ TEST(a_rank_with_another_net_is_refused)
     job j = usual;
     j.n_buffers[1] = 1;
     run_job(&j, ranks, RANKS);
-    CHECK_EQ(ranks[1].status, LT_EDESYNC);
-    CHECK_STR(ranks[1].text, "the net of rank 1 differs from that of rank 0");
-    CHECK_STR(ranks[0].text, "");
-    CHECK_EQ(j.n_applied, TICKETS);
+    CHECK_EQ(ranks[0].status, LT_EDESYNC);
+    CHECK_STR(ranks[0].text,
+              "the net of rank 1 begins the asynchronous training with other weights "
+              "or buffers than that of rank 0");
+    CHECK_EQ(ranks[1].status, LT_EPEER);
+}
+
+/* Training of one rank, or of a simulation if group is NULL. */
+static lt_async *begin_alone(net *n, lt_group *group)
+{
+    lt_async_config config = {.rule = "ddc",
+                              .staleness = LT_ASYNC_UNBOUNDED,
+                              .drop = LT_ASYNC_UNBOUNDED,
+                              .workers = 1,
+                              .group = group,
+                              .buffers = (lt_tensor *[]){n->mean, n->var},
+                              .n_buffers = 2,
+                              .server = group ? lt_open(&(lt_config){.device = "cpu"}) : NULL};
+    lt_async *a = lt_async_new(n->ctx, n->optim, &config);
+    CHECK(a != NULL);
+    return a;
+}
+
+/* x is written after a batch, while training goes on. */
+static void check_write(lt_group *group, bool is_buffer, double first)
+{
+    static const char wrong[] =
+        "the weights or buffers of the net were written during asynchronous";
+    lt_async_event e;
+    double value;
+    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    lt_async *a = begin_alone(&n, group);
+    lt_tensor *x = is_buffer ? n.mean : n.w1;
+    CHECK_OK(lt_fill(x, first));
+    CHECK_OK(lt_async_read(a)); /* it does nothing before the training */
+    CHECK_OK(lt_async_set_limit(a, TICKETS));
+    CHECK_OK(lt_async_next(a, &e));
+    CHECK_EQ(e.kind, LT_ASYNC_COMPUTE);
+    CHECK_OK(lt_item(x, 3, &value));
+    CHECK_EQ(value, first);
+    compute(&n, e.ticket, 0);
+    CHECK_OK(lt_fill(x, 2));
+    CHECK_FAILS(lt_async_next(a, &e), LT_EINVAL, wrong);
+    CHECK_FAILS(lt_async_read(a), LT_EINVAL, wrong);
+    CHECK_FAILS(lt_async_read_kept(a, HALF), LT_EINVAL, wrong);
+    CHECK_FAILS(lt_async_finish(a), LT_EINVAL, wrong);
+    lt_async_free(a);
+    destroy(&n);
+}
+
+TEST(only_the_training_writes_to_the_net)
+{
+    lt_group *group;
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+        check_write(group, i == 1, 0.25);
+        lt_group_close(group);
+    }
+    check_write(NULL, false, 0.25);
+}
+
+TEST(values_of_a_run_without_batches_remain)
+{
+    lt_group *group;
+    double value;
+    CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    lt_async *a = begin_alone(&n, group);
+    CHECK_OK(lt_fill(n.w1, 0.25));
+    CHECK_OK(lt_async_finish(a));
+    CHECK_OK(lt_item(n.w1, 3, &value));
+    CHECK_EQ(value, 0.25);
+    lt_async_free(a);
+    destroy(&n);
+    lt_group_close(group);
 }
 
 TEST(running_statistics_must_be_buffers_of_the_net)

@@ -251,9 +251,18 @@ TEST(values_that_were_kept_are_saved)
     CHECK_OK(pass_state(async[0], async[1]));
     CHECK_EQ(lt_async_steps(async[1]), 7);
     CHECK_OK(lt_async_keep_at(async[1], HALF)); /* it was kept already */
-    CHECK_OK(lt_async_read_kept(async[1], HALF));
-    CHECK_OK(lt_params_sha256(n[1].params, again));
-    CHECK_STR(middle, again);
+    CHECK_OK(lt_async_set_limit(async[1], TICKETS));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(lt_params_sha256(n[1].params, again));
+        CHECK(strcmp(middle, again) != 0);
+        CHECK_OK(lt_async_read_kept(async[1], HALF));
+        CHECK_OK(lt_params_sha256(n[1].params, again));
+        CHECK_STR(middle, again);
+        CHECK_OK(lt_async_read(async[1])); /* they are still kept */
+    }
+    CHECK_OK(pass_state(async[1], async[0]));
+    CHECK_OK(lt_async_read_kept(async[0], HALF));
+    lt_async_forget(async[1], HALF);
     CHECK_FAILS(lt_async_read_kept(async[1], HALF), LT_EINVAL, "were not kept");
     for (int i = 0; i < 2; i++) {
         lt_async_free(async[i]);

@@ -481,6 +481,33 @@ TEST(a_file_that_cannot_be_written)
     CHECK_EQ(strlen(s.hex[0]), 64);
 }
 
+/* Rank 1 has no part in the file, and fails when it sees it. */
+static lt_status save_or_fail(member *m)
+{
+    saved *s = m->ud;
+    if (m->rank == 0)
+        return s->status[0] =
+                   lt_pipeline_save(m->pipeline, s->path, LAYERS, names, m->net.w, 1, meta);
+    for (int i = 0; i < 20000 && access(s->path, F_OK) != 0; i++)
+        usleep(1000);
+    lt_fail(LT_EDATA, "rank 1 has bad data");
+    lt_group_fail(m->group);
+    return LT_EDATA;
+}
+
+TEST(a_complete_file_is_saved_even_if_another_rank_fails)
+{
+    char path[64], a[4096];
+    snprintf(path, sizeof path, "/tmp/lt_pipeline_%d.fails", (int)getpid());
+    saved s = {.path = path};
+    member members[MOST_RANKS];
+    run(&(plan){.stages = 1, .micro = 1, .timeout = 20}, 2, save_or_fail, &s, members);
+    CHECK_EQ(s.status[0], LT_OK);
+    CHECK_EQ(members[1].status, LT_EDATA);
+    CHECK(read_file(path, a, sizeof a) > LAYERS * WIDTH * WIDTH * sizeof(float));
+    remove(path);
+}
+
 /* ==== Ends ==================================================================================== */
 
 /* The last stage does not use the result of the first layer. ud: the number of micro-batches. */

@@ -32,7 +32,7 @@ T.test("other dtypes", function()
     T.equal(m64:sum().dtype, "f64")
     T.equal(nn.linear{2, 2}:to "f64"(m64).dtype, "f64")
     T.fails(function() return m64 + m end,
-            "add: x is f64, y is f32; cast one of them, e.g. y:cast('f64')")
+            "add: x is f64, y is f32; cast one of them, e.g. y to f64")
   end)
 end)
 

@@ -107,6 +107,51 @@ T.test("an optimizer that counts its steps resumes", function()
   T.equal(train_adam(out), train_adam(folder()))
 end)
 
+-- The last layer is frozen for the first five steps. `old`: save as an older version did, with one
+-- count for all parameters.
+T.test("a checkpoint has the count of steps of each parameter; an older one loads", function()
+  local function counts(out, stop, old)
+    local net = make_net()
+    local adam = lt.optim.adam(net, {lr = 0.01})
+    local state = adam.state
+    if old then
+      rawset(adam, "state", function(self)
+        local list = state(self)
+        for name in pairs(list) do
+          if name:find "^step%." then list[name] = nil end
+        end
+        return list
+      end)
+    end
+    local net_5 = net[5]
+    pcall(function()
+      local run <close> = lt.run{net = net, optim = adam, train = train, epochs = 3, batch = 8,
+                                 out = out, max_steps = stop}
+      for _ in run:epochs() do
+        for x, y in run:batches() do
+          net_5:freeze(run.steps < 5)
+          run:step(function()
+            local loss = lt.cross_entropy(net(x), y)
+            loss:backward()
+            adam:step()
+            return loss
+          end)
+        end
+      end
+    end)
+    local list = state(adam)
+    return {list["step.1.w"]:item(), list["step.5.w"]:item(), list.steps:item()}, net:sha256()
+  end
+  local out, old = folder(), folder()
+  local _, sum = counts(folder())
+  T.equal(counts(out, 7), {7, 2, 7})
+  local all, resumed = counts(out)
+  T.equal(all, {12, 7, 12})
+  T.equal(resumed, sum)
+  counts(old, 7, true)
+  T.equal(counts(old), {12, 12, 12})
+end)
+
 T.test("a complete run stays complete", function()
   local before = metrics(whole)
   local net, result = train_net(whole)
@@ -470,6 +515,19 @@ T.test("a resumed run continues its clock", function()
   local per_s, wall_s = last("epoch", "samples_per_s"), last("epoch", "wall_s")
   assert(wall_s > 0 and wall_s <= before)
   T.near(30 / per_s, wall_s, 6e-4)                       -- written with three digits
+end)
+
+T.test("net:load reads the net of a checkpoint", function()
+  local out = stopped_run()
+  local pipe <close> = io.popen("ls " .. out .. "/step-*")
+  local path = pipe:read "l"
+  local net, file = make_net(), lt.load(path)
+  net:load(path)
+  for name, tensor in net:named_parameters() do
+    T.equal({name, lt.ne(tensor, file["net." .. name]):sum():item()}, {name, 0})
+  end
+  local _, why = pcall(nn.linear{2, 2}.load, nn.linear{2, 2}, path)
+  assert(why:find(path .. " does not fit: net.w is missing; net.b is missing; net.1.w is", 1, true))
 end)
 
 T.test("a failed save is reported, and the old checkpoint kept", function()

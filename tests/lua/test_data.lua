@@ -332,29 +332,6 @@ T.test("a set of images in a tensor", function()
   T.equal(kept:open_batches{batch = 2}:next():totable(), {{{{1.0}}}, {{{1.0}}}})
 end)
 
-T.test("a set of images in a tensor, resized", function()
-  local x = lt.zeros({2, 8, 8, 1}, {dtype = "u8"})
-  for row = 1, 8 do
-    for column = 1, 8 do x:set(1, row, column, 1, 30 * row) end
-  end
-  local set = lt.data.set{images = x, labels = lt.tensor({1, 0}, {dtype = "u8"})}:sized(4)
-  local y, labels = set:open_batches{batch = 2, dtype = "u8"}:next()
-  T.equal({y.shape, labels:totable(), set.height, set.classes}, {{2, 4, 4, 1}, {1, 0}, 4, 2})
-  local rows = y:totable()[1]
-  for row = 1, 4 do                         -- the middle 7 rows become 4; edges are less exact
-    T.near(rows[row][2][1], 30 * (1.5 + 1.75 * (row - 0.5)) - 15, 4)
-  end
-  T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
-                                 {dtype = "u8"})}:sized(4) end,
-          "data: only u8 images can be resized, to 1x1 to 16384x16384; these are f32, and the "
-          .. "size is 4x4")
-  for size, text in pairs{[0.5] = "0.5", [1 / 0] = "inf", ["6"] = "'6'", [true] = "true"} do
-    T.fails(function() set:sized(size) end,
-            "set:sized requires a whole number of pixels, but got " .. text)
-  end
-  T.equal(set:sized(6.0).height, 6)
-end)
-
 T.test("invalid arguments of data.set", function()
   local x, y = lt.zeros({4, 3, 2, 3}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local cases = {
@@ -365,7 +342,7 @@ T.test("invalid arguments of data.set", function()
     {{x, y, classes = 2}, "data.set: label 1 of 4 is 2, but the 2 classes are 0 to 1"},
     {{x, lt.tensor({0, 1, -1, 0}, {dtype = "i64"})},
      "data.set: label 3 of 4 is -1, but classes count from 0"},
-    {{x, y, names = {"a", 1}}, "data.set: 'names' must be a list of strings, but is a table"},
+    {{x, y, names = {"a", 1}}, "data.set: 'names' must be a list of strings, but item 2 is 1"},
     {{x, y, names = {"a", "b"}, classes = 3}, "data.set: there are 2 names for 3 classes"},
     {{x, y, names = {[0] = "a", "b", "c"}},
      "data.set: 'names' must be a list of strings, but is a table"},
@@ -486,6 +463,11 @@ T.test("images in folders", function()
   x = train:open_batches{batch = 6, dtype = "u8", area = 0.1, flip = true}:next()
   T.equal(x:totable()[5][5][5], {10, 2, 0})
   T.equal(lt.data.open(what).height, 224)
+  local cropped, cropped_test = lt.data.open(what, {size = 5, center_crop = 0.5})
+  T.equal({cropped.center_crop, cropped_test.center_crop, train.center_crop}, {0.5, 0.5, nil})
+  T.equal(cropped:open_batches{batch = 6, dtype = "u8"}:next():totable()[5][5][5], {10, 2, 0})
+  T.fails(function() lt.data.open(what, {center_crop = 0}) end,
+          "data.open: 'center_crop' must be a fraction above 0 and up to 1, but is 0")
 
   local small = train:sized(4)
   T.equal({small.height, small.width, small.classes, small.names, #small, small.augment},

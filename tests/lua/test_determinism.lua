@@ -108,6 +108,19 @@ local function run(what, seed)
   return sha
 end
 
+T.test("after lt.seed, nets and random numbers repeat", function()
+  local function draw(seed)
+    lt.seed(seed)
+    local first, second = lt.nn.linear{3, 2}, lt.nn.linear{3, 2}
+    return {first:sha256(), second:sha256(), lt.randn({1}):item()}
+  end
+  local before, one = lt.seed(), draw(5)
+  T.equal(draw(5), one)
+  local other = draw(6)
+  assert(other[1] ~= one[1] and one[1] ~= one[2])
+  lt.seed(before)
+end)
+
 T.test("same seed, same bits", function()
   T.equal(run("nothing", 1), run("nothing", 1))
   assert(run("nothing", 1) ~= run("nothing", 2))

@@ -380,7 +380,7 @@ T.test("calls in the wrong order are errors", function()
             .. "use lt.micro_batches to accumulate gradients")
     T.fails(function() run:step(function() o.optim:step() return 1 end) end,
             "an optimizer step has no gradients: no backward has run since the last step; "
-            .. "call loss:backward() first")
+            .. "call backward on the loss first")
     T.fails(function() run:step(function() end) end,
             "run:step: the function must return the loss, one number, but returned a nil")
     T.fails(function() run:step(5) end, "run:step requires a function, but got 5")
@@ -413,15 +413,17 @@ T.test("calls in the wrong order are errors", function()
 end)
 
 T.test("settings are checked before a run writes anything", function()
-  local usage = "lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, "
-                .. "target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}"
+  local usage = "lt.run{net, optim, train, epochs, batch; schedule?, loss?, augment?, mixup=0.0, "
+                .. "sizes?, target?, workers?, out?, resume?, save_every?, max_steps?, amp?, "
+                .. "scaler?}"
   local function refused(change, message)
     local o = settings(10, change)
     T.fails(function() lt.run(o) end, message)
     assert(not io.open(o.out), "it made a folder")
   end
   refused({net = false}, "lt.run: 'net' must be a net, but is false")
-  refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim, but is a table")
+  refused({optim = {}}, "lt.run: 'optim' must be an optimizer of lt.optim or a list of them, but "
+                        .. "is a table")
   refused({train = 5}, "lt.run: 'train' must be a set of lt.data, but is 5")
   refused({schedule = 5}, "lt.run: 'schedule' must be a function, but is 5")
   refused({epoch = 5}, "lt.run: unknown key 'epoch' (did you mean 'epochs'?)")

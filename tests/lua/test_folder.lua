@@ -188,11 +188,13 @@ end)
 local MAKES = {folder = "mkdir %s", fifo = "mkfifo %s", full = "ln -s /dev/full %s",
                zero = "ln -s /dev/zero %s"}
 
--- Trains with another kind of file under a name in `out`. Returns the output and the exit code.
-local function taken(name, kind, options)
+-- Trains with another kind of file under a name in `out`, from step 5 on if `late`. Returns the
+-- output and the exit code.
+local function taken(name, kind, options, late)
   local at = new_folder()
-  os.execute(("mkdir %s/out; cd %s/out; " .. MAKES[kind]):format(at, at, name))
-  local text, code = run(at, options or "")
+  local make = MAKES[kind]:format("out/" .. name)
+  os.execute(("cd %s; mkdir out; %s"):format(at, late and "" or make))
+  local text, code = run(at, options or "", late and ("--at 5 --cmd '%s'"):format(make))
   return text:gsub("^luatrain: t.lua:%d+: ", ""), code
 end
 
@@ -203,11 +205,11 @@ T.test("a run file that is not a regular file is an error or a warning", functio
     T.equal({code, text}, {3, ("cannot read out/metrics.jsonl: %s\n"):format(is)})
     text, code = taken(".lock", kind)
     T.equal({code, text}, {3, ("out/.lock: cannot write to it: %s\n"):format(is)})
-    text, code = taken("weights.safetensors", kind)
+    text, code = taken("weights.safetensors", kind, "", true)
     T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is not a "
-                              .. "regular file; it is not replaced. Earlier checkpoints are "
-                              .. "intact; resume from them with the same command and --out out\n"})
-    text, code = taken("curves.svg", kind)
+                              .. "regular file; it is not replaced. Resume from the checkpoint of "
+                              .. "step 12 with the same command and --out out\n"})
+    text, code = taken("curves.svg", kind, "", true)
     T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is not a "
                               .. "regular file; it is not replaced\n"})
     text, code = taken("step-00000012.safetensors", kind, "--resume auto")
@@ -215,6 +217,55 @@ T.test("a run file that is not a regular file is an error or a warning", functio
     T.equal({code, text}, {5, "out: no checkpoint can be read, and --resume never starts over:\n"
                               .. "  out/step-00000012.safetensors: " .. is .. "\n"})
   end
+end)
+
+-- ==== The folder of another run or program =======================================================
+
+T.test("a folder with files that no run wrote is refused, and stays as it is", function()
+  for name, text in pairs{["weights.safetensors"] = "mine", ["curves.svg"] = "mine",
+                          ["metrics.jsonl"] = '{"loss": 3}\n'} do
+    for _, options in ipairs{"", "--ranks 2", "--resume never"} do
+      local at = new_folder()
+      os.execute("mkdir " .. at .. "/out")
+      T.write(at .. "/out/" .. name, text)
+      local said, code = run(at, options)
+      T.equal({code, said}, {3, "luatrain: t.lua:6: out has files that no run of luatrain wrote, "
+                                .. "and this run would overwrite them; name another folder with "
+                                .. "--out\n"})
+      T.equal(T.read(at .. "/out/" .. name), text)
+    end
+  end
+end)
+
+T.test("a folder with another script's run is refused", function()
+  local at = new_folder()
+  os.execute(("cp %s/t.lua '%s/my \"u\".lua'"):format(at, at))
+  T.equal({run(at, "", "--epochs 1")}, {"", 0})
+  local before = contents(at .. "/out")
+  local said, code = T.run(at, "--threads 1 --quiet --out out 'my \"u\".lua'")
+  T.equal({code, said}, {3, 'luatrain: my "u".lua:6: out has a run of the script "t", but this '
+                            .. 'script is "my \\"u\\""; name another folder with --out '
+                            .. '(--resume CHECKPOINT continues that run there), or replace the '
+                            .. 'run with --resume never\n'})
+  T.equal(contents(at .. "/out"), before)
+  said, code = T.run(at, "--threads 1 --quiet --out out --resume never 'my \"u\".lua' --epochs 1")
+  T.equal({code, said}, {0, ""})
+  local rest = "--threads 1 --quiet --out out 'my \"u\".lua' --epochs 2"
+  T.equal(select(2, T.run(at, rest)), 0)
+  os.execute(("rm %s/out/metrics.jsonl"):format(at))     -- the checkpoints are those of a run
+  T.equal(select(2, run(at, "", "--epochs 3")), 0)
+  T.write(at .. "/out/metrics.jsonl", '{"event":"start"')            -- torn
+  T.equal(select(2, run(at, "", "--epochs 4")), 0)
+end)
+
+T.test("without a checkpoint, a run that cannot save does not say that there is one", function()
+  local at = new_folder()
+  local cmd = "mkdir out/step-00000005.safetensors"
+  local said, code = run(at, "--max-steps 5", ("--at 5 --cmd '%s'"):format(cmd))
+  T.equal({code, (said:gsub("out/step.-%. ", "REASON. "))},
+          {5, "luatrain: warning: 1 checkpoint could not be saved\n"
+              .. "luatrain: t.lua:6: stopped by --max-steps at step 5, but not saved: REASON. "
+              .. "There is no checkpoint to resume from; name another --out\n"})
 end)
 
 T.test("a FIFO under the name of a rank's log does not block", function()

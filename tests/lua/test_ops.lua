@@ -118,8 +118,10 @@ T.test("invalid inputs", function()
   T.fails(function() lt.conv2d(image) end, "conv2d: w must be a tensor, but is nil")
   T.fails(function() lt.conv2d(image, weights, 2) end,
           "conv2d: b must be a tensor or nil, but is 2; pass options in a table: {name = value}")
-  T.fails(function() lt.relu() end, "relu: x must be a tensor, but is nil")
-  T.fails(function() lt.relu("x") end, "relu: x must be a tensor, but is 'x'")
+  T.fails(function() lt.relu() end, "relu: x must be a tensor, but is nil; call a method with a "
+          .. "colon, as in x:relu()")
+  T.fails(function() lt.relu("x") end, "relu: x must be a tensor, but is 'x'; call a method with a "
+          .. "colon, as in x:relu()")
   T.fails(function() lt.matmul(x, x) end,
           "matmul: y must have 3 rows, one for each column of x, but has 2 (x 2x3 f32, y 2x3 f32)")
   T.fails(function() x:add(lt.ones({2, 2})) end,

@@ -122,6 +122,13 @@ T.test("groups", function()
   T.near(b.w:item(), 1 - 0.02)
   T.fails(function() o.groups[1].ram = 1 end, "optim.sgd: unknown key 'ram': " .. USAGE)
   T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip cannot be set for a single group")
+  T.fails(function() o.groups[3] = {lr = 1} end,
+          "optim.sgd: there is no group 3; groups cannot be added to an optimizer")
+  local whole = optim.sgd(one(), {lr = 0.1})
+  T.fails(function() whole.groups[1].weight_decai = 3 end,
+          "optim.sgd: unknown key 'weight_decai' (did you mean 'weight_decay'?)")
+  whole.groups[1].lr = 0.3
+  T.equal(whole:settings()["1.lr"], 0.3)
   o.lr, o.groups[2].lr = 0.2, 0
   step()
   T.near(a.w:item(), 1 - 0.2 - 0.4)
@@ -233,7 +240,7 @@ T.test("a step does not change frozen parameters, which have no gradient", funct
 end)
 
 local NO_BACKWARD = "an optimizer step has no gradients: no backward has run since the last step; "
-                    .. "call loss:backward() first"
+                    .. "call backward on the loss first"
 
 T.test("a step without a backward is an error", function()
   local net = one()
@@ -332,7 +339,7 @@ T.test("an optimizer resumes from its state", function()
   local names = {}
   for name in pairs(o:state()) do names[#names + 1] = name end
   table.sort(names)
-  T.equal(names, {"m.w", "steps", "v.w"})
+  T.equal(names, {"m.w", "step.w", "steps", "v.w"})
   T.equal(run(2, half.w).w:totable(), run(4).w:totable())
   half, o = run(2, nil, optim.lars)
   lt.save(path, o:state())
@@ -352,6 +359,79 @@ T.test("an optimizer resumes from its state", function()
   end
   T.equal(sgd:state()["v.w"]:totable(), before)
   os.remove(path)
+end)
+
+-- A net of two numbers. The gradient of b exists only in every other step.
+local function late()
+  return nn.module({a = nn.parameter({1}, {value = 1}), b = nn.parameter({1}, {value = 2})},
+                   function(self, both) return both and self.a * 3 + self.b * 0.5 or self.a * 3 end)
+end
+
+-- Adam's or AdamW's weight after steps with the gradients g, which counts these steps only.
+local function adam_weight(w, g, n, o)
+  local m, v = 0, 0
+  for t = 1, n do
+    if o.make == optim.adamw then w = w * (1 - o.lr * o.weight_decay) end
+    local d = o.make == optim.adamw and g or g + o.weight_decay * w
+    m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
+    w = w - o.lr * (m / (1 - 0.9 ^ t)) / (math.sqrt(v / (1 - 0.999 ^ t)) + 1e-8)
+  end
+  return w
+end
+
+T.test("adam counts the steps of each parameter", function()
+  for _, make in ipairs{optim.adam, optim.adamw} do
+    local net, o = late(), {make = make, lr = 0.01, weight_decay = 0.1}
+    net:to "f64"
+    local made = make(net, {lr = o.lr, weight_decay = o.weight_decay})
+    local function steps(n, both)
+      for _ = 1, n do
+        net(both):backward()
+        made:step()
+      end
+    end
+    steps(30, false)
+    T.equal(net.b:item(), 2.0)
+    steps(5, true)
+    steps(1, false)
+    steps(5, true)
+    T.near(net.a:item(), adam_weight(1, 3, 41, o), 1e-12)
+    T.near(net.b:item(), adam_weight(2, 0.5, 10, o), 1e-12)
+    local state = made:state()
+    T.equal({state["step.a"]:item(), state["step.b"]:item(), state.steps:item()}, {41, 10, 41})
+  end
+end)
+
+T.test("the counts of adam are part of its state; an old state has one count for all", function()
+  local function make(from)
+    local net = late()
+    local o = optim.adam(net, {lr = 0.1})
+    if from then o:load(from) end
+    return net, o
+  end
+  local net, o = make()
+  for i = 1, 6 do
+    net(i > 4):backward()
+    o:step()
+  end
+  local state = o:state()
+  local _, copy = make(state)
+  T.equal({copy:state()["step.a"]:item(), copy:state()["step.b"]:item()}, {6, 2})
+  local old = {}
+  for name, tensor in pairs(state) do
+    if not name:find "^step%." then old[name] = tensor end
+  end
+  _, copy = make(old)
+  T.equal({copy:state()["step.a"]:item(), copy:state()["step.b"]:item()}, {6, 6})
+  old["step.a"] = state["step.a"]
+  local _, fresh = make()
+  T.fails(function() fresh:load(old) end, "optim: the state has no step.b")
+  old["step.b"] = lt.tensor(-1, {dtype = "i64"})
+  T.fails(function() fresh:load(old) end,
+          "optim: 'step.b' must be a non-negative integer, but is -1")
+  local sgd = optim.sgd(late(), {lr = 1})
+  T.fails(function() sgd:load({steps = state.steps, ["step.a"] = state.steps}) end,
+          "optim: the state has step.a, but this optimizer does not")
 end)
 
 T.test("constructors are strict", function()

@@ -103,7 +103,7 @@ T.test("invalid sizes", function()
   refused({{epochs = 1}}, "sizes: 'size' is missing: sizes{size, epochs?, batch?, area?}")
   refused({{size = 4, batch = 21}},
           "lt.run: batch must be at most the 20 images of the training set, but is 21")
-  refused({4, 8}, "lt.run: 'sizes' must be a list of tables, but is a table")
+  refused({4, 8}, "lt.run: 'sizes' must be a list of tables, but item 1 is 4")
   refused({{size = 4, area = 2}}, "sizes: 'area' must be a number from 0 to 1, but is 2")
   refused({}, "lt.run: sizes is empty")
   local o = settings({{size = 4}})

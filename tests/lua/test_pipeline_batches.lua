@@ -6,7 +6,7 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{accumulate = 1, updates = 1, outside = "", leave = 0, rate = 0.0, loop = false,
-                    set = false}
+                    set = false, unreported = false}
 local train, test = lt.data.open "synthetic:6x6x1/4/32"
 local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, relu = nn.relu(),
                           b = nn.linear{8, 4}}
@@ -34,13 +34,16 @@ local function outside(where)
 end
 
 if opt.set then
+  local n = 0
   for x, y in train:batches{batch = 8, shuffle = true} do
     lt.step(function()
       losses_of(x, y)
       sgd:step()
     end)
-    if opt.leave > 0 then break end
+    n = n + 1
+    if n == opt.leave then break end
   end
+  if opt.unreported then return end
   outside "loop"
   for x, y in train:batches{batch = 8, shuffle = true, epoch = 2} do
     lt.step(losses_of, x, y)
@@ -71,6 +74,7 @@ do
       if n == opt.leave then break end
     end
     outside "epoch"
+    if opt.unreported then break end
     run:report()
   end
 end
@@ -126,8 +130,19 @@ T.test("a loop that ends within a batch", function()
                           .. "micro-batches of a batch; leave it only after the last one")
   refuses("--set --leave 1", 2, "a batch begins after 1 of 4 micro-batches of the one before; do "
                                 .. "not leave a loop over batches within a batch")
-  local text, code = run("--vranks 2 --deterministic", "--leave 1")
-  assert(code == 1 and text:find("ended after 1 of the 2 shards of a batch", 1, true), text)
+  refuses("--leave 3 --unreported", 1, "lt.run: the loop over run:batches ended after 3 of the 4 "
+                                       .. "micro-batches of a batch; leave it only after the last")
+  refuses("--set --leave 2 --unreported", 1, "the script has ended after 2 of the 4 micro-batches "
+                                             .. "of a batch; leave a loop over batches only after")
+  for flags, message in pairs{
+    ["--leave 1"] = "run:report: the loop over run:batches ended after 1 of the 2 shards of a",
+    ["--leave 1 --unreported"] = "lt.run: the loop over run:batches ended after 1 of the 2 shards",
+    ["--set --leave 1"] = "a batch begins after 1 of the 2 shards of a batch; leave a loop over",
+    ["--set --leave 1 --unreported"] = "the script has ended after 1 of the 2 shards of a batch",
+  } do
+    local text, code = run("--vranks 2 --deterministic", flags)
+    assert(code == 1 and text:find(message, 1, true), text)
+  end
   local wanted = run("", "--accumulate 4 --leave 2")
   for _, pipe in ipairs(PIPES) do T.equal({run(pipe, "--leave 8")}, {wanted, 0}) end
 end)

@@ -142,6 +142,12 @@ T.test("the plot of a long run keeps spikes, but not all points", function()
   has(svg, " 78L")                       -- the spike reaches the top edge
 end)
 
+T.test("of several best epochs, only the first one has a label", function()
+  local svg = curves(run_of(20, function(k) return (k == 13 or k == 14) and 0.9 or 0.5 end))
+  has(svg, ">best 90.00, epoch 13</text>")
+  has_not(svg, "epoch 14")
+end)
+
 T.test("with many epochs, only the best one has a label", function()
   local svg = curves(run_of(50, function(k) return k == 20 and 0.9 or 0.8 end))
   has(svg, ">best 90.00, epoch 20</text>")

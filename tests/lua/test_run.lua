@@ -145,9 +145,11 @@ T.test("a step frees its temporaries but keeps its results", function()
   T.equal(t.n, 5)
   T.equal(kept:totable(), {3.0})
   T.fails(function() return dead + 1 end,
-          "add: x: this tensor belongs to a step that is over; call keep() on it within the step")
+          "add: x: this tensor belongs to a step that is over; keep it within the step, with "
+          .. "x:keep() or lt_keep(x)")
   T.fails(function() dead:item() end,
-          "this tensor belongs to a step that is over; call keep() on it within the step")
+          "this tensor belongs to a step that is over; keep it within the step, with x:keep() or "
+          .. "lt_keep(x)")
   T.equal(tostring(dead), "dead tensor 1 f32 (its step is over)")
   T.fails(function() lt.step("x") end, "lt.step requires a function, but got 'x'")
 end)

@@ -48,7 +48,7 @@ static void free_result(result *r)
 }
 
 /* Writes the name of a part, such as "grad.x", to name. The fixture and messages use it. */
-static const char *part_name(const op_case *c, int part, char name[32])
+static inline const char *part_name(const op_case *c, int part, char name[32])
 {
     if (part < GRAD)
         snprintf(name, 32, "out.%d", part - OUT);
@@ -62,6 +62,34 @@ static const char *part_name(const op_case *c, int part, char name[32])
 static inline bool exists(const op_case *c, int part) /* false if the case has fewer inputs */
 {
     return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
+}
+
+/* ==== Upstream gradients ====================================================================== */
+
+static inline bool has_gradients(const lt_op *op, const op_case *c, const values *v)
+{
+    bool any = false;
+    for (int i = 0; i < c->n_in; i++)
+        any |= v->part[IN + i].dtype == LT_F64;
+    return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
+}
+
+/* Makes random upstream gradients for the float outputs. */
+static inline void make_dy(const op_case *c, const result *own, values *v)
+{
+    for (int k = 0; k < LT_MAX_OUT; k++) {
+        const block *out = &own->part[OUT + k];
+        char name[16];
+        snprintf(name, sizeof name, "dy %d", k);
+        if (!out->at || !lt__is_float(out->dtype))
+            continue;
+        v->part[DY + k] = block_copy(out);
+        v->part[DY + k].dtype = LT_F64;
+        for (int64_t i = 0; i < out->count; i++)
+            v->part[DY + k].at[i] = normal(seed_of(c, name), (uint64_t)i);
+        block_round(&v->part[DY + k], out->dtype);
+        v->part[DY + k].dtype = LT_F64;
+    }
 }
 
 /* ==== One run of a case ======================================================================= */

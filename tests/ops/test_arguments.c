@@ -364,8 +364,7 @@ TEST(exact_messages)
         {"add", "", "2x3 f32; 2x4 f32",
          "add: x is 2x3 f32 and y is 2x4 f32, which do not broadcast: axis 1 from the end has 3 "
          "and 4"},
-        {"add", "", "2x3 f32; 2x3 i64",
-         "add: x is f32, y is i64; cast one of them, e.g. y:cast('f32')"},
+        {"add", "", "2x3 f32; 2x3 i64", "add: x is f32, y is i64; cast one of them, e.g. y to f32"},
         {"add", "", "2x3 f32", "add: tensor y is missing"},
         {"add", "", "3 f32; 3 f32; 3 f32", "add: expected at most 2 tensors, got 3"},
         {"add", "axis=1", "3 f32; 3 f32", "add: unknown option 'axis' (it has no options)"},
@@ -392,19 +391,18 @@ TEST(exact_messages)
         {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x1 f32",
          "batch_norm: residual must have the shape of x (2x3), but is 2x1 f32"},
         {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x3 f64",
-         "batch_norm: x is f32, residual is f64; cast one of them, e.g. residual:cast('f32')"},
-        {"relu", "", "2 i64",
-         "relu: x must have a float dtype, but is i64; cast it, e.g. x:cast('f32')"},
+         "batch_norm: x is f32, residual is f64; cast one of them, e.g. residual to f32"},
+        {"relu", "", "2 i64", "relu: x must have a float dtype, but is i64; cast it, e.g. to f32"},
         {"dropout", "p=2", "2 f32", "dropout: p must be a number from 0 to 1, but is 2"},
         {"cast", "dtype=f99", "2 f32",
          "cast: option 'dtype' must be a dtype such as f32, but is 'f99'"},
         {"cross_entropy", "", "2x1 f32; 2 i64",
-         "cross_entropy: labels[0] is 1, but x has 1 classes (labels start at 0)"},
+         "cross_entropy: label number 1 is 1, but x has 1 classes (labels start at 0)"},
         {"cross_entropy", "", "2x3 f32; 2 f32",
          "cross_entropy: labels must have an integer dtype (i64, i32 or u8), but is f32; cast it, "
-         "e.g. labels:cast('i64')"},
+         "e.g. to i64"},
         {"embedding", "", "1x3 f32; 2 i64",
-         "embedding: ids[0] is 1, but w has 1 rows (ids start at 0)"},
+         "embedding: id number 1 is 1, but w has 1 rows (ids start at 0)"},
         {"mse_loss", "", "2x3 f32; 3 f32",
          "mse_loss: y must have the shape of x (2x3), but is 3 f32"},
         {"max", "", "0x3 f32", "max: axis 1 of x (0x3 f32) must not be empty"},
@@ -503,12 +501,27 @@ TEST(invalid_labels_and_ids_are_data_errors)
     lt_tensor *ids = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){3}, labels);
     CHECK(lt_run(ctx, "cross_entropy", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, but x has 3 classes (labels start "
+    CHECK_STR(lt_errmsg(), "cross_entropy: label number 3 is -1, but x has 3 classes (labels start "
                            "at 0)");
     CHECK(lt_run(ctx, "embedding", NULL, x, ids, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, but w has 3 rows (ids start at 0)");
+    CHECK_STR(lt_errmsg(), "embedding: id number 3 is -1, but w has 3 rows (ids start at 0)");
     lt_release(x);
     lt_release(ids);
+    lt_ctx_free(ctx);
+}
+
+TEST(a_nested_call_that_fails_is_named)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 0);
+    CHECK(lt_run(ctx, "relu", NULL, lt_run(ctx, "liner", NULL, x, x, NULL), NULL) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "relu: tensor x is missing; the last error was: unknown op 'liner' (did "
+                           "you mean 'linear'?)");
+    CHECK(lt_run(ctx, "mean", NULL, lt_run(ctx, "add", NULL, x, NULL), NULL) == NULL);
+    CHECK(strstr(lt_errmsg(), "mean: tensor x is missing; the last error was: add: tensor y is "
+                              "missing; the last error was: relu: tensor x") == lt_errmsg());
+    lt_release(x);
     lt_ctx_free(ctx);
 }

@@ -172,24 +172,6 @@ static bool read_oracle(lt_file *file, const op_case *c, const result *own, resu
     return known;
 }
 
-/* Makes random upstream gradients for the float outputs. */
-static void make_dy(const op_case *c, const result *own, values *v)
-{
-    for (int k = 0; k < LT_MAX_OUT; k++) {
-        const block *out = &own->part[OUT + k];
-        char name[16];
-        snprintf(name, sizeof name, "dy %d", k);
-        if (!out->at || !lt__is_float(out->dtype))
-            continue;
-        v->part[DY + k] = block_copy(out);
-        v->part[DY + k].dtype = LT_F64;
-        for (int64_t i = 0; i < out->count; i++)
-            v->part[DY + k].at[i] = normal(seed_of(c, name), (uint64_t)i);
-        block_round(&v->part[DY + k], out->dtype);
-        v->part[DY + k].dtype = LT_F64;
-    }
-}
-
 /* ==== f64 ===================================================================================== */
 
 static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
@@ -424,14 +406,6 @@ static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtyp
 }
 
 /* ==== The cases =============================================================================== */
-
-static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
-{
-    bool any = false;
-    for (int i = 0; i < c->n_in; i++)
-        any |= v->part[IN + i].dtype == LT_F64;
-    return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
-}
 
 /* Most kernels get halves as f32 copies. Only those that compute in the half dtypes directly are
  * tested on large cases in them. */

@@ -36,10 +36,11 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 -- ==== Sets =======================================================================================
 --
 -- A set has the fields count (also #set), classes, names, height, width, channels, mean and std
--- (lists of one number per channel), augment (the usual augmentation of such images, as options of
--- batches) and, if they are in memory, images and labels.
+-- (lists of one number per channel), center_crop (see data.open; or nil), augment (the usual
+-- augmentation of such images, as options of batches) and, if they are in memory, images and
+-- labels.
 
-local Set = require "luatrain.arity".methods "set:"
+local Set = require "luatrain.arity".methods("set:", "luatrain.Set")
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
 -- Checks value, a number or a list of one number per channel. Returns it as a list. name is for
@@ -76,6 +77,7 @@ local function open_batches(set, o)
     o.batch = math.min(o.batch, core.profile_rows)
   end
   if o.workers == 0 then o.workers = -1 end        -- no workers; to the core, 0 is the default
+  o.center_crop = set.center_crop
   return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
                           per_channel("std", set.std, set.channels))
 end
@@ -122,9 +124,20 @@ local function new_set(source, set)
   return setmetatable(set, set_meta)
 end
 
+local function check_center_crop(who, value)
+  if value and not (value > 0) then                -- to the core, 0 would mean the whole image
+    refuse("%s: 'center_crop' must be a fraction above 0 and up to 1, but is %g", who, value)
+  end
+  return value
+end
+
+local sized = check "set.sized(size, {; center_crop?:share})"
+
 -- Returns a set with the same images resized to size x size; they must be u8. Returns the set
--- itself if size is nil or the images already have this size.
-function Set:sized(size)
+-- itself if size is nil or the images already have this size. center_crop: see data.open; default:
+-- that of the set.
+function Set:sized(size, given)
+  local crop = check_center_crop("set:sized", sized(given).center_crop) or self.center_crop
   if not size or self.height == size and self.width == size then return self end
   local pixels = type(size) == "number" and math.tointeger(size)
   if not pixels then
@@ -132,7 +145,7 @@ function Set:sized(size)
   end
   return new_set(core.source_sized(self.source, pixels), {
     names = self.names, classes = self.classes, labels = self.labels, mean = self.mean,
-    std = self.std, augment = self.augment})
+    std = self.std, augment = self.augment, center_crop = crop})
 end
 
 -- Checks that each label is a class. Returns the number of classes; if `classes` is nil, it is the
@@ -359,13 +372,17 @@ local sources = {
 local names = {"fashion-mnist", "cifar10", "images", "synthetic"}
 local forms = "fashion-mnist[:DIR], cifar10:DIR, images:DIR, synthetic:HxWxC/CLASSES[/COUNT]"
 
-local options = check "data.open{; size?}"
+local options = check "data.open{; size?, center_crop?:share}"
 
 -- lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
--- Returns the training set and the test set. Images of images:DIR are resized to size x size.
+-- Returns the training set and the test set. Images of images:DIR are resized to size x size, as a
+-- whole. With center_crop = 0.875, as in most ImageNet results, the largest square in the centre is
+-- used, and of that 7/8 of the height and width: Resize(256) and CenterCrop(224) of torchvision. It
+-- does not apply to random crops (area), nor to images that need no resizing.
 function data.open(what, given)
   local name, rest = tostring(what):match "^([^:]*):?(.*)$"
-  local size = options(given).size
+  local o = options(given)
+  local size, crop = o.size, check_center_crop("data.open", o.center_crop)
   local open = sources[name]
   if not open then
     fail("unknown data '%s'%s", name, check.hint(name, names, (" (known: %s)"):format(forms)))
@@ -373,7 +390,9 @@ function data.open(what, given)
   if size and name ~= "images" then
     refuse("data.open: size is only for images:DIR; the images of %s have a fixed size", what)
   end
-  return open(rest, size or 224)
+  local train, test = open(rest, size or 224)
+  train.center_crop, test.center_crop = crop, crop
+  return train, test
 end
 
 return check.strict(data, "data")

@@ -22,7 +22,7 @@ local ops = core.ops
 local KEY = core.module_key
 
 local exports = {}
-local Module = arity.methods "net:"               -- the methods of all modules
+local Module = arity.methods("net:", "luatrain.Module")               -- the methods of all modules
 local meta = {__index = Module, __name = "luatrain.Module"}
 local creations = setmetatable({}, {__mode = "k"})   -- modules, tensors -> counter at creation
 local n_created = 0
@@ -292,6 +292,15 @@ function Module:eval()
   return set_training(self, false)
 end
 
+-- Whether a module, or a module in its tree, is in training mode.
+function exports.is_training(self)
+  if self.training then return true end
+  for _, entry in ipairs(tree(self)) do
+    if is_module(entry.value) and entry.value.training then return true end
+  end
+  return false
+end
+
 -- Returns a function that restores the current mode of every module in the tree.
 function exports.save_modes(self)
   local before = {[self] = self.training}
@@ -305,6 +314,10 @@ end
 
 -- Sets the dtype of all parameters and buffers. Must be called before they have memory.
 function Module:to(dtype)
+  if tostring(dtype):find "^[cg]pu" or tostring(dtype):find "^cuda" then
+    fail("net:to requires a dtype, such as 'f64', but got '%s'; a net is on the device of the "
+         .. "program: luatrain --device %s", dtype, dtype)
+  end
   local _, tensors = tensors_of(tree(self))
   for _, tensor in ipairs(tensors) do core.set_dtype(tensor, dtype) end
   return self
@@ -396,12 +409,15 @@ function exports.read_file(file, path, prefix, names, tensors, owner)
   end
 end
 
--- Loads a file written by lt.save(path, net). EFILE unless all names and shapes match.
+-- Loads a file written by lt.save(path, net), or the net of a run's checkpoint. EFILE unless all
+-- names and shapes match.
 function Module:load(path)
   core.bn_stats_synchronize()
   local file <close> = core.open_file(path)
   file:verify()
-  exports.read_file(file, path, "", placed_tensors(self))
+  local meta = file:meta()
+  local is_checkpoint = meta.counter and (meta.optim or ""):find "^optim%."
+  exports.read_file(file, path, is_checkpoint and "net." or "", placed_tensors(self))
   return self
 end
 

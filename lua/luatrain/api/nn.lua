@@ -315,6 +315,7 @@ local flatten_spec = check "nn.flatten{}"
 function nn.flatten(given)
   local f, text = flatten_spec(given)
   return new(text, f, function(_, x)
+    if not core.is_tensor(x) then fail("flatten: x must be a tensor, but is %s", check.shown(x)) end
     local features = 1
     for axis = 2, #x.shape do features = features * x:dim(axis) end
     return x:reshape({x:dim(1), features})

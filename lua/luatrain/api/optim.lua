@@ -27,7 +27,7 @@ local ranks = require "luatrain.train.ranks"
 local sorted = require "luatrain.keys"
 
 local optim = {}
-local Optim = require "luatrain.arity".methods "optim:"
+local Optim = require "luatrain.arity".methods("optim:", "luatrain.Optim")
 local INNER = {}               -- key of an optimizer's private state, which new() fills
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -81,13 +81,28 @@ local function group_value(spec, key, value)
   return spec:value(key, value)
 end
 
+-- Makes a group strict: setting an unknown key is an error.
+local function strict_group(spec, group)
+  return setmetatable(group, {__newindex = function(self, key, value)
+    rawset(self, key, group_value(spec, key, value))
+  end})
+end
+
+-- Makes the list of groups strict: it cannot be changed.
+local function strict_groups(spec, groups)
+  return setmetatable(groups, {__newindex = function(_, key)
+    fail("%s: there is no group %s; groups cannot be added to an optimizer", spec.name,
+         check.shown(key))
+  end})
+end
+
 -- Returns the list of groups, each with its own settings, and the list of all their parameters.
 local function read_groups(what, spec)
   local first = type(what) == "table" and not is_module(what) and what[1]
   local groups, list = {}, {}
   if type(first) ~= "table" or is_module(first) then
     add_parameters(list, what, 1, "", spec.name)
-    return {{}}, list
+    return strict_groups(spec, {strict_group(spec, {})}), list
   end
   for g, given in ipairs(what) do
     local group = {}
@@ -96,11 +111,9 @@ local function read_groups(what, spec)
     end
     if not given.params then fail("%s: group %d has no params", spec.name, g) end
     add_parameters(list, given.params, g, g .. ".", spec.name)
-    groups[g] = setmetatable(group, {__newindex = function(self, key, value)
-      rawset(self, key, group_value(spec, key, value))
-    end})
+    groups[g] = strict_group(spec, group)
   end
-  return groups, list
+  return strict_groups(spec, groups), list
 end
 
 -- For tests: arms the injected fault of core.fault(), which sets a gradient to inf, if the list
@@ -209,7 +222,7 @@ end
 -- The options of the update op for a group. is_bias selects its parameters of at most one axis.
 local function options_of(self, group, is_bias)
   local inner = self[INNER]
-  local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
+  local options = {decoupled = inner.decoupled}
   for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
   options.lr = options.lr * setting(self, {}, "lr_factor")
   if inner.adapts then options.adapt = not is_bias end
@@ -225,12 +238,31 @@ local function count_pending(inner)
   if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
+-- Warns once that a step used gradients that the loss of another optimizer has left, as in a GAN.
+local function warn_of_mixed_grads(inner, log)
+  inner.warned = true
+  for _, item in ipairs(inner.parameters) do
+    if inner.handle:mixed(item.tensor) then
+      local text = ("%s: this step also uses leftover gradients, such as that of %s: another "
+                    .. "optimizer has already used those of their backward; call zero_grad() "
+                    .. "after its step, unless this is intended")
+                   :format(inner.spec.name, item.name)
+      local _, at_line = pcall(core.fail, "EINVAL", text)
+      if log then return log:warn(at_line) end
+      if core.rank() == 0 or core.pipeline() then
+        io.stderr:write("luatrain: warning: ", tostring(at_line), "\n")
+      end
+    end
+  end
+end
+
 -- Takes one step for all parameters that have a gradient. Returns the step status: "applied";
 -- "skipped", by a loss scale (lt.amp); "accumulating", if more shards of the batch follow
 -- (--vranks); or "pending", on an accelerator, which decides asynchronously whether to apply it;
 -- scaler.skipped later counts it if it was skipped. Drops the gradients unless accumulating.
 function Optim:step()
   local inner, list = self[INNER], {}
+  local log = core.on_step and core.on_step(self)        -- of the run in whose step this is
   count_pending(inner)
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this optimizer was made without momentum; make a new one to use it")
@@ -241,6 +273,7 @@ function Optim:step()
   end
   agree.gradients(inner.handle, inner.parameters)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
+  if not inner.warned and inner.handle:mixed() then warn_of_mixed_grads(inner, log) end
   if outcome ~= "accumulating" then
     inner.squares = squares and deferred.scalar(squares, "optim.clip")
   end
@@ -265,6 +298,9 @@ function Optim:settings() return settings_of(self[INNER].spec, self, self.groups
 -- Sets a setting by its name in settings(). Does nothing if its group does not exist. nil removes a
 -- group's override.
 function Optim:set(name, value)
+  if type(name) ~= "string" then
+    fail("optim:set requires the name of a setting, but got %s", check.shown(name))
+  end
   local g, key = name:match "^(%d+)%.(.*)$"
   local group = g and self.groups[tonumber(g)]
   if group then group[key] = value end
@@ -276,12 +312,14 @@ function Optim:zero_grad()
 end
 
 -- Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
--- is the number of applied steps. The slots are the optimizer's own tensors, not copies.
+-- is the number of applied steps, and with Adam "step.conv1.w" that of a parameter, which has none
+-- in a step without a gradient. The slots are the optimizer's own tensors, not copies.
 function Optim:state()
   local inner = self[INNER]
   count_pending(inner)
   local state = {steps = core.constructors.tensor(inner.steps, {dtype = "i64"})}
   for _, item in ipairs(inner.parameters) do
+    if inner.counts then state["step." .. item.name] = inner.handle:steps(item.tensor) end
     for k = 1, math.huge do
       local slot, name = inner.handle:slot(k, item.tensor)
       if not slot then break end
@@ -291,6 +329,24 @@ function Optim:state()
   return state
 end
 
+-- A count of steps in a state, as an integer.
+local function count_in(state, name)
+  local given = core.own_item(state[name])
+  local steps = math.tointeger(given)
+  if not steps or steps < 0 then
+    fail("optim: '%s' must be a non-negative integer, but is %.14g", name, given)
+  end
+  return steps
+end
+
+-- Whether a state has counts for each parameter: an older version saved only "steps".
+local function has_counts(state)
+  for name in pairs(state) do
+    if type(name) == "string" and name:find "^step%." then return true end
+  end
+  return false
+end
+
 -- Copies a state of state() into this optimizer. optim:load(lt.load(path)) works: the metadata is
 -- ignored. All ranks must call this together, with the same state.
 function Optim:load(state, _)
@@ -298,17 +354,24 @@ function Optim:load(state, _)
   if type(state) ~= "table" then
     fail("optim:load requires a table of tensors, but got a %s", type(state))
   end
+  local inner, counts = self[INNER], has_counts(state)
+  if not counts then
+    for _, item in ipairs(inner.parameters) do mine["step." .. item.name] = nil end
+  end
   for _, name in ipairs(sorted(mine)) do
-    if not state[name] then fail("optim: the state has no %s", name) end
+    if state[name] == nil then fail("optim: the state has no %s", name) end
+    if not core.is_tensor(state[name]) then
+      fail("optim: %s must be a tensor, but is %s", name, check.shown(state[name]))
+    end
     local has, wants = core.describe(state[name]), core.describe(mine[name])
     if name ~= "steps" and has ~= wants then
       fail("optim: %s is %s, but this optimizer has %s", name, has, wants)
     end
   end
-  local given = state.steps:item()
-  local steps = math.tointeger(given)
-  if not steps or steps < 0 then
-    fail("optim: 'steps' must be a non-negative integer, but is %.14g", given)
+  local steps, own = count_in(state, "steps"), {}
+  for i, item in ipairs(inner.counts and inner.parameters or {}) do
+    local name = counts and "step." .. item.name or "steps"
+    own[i] = core.is_remote(state[name]) and 0 or count_in(state, name)
   end
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
@@ -317,7 +380,8 @@ function Optim:load(state, _)
   for name, tensor in pairs(mine) do
     if name ~= "steps" and not core.is_remote(tensor) then tensor:copy(state[name]) end
   end
-  self[INNER].steps, self[INNER].pending = steps, false
+  for i, count in ipairs(own) do inner.handle:set_steps(inner.parameters[i].tensor, count) end
+  inner.steps, inner.pending = steps, false
 end
 
 -- For asynchronous training: {handle = of the core, steps = taken so far} of an optimizer.

@@ -9,7 +9,7 @@ local check = require "luatrain.check"
 local unused_options = require "luatrain.train.unused_options"
 
 local scaler = {}
-local Scaler = require "luatrain.arity".methods "scaler:"
+local Scaler = require "luatrain.arity".methods("scaler:", "luatrain.Scaler")
 local HANDLE = {}              -- key of the handle from core.new_loss_scale
 local MADE = {}                -- key of the settings that it was made with
 
@@ -58,11 +58,6 @@ function scaler.new(options)
                        [MADE] = made}, meta)
 end
 
-local function handle_of(self, who)
-  if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
-  return rawget(self, HANDLE)
-end
-
 -- EDESYNC unless all ranks have the same scaler state. All ranks update it with the same votes at
 -- each step, so states that are equal once stay equal.
 function Scaler:compare()
@@ -82,7 +77,7 @@ end
 -- Calls fn(...) with this scale in use and returns its results. Restores the previous scale
 -- afterwards, even after an error.
 function Scaler:inside(fn, ...)
-  local handle = handle_of(self, "scaler:inside")
+  local handle = self[HANDLE]
   if type(fn) ~= "function" then
     fail("scaler:inside requires a function, but got %s", check.shown(fn))
   end
@@ -94,7 +89,7 @@ end
 -- Puts this scale in use for all backward passes and optimizer steps until close(). EINVAL if
 -- another scaler is in use. All ranks must call begin, and load, together.
 function Scaler:begin()
-  local handle = handle_of(self, "scaler:begin")
+  local handle = self[HANDLE]
   self:compare()
   local before = core.use_loss_scale(handle)
   if before and before ~= handle then
@@ -106,13 +101,13 @@ function Scaler:begin()
 end
 
 -- The number of the last step that was submitted. Does not block.
-function Scaler:latest() return handle_of(self, "scaler:latest"):latest() end
+function Scaler:latest() return self[HANDLE]:latest() end
 
 -- Returns the scale of step `number`, its headroom in bits (nil if its gradients were not finite or
 -- all zero), and the number of steps skipped up to it. Only the last eight steps are kept; for
 -- another number, or nil, these are the values of the last step.
 function Scaler:at(number)
-  local handle = handle_of(self, "scaler:at")
+  local handle = self[HANDLE]
   if number ~= nil and not math.tointeger(number) then
     fail("scaler:at requires the number of a step, but got %s", check.shown(number))
   end
@@ -121,7 +116,7 @@ function Scaler:at(number)
 end
 
 function Scaler:close()
-  local handle = handle_of(self, "scaler:close")
+  local handle = self[HANDLE]
   local before = core.use_loss_scale(nil)
   if before ~= handle then core.use_loss_scale(before) end
 end
@@ -129,18 +124,17 @@ function meta.__close(self) self:close() end
 
 -- The settings that it was made with. growth_interval is nil unless the policy is dynamic.
 function Scaler:settings()
-  handle_of(self, "scaler:settings")
-  local made = rawget(self, MADE)
+  local made = self[MADE]
   return {scale = made.scale, growth_interval = made.growth_interval}
 end
 
 -- The whole state, as a flat table of numbers.
 function Scaler:state()
-  return handle_of(self, "scaler:state"):state()
+  return self[HANDLE]:state()
 end
 
 function Scaler:load(state)
-  local handle = handle_of(self, "scaler:load")
+  local handle = self[HANDLE]
   if type(state) ~= "table" then fail("scaler:load requires a table, but got a %s", type(state)) end
   local was, is = scaler.policy_of(state), scaler.policy_of(self:state())
   if was and was ~= is then

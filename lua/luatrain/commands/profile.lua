@@ -11,13 +11,15 @@ local profile = {}
 
 local ROWS = 8                 -- images per batch in a dry profile
 
--- The bytes of an optimizer's slots, or nil without one.
-local function slot_bytes(optim)
+-- The bytes of the slots of a list of optimizers, or nil without a list.
+local function slot_bytes(optims)
   local bytes = 0
-  for name, slot in pairs(optim and optim:state() or {}) do
-    if name ~= "steps" then bytes = bytes + 4 * slot:count() end
+  for _, optim in ipairs(optims or {}) do
+    for name, slot in pairs(optim:state()) do
+      if not name:find "^step" then bytes = bytes + 4 * slot:count() end
+    end
   end
-  return optim and bytes
+  return optims and bytes
 end
 
 -- Adds to a profile the names of the net, nil if it is unknown: result.names, a list like
@@ -50,7 +52,7 @@ end
 function profile.attach(passes, rows, rank, ranks, ...)
   passes, rows = math.tointeger(passes), math.tointeger(rows)
   rows = rows > 0 and rows or ROWS
-  local words, folder, batch, out, resume, optim, net = {...}, bench.temporary_folder()
+  local words, folder, batch, out, resume, optims, net = {...}, bench.temporary_folder()
   local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
   print = function() end
   io.output "/dev/null"
@@ -58,8 +60,8 @@ function profile.attach(passes, rows, rank, ranks, ...)
   core.open_profile(passes, math.tointeger(rank), math.tointeger(ranks))
   core.profile_rows = rows
   core.on_run = function(settings)
-    batch, out, resume, optim = settings.batch, settings.out, settings.resume, settings.optim
-    net = settings.net
+    batch, out, resume = settings.batch, settings.out, settings.resume
+    net, optims = settings.net, settings.optims
     settings.amp = settings.amp == "auto" and "off" or settings.amp
     bench.change(settings, passes + 1, folder)
     settings.batch = math.min(settings.batch, rows)
@@ -78,7 +80,7 @@ function profile.attach(passes, rows, rank, ranks, ...)
     add_names(result, net)
     result.batch, result.out, result.resume = batch or core.profile_batch, out, resume or nil
     result.rows = math.min(rows, result.batch or rows)
-    result.slot_bytes = passes > 0 and slot_bytes(optim) or nil
+    result.slot_bytes = passes > 0 and slot_bytes(optims) or nil
     result.optimizer = core.times().optimizer / math.max(passes, 1)
     return json.text(result)
   end

@@ -5,6 +5,7 @@
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
+local optims = require "luatrain.train.optims"
 local sorted = require "luatrain.keys"
 local sources = require "luatrain.train.sources"
 
@@ -125,10 +126,11 @@ function agree.set(what, set)
   local labels, images = digests_of(set)
   local names = set.names and "classes " .. table.concat(set.names, ", ") or "no class names"
   local dtype = set.images and set.images.dtype or "u8"
+  local crop = set.center_crop and ("\ncenter_crop = %g"):format(set.center_crop) or ""
   core.compare(what, ("%d images\n%dx%dx%d (height, width, channels) %s\n%d classes\n%s\n"
                       .. "labels with digest %08x\na sample of images with digest %08x"):format(
                         #set, set.height, set.width, set.channels, dtype, set.classes, names,
-                        labels, images))
+                        labels, images) .. crop)
   core.compare_numbers(what .. ", its mean", set.mean, 1e-4)
   core.compare_numbers(what .. ", its std", set.std, 1e-4)
   core.compare_numbers(what .. ", a sample of its pixels", sample_pixels(set), 1e-4)
@@ -193,7 +195,7 @@ function agree.start(run)
   due = is_due(o, run.steps + 1)
   core.compare("the position of the run", ("step %d, epoch %d, %d images of it")
                                        :format(run.steps, run.epoch, run.done))
-  core.compare("the optimizer of lt.run", settings_text(o.optim:settings()))
+  core.compare("the optimizer of lt.run", settings_text(optims.settings(o.optims)))
   core.compare("the net", tree_text(o.net))
   core.compare("the parameters of the net", frozen_text(o.net))
   core.compare("the weights and buffers", o.net:sha256())

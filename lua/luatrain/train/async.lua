@@ -12,6 +12,7 @@
 
 local core = ...
 local ending = require "luatrain.train.ending"
+local exits = require "luatrain.train.exits"
 local deferred = require "luatrain.train.deferred"
 local metrics = require "luatrain.api.metrics"
 local options = require "luatrain.train.async_options"
@@ -30,6 +31,11 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 local lost = false         -- on rank 0: a rank that was lost in this process
 
+function exits.is_server()
+  local rank, size = core.job_rank()
+  return rank == 0 and size > 1 and (async.running or async.end_pass) and true or false
+end
+
 local HELD = 2             -- tickets of a live worker: one to compute, one to prepare
 
 -- Returns the options for a run with settings `run`, or false.
@@ -40,6 +46,9 @@ function async.read(run)
   if async.running then
     refuse("lt.run: this script has an asynchronous run in %s that is not closed, and there can be "
            .. "only one at a time: write local run <close> = lt.run{...}", async.running)
+  elseif #run.optims > 1 then
+    core.fail("EINVAL", ("lt.run: asynchronous training supports one optimizer, but 'optim' has %d")
+                        :format(#run.optims))
   elseif run.auto then
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
   elseif run.check_sync then
@@ -154,7 +163,6 @@ function async.new(run, o, saved, warnings)
   local max_steps = run.settings.max_steps
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
-  self.handle:set_limit(self.first[epochs + 1])      -- workers begin
   async.running = run.folder
   return self
 end
@@ -333,10 +341,11 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- The warning for a rank that has failed, or from which rank 0 has not heard for too long.
+-- The warning for a rank that has failed or called os.exit(0), or from which rank 0 has not heard
+-- for too long.
 function async.loss_text(worker, was_silent)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
-    worker, was_silent and "was silent for too long" or "has failed")
+    worker, was_silent and "was silent for too long" or "has failed or left")
 end
 
 local function lose(self, worker, was_silent)
@@ -390,6 +399,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     end
     return next_batch()
   end
+  self.handle:set_limit(self.first[#self.first])     -- the first call begins the training
   return function()
     if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
     if run.rows then
@@ -440,11 +450,20 @@ function Async:ask_to_stop()
   self.asked = self.asked or signal ~= nil
 end
 
+-- Rank 0: the run's epoch is reported, so its final values are no longer saved.
+function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1]) end
+
 -- Calls fn(...) while the server is suspended, the net and the optimizer have its current values,
--- and all steps so far are recorded, to save a checkpoint. Returns what fn returns.
+-- and all steps so far are recorded, to save a checkpoint. Returns what fn returns. If the net had
+-- the final values of the epoch, to be evaluated, it gets them back.
 function Async:suspended(fn, ...)
-  local handle = self.handle
-  local _ <close> = setmetatable({}, {__close = function() handle:pause(false) end})
+  local handle, run = self.handle, self.run
+  local _ <close> = setmetatable({}, {__close = function()
+    handle:pause(false)
+    if run.status == "epoch" and self.read_back == run.epoch then
+      handle:read_kept(self.first[run.epoch + 1])
+    end
+  end})
   handle:pause(true)
   local function record(kind, worker, ticket, ...)
     if not kind then return false end

@@ -28,15 +28,18 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for.
+-- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for. With
+-- --parallel async=RULE, its steps must be asynchronous.
 function loop.use(inner, what)
+  local settings = options.read()
+  if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, async.buffers_of(what)
 end
 
 local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end
 
 -- Ends the pass that has begun, if there is one. Called at the end of a pass, before another one or
--- a run, and at the end of the script. EUSAGE if its batches are not done. who: a prefix, or nil.
+-- a run, and by loop.end_script(). EUSAGE if its batches are not done. who: a prefix, or nil.
 function loop.finish(who)
   local pass = active
   if not pass then return end
@@ -54,6 +57,12 @@ function loop.finish(who)
   pass.handle:finish()
   pass.optim.steps = pass.handle:steps()
   first = pass.last
+end
+
+-- Called when the script has ended. Raises an error if it has left a batch or a pass early.
+function loop.end_script()
+  loop.finish()
+  core.end_script()
 end
 
 local function open(settings)

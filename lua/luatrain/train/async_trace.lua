@@ -5,6 +5,7 @@
 -- many workers as it says, with its batch, seed and precision.
 
 local core = ...
+local json = require "luatrain.json"
 local log = require "luatrain.train.log"
 local MOST_WORKERS = require "luatrain.train.async_options".MOST_WORKERS
 
@@ -12,11 +13,30 @@ local trace = {}
 
 local function refuse(...) core.fail("EUSAGE", "--simulate: " .. string.format(...)) end
 
+-- Iterates over the events of a file, any JSON objects with one per line: tables of numbers and
+-- strings. Leaves out torn lines. A missing step is noticed by check_step().
+local function read_events(path)
+  local ok, lines = pcall(log.lines, path)
+  if not ok then refuse("%s", lines) end
+  return function()
+    for line in lines do
+      local is_json, value = pcall(json.read, line)
+      if is_json and type(value) == "table" then
+        for key, item in pairs(value) do
+          local is_name = key == "event" or key == "amp"
+          if type(item) ~= (is_name and "string" or "number") then value[key] = nil end
+        end
+        return value
+      end
+    end
+  end
+end
+
 -- Checks that a run with settings `run` can repeat the steps after a start event.
 local function check_start(path, start, run)
   for _, item in ipairs{
-    {"seed %d, but now it is %d", start.seed, core.seed()},
-    {"batches of %d images, but now they have %d", start.batch, run.batch},
+    {"seed %s, but now it is %d", start.seed, core.seed()},
+    {"batches of %s images, but now they have %d", start.batch, run.batch},
   } do
     local text, was, is = table.unpack(item)
     if was and was ~= is then refuse("%s was made with %s", path, text:format(was, is)) end
@@ -43,26 +63,38 @@ local function check_step(path, event, n, workers)
   end
 end
 
+-- Checks the number of workers of a resumed run: now, that of the run before, and the largest one
+-- so far. A checkpoint has the velocities of those workers that the run had when it was saved.
+local function check_workers(path, rule, now, before, largest)
+  if rule == "ormo" and now ~= largest then
+    refuse("%s was resumed with another number of workers: %d, before %d; ormo cannot replay it",
+           path, now, largest)
+  elseif (rule == "ddc" or rule == "dana") and before < math.min(now, largest) then
+    refuse("%s was resumed with fewer workers and then with more: %d, then %d, then %d; %s, which "
+           .. "has a velocity per worker, cannot replay it", path, largest, before, now, rule)
+  end
+end
+
 -- Reads the steps of a run. Returns a list with worker, ticket and read of each step in turn, and
 -- the number of workers. rule, run: the rule and the settings of the replay.
 function trace.read(path, rule, run)
-  local ok, events = pcall(log.read, path)
-  if not ok then refuse("%s", events) end
   local steps, largest, n, start, checked = {}, 0, 0, {}, nil
   local given                                  -- number of workers in the start events with steps
-  for event in events do
+  local least = math.huge                      -- in the start events since the last step
+  for event in read_events(path) do
     if event.event == "start" then
-      start = event
+      start, event.workers = event, math.tointeger(event.workers)
+      least = math.min(least, event.workers or math.huge)
     elseif event.event == "step" then
       n = n + 1
       check_step(path, event, n, start.workers)
       if start ~= checked then
         check_start(path, start, run)
-        if rule == "ormo" and given and start.workers and start.workers ~= given then
-          refuse("%s was resumed with another number of workers: %d, before %d; ormo cannot replay "
-                 .. "it", path, start.workers, given)
+        if given and start.workers then
+          check_workers(path, rule, start.workers, least, given)
         end
         given, checked = math.max(given or 0, start.workers or 0), start
+        least = start.workers or math.huge
       end
       largest = math.max(largest, event.worker + 1)
       steps[#steps + 1] = event.worker

@@ -1,12 +1,13 @@
 -- checkpoint.lua - saves the state of a run to a file, and finds the file that a run resumes from.
 --
--- FOLDER/step-00000120.safetensors has the tensors of the net (net.*), of its optimizer (optim.*)
--- and of asynchronous training (async.*), and as metadata all other state that the next step
--- depends on. Numbers are written exactly. A digest over the whole file detects damage; the run
--- then resumes from the previous checkpoint, which is why two are kept. A run never starts over
--- silently: if there are checkpoints and none is usable, that is an error.
+-- FOLDER/step-00000120.safetensors has the tensors of the net (net.*), of its optimizers (optim.*,
+-- optim2.*, ...) and of asynchronous training (async.*), and as metadata all other state that the
+-- next step depends on. Numbers are written exactly. A digest over the whole file detects damage;
+-- the run then resumes from the previous checkpoint, which is why two are kept. A run never starts
+-- over silently: if there are checkpoints and none is usable, that is an error.
 
 local core = ...
+local optims = require "luatrain.train.optims"
 local read_file = require "luatrain.api.module".read_file
 local sorted = require "luatrain.keys"
 
@@ -88,28 +89,30 @@ local text_of = core.in_c_locale(function(value)
   return math.type(value) == "float" and ("%a"):format(value) or tostring(value)
 end)
 
--- The names and tensors of net and optimizer in a checkpoint.
-local function contents(net, optim)
+-- The names and tensors of net and optimizers in a checkpoint.
+local function contents(net, list)
   local names, tensors = {}, {}
   local net_names, net_tensors = net:state()
   for i, name in ipairs(net_names) do
     names[i], tensors[i] = "net." .. name, net_tensors[i]
   end
-  local slots = optim:state()
-  for _, name in ipairs(sorted(slots)) do
-    names[#names + 1], tensors[#tensors + 1] = "optim." .. name, slots[name]
+  for i, optim in ipairs(list) do
+    local slots = optim:state()
+    for _, name in ipairs(sorted(slots)) do
+      names[#names + 1], tensors[#tensors + 1] = optims.prefix(i) .. name, slots[name]
+    end
   end
   return names, tensors
 end
 
 -- In a pipeline: sends the tensors of this rank to rank 0, which calls checkpoint.save().
-function checkpoint.send(net, optim) core.save(contents(net, optim)) end
+function checkpoint.send(net, list) core.save(contents(net, list)) end
 
--- Writes a checkpoint of net, optimizer and state. state is a flat table of numbers and booleans,
--- except for state.optim, a string: the class of the optimizer. async: see async.lua, or false.
-function checkpoint.save(path, net, optim, state, async)
+-- Writes a checkpoint of net, optimizers and state. state is a flat table of numbers and booleans,
+-- except for state.optim, a string: the classes of the optimizers. async: see async.lua, or false.
+function checkpoint.save(path, net, list, state, async)
   local meta = {"format", tostring(FORMAT)}
-  local names, tensors = contents(net, optim)
+  local names, tensors = contents(net, list)
   if async then async:add_state(names, tensors) end
   for _, key in ipairs(sorted(state)) do
     local value = state[key]
@@ -137,7 +140,7 @@ local function read_state(file, path)
   end
   local state, meta = {}, file:meta()
   for key, text in pairs(meta) do state[key] = value_of(text) end
-  state.optim = (meta.optim or ""):match "^optim%.%w+$"
+  state.optim = (meta.optim or ""):match "^optim%.[%w., ]+$"
   if not state.format then fail("%s is not a checkpoint of a run", path) end
   if state.format ~= FORMAT then
     fail("%s has format %d, but this luatrain reads format %d", path, state.format, FORMAT)
@@ -237,21 +240,35 @@ local function newest(folder)
   return nil, nil, nil, wrong
 end
 
--- Reads the tensors of a checkpoint into net and optim.
-local function restore(file, path, net, optim)
-  local state, slots = optim:state(), {}
-  local keys = sorted(state)
-  for i, key in ipairs(keys) do slots[i] = state[key] end
-  read_file(file, path, "net.", net:state())
-  read_file(file, path, "optim.", keys, slots, "optimizer")
-  optim:load(state)
+-- Whether a checkpoint has the number of steps of each parameter. An older version saved only
+-- "optim.steps".
+local function has_counts(file)
+  for _, name in ipairs(file:names()) do
+    if name:find "^optim%d*%.step%." then return true end
+  end
+  return false
 end
 
--- Restores net and optimizer from a checkpoint, or from the newest one in a folder. Calls
+-- Reads the tensors of a checkpoint into net and optimizers.
+local function restore(file, path, net, list)
+  read_file(file, path, "net.", net:state())
+  for i, optim in ipairs(list) do
+    local state, slots = optim:state(), {}
+    for name in pairs(has_counts(file) and {} or state) do
+      if name:find "^step%." then state[name] = nil end
+    end
+    local keys = sorted(state)
+    for k, key in ipairs(keys) do slots[k] = state[key] end
+    read_file(file, path, optims.prefix(i), keys, slots, "optimizer")
+    optim:load(state)
+  end
+end
+
+-- Restores net and optimizers from a checkpoint, or from the newest one in a folder. Calls
 -- check(state, path) first, which may raise an error to reject it. Returns the state, its path, and
 -- a list of problems with names and other files; state and path are nil if a folder has no
 -- checkpoint. If the checkpoint has tensors async.*, state.async has them by name, without prefix.
-function checkpoint.load(from, net, optim, check)
+function checkpoint.load(from, net, list, check)
   local file, state, path, wrong
   if core.list_folder(from) then
     file, state, path, wrong = newest(from)
@@ -270,7 +287,7 @@ function checkpoint.load(from, net, optim, check)
   end
   check(state, path)
   if path == from then wrong[1] = misnamed(path, state.step) end
-  restore(file, path, net, optim)
+  restore(file, path, net, list)
   return state, path, wrong
 end
 

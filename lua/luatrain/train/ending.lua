@@ -87,14 +87,14 @@ function ending.exclude_time_since(self, since) self.mark = self.mark + (core.cl
 function ending.save(self)
   local o, before = self.settings, core.clock()
   if not self.root then
-    if core.pipeline() then checkpoint.send(o.net, o.optim) end
+    if core.pipeline() then checkpoint.send(o.net, o.optims) end
     self.saved_step, self.saved = self.steps, true
     return true
   end
   local function write()
     if self.async then state.check_weights(self) end       -- those of the server
     local path = checkpoint.path(self.folder, self.steps)
-    return path, folder.write(self, path, checkpoint.save, path, o.net, o.optim, state.of(self),
+    return path, folder.write(self, path, checkpoint.save, path, o.net, o.optims, state.of(self),
                               self.async)
   end
   local path, ok, err
@@ -153,8 +153,12 @@ function ending.give_up(self, what, err)
   ending.finish(self, 5, true)
   local text = ("%s: %s"):format(what, checkpoint.reason(err))
   if not ending.can_resume(self) then core.fail("EFILE", text) end
-  core.fail("EFILE", ("%s. Earlier checkpoints are intact; resume from them with the same command "
-                      .. "and --out %s"):format(text, self.out or self.folder))
+  local step = checkpoint.newest_step(self.folder)
+  if step == 0 then
+    core.fail("EFILE", text .. ". There is no checkpoint to resume from; name another --out")
+  end
+  core.fail("EFILE", ("%s. Resume from the checkpoint of step %d with the same command and --out "
+                      .. "%s"):format(text, step, self.out or self.folder))
 end
 
 local function draw_curves(self)

@@ -13,7 +13,7 @@ local pipeline = require "luatrain.train.pipeline"
 local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
-local spec = check "run.evaluate{set:set; batch?, loss?:call, metrics?:list}"
+local spec = check "run.evaluate{set:set; batch?, loss?:call, metrics?:metrics}"
 
 -- Checks the arguments of run:evaluate and returns them as one table.
 local function read(set, given)
@@ -60,12 +60,15 @@ local function evaluate_shards(pass, rows, amp, net, o)
 end
 
 -- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
--- options of run:evaluate; like: the run's batch, amp and image size. Calls stop(reason) after each
+-- options of run:evaluate; like: the run's loss, batch, amp and image size. Without any loss, it is
+-- cross entropy, called cross_entropy if like.other_loss. Calls stop(reason) after each
 -- batch, with the signal by which a stop was requested on any rank, or false. Restores the net's
 -- mode, even after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
-  o.loss, o.metrics = o.loss or ops.cross_entropy, metrics.read(o.metrics, "run:evaluate")
+  o.loss, o.metrics = o.loss or like.loss, metrics.read(o.metrics, "run:evaluate")
+  local loss_name = not o.loss and like.other_loss and "cross_entropy" or "loss"
+  o.loss = o.loss or ops.cross_entropy
   agree.set("an evaluation", set)
   set = set:sized(like.size)
   local _ <close> = setmetatable({}, {__close = module.save_modes(net)})
@@ -83,7 +86,7 @@ return function(net, set, given, like, stop)
     end
     stop(ranks_stop > 0 and core.stop_reason(math.tointeger(signals // ranks_stop)))
   end
-  local result = {loss = totals[1] / #set}
+  local result = {[loss_name] = totals[1] / #set}
   for i, metric in ipairs(o.metrics) do result[metric.name] = totals[i + 1] / #set end
   return result
 end

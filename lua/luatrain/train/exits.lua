@@ -1,11 +1,14 @@
 -- exits.lua - replaces os.exit(), so that open runs write their end lines before the process ends.
 --
 -- On one of several ranks, and in a profile, os.exit() raises an error that pcall does not catch.
--- On a rank, os.exit(0) ends only that rank, another code such as os.exit(7) the whole job.
+-- On a rank, os.exit(0) ends only that rank, another code such as os.exit(7) the whole job. While
+-- ranks train asynchronously, the others cannot continue without rank 0, so os.exit(0) on it is an
+-- error.
 
 local core = ...
 
-local exits = {}
+-- is_server: whether this rank is rank 0 of asynchronous training that has begun; see async.lua
+local exits = {is_server = function() return false end}
 
 local exit = os.exit
 local runs = setmetatable({}, {__mode = "k"})     -- all runs that have begun -> true
@@ -35,6 +38,10 @@ local function exit_rank(code, ...)
   if not number then return exit(code, ...) end
   local call = number == 0 and "os.exit()" or ("os.exit(%d)"):format(number)
   left = ("rank %d called %s"):format((core.rank()), call)
+  if number == 0 and exits.is_server() then
+    core.fail("EPEER", left .. ", but the other ranks cannot train without it; to end early, "
+              .. "leave the loop over run:epochs() instead")
+  end
   if number == 0 then core.fail("EDONE", left) end
   core.exit(number, left)
 end

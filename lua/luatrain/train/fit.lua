@@ -39,11 +39,11 @@ function exports.micro_batches(k, x, y)
   end
 end
 
-local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
-                   .. "label_smoothing=0.0, metrics?:list, schedule?:call, augment?:options, "
-                   .. "mixup:amount=0.0, sizes?:list, target?:share, accumulate=1, eval_batch?, "
-                   .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
-                   .. "amp?:amp, scaler?:options}")
+local spec = check("lt.fit{net:net, train:set, test:set, optim:optims, epochs, batch; loss?:call, "
+                   .. "label_smoothing=0.0, metrics?:metrics, schedule?:call, augment?:options, "
+                   .. "mixup:amount=0.0, sizes?:list, target?:share, accumulate:count=1, "
+                   .. "eval_batch?, workers?:integer, out?:path, resume?:path, save_every?, "
+                   .. "max_steps?, amp?:amp, scaler?:options}")
 
 -- Raises EDATA unless the images of both sets have the same shape and the test set has no more
 -- classes than the training set.
@@ -99,7 +99,7 @@ function exports.fit(given)
         return taken
       end)
     end
-    o.optim:step()
+    for _, optim in ipairs(o.optim) do optim:step() end
     return deferred.sum(losses)
   end
 
@@ -108,11 +108,11 @@ function exports.fit(given)
     schedule = o.schedule, augment = o.augment, mixup = o.mixup, sizes = o.sizes,
     target = o.target, workers = o.workers, out = o.out, resume = o.resume,
     save_every = o.save_every, max_steps = o.max_steps, amp = o.amp,
-    scaler = o.scaler}
+    scaler = o.scaler, loss = o.loss or ops.cross_entropy}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
     local eval_batch = o.eval_batch or (run.phase.batch - 1) // o.accumulate + 1
-    run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss, metrics = o.metrics}))
+    run:report(run:evaluate(o.test, {batch = eval_batch, metrics = o.metrics}))
   end
   return run.result
 end

@@ -281,8 +281,10 @@ local function top1_panel(out, points, x)
   local pixels, last = placed(points, x, y, TOP1), points[#points]
   line(out, "top1", pixels)
   dots(out, "top1", pixels)
+  local found = last[2] == most        -- of equal best points, only the first has a label
   for i, p in ipairs(points) do
-    local best = p[2] == most and last[2] < most
+    local best = p[2] == most and not found
+    found = found or best
     if i < #points and (#points <= FEW or best) then
       local text = ("%.2f"):format(100 * p[2])
       if #points > FEW then text = ("best %s, epoch %d"):format(text, p[3]) end

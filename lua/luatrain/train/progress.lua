@@ -3,6 +3,7 @@
 local core = ...
 local check = require "luatrain.check"
 local phases = require "luatrain.train.phases"
+local sorted = require "luatrain.keys"
 
 local progress = {}
 
@@ -102,6 +103,22 @@ function progress.check_report(numbers)
       fail("run:report: luatrain reports '%s' itself; choose another name", name)
     end
   end
+end
+
+-- Warns if the result of an evaluation is not finite, and once if its loss is not the training's.
+function progress.warn_of_result(run, result)
+  if not run.root then return end
+  for _, name in ipairs(sorted(result)) do
+    if result[name] - result[name] ~= 0 then
+      run.log:warn(("run:evaluate: the %s is %s in epoch %d; check the data of the set"):format(
+        name, result[name] ~= result[name] and "nan" or "inf", run.epoch))
+    end
+  end
+  if result.loss or run.told_of_loss then return end
+  run.told_of_loss = true
+  run.log:warn("run:evaluate: the training step does not call lt.cross_entropy, so the result has "
+               .. "cross_entropy instead of loss; give lt.run the training's loss: loss = "
+               .. "function(logits, y) ... end")
 end
 
 return progress

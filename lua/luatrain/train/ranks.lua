@@ -3,6 +3,7 @@
 
 local core = ...
 local agree = require "luatrain.train.agree"
+local check = require "luatrain.check"
 local exits = require "luatrain.train.exits"
 local log = require "luatrain.train.log"
 local pipeline = require "luatrain.train.pipeline"
@@ -47,6 +48,9 @@ end
 -- lt.on_root(fn, ...): on rank 0, calls fn(...) and returns its results; on other ranks, does
 -- nothing. In fn, collective operations such as a step or an evaluation raise an error.
 function ranks.on_root(fn, ...)
+  if type(fn) ~= "function" and not (getmetatable(fn) or {}).__call then
+    core.fail("EINVAL", "lt.on_root requires a function, but got " .. check.shown(fn))
+  end
   if core.job_rank() > 0 then return end
   local before = core.on_root(true)
   local _ <close> = setmetatable({}, {__close = function() core.on_root(before) end})

@@ -36,8 +36,10 @@ local folder = require "luatrain.train.run_folder"
 local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
+local module = require "luatrain.api.module"
 local pipeline = require "luatrain.train.pipeline"
 local progress = require "luatrain.train.progress"
+local optims = require "luatrain.train.optims"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
@@ -46,7 +48,7 @@ local state = require "luatrain.train.state"
 local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
-local Run = require "luatrain.arity".methods "run:"
+local Run = require "luatrain.arity".methods("run:", "luatrain.Run")
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -58,27 +60,20 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- mixup: alpha, see mixup.lua; sizes: see phases.lua; target: top1, see cost.lua; scaler: options
--- of lt.amp.scaler, for fp16, or false for no loss scale.
-local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
+-- optim: an optimizer or a list; loss: the training's loss, for run:evaluate; mixup: alpha, see
+-- mixup.lua; sizes: see phases.lua; target: top1, see cost.lua; scaler: options of lt.amp.scaler,
+-- for fp16, or false for no loss scale.
+local spec = check("lt.run{net:net, optim:optims, train:set, epochs, batch; schedule?:call, "
+                   .. "loss?:call, augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
                    .. "amp?:amp, scaler?:options}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
-local function has_one_of(optim, parameters)
-  for _, tensor in ipairs(parameters) do
-    if optim:has(tensor) then return true end
-  end
-  return false
-end
-
 -- Checks the settings of a run. Command-line options and variables override the script's settings.
 local function read_settings(given)
   local o = overrides(spec(given))
-  if not has_one_of(o.optim, o.net:parameters()) then
-    fail "lt.run: the optimizer has no parameter of the net; it was made for another net"
-  end
+  o.optims, o.optim = o.optim, o.optim[1]
+  o.warning = optims.check(o.net, o.optims)
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
   o.phases = phases.read(o)
@@ -109,11 +104,12 @@ end
 -- The part of lt.run that may fail after the folder is locked; new() then releases the lock.
 local function start(self)
   local o = self.settings
-  self.initial = state.settings(o)
+  state.begin(self)
   core.bn_stats_synchronize()            -- forward passes so far do not belong to the first step
   self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
   local warnings = state.resume(self)
+  warnings[#warnings + 1] = o.warning
   agree.start(self)
   self.async = o.async and async.new(self, o.async, self.async, warnings)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
@@ -154,14 +150,16 @@ local function new(given)
     save_due = false,                  -- in a pipeline: whether rank 0 wants to save after a step
     open_step = false,                 -- the last step until its loss is read: see end_step
     rate = false,                      -- learning rate of the current batch
-    initial = false,                   -- settings of the optimizer when lt.run was called
+    initial = false, before = false,   -- see state.lua; state of the net before an evaluation
     grain = o.mixup > 0 and 2 or 1,    -- groups of this many images stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: the epoch, its samples done; total steps
     phase = o.phases[1],               -- the phase of the current epoch
     loss_sum = 0.0,                    -- sum of the loss over the epoch's samples so far
-    result = false,                    -- the last report
+    result = false, told_of_loss = false,   -- the last report; see progress.warn_of_result
+    other_loss = false,                -- whether the last step did not call lt.cross_entropy
     status = "new",                    -- then "epoch" and "reported" in turn; finally "over"
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
+    stepped = false,                   -- set of the optimizers that stepped for this batch
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
@@ -173,6 +171,7 @@ local function new(given)
     unfinished = false,                -- the folder of the previous run, if it can be resumed
     observer = observer,                 -- called at each step: see bench.lua
     async = false,                       -- see async.lua; false if the run is synchronous
+    warned_of_eval = false,              -- whether a warning said that the net is in eval mode
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -187,11 +186,22 @@ end
 
 -- ==== Ending =====================================================================================
 
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
+       self.shards, core.pipeline() and "micro-batches" or "shards")
+end
+
 -- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.status == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(is_done and ending.complete or ending.leave, self, exit)
+  local ok, why = pcall(function()
+    if exit == 0 then expect_whole_batch(self, "lt.run") end
+    return (is_done and ending.complete or ending.leave)(self, exit)
+  end)
   if ok then return end
   if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
   error(why, 0)
@@ -242,7 +252,6 @@ end
 
 -- The checks that all methods share.
 local function check_call(self, who)
-  if getmetatable(self) ~= meta then fail("%s must be called with a colon, as here", who) end
   if self.status == "over" then fail("%s: this run is over", who) end
   if self.inside then fail("%s must not be called inside run:step", who) end
 end
@@ -275,17 +284,18 @@ local function open_pass(self, epoch, first, workers, on_request)
     grain = self.grain, on_request = on_request}
 end
 
--- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
-local function expect_whole_batch(self, who)
-  if not self.is_partial then return end
-  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
-       .. "the last one, when run.steps increases", who, self.shard, self.shards,
-       core.pipeline() and "micro-batches" or "shards")
+-- Warns once if the whole net is in eval mode: the script has probably forgotten net:train().
+local function warn_of_eval_mode(self)
+  if self.warned_of_eval or module.is_training(self.settings.net) then return end
+  self.warned_of_eval = true
+  self.log:warn("the net is in eval mode, so dropout does nothing and batch norm uses its running "
+                .. "statistics; call net:train() before the loop over run:batches()")
 end
 
 -- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
--- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
--- close it; the next run:batches or run:report, or the end of the run, closes a loader left open.
+-- batch requires one run:step. All modules keep their mode. The loop has no closing value, because
+-- `break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
+-- closes a loader left open.
 function Run:batches()
   local o, phase = self.settings, self.phase
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
@@ -293,7 +303,7 @@ function Run:batches()
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
   if self.done >= #o.train and not self.async then return function() end end
-  o.net:train()
+  warn_of_eval_mode(self)
   self.mark = core.clock()
   if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
   local loader = open_pass(self, self.epoch, self.done, o.workers)
@@ -325,7 +335,7 @@ local function set_rate(self, rows)
       fail("run:step: the schedule must return a non-negative number, but at epoch %.6g it "
            .. "returned %s", epoch, type(factor) == "number" and factor or check.described(factor))
     end
-    o.optim.lr_factor = factor
+    for _, optim in ipairs(o.optims) do optim.lr_factor = factor end
   end
   return o.optim.lr * o.optim.lr_factor
 end
@@ -338,7 +348,7 @@ local function continue_trial(self, seconds)
   self.log:note(text)
 end
 
-local inside_meta = {__close = function(self) self.run.inside = false end}
+local inside_meta = {__close = function(self) self.run.inside, core.on_step = false, false end}
 
 -- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
 -- stays in use from the first micro-batch to the last.
@@ -353,10 +363,11 @@ end
 -- Calls lt.step(fn, ...) in the run's precision and with its loss scale, with `inside` set.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
-  self.inside = true
+  self.inside, core.on_step = true, function(optim) return optims.expect(self, optim) end
   -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
+  core.calls_of_cross_entropy()        -- starts a new count
   local o, given = self.settings
   if not o.scaler then
     given = core.step(core.autocast, o.amp, fn, ...)
@@ -366,6 +377,7 @@ local function call_inside(self, fn, ...)
     given = o.scaler:inside(core.step, core.autocast, o.amp, fn, ...)
   end
   core.end_shard()
+  self.other_loss = core.calls_of_cross_entropy() == 0
   return given
 end
 
@@ -450,6 +462,7 @@ local function end_step(self, loss)
     fail("run:step: the function took no optimizer step; use lt.micro_batches to accumulate "
          .. "gradients")
   end
+  optims.end_step(self)
   if self.async then return self.async:end_step(loss) end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
@@ -490,6 +503,7 @@ function Run:step(fn, ...)
     self.rate = set_rate(self, self.rows)
     if o.amp_check then ending.close_step(self) end
     amp_check.begin_step(self, fn, ...)
+    self.stepped = {}
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if core.pipeline() then core.pipeline_times() end      -- starts a new count
     if self.observer then self.observer:begin_step() end
@@ -506,7 +520,6 @@ end
 -- run:mixup(x, y): lt.mixup with the run's setting `mixup` as alpha. The setting also makes the run
 -- keep pairs of images on one rank. For use in the function of run:step.
 function Run:mixup(x, y)
-  if getmetatable(self) ~= meta then fail "run:mixup must be called with a colon, as here" end
   return mixup(x, y, self.settings.mixup)
 end
 
@@ -514,19 +527,25 @@ end
 
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 -- eval mode over the set, each sample counted once. batch defaults to the training batch, which
--- needs no more memory than training. metrics: see metrics.lua. Resizes images to the phase's size.
+-- needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
+-- entropy; if the training step does not call lt.cross_entropy either, the result has it under the
+-- name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
+-- metrics.lua. Resizes images to the phase's size.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
   if self.async and not self.root then return async.no_result(given) end
   if self.async then self.async:refresh() end
   ending.close_step(self)
-  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp}
+  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
+                other_loss = self.other_loss}
+  local _ <close> = state.hold(self)
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
   end)
   ending.exclude_time_since(self, before)
+  progress.warn_of_result(self, result)
   return result
 end
 
@@ -557,6 +576,7 @@ function Run:report(numbers)
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))
+  if self.async then self.async:forget_epoch() end
   self.result, self.status = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false

@@ -7,6 +7,8 @@
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
 local command_line = require "luatrain.train.command_line"
+local json_text = require "luatrain.json".text
+local log = require "luatrain.train.log"
 local ranks = require "luatrain.train.ranks"
 
 local folder = {}
@@ -16,6 +18,42 @@ local runs, first_folder = 0, nil   -- number of runs of this script; the folder
 local function process_id()
   local file <close> = io.open("/proc/self/stat", "rb")
   return file and file:read "n"
+end
+
+-- The script that wrote the first event of a metrics.jsonl, as its JSON text; false if the file has
+-- another kind of first line; nil if it has no whole line.
+local function writer_of(path)
+  for line in log.lines(path) do
+    if line:sub(-1) == "\n" and line ~= "\n" then
+      return line:find '^{"event":"' and (line:match '"script":(".-"),"folder":' or "") or false
+    end
+  end
+end
+
+-- Raises EENV if a folder has files that the run would overwrite, but which another script's run or
+-- another program has written. A folder with checkpoints but without metrics.jsonl is a run's.
+local function check_owner(name, resume)
+  local metrics = name .. "/metrics.jsonl"
+  local ok, writer
+  if core.exists(metrics) then
+    ok, writer = pcall(writer_of, metrics)
+    if not ok then core.fail("EENV", writer) end
+  elseif checkpoint.newest_step(name) == 0 then
+    for _, file in ipairs{"weights.safetensors", "curves.svg"} do
+      if core.exists(name .. "/" .. file) then writer = false end
+    end
+  end
+  local own = json_text(command_line.script())
+  local other = writer ~= "" and resume ~= "never" and writer ~= own and writer
+  if writer == false then
+    core.fail("EENV", ("%s has files that no run of luatrain wrote, and this run would overwrite "
+                       .. "them; name another folder with --out"):format(name))
+  elseif other then
+    core.fail("EENV", ("%s has a run of the script %s, but this script is %s; name another folder "
+                       .. "with --out (--resume CHECKPOINT continues that run there), or replace "
+                       .. "the run with --resume never")
+                      :format(name, other, own))
+  end
 end
 
 -- Finds or makes the run's folder and locks it. If a script makes several runs and sets no `out`,
@@ -42,6 +80,10 @@ local function lock_folder(run)
   end
   run.lock = lock
   checkpoint.clean(run.folder)
+  local ok, why = pcall(check_owner, run.folder, o.resume)
+  if ok then return end
+  lock:close()
+  error(why, 0)
 end
 
 -- Gives run its folder. Only rank 0 locks it and writes to it, except for rank-N.log.

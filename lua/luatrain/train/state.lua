@@ -4,12 +4,17 @@
 -- ("initial.lr") and when it was saved ("current.lr"). If the resumed script starts with the same
 -- initial value, the current value is restored, so that changes during the run persist. If the
 -- initial values differ, the user has changed the script or its flags, and the new value applies.
+-- The same holds for what a script can switch in the net: "initial_net.frozen.1.w" for a frozen
+-- parameter, "initial_net.eval.2" for a module in eval mode, and "current_net." for the time of the
+-- save.
 -- The scaler's settings are saved as initial values only ("initial_scaler.scale"); its own state
 -- has the current ones.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
 local log = require "luatrain.train.log"
+local module = require "luatrain.api.module"
+local optims = require "luatrain.train.optims"
 local scaler = require "luatrain.api.scaler"
 local sorted = require "luatrain.keys"
 
@@ -25,9 +30,38 @@ local shape_of = state.shape_of
 
 -- The current settings of a run's optimizer. If a schedule sets lr_factor, it is listed as 1.
 function state.settings(o)
-  local settings = o.optim:settings()
-  if o.schedule then settings.lr_factor = 1.0 end
+  local settings = optims.settings(o.optims)
+  for name in pairs(o.schedule and settings or {}) do
+    if name:find "lr_factor$" then settings[name] = 1.0 end
+  end
   return settings
+end
+
+-- What a script can switch in a net: {["frozen.1.w"] = true, ["eval.2"] = true} if parameter 1.w is
+-- frozen, and module 2 is in eval mode. "eval." is the net itself.
+local function switches(net)
+  local list, names, values = {["eval."] = not net.training or nil}, module.contents(net)
+  for i, name in ipairs(names) do
+    local value = values[i]
+    if module.is_module(value) then
+      list["eval." .. name] = not value.training or nil
+    elseif core.role(value) == "parameter" then
+      list["frozen." .. name] = not value.on_tape or nil
+    end
+  end
+  return list
+end
+
+-- Notes the state of the net and the settings of the optimizers when lt.run is called.
+function state.begin(run)
+  run.initial = {settings = state.settings(run.settings), net = switches(run.settings.net)}
+end
+
+-- Until the result is closed, a checkpoint has the present modes of the net: an evaluation, which
+-- changes them, may be stopped.
+function state.hold(run)
+  run.before = switches(run.settings.net)
+  return setmetatable({}, {__close = function() run.before = false end})
 end
 
 -- Whether all elements are finite. The sum of large finite elements may overflow; then each element
@@ -60,10 +94,10 @@ function state.of(run)
     step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
     bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
-    trial = o.trial and true or false,
+    trial = o.trial and true or false, other_loss = run.other_loss,
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
-    classes = train.classes, optim = o.optim:class()}
+    classes = train.classes, optim = optims.classes(o.optims), switches = true}
   for name, value in pairs(o.scaler and o.scaler:state() or {}) do s["scaler." .. name] = value end
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
     s["initial_scaler." .. name] = value
@@ -73,7 +107,9 @@ function state.of(run)
     s["async." .. name] = value
   end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
-  for name, value in pairs(run.initial) do s["initial." .. name] = value end
+  for name, value in pairs(run.initial.settings) do s["initial." .. name] = value end
+  for name in pairs(run.initial.net) do s["initial_net." .. name] = true end
+  for name in pairs(run.before or switches(o.net)) do s["current_net." .. name] = true end
   for name, value in pairs(state.settings(o)) do s["current." .. name] = value end
   return s
 end
@@ -118,7 +154,8 @@ local function check(o, s, path)
     {"a training set of %d images, but now it has %d", s.images, #o.train},
     {"images of %s, but now they are %s", shape_of(s), shape_of(o.train)},
     {"%d classes, but now there are %d", s.classes, o.train.classes},
-    {"%s, but the script now makes %s", s.optim or o.optim:class(), o.optim:class()},
+    {"%s, but the script now makes %s", s.optim or optims.classes(o.optims),
+     optims.classes(o.optims)},
     {"%s training, but now it is %s", s["async.samples"] and "asynchronous" or "synchronous",
      o.async and "asynchronous" or "synchronous"},
     {"batches of %d images, which an asynchronous run cannot change to %d", o.async and s.batch,
@@ -154,16 +191,65 @@ end
 -- user has changed.
 local function restore_settings(run, s, path, warnings)
   local initial, current, all = part(s, "initial."), part(s, "current."), {}
-  for _, list in ipairs{initial, current, run.initial} do
+  local now = run.initial.settings
+  for _, list in ipairs{initial, current, now} do
     for name in pairs(list) do all[name] = true end
   end
   for _, name in ipairs(sorted(all)) do
-    local is = run.initial[name]
+    local is = now[name]
     if is == initial[name] then
-      if current[name] ~= is then run.settings.optim:set(name, current[name]) end
+      if current[name] ~= is then optims.set(run.settings.optims, name, current[name]) end
     elseif is ~= current[name] then
       warnings[#warnings + 1] = changed_text(path, name, current[name], is)
     end
+  end
+end
+
+local KINDS_OF_SWITCH = {
+  frozen = {"%s frozen, but the script now trains %s", "%s trained, but the script now freezes %s"},
+  eval = {"%s in eval mode, but the script now has %s in training mode",
+          "%s in training mode, but the script now has %s in eval mode"},
+}
+
+-- Freezes or unfreezes parameters, and sets modes, like the script did in the run. on: a table by
+-- the names of switches().
+local function apply_switches(net, on)
+  local names, values = module.contents(net)
+  if on["eval."] ~= nil then net.training = not on["eval."] end
+  for i, name in ipairs(names) do
+    local frozen, eval = on["frozen." .. name], on["eval." .. name]
+    if module.is_module(values[i]) then
+      if eval ~= nil then values[i].training = not eval end
+    elseif frozen ~= nil then
+      core.freeze({name}, {values[i]}, frozen)
+    end
+  end
+end
+
+-- Restores what the script has frozen, and the modes of modules, as described above. Appends a
+-- warning for each kind of change by the user.
+local function restore_switches(run, s, path, warnings)
+  if not s.switches then return end    -- an older version did not save them
+  local initial, current = part(s, "initial_net."), part(s, "current_net.")
+  local now, all, on, changed = run.initial.net, {}, {}, {}
+  for _, list in ipairs{initial, current, now} do
+    for name in pairs(list) do all[name] = true end
+  end
+  for _, name in ipairs(sorted(all)) do
+    if now[name] == initial[name] then
+      on[name] = current[name] or false
+    elseif now[name] ~= current[name] then
+      local kind, own = name:match "^(%l+)%.(.*)$"
+      local text = KINDS_OF_SWITCH[kind][current[name] and 1 or 2]
+      changed[text] = changed[text] or {}
+      table.insert(changed[text], own == "" and "the net" or own)
+    end
+  end
+  apply_switches(run.settings.net, on)
+  for _, text in ipairs(sorted(changed)) do
+    local names = changed[text]
+    warnings[#warnings + 1] = ("%s was made with %s, which is used"):format(
+      path, text:format(optims.text_of(names), #names == 1 and "it" or "them"))
   end
 end
 
@@ -198,6 +284,7 @@ end
 local function take_over(run, s)
   run.epoch, run.done, run.steps, run.loss_sum = s.epoch, s.done, s.step, s.loss_sum
   run.saved_step = s.step
+  run.other_loss = s.other_loss or false           -- older checkpoints do not have it
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
   run.began = core.clock() - s.seconds
   core.set_step(s.counter)
@@ -234,7 +321,7 @@ function state.resume(run)
     return {}
   end
   local from = o.resume == "auto" and folder or o.resume
-  local s, path, warnings = checkpoint.load(from, o.net, o.optim, function(...) check(o, ...) end)
+  local s, path, warnings = checkpoint.load(from, o.net, o.optims, function(...) check(o, ...) end)
   for i, text in ipairs(warnings) do
     warnings[i] = ("%s; resuming from %s"):format(text, path)
   end
@@ -251,6 +338,7 @@ function state.resume(run)
     restore_amp(o, s)
     differences(o, s, path, warnings)
     restore_settings(run, s, path, warnings)
+    restore_switches(run, s, path, warnings)
     restore_scaler(run, s, path, warnings)
   elseif o.resume ~= "auto" then
     core.fail("EFILE", ("--resume %s: it has no checkpoint"):format(from))

@@ -294,9 +294,11 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     *p = NULL;
     if (state() != cudaSuccess)
         return state();
-    if (!arena)
+    if (!arena) {
         arena = (char *)mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                              -1, 0);
+        (void)madvise(arena, ARENA, MADV_HUGEPAGE); // mprotect() takes time for each page
+    }
     size_t room = rounded(bytes, ALIGN);
     char *at = find_gap(room);
     if (!at)
