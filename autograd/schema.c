@@ -406,6 +406,10 @@ const lt_def *lt_op_find(lt_ctx *ctx, const char *name)
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return NULL;
+    if (!name) {
+        lt_fail(LT_EINVAL, "the name of the op is NULL");
+        return NULL;
+    }
     uint16_t id = *slot_of(ag, name);
     if (id)
         return ag->defs[id - 1];

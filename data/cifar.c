@@ -39,6 +39,8 @@ static void put_image(const uint8_t *planes, uint8_t *pixels)
 static lt_status count_records(int n, const char *const *paths, lt_bytes *file, int64_t *total)
 {
     *total = 0;
+    if (n < 1)
+        return lt_fail(LT_EINVAL, "cifar10: give at least one file, not %d", n);
     for (int k = 0; k < n; k++) {
         int64_t count;
         LT_TRY(read_records(paths[k], file, &count));

@@ -56,6 +56,9 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
                        o->micro < 0 ? "batches: micro must be at least 1, but is %d"
                                     : "batches: on_request cannot be combined with micro = %d",
                        o->micro);
+    if ((unsigned)o->images > LT_IMAGES_REMOTE)
+        return lt_fail(LT_EINVAL, "batches: images is %d, which is not one of lt_images",
+                       (int)o->images);
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
                        (long long)o->grain);

@@ -428,6 +428,10 @@ lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_con
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
     if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
         return NULL;
+    if (lt_has_stages(ctx)) {
+        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
+        return NULL;
+    }
     lt_pipeline *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a pipeline");

@@ -414,6 +414,12 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
                               .defers_step = defers_step,
                               .sum = sum,
                               .note = note};
+    if (lt_has_stages(ctx)) {
+        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
+        lt__ctx_release(p->ctx);
+        free(p);
+        return NULL;
+    }
     if (lt_set_stages(ctx, &stages) != LT_OK) {
         lt_profile_free(p);
         return NULL;

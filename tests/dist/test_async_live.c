@@ -22,6 +22,7 @@ typedef struct job { /* what all ranks share */
     int asks;          /* rank that asks rank 0 to stop after some tickets; -1: none */
     int releases;      /* rank that gives each third ticket back; -1: none */
     bool ends;         /* rank 0 finishes after HALF tickets */
+    bool late;         /* rank 0 has read values of later steps when it begins its first batch */
     atomic_bool gone;  /* the rank that leaves or sleeps has come to that point */
     int stops_at;      /* rank 0 stops training after this many pushes; 0: never */
     int done[TICKETS]; /* how often each ticket was applied: by rank 0 */
@@ -154,6 +155,10 @@ static void *run_rank(void *ud)
         r->status = lt_async_keep_at(a, HALF);
         if (r->status == LT_OK)
             r->status = lt_async_set_limit(a, TICKETS);
+        while (r->job->late && r->status == LT_OK && lt_async_steps(a) == 0)
+            sleep_ms(1);
+        if (r->job->late && r->status == LT_OK)
+            r->status = lt_async_read(a);
     }
     if (r->status == LT_OK)
         r->status = train(r, &n, a);
@@ -210,6 +215,17 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
         CHECK_EQ(j.done[t], 1);
     CHECK_EQ(j.n_applied, TICKETS);
     CHECK(strlen(j.kept) == 64 && strlen(j.end) == 64);
+}
+
+TEST(rank_0_may_begin_after_the_others)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.late = true;
+    run_job(&j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++)
+        CHECK_STR(ranks[i].text, "");
+    CHECK_EQ(j.n_applied, TICKETS);
 }
 
 /* The masks depend on the ticket, not on the worker, so the masks of all workers differ. */

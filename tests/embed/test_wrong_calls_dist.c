@@ -1,0 +1,444 @@
+/* test_wrong_calls_dist.c - like test_wrong_calls.c, for groups, reducers, asynchronous training,
+ * pipelines and plans. One rank suffices, so that no call waits for another one.
+ */
+#include "amp/amp.h"
+#include "dist/dist.h"
+#include "ops/ops.h"
+#include "tests/embed/wrong_calls.h"
+
+#include <limits.h>
+#include <stdlib.h>
+
+typedef struct net {
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w;
+    lt_optim *optim;
+    lt_opt options[LT_MAX_OPT];
+} net;
+
+static net open_net(const char *update)
+{
+    net n = {.ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"})};
+    CHECK(n.ctx != NULL);
+    n.params = lt_params_new(n.ctx);
+    n.w = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){3}, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    CHECK_OK(lt_params_add(n.params, "w", n.w));
+    CHECK_OK(lt_params_place(n.params));
+    n.optim = lt_optim_new(n.ctx, update, &n.w, 1);
+    CHECK(n.optim != NULL);
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.1", n.options));
+    return n;
+}
+
+static void close_net(net *n)
+{
+    lt_optim_free(n->optim);
+    lt_release(n->w);
+    lt_params_free(n->params);
+    lt_ctx_free(n->ctx);
+}
+
+/* Forward, backward, and this many optimizer steps. */
+static lt_status train(net *n, int steps)
+{
+    const lt_opt *options[] = {n->options};
+    lt_tensor *y = lt_run(n->ctx, "mul", NULL, n->w, n->w, NULL);
+    lt_tensor *loss = lt_run(n->ctx, "sum", NULL, y, NULL);
+    lt_status status = lt_backward(loss, NULL);
+    for (int i = 0; i < steps && status == LT_OK; i++)
+        status = lt_optim_step(n->optim, options, 1, NULL);
+    lt_release(y);
+    lt_release(loss);
+    return status;
+}
+
+/* ==== Groups and reducers ===================================================================== */
+
+TEST(groups)
+{
+    lt_group *g = NULL;
+    float data[4] = {0};
+    double numbers[] = {1}, seconds[1];
+    REFUSES(LT_EUSAGE, lt_local_open(0, NULL, &g), "0");
+    REFUSES(LT_EUSAGE, lt_local_open(-1, NULL, &g), "-1");
+    REFUSES(LT_EUSAGE, lt_local_open(INT_MAX, NULL, &g), "256");
+    CHECK_OK(lt_local_open(1, NULL, &g));
+#define SUM(text, ...)                                                                             \
+    REFUSES(LT_EINVAL, lt_group_allreduce(g, &(lt_sum){.what = "x", .data = data, __VA_ARGS__}),   \
+            text)
+    SUM("-1", .count = -1, .scale = 1);
+    SUM("unknown", .count = 1, .dtype = (lt_dtype)99, .scale = 1);
+    SUM("u8", .count = 1, .dtype = LT_U8, .scale = 1);
+    SUM("i64", .count = 1, .wire = LT_I64, .scale = 1);
+    SUM("scale", .count = 1, .dtype = LT_I64, .wire = LT_I64, .scale = 2);
+    REFUSES(LT_EINVAL, lt_group_broadcast(g, "x", data, 4, 1), "1");
+    REFUSES(LT_EINVAL, lt_group_broadcast(g, "x", data, 4, -1), "-1");
+    REFUSES(LT_EINVAL, lt_group_send(g, 0, data, 4), "0");
+    REFUSES(LT_EINVAL, lt_group_send(g, -1, data, 4), "-1");
+    REFUSES(LT_EINVAL, lt_group_receive(g, INT_MAX, data, 4), "2147483647");
+    REFUSES(LT_EINVAL, lt_group_time_allreduce(g, -1, LT_F32, false, seconds, 1), "-1");
+    REFUSES(LT_EINVAL, lt_group_time_allreduce(g, 1, LT_U8, false, seconds, 1), "u8");
+    REFUSES(LT_EENV, lt_group_time_allreduce(g, 1, LT_F32, true, seconds, 1), "MPI");
+    CHECK_OK(lt_group_compare_numbers(g, "x", numbers, 1, 0));
+    QUIET((lt_group_set_threads(g, -1), lt_group_cpus(g) >= 1));
+    CHECK_OK(lt_group_leave(g));
+    lt_group_close(g);
+    lt_group_close(NULL);
+}
+
+TEST(reducers)
+{
+    net n = open_net("sgd_step");
+    lt_group *g;
+    CHECK_OK(lt_local_open(1, NULL, &g));
+#define REDUCER(text, ...)                                                                         \
+    NONE(LT_EUSAGE, lt_reducer_new(n.ctx, g, &(lt_reducer_config){__VA_ARGS__}), text)
+    REDUCER("vranks", .vranks = -1);
+    REDUCER("vranks", .vranks = 3);
+    REDUCER("vranks", .vranks = 512);
+    REDUCER("f16", .vranks = 2, .wire = LT_F16);
+    lt_reducer *r = lt_reducer_new(n.ctx, g, NULL);
+    CHECK(r != NULL);
+    lt_tensor *x = lt_tensor_full(n.ctx, LT_F32, 1, (int64_t[]){3}, 1);
+    lt_bucket bucket;
+    REFUSES(LT_EINVAL, lt_reducer_add(r, &x, 1), "parameter");
+    CHECK_OK(lt_reducer_add(r, &n.w, 1));
+    CHECK_OK(lt_reducer_add(r, &n.w, 1));
+    REFUSES(LT_EINVAL, lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = -1}), "-1");
+    REFUSES(LT_EINVAL, lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = INT_MAX}), "256");
+    QUIET(!lt_reducer_bucket(r, -1, &bucket) && !lt_reducer_bucket(r, INT_MAX, &bucket));
+    QUIET(lt_reducer_last(r).buckets == 0);
+    CHECK_OK(train(&n, 1));
+    lt_reducer_free(r);
+    lt_reducer_free(NULL);
+    lt_release(x);
+    lt_group_close(g);
+    close_net(&n);
+}
+
+/* ==== Asynchronous training =================================================================== */
+
+static const lt_async_config usual = {
+    .rule = "ddc", .staleness = LT_ASYNC_UNBOUNDED, .drop = LT_ASYNC_UNBOUNDED, .workers = 3};
+
+TEST(configs_of_asynchronous_training)
+{
+    static const double bad[] = {1, 0}, none[] = {NAN};
+    static const lt_async_step right[] = {{0, 0, 0}}, worker[] = {{-1, 0, 0}},
+                               ticket[] = {{0, -1, 0}}, read[] = {{0, 0, 1}},
+                               twice[] = {{0, 0, 0}, {0, 0, 1}};
+    net n = open_net("momentum_step");
+    lt_async_config c;
+#define ASYNC(status, text, ...)                                                                   \
+    (c = usual, __VA_ARGS__, NONE(status, lt_async_new(n.ctx, n.optim, &c), text))
+    ASYNC(LT_EUSAGE, "rule", c.rule = NULL);
+    ASYNC(LT_EUSAGE, "rule", c.rule = "");
+    ASYNC(LT_EUSAGE, "rule", c.rule = "dcc");
+    ASYNC(LT_EUSAGE, "lam", c.lam = -1);
+    ASYNC(LT_EUSAGE, "lam", c.lam = NAN);
+    ASYNC(LT_EUSAGE, "staleness", c.staleness = -2);
+    ASYNC(LT_EUSAGE, "staleness", c.staleness = INT64_MIN);
+    ASYNC(LT_EUSAGE, "drop", c.drop = 0);
+    ASYNC(LT_EUSAGE, "drop", c.drop = INT64_MIN);
+    ASYNC(LT_EUSAGE, "tickets", c.held = -1);
+    ASYNC(LT_EUSAGE, "tickets", c.held = 5);
+    ASYNC(LT_EUSAGE, "window", c.window = -2);
+    ASYNC(LT_EINVAL, "steps", c.steps = -1);
+    ASYNC(LT_EINVAL, "steps", c.steps = INT64_MAX);
+    ASYNC(LT_EUSAGE, "workers", c.workers = 0);
+    ASYNC(LT_EUSAGE, "workers", c.workers = INT_MAX);
+    ASYNC(LT_EUSAGE, "sigma", c.sigma = NAN);
+    ASYNC(LT_EUSAGE, "sigma", c.sigma = -1);
+    ASYNC(LT_EUSAGE, "sigma", c.sigma = 11);
+    ASYNC(LT_EINVAL, "times", c.n_times = 3);
+    ASYNC(LT_EINVAL, "times", c.times = bad, c.n_times = -1);
+    ASYNC(LT_EUSAGE, "time", c.times = bad, c.n_times = 2);
+    ASYNC(LT_EUSAGE, "time", c.times = none, c.n_times = 1);
+    ASYNC(LT_EINVAL, "trace", c.trace = right, c.n_trace = -1);
+    ASYNC(LT_EUSAGE, "trace", c.trace = worker, c.n_trace = 1);
+    ASYNC(LT_EUSAGE, "trace", c.trace = ticket, c.n_trace = 1);
+    ASYNC(LT_EUSAGE, "trace", c.trace = read, c.n_trace = 1);
+    ASYNC(LT_EUSAGE, "trace", c.trace = twice, c.n_trace = 2);
+    CHECK_OK(train(&n, 1)); /* ordinary training is still possible */
+    close_net(&n);
+}
+
+TEST(the_order_of_asynchronous_calls)
+{
+    net n = open_net("momentum_step");
+    lt_async_event e;
+    lt_async_stats stats;
+    char name[LT_ASYNC_NAME];
+    lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
+    CHECK(a != NULL);
+    NONE(LT_EINVAL, lt_async_new(n.ctx, n.optim, &usual), "asynchronous");
+    REFUSES(LT_EINVAL, lt_async_set_limit(a, -1), "-1");
+    CHECK_OK(lt_async_set_limit(a, 4));
+    REFUSES(LT_EINVAL, lt_async_set_limit(a, 3), "3");
+    REFUSES(LT_EINVAL, lt_async_read_stats(a, -1, &stats), "-1");
+    CHECK_OK(lt_async_read_stats(a, 1000, &stats));
+    QUIET(lt_async_state(a, INT_MAX, name) == NULL);
+    QUIET(!lt_async_poll(a, &e));
+    CHECK_OK(lt_async_next(a, &e));
+    CHECK_EQ(e.kind, LT_ASYNC_COMPUTE);
+    CHECK_OK(train(&n, 1));
+    const lt_opt *options[] = {n.options};
+    REFUSES(LT_EINVAL, lt_optim_step(n.optim, options, 1, NULL), "backward");
+    CHECK_OK(lt_async_next(a, &e));
+    while (e.kind != LT_ASYNC_COMPUTE)
+        CHECK_OK(lt_async_next(a, &e));
+    REFUSES(LT_EUSAGE, lt_async_next(a, &e), "step");
+    REFUSES(LT_EUSAGE, lt_async_next(a, &e), "failed before");
+    CHECK_OK(lt_async_finish(a));
+    CHECK_OK(lt_async_finish(a));
+    lt_async_free(a);
+    lt_async_free(NULL);
+    CHECK_OK(train(&n, 1));
+    a = lt_async_new(n.ctx, n.optim, &usual);
+    CHECK_OK(lt_async_set_limit(a, 4));
+    lt_ctx_free(n.ctx);
+    n.ctx = NULL;
+    lt_async_free(a);
+    close_net(&n);
+}
+
+/* Numbers of a saved state, some of them replaced. Whatever is accepted must train to its end, and
+ * apply no ticket twice. */
+static void restore_damaged(unsigned seed)
+{
+    enum { MOST = 16, TICKETS = 40 };
+    static const int64_t odd[] = {-1, 0, 1, 7, 4096, INT64_MAX, INT64_MIN, INT64_MAX / 2};
+    net n = open_net("momentum_step");
+    char name[MOST][LT_ASYNC_NAME];
+    const char *names[MOST];
+    lt_tensor *x[MOST];
+    lt_async_event e;
+    bool seen[TICKETS] = {false};
+    int count = 0, fresh, left = 4 * TICKETS;
+    lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
+    lt_status status = lt_async_set_limit(a, 12);
+    for (int k = rand_r(&seed) % 12; k > 0 && status == LT_OK; k--)
+        if ((status = lt_async_next(a, &e)) == LT_OK && e.kind == LT_ASYNC_COMPUTE)
+            status = train(&n, 1);
+    CHECK_OK(status);
+    for (; count < MOST && (x[count] = lt_async_state(a, count, name[count])); count++) {
+        names[count] = name[count];
+        if (lt_tensor_dtype(x[count]) == LT_I64)
+            ((int64_t *)lt_data(x[count]))[rand_r(&seed) % lt_count(x[count])] =
+                odd[rand_r(&seed) % (sizeof odd / sizeof *odd)];
+    }
+    lt_async_free(a);
+    a = lt_async_new(n.ctx, n.optim, &usual);
+    status = lt_async_restore(a, names, x, count, &fresh);
+    if (status != LT_OK) {
+        CHECK_EQ(status, LT_EFILE);
+    } else {
+        CHECK_OK(lt_async_set_limit(a, TICKETS));
+        while (left-- > 0 && (status = lt_async_next(a, &e)) == LT_OK && e.kind != LT_ASYNC_DONE) {
+            if (e.kind == LT_ASYNC_COMPUTE)
+                CHECK_OK(train(&n, 1));
+            if (e.kind == LT_ASYNC_PUSH && !e.dropped && e.ticket < TICKETS) {
+                CHECK(!seen[e.ticket]);
+                seen[e.ticket] = true;
+            }
+        }
+        CHECK(left >= 0);
+    }
+    lt_async_free(a);
+    for (int i = 0; i < count; i++)
+        lt_release(x[i]);
+    close_net(&n);
+}
+
+TEST(damaged_states_of_asynchronous_training)
+{
+    for (unsigned seed = 1; seed <= 100; seed++)
+        restore_damaged(seed);
+}
+
+/* ==== Pipelines and profiles ================================================================== */
+
+static int stage_of(void *ud, const char *name, const lt_tensor *x)
+{
+    (void)name, (void)x;
+    return *(int *)ud;
+}
+
+static lt_status place(lt_ctx *ctx)
+{
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){3}, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    lt_status status = lt_params_add(params, "w", w);
+    if (status == LT_OK)
+        status = lt_params_place(params);
+    lt_params_free(params);
+    lt_release(w);
+    return status;
+}
+
+TEST(pipelines)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"});
+    lt_group *g;
+    CHECK_OK(lt_local_open(1, NULL, &g));
+    int stage = 0;
+#define PIPELINE(status, text, ...)                                                                \
+    NONE(status,                                                                                   \
+         lt_pipeline_new(ctx, g,                                                                   \
+                         &(lt_pipeline_config){.stage_of = stage_of, .ud = &stage, __VA_ARGS__}),  \
+         text)
+    PIPELINE(LT_EUSAGE, "stages", .stages = 0);
+    PIPELINE(LT_EUSAGE, "stages", .stages = -1);
+    PIPELINE(LT_EUSAGE, "stages", .stages = INT_MAX);
+    PIPELINE(LT_EINVAL, "schedule", .stages = 1, .kind = (lt_schedule_kind)99);
+    PIPELINE(LT_EINVAL, "lag", .stages = 1, .lag = -1);
+    lt_pipeline_config config = {.stages = 1, .stage_of = stage_of, .ud = &stage};
+    lt_pipeline *p = lt_pipeline_new(ctx, g, &config);
+    CHECK(p != NULL);
+    NONE(LT_EINVAL, lt_pipeline_new(ctx, g, &config), "pipeline");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, -1, 2, 0.5), "-1");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 2, 2, 0.5), "2");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 0, 1), "0");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, INT_MIN, 1), "-2147483648");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 2, NAN), "nan");
+    CHECK_OK(lt_pipeline_set_micro_batch(p, 0, 2, 0.5));
+    for (int wrong = -1; wrong < 2; wrong += 2) {
+        stage = wrong;
+        REFUSES(LT_EINVAL, place(ctx), "stage");
+    }
+    stage = 0;
+    CHECK_OK(place(ctx));
+    lt_pipeline_free(p);
+    lt_pipeline_free(NULL);
+    lt_group_close(g);
+    lt_ctx_free(ctx);
+}
+
+TEST(profiles)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"});
+    const char *name;
+    int unit;
+    lt_profile_value value;
+    NONE(LT_EINVAL, lt_profile_new(ctx, -5), "-5");
+    lt_profile *p = lt_profile_new(ctx, 0);
+    CHECK(p != NULL);
+    NONE(LT_EINVAL, lt_profile_new(ctx, 2), "profile");
+    QUIET(!lt_profile_is_complete(p) && !lt_profile_unit_at(p, -1) && !lt_profile_unit_at(p, 9));
+    QUIET(!lt_profile_param_at(p, -1, &name, &unit) && !lt_profile_param_at(p, 9, &name, &unit));
+    QUIET(!lt_profile_value_at(p, -1, &value) && !lt_profile_value_at(p, 9, &value));
+    lt_profile_free(p);
+    lt_profile_free(NULL);
+    lt_ctx_free(ctx);
+}
+
+/* ==== Plans =================================================================================== */
+
+static double number(unsigned *seed)
+{
+    static const double odd[] = {NAN, INFINITY, -1, 0, 1e308, 1e-308};
+    int k = rand_r(seed) % 16;
+    return k < 6 ? odd[k] : rand_r(seed) / (double)RAND_MAX;
+}
+
+/* A net and a job of random numbers, most of them out of range. A plan that is found has a finite
+ * time, and the same when it is predicted. */
+static void plan_any(unsigned seed)
+{
+    enum { MOST = 8 };
+    lt_pipe_net_unit units[MOST] = {{0}};
+    lt_pipe_net_value values[MOST];
+    int uses[MOST][3];
+    for (int i = 0; i < MOST; i++) {
+        lt_pipe_net_unit *u = &units[i];
+        u->may_begin_stage = rand_r(&seed) % 4 > 0;
+        for (int s = 0; s < LT_PIPE_SIZES; s++)
+            u->forward[s] = number(&seed), u->inputs[s] = u->weights[s] = number(&seed);
+        u->update = number(&seed), u->grad_bytes = number(&seed), u->state_bytes = number(&seed);
+        for (int k = 0; k < 3; k++)
+            uses[i][k] = rand_r(&seed) % 12 - 2;
+        values[i] = (lt_pipe_net_value){.unit = rand_r(&seed) % 10 - 1,
+                                        .uses = uses[i],
+                                        .n = rand_r(&seed) % 5 - 1,
+                                        .bytes = number(&seed)};
+    }
+    lt_pipe_net parts = {.n_sizes = rand_r(&seed) % 5 - 1,
+                         .sizes = {1, 2 * number(&seed), 4},
+                         .units = units,
+                         .n_units = rand_r(&seed) % (MOST + 2) - 1,
+                         .values = values,
+                         .n_values = rand_r(&seed) % (MOST + 2) - 1};
+    if (parts.n_units > MOST)
+        parts.n_units = MOST;
+    if (parts.n_values > MOST)
+        parts.n_values = MOST;
+    lt_pipe_job job = {.ranks = rand_r(&seed) % 8 - 1,
+                       .batch = rand_r(&seed) % 64 - 2,
+                       .link = {number(&seed), number(&seed)},
+                       .exchange = {number(&seed), number(&seed)},
+                       .memory = number(&seed),
+                       .wire_bytes = rand_r(&seed) % 6,
+                       .stages = rand_r(&seed) % 4 - 1,
+                       .replicas = rand_r(&seed) % 4 - 1,
+                       .micro = rand_r(&seed) % 6 - 1,
+                       .lag = rand_r(&seed) % 4 - 1,
+                       .kind = rand_r(&seed) % 5 - 1};
+    lt_pipe_plans plans = {0};
+    lt_status status = lt_pipe_plans_find(&parts, &job, &plans);
+    if (status != LT_OK) {
+        CHECK_EQ(status, LT_EINVAL);
+        return;
+    }
+    for (int i = 0; i < plans.n; i++) {
+        double seconds = plans.plan[i].seconds;
+        CHECK(seconds >= 0);
+        CHECK_OK(lt_pipe_plan_predict(&parts, &job, &plans.plan[i]));
+        CHECK_NEAR(plans.plan[i].seconds, seconds, 0);
+    }
+    lt_pipe_plans_free(&plans);
+}
+
+TEST(plans_of_any_numbers)
+{
+    for (unsigned seed = 1; seed <= 500; seed++)
+        plan_any(seed);
+    lt_pipe_plans_free(&(lt_pipe_plans){0});
+}
+
+TEST(plans_out_of_range)
+{
+    lt_pipe_net_unit unit = {.forward = {1}};
+    lt_pipe_net parts = {.n_sizes = 1, .sizes = {1}, .units = &unit, .n_units = 1};
+    lt_pipe_job job = {.ranks = 1,
+                       .batch = 8,
+                       .link = {0, 1},
+                       .exchange = {0, 1},
+                       .stages = LT_PIPE_ANY,
+                       .replicas = LT_PIPE_ANY,
+                       .micro = LT_PIPE_ANY,
+                       .lag = LT_PIPE_ANY,
+                       .kind = LT_PIPE_ANY},
+                wrong;
+    lt_pipe_plan_stage stage = {.first = 0};
+    lt_pipe_plan plan = {.stages = 1, .replicas = 1, .micro = 1, .kind = LT_1F1B, .stage = &stage};
+    lt_pipe_plans plans;
+    CHECK_OK(lt_pipe_plan_predict(&parts, &job, &plan));
+#define JOB(text, ...)                                                                             \
+    (wrong = job, __VA_ARGS__, REFUSES(LT_EINVAL, lt_pipe_plans_find(&parts, &wrong, &plans), text))
+    JOB("rank", wrong.ranks = 0);
+    JOB("ranks", wrong.ranks = INT_MAX);
+    JOB("batch", wrong.batch = -1);
+    JOB("link", wrong.link.bytes_per_s = 0);
+    JOB("memory", wrong.memory = -1);
+    JOB("bytes", wrong.wire_bytes = 3);
+    JOB("micro", wrong.micro = INT_MAX);
+    JOB("stages", wrong.stages = INT_MAX);
+    JOB("kind", wrong.kind = 99);
+    plan.stages = 0;
+    REFUSES(LT_EINVAL, lt_pipe_plan_predict(&parts, &job, &plan), "stages");
+    plan.stages = 1, stage.first = 5;
+    REFUSES(LT_EINVAL, lt_pipe_plan_predict(&parts, &job, &plan), "5");
+    stage.first = 0, plan.lag = -1;
+    REFUSES(LT_EINVAL, lt_pipe_plan_predict(&parts, &job, &plan), "lag");
+}
