@@ -342,7 +342,8 @@ static int trace(lua_State *L)
     bool is_odd = !has_text(L);
     if (is_odd || wants_line(L) || is_internal(L))
         find_place(L, 1, false, &p);
-    bool has_it = !is_odd && strncmp(lua_tostring(L, 1), p.line, strlen(p.line)) == 0;
+    const char *text = lua_tostring(L, 1); /* NULL for an object with __tostring */
+    bool has_it = text && strncmp(text, p.line, strlen(p.line)) == 0;
     lua_pushstring(L, has_it ? "" : p.line);
     if (is_odd)
         push_odd(L);
