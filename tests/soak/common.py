@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 PATIENCE = 120             # seconds in which a run must end
+MOST_FAILURES = 20         # after so many, no further case begins
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
 RULES = ["asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc", "gap", "dana", "ormo"] # async=RULE
@@ -227,7 +228,7 @@ def main(name, trial, text, prepare=None):
     until = time.monotonic() + 60 * given.minutes
     counts = dict(passed=0, failed=0, skipped=0)
     for index in indices:
-        if given.cases is None and time.monotonic() > until:
+        if counts["failed"] == MOST_FAILURES or given.cases is None and time.monotonic() > until:
             break
         counts[check_case(name, given, root, index, trial)] += 1
     if counts["failed"] or given.keep:
