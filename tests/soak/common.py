@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 PATIENCE = 120             # seconds in which a run must end
+MOST_FAILURES = 20         # after so many, no further case begins
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
 RULES = ["asgd", "sa", "dc-c", "dc-a", "dc-m", "ddc", "gap", "dana", "ormo"] # async=RULE
@@ -167,16 +168,19 @@ def differ(what, a, b):
     raise Wrong(f"{len(a)} and {len(b)} of {what}")
 
 
-def same_trace(live, again, groups):
+def same_trace(live, again, groups, evaluated=True):
     """Checks that the replay of an asynchronous run agrees with it. Their epoch lines differ in the
     step and the samples: a live run reports an epoch while the next one has begun. If the optimizer
-    has groups, step lines of other ranks have the learning rate of the first one."""
+    has groups, step lines of other ranks have the learning rate of the first one. evaluated:
+    compares the results of evaluations, too."""
     def steps(run):
         return [(*step[:3], None if groups else step[3], *step[4:])
                 for step in run.steps("worker", "ticket", "delay")]
     differ("step", steps(live), steps(again))
-    differ("epoch", [(e[1], *e[3:]) for e in live.epochs()],
-           [(e[1], *e[3:]) for e in again.epochs()])
+
+    def epochs(run):
+        return [(e[1], e[3], *(e[4:] if evaluated else ())) for e in run.epochs()]
+    differ("epoch", epochs(live), epochs(again))
     if live.sha() != again.sha():
         raise Wrong(f"the weights differ: {live.sha()}, but replayed {again.sha()}")
 
@@ -227,7 +231,7 @@ def main(name, trial, text, prepare=None):
     until = time.monotonic() + 60 * given.minutes
     counts = dict(passed=0, failed=0, skipped=0)
     for index in indices:
-        if given.cases is None and time.monotonic() > until:
+        if counts["failed"] == MOST_FAILURES or given.cases is None and time.monotonic() > until:
             break
         counts[check_case(name, given, root, index, trial)] += 1
     if counts["failed"] or given.keep:
