@@ -339,7 +339,7 @@ TEST(invalid_arguments_are_refused)
         refuse_new(&n, &c, "lt_async_new: steps must be from 0 to 4611686018427387903, but is");
     }
     CHECK(lt_async_new(NULL, n.optim, &usual) == NULL);
-    CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: ctx is NULL");
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: the context is NULL");
     CHECK(lt_async_new(n.ctx, NULL, &usual) == NULL);
     CHECK_FAILS(lt_errcode(), LT_EINVAL, "lt_async_new: optim is NULL");
     CHECK(lt_async_new(n.ctx, n.optim, NULL) == NULL);
