@@ -37,7 +37,7 @@ struct lt_optim {
 lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x);
 /* LT_EINVAL unless options has complete options for each group in use, without `step`, which the
  * optimizer sets. */
-lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
+LT_MUST lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
 /* Notes which backward passes the gradients of a step are from. */
 void lt__optim_use_grads(lt_optim *o);
 /* Counts the last step for its parameters if it was pending and is applied. Blocks until the

@@ -128,7 +128,11 @@ void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
     ctx->slots.autograd->has_callbacks = callbacks != NULL;
 }
 
-bool lt_has_grad_callbacks(const lt_ctx *ctx) { return ctx->slots.autograd->has_callbacks; }
+bool lt_has_grad_callbacks(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, false);
+    return ctx->slots.autograd->has_callbacks;
+}
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {

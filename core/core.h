@@ -114,7 +114,7 @@ typedef enum lt_dtype {
 /* clang-format on */
 
 /* The size of an element in bytes, and the name, a static string such as "f32"; 0 and "unknown" if
- * dtype is none. */
+ * dtype is not one of these. */
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
 /* The dtype with this name, or -1. */

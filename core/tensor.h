@@ -89,8 +89,8 @@ lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*deleter)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
+lt_status lt__dtype_check(lt_dtype dtype); /* LT_EINVAL unless it is one of lt_dtype */
 /* Checks dims and stores their product in *count. LT_EINVAL if they are invalid. */
-lt_status lt__dtype_check(lt_dtype dtype); /* LT_EINVAL if it is none */
 lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 
 /* LT_EINVAL, with a message, if x is dead or pending. */

@@ -285,7 +285,7 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 }
 
 /* Waits until mpirun ends, and forwards signals. Sets *code to mpirun's exit code. LT_EPEER if
- * mpirun hung and was killed. */
+ * mpirun was killed, by this process because it hung or by another one. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
                           int *code)
 {

@@ -36,12 +36,12 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
 
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
-    LT_NEED_CTX(ctx, NULL);
     lt_rule rule;
     lt_async *a = NULL;
     if (!ctx || !optim || !config) {
         lt_ctx_free(config ? config->server : NULL);
-        lt_fail(LT_EINVAL, "lt_async_new: %s is NULL", !ctx ? "ctx" : !optim ? "optim" : "config");
+        LT_NEED_CTX(ctx, NULL);
+        lt_fail(LT_EINVAL, "lt_async_new: %s is NULL", !optim ? "optim" : "config");
         return NULL;
     }
     if (check_config(ctx, config) != LT_OK ||

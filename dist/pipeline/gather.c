@@ -135,9 +135,8 @@ lt_status lt_pipeline_save(lt_pipeline *p, const char *path, int n, const char *
         return status;
     snprintf(text, sizeof text, "%s", lt_errmsg());
     lt_status others = lt_group_barrier(p->group, "the end of a save");
-    if (status == LT_OK &&
-        is_root) /* the file is complete, even if another rank has failed since */
-        return LT_OK;
+    if (status == LT_OK && is_root)
+        return LT_OK; /* the file is complete, even if another rank has failed since */
     LT_TRY(others);
     return status == LT_OK ? LT_OK : lt_fail(status, "%s", text);
 }

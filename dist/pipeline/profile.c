@@ -395,6 +395,10 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
         lt_fail(LT_EINVAL, "a profile has at least 0 timed passes, not %d", passes);
         return NULL;
     }
+    if (lt_has_stages(ctx)) {
+        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
+        return NULL;
+    }
     lt_profile *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a profile of the net");
@@ -414,12 +418,6 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
                               .defers_step = defers_step,
                               .sum = sum,
                               .note = note};
-    if (lt_has_stages(ctx)) {
-        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
-        lt__ctx_release(p->ctx);
-        free(p);
-        return NULL;
-    }
     if (lt_set_stages(ctx, &stages) != LT_OK) {
         lt_profile_free(p);
         return NULL;

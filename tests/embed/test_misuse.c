@@ -1,5 +1,5 @@
-/* test_misuse.c - a program does not check the result of lt_open(), or passes numbers that are out
- * of range. The library returns an error with a message. */
+/* test_misuse.c - a program does not check the result of lt_open(), or has no free descriptor. The
+ * library returns an error with a message. test_wrong_calls.c has wrong arguments. */
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -98,6 +98,7 @@ TEST(functions_of_autograd_without_a_context)
     IS_NULL(lt_tape_use(NULL, NULL));
     IS_NULL(lt_tape_current(NULL));
     ENDS(lt_set_grad_callbacks(NULL, NULL));
+    IS_NULL(lt_has_grad_callbacks(NULL));
     ENDS(lt_set_cast(NULL, NULL, NULL));
     IS_NULL(lt_get_cast(NULL, &ud));
     ENDS(lt_set_allreduce(NULL, NULL, NULL));
@@ -147,8 +148,8 @@ static char *read_text(const char *path)
     return text;
 }
 
-/* Checks that this file calls each function of a header that has a context. Returns their number.
- * */
+/* Checks that this file calls each function of a header that has a context. Returns
+ * their number. */
 static int check_header(const char *path, const char *own)
 {
     char *text = read_text(path), name[64], call[80];
@@ -189,55 +190,7 @@ TEST(every_function_with_a_context_is_tested)
     CHECK(n > 80);
 }
 
-/* ==== Numbers out of range ==================================================================== */
-
-TEST(dtypes_that_do_not_exist)
-{
-    static const int dtypes[] = {-1, LT_DTYPE_COUNT, 99};
-    lt_ctx *ctx = lt_open(&(lt_config){.device = "cpu", .threads = 1});
-    lt_init init = {LT_INIT_CONSTANT, 1, 0};
-    for (int i = 0; i < 3; i++) {
-        lt_dtype dtype = (lt_dtype)dtypes[i];
-        char text[64];
-        snprintf(text, sizeof text, "%d is not a dtype; see lt_dtype", dtypes[i]);
-        CHECK(!lt_tensor_new(ctx, dtype, 1, &(int64_t){3}));
-        CHECK_STR(lt_errmsg(), text);
-        CHECK(!lt_tensor_full(ctx, dtype, 1, &(int64_t){3}, 1));
-        CHECK(!lt_tensor_from(ctx, dtype, 1, &(int64_t){1}, &(double){1}));
-        CHECK(!lt_param_new(ctx, dtype, 1, &(int64_t){3}, init));
-        CHECK(!lt_buffer_new(ctx, dtype, 1, &(int64_t){3}, init));
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_STR(lt_errmsg(), text);
-        CHECK_EQ(lt_dtype_bytes(dtype), 0);
-        CHECK_STR(lt_dtype_name(dtype), "unknown");
-    }
-    lt_ctx_free(ctx);
-}
-
-TEST(numbers_of_pipelines_that_are_out_of_range)
-{
-    static const struct {
-        int i, n;
-        double share;
-    } bad[] = {{-1, 2, 0.5}, {2, 2, 0.5}, {0, 0, 1},  {0, -3, 1},
-               {0, 2, -0.5}, {0, 2, 1.5}, {0, 2, NAN}};
-    lt_ctx *ctx = lt_open(&(lt_config){.device = "cpu", .threads = 1});
-    lt_group *group;
-    CHECK(!lt_profile_new(ctx, -5));
-    CHECK_EQ(lt_errcode(), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "a profile has at least 0 timed passes, not -5");
-    CHECK_OK(lt_local_open(1, NULL, &group));
-    lt_pipeline *p = lt_pipeline_new(ctx, group, &(lt_pipeline_config){.stages = 1});
-    CHECK(p != NULL);
-    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
-        CHECK_EQ(lt_pipeline_set_micro_batch(p, bad[k].i, bad[k].n, bad[k].share), LT_EINVAL);
-        CHECK(strstr(lt_errmsg(), "a micro-batch has a number from 0 to n - 1") == lt_errmsg());
-    }
-    CHECK_OK(lt_pipeline_set_micro_batch(p, 0, 2, 0.5));
-    lt_pipeline_free(p);
-    lt_group_close(group);
-    lt_ctx_free(ctx);
-}
+/* ==== No free descriptor ====================================================================== */
 
 TEST(a_script_without_a_free_descriptor)
 {

@@ -42,11 +42,7 @@ TEST(tensors)
     NONE(LT_EINVAL, lt_tensor_new(ctx, LT_F32, 9, wide), "9");
     NONE(LT_EINVAL, lt_tensor_new(ctx, LT_F32, 2, negative), "-1");
     NONE(LT_EINVAL, lt_tensor_new(ctx, LT_F32, 2, huge), "too large");
-    NONE(LT_EINVAL, lt_tensor_new(ctx, (lt_dtype)99, 1, one), "dtype");
-    NONE(LT_EINVAL, lt_tensor_new(ctx, (lt_dtype)-1, 1, one), "dtype");
-    NONE(LT_EINVAL, lt_tensor_full(ctx, (lt_dtype)99, 1, one, 1), "dtype");
     NONE(LT_EINVAL, lt_tensor_full(ctx, LT_U8, 1, one, -1), "-1");
-    NONE(LT_EINVAL, lt_tensor_from(ctx, (lt_dtype)99, 1, one, v), "dtype");
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1),
               *i = lt_tensor_full(ctx, LT_I64, 1, one, 1);
     NONE(LT_EINVAL, lt_view(x, 1, one), "element");
@@ -74,6 +70,26 @@ TEST(tensors)
     QUIET((lt_deferred_free(NULL), lt_scope_pop(ctx), lt_keep_outer(x), true));
     lt_release(x);
     lt_release(i);
+    lt_ctx_free(ctx);
+}
+
+TEST(dtypes)
+{
+    static const int wrong[] = {-1, LT_DTYPE_COUNT, 99};
+    lt_ctx *ctx = open_ctx();
+    lt_init init = {LT_INIT_CONSTANT, 1, 0};
+    double v[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        lt_dtype dtype = (lt_dtype)wrong[i];
+        char text[64];
+        snprintf(text, sizeof text, "%d is not a dtype; see lt_dtype", wrong[i]);
+        NONE(LT_EINVAL, lt_tensor_new(ctx, dtype, 1, one), text);
+        NONE(LT_EINVAL, lt_tensor_full(ctx, dtype, 1, one, 1), text);
+        NONE(LT_EINVAL, lt_tensor_from(ctx, dtype, 1, one, v), text);
+        NONE(LT_EINVAL, lt_param_new(ctx, dtype, 1, one, init), text);
+        NONE(LT_EINVAL, lt_buffer_new(ctx, dtype, 1, one, init), text);
+        QUIET(lt_dtype_bytes(dtype) == 0 && strcmp(lt_dtype_name(dtype), "unknown") == 0);
+    }
     lt_ctx_free(ctx);
 }
 
@@ -147,7 +163,6 @@ TEST(parameters)
     const char *name;
     lt_tensor *x;
     NONE(LT_EINVAL, lt_param_new(ctx, LT_I64, 1, one, init), "float");
-    NONE(LT_EINVAL, lt_param_new(ctx, (lt_dtype)99, 1, one, init), "dtype");
     NONE(LT_EINVAL, lt_param_new(ctx, LT_F32, -1, one, init), "-1");
     NONE(LT_EINVAL, lt_param_new(ctx, LT_F32, 2, negative, init), "-1");
     NONE(LT_EINVAL, lt_buffer_new(ctx, LT_U8, 1, one, init), "float");
@@ -457,6 +472,8 @@ TEST(sources_and_batches)
     BATCHES("mean", .batch = 1, .mean = {NAN});
     BATCHES("std", .batch = 1, .std = {-1});
     BATCHES("crop", .batch = 1, .crop = -1);
+    BATCHES("center_crop", .batch = 1, .center_crop = NAN);
+    BATCHES("center_crop", .batch = 1, .center_crop = 2);
     BATCHES("area", .batch = 1, .area = NAN);
     BATCHES("area", .batch = 1, .area = 2);
     BATCHES("images", .batch = 1, .images = (lt_images)9);

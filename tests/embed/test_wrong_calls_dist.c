@@ -297,10 +297,14 @@ TEST(pipelines)
     lt_pipeline *p = lt_pipeline_new(ctx, g, &config);
     CHECK(p != NULL);
     NONE(LT_EINVAL, lt_pipeline_new(ctx, g, &config), "pipeline");
-    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, -1, 2, 0.5), "-1");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, -1, 2, 0.5),
+            "a micro-batch has a number from 0 to n - 1, n of at least 1 and a share of 0 to 1, "
+            "but they are -1, 2 and 0.5");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 2, 2, 0.5), "2");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 0, 1), "0");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, INT_MIN, 1), "-2147483648");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 2, -0.5), "-0.5");
+    REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 2, 1.5), "1.5");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 2, NAN), "nan");
     CHECK_OK(lt_pipeline_set_micro_batch(p, 0, 2, 0.5));
     for (int wrong = -1; wrong < 2; wrong += 2) {
@@ -321,7 +325,7 @@ TEST(profiles)
     const char *name;
     int unit;
     lt_profile_value value;
-    NONE(LT_EINVAL, lt_profile_new(ctx, -5), "-5");
+    NONE(LT_EINVAL, lt_profile_new(ctx, -5), "a profile has at least 0 timed passes, not -5");
     lt_profile *p = lt_profile_new(ctx, 0);
     CHECK(p != NULL);
     NONE(LT_EINVAL, lt_profile_new(ctx, 2), "profile");
