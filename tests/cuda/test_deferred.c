@@ -453,7 +453,7 @@ TEST(two_optimizers_that_clip)
     lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
     CHECK_FAILS(clipped_update(&t), LT_EINVAL,
                 "an optimizer step has no gradients: no backward has run since the last step; call "
-                "loss:backward() first");
+                "backward on the loss first");
     for (int k = 0; k < 4; k++) {
         CHECK_OK(clipped_step(&t, 1));
         int64_t waits = counted(SHIM_WAITS);
