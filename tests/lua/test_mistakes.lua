@@ -57,11 +57,6 @@ local rows = {
   {"nn.conv2d{3, 8, 3}(lt.ones{2, 3, 8, 8})",
    "net conv2d: w has 3 input channels, but x has 8 (x 2x3x8x8 f32, w 8x3x3x3 f32)"},
   -- names of PyTorch
-  {"net:forward(x)", "attempt to call a nil value (method 'forward'); use net(x)"},
-  {"net:save 'w'", "attempt to call a nil value (method 'save'); use lt.save(path, net)"},
-  {"net:unfreeze()", "attempt to call a nil value (method 'unfreeze'); use net:freeze(false)"},
-  {"net[2]:requires_grad_(false)", "attempt to call a nil value (method 'requires_grad_'); use "
-   .. "x:requires_grad(), or net:freeze()"},
   {"x:size(1)", "tensor: unknown method or field 'size' (use x:dim(axis) or x.shape)"},
   {"x:view(12)", "tensor: unknown method or field 'view' (use x:reshape{...})"},
   {"x:cuda()", "tensor: unknown method or field 'cuda' (use luatrain --device cuda)"},
@@ -145,6 +140,12 @@ T.test("a message of Lua has the script's line, and a hint", function()
     ["net:cuda()"] = "1: attempt to call a nil value (method 'cuda'); use luatrain --device cuda",
     ["net:half()"] = "1: attempt to call a nil value (method 'half'); use lt.run's amp = 'fp16', "
                      .. "or x:cast 'f16'",
+    ["net:forward(x)"] = "1: attempt to call a nil value (method 'forward'); use net(x)",
+    ["net:save 'w'"] = "1: attempt to call a nil value (method 'save'); use lt.save(path, net)",
+    ["net:unfreeze()"] = "1: attempt to call a nil value (method 'unfreeze'); use "
+                         .. "net:freeze(false)",
+    ["net:requires_grad_()"] = "1: attempt to call a nil value (method 'requires_grad_'); use "
+                               .. "x:requires_grad(), or net:freeze()",
     ["net:foo()"] = "1: attempt to call a nil value (method 'foo')",
     ["nn.sequential{nn.conv2d{1, 1, 1}, set = 5}"] =
       "1: nn.sequential: layer set must be a module or a function, but is a number",

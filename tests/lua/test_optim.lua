@@ -135,7 +135,8 @@ T.test("groups", function()
           "optim.sgd: there is no group 3; groups cannot be added to an optimizer")
   T.fails(function() o.groups[2] = {learning_rate = 1} end,
           "optim.sgd: group 2 cannot be replaced; set its settings, such as groups[2].lr")
-  T.fails(function() o.groups = {{}, {learning_rate = 1}} end, "optim.sgd: unknown key 'groups': " .. USAGE)
+  T.fails(function() o.groups = {{}, {learning_rate = 1}} end,
+          "optim.sgd: unknown key 'groups': " .. USAGE)
   local read = {}
   for g, group in pairs(o.groups) do read[g] = group.lr or "none" end
   T.equal(table.concat(read, " "), "none 0.01")
