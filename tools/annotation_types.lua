@@ -90,8 +90,9 @@ types.signatures = {
   ["lt.save"] = "path: string; what: Module|table<string, Tensor>; "
                 .. "meta?: table<string, string|number|boolean>",
   ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it. Random "
-                .. "numbers and the first values of nets then repeat. A net gets its values at its "
-                .. "first use.",
+                .. "tensors and the first values of nets then repeat; dropout also depends on the "
+                .. "number of steps and of calls before it. A net gets its values at its first "
+                .. "use.",
   ["lt.step"] = "fn: function; ...: any -> any ...",
   ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",

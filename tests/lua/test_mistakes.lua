@@ -140,6 +140,12 @@ T.test("a message of Lua has the script's line, and a hint", function()
     ["net:cuda()"] = "1: attempt to call a nil value (method 'cuda'); use luatrain --device cuda",
     ["net:half()"] = "1: attempt to call a nil value (method 'half'); use lt.run's amp = 'fp16', "
                      .. "or x:cast 'f16'",
+    ["net:forward(x)"] = "1: attempt to call a nil value (method 'forward'); use net(x)",
+    ["net:save 'w'"] = "1: attempt to call a nil value (method 'save'); use lt.save(path, net)",
+    ["net:unfreeze()"] = "1: attempt to call a nil value (method 'unfreeze'); use "
+                         .. "net:freeze(false)",
+    ["net:requires_grad_()"] = "1: attempt to call a nil value (method 'requires_grad_'); use "
+                               .. "x:requires_grad(), or net:freeze()",
     ["net:foo()"] = "1: attempt to call a nil value (method 'foo')",
     ["nn.sequential{nn.conv2d{1, 1, 1}, set = 5}"] =
       "1: nn.sequential: layer set must be a module or a function, but is a number",

@@ -109,6 +109,15 @@ T.test("settings may change between steps", function()
           "optim.sgd: this optimizer was made without momentum; make a new one to use it")
 end)
 
+T.test("parameters without memory", function()
+  local layer = nn.linear{2, 1}
+  T.fails(function() optim.sgd({layer.w}, {lr = 0.1}) end,
+          "optim.sgd: item 1 of the list has no memory yet; give the module instead of its "
+          .. "parameters, or call or load the net first")
+  optim.sgd(layer, {lr = 0.1})
+  optim.sgd({layer.w}, {lr = 0.1})
+end)
+
 T.test("groups", function()
   local a, b = one(), one()
   local o = optim.sgd({{params = a}, {params = b:parameters(), lr = 0.01}}, {lr = 0.1})
@@ -124,6 +133,14 @@ T.test("groups", function()
   T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip cannot be set for a single group")
   T.fails(function() o.groups[3] = {lr = 1} end,
           "optim.sgd: there is no group 3; groups cannot be added to an optimizer")
+  T.fails(function() o.groups[2] = {learning_rate = 1} end,
+          "optim.sgd: group 2 cannot be replaced; set its settings, such as groups[2].lr")
+  T.fails(function() o.groups = {{}, {learning_rate = 1}} end,
+          "optim.sgd: unknown key 'groups': " .. USAGE)
+  local read = {}
+  for g, group in pairs(o.groups) do read[g] = group.lr or "none" end
+  T.equal(table.concat(read, " "), "none 0.01")
+  T.equal(#o.groups, 2)
   local whole = optim.sgd(one(), {lr = 0.1})
   T.fails(function() whole.groups[1].weight_decai = 3 end,
           "optim.sgd: unknown key 'weight_decai' (did you mean 'weight_decay'?)")

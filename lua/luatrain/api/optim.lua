@@ -35,6 +35,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 local meta = {
   __name = "luatrain.Optim",
   __index = function(self, key)
+    if key == "groups" then return self[INNER].groups end
     if key ~= "grad_norm" then return Optim[key] end
     local squares = self[INNER].squares
     return squares and math.sqrt(deferred.number(squares))
@@ -66,6 +67,10 @@ local function add_parameters(list, what, group, prefix, who)
     if core.role(tensor) ~= "parameter" then
       fail("%s: item %d of the list is not a parameter", who, i)
     end
+    if select(2, core.describe(tensor)) == "pending" then
+      fail("%s: item %d of the list has no memory yet; give the module instead of its parameters, "
+           .. "or call or load the net first", who, i)
+    end
     list[#list + 1] = {name = prefix .. i, tensor = tensor, group = group}
   end
 end
@@ -88,12 +93,19 @@ local function strict_group(spec, group)
   end})
 end
 
--- Makes the list of groups strict: it cannot be changed.
+-- Returns the list of groups for the script, which cannot change it: only their settings.
 local function strict_groups(spec, groups)
-  return setmetatable(groups, {__newindex = function(_, key)
-    fail("%s: there is no group %s; groups cannot be added to an optimizer", spec.name,
-         check.shown(key))
-  end})
+  return setmetatable({}, {
+    __index = groups, __len = function() return #groups end,
+    __pairs = function() return pairs(groups) end,
+    __newindex = function(_, key)
+      if groups[key] then
+        fail("%s: group %s cannot be replaced; set its settings, such as groups[%s].lr", spec.name,
+             check.shown(key), check.shown(key))
+      end
+      fail("%s: there is no group %s; groups cannot be added to an optimizer", spec.name,
+           check.shown(key))
+    end})
 end
 
 -- Returns the list of groups, each with its own settings, and the list of all their parameters.
@@ -155,7 +167,7 @@ local function new(spec, what, options, update)
     inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))
   end
   async_loop.use(inner, what)
-  self.groups, self[INNER] = groups, inner
+  inner.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
 end
 
