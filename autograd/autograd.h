@@ -267,8 +267,8 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply(). If a required input is missing, the code and the end of the message are those of the
- * thread's last error, since the NULL may be the result of a nested call that failed.
+ * lt_apply(). If a required input is missing, the NULL may come from a nested call that failed. So
+ * this call fails with the code of the thread's last error, and appends the message of that error.
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));

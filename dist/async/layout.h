@@ -17,7 +17,7 @@ typedef struct lt_layout {
     lt_optim_range *param;      /* (n) the range of each parameter */
     lt_tensor **buffer;         /* (n_buffers) such as running statistics; kept */
     size_t bytes;               /* of all values and buffers in a message */
-    size_t slot_bytes;          /* of all optimizer slots and numbers of steps */
+    size_t slot_bytes;          /* of all optimizer slots and step counts */
 } lt_layout;
 
 /* Opens a layout. LT_ENOMEM. */

@@ -20,7 +20,7 @@ typedef struct param {
 } param;
 
 typedef struct value {
-    int unit, latest; /* that makes it; and the latest one that has used it so far */
+    int unit, latest; /* the unit that makes the value; the last unit that used it so far */
     int64_t bytes;
     bool tracked;
     int *uses; /* (n) units, ascending */

@@ -185,8 +185,8 @@ function Optim:set(name, value) end
 function Optim:settings() end
 
 ---Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
----is the number of applied steps, and with Adam "step.conv1.w" that of a parameter, which has none
----in a step without a gradient. The slots are the optimizer's own tensors, not copies.
+---is the number of applied steps. With Adam, "step.conv1.w" is the number of steps with a gradient
+---for conv1.w. The slots are the optimizer's own tensors, not copies.
 ---@return table<string, luatrain.Tensor>
 function Optim:state() end
 

@@ -252,7 +252,7 @@ T.test("a folder with another script's run is refused", function()
   T.equal({code, said}, {0, ""})
   local rest = "--threads 1 --quiet --out out 'my \"u\".lua' --epochs 2"
   T.equal(select(2, T.run(at, rest)), 0)
-  os.execute(("rm %s/out/metrics.jsonl"):format(at))     -- the checkpoints are those of a run
+  os.execute(("rm %s/out/metrics.jsonl"):format(at))     -- its checkpoints remain
   T.equal(select(2, run(at, "", "--epochs 3")), 0)
   T.write(at .. "/out/metrics.jsonl", '{"event":"start"')            -- torn
   T.equal(select(2, run(at, "", "--epochs 4")), 0)
