@@ -155,6 +155,7 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .out = (lt_tensor **)node->saved_out,
                      .d_out = (lt_tensor **)node->d_out,
                      .threads = node->ctx->threads,
+                     .seed = node->seed,
                      .stream = node->stream,
                      .number = node->number,
                      .first_row = node->first_row};

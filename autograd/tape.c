@@ -88,6 +88,12 @@ static void ctx_freed(lt_ctx *ctx)
     ctx->slots.autograd = NULL;
 }
 
+static void seeded(lt_ctx *ctx)
+{
+    lt_tape *tape = ctx->slots.autograd->tape;
+    tape->draws[0] = tape->draws[1] = 0;
+}
+
 struct lt_autograd *lt__autograd(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -99,6 +105,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     ctx->slots.forget = forget;
     ctx->slots.closed = closed;
     ctx->slots.ctx_freed = ctx_freed;
+    ctx->slots.seeded = seeded;
     return ag;
 }
 
@@ -331,6 +338,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     node->n_in = (uint8_t)c->n_in;
     node->n_out = op->n_out ? op->n_out : 1;
     node->n_all = (uint8_t)(node->n_out + op->n_aux);
+    node->seed = c->seed;
     node->stream = c->stream;
     node->number = c->number;
     node->first_row = first_row;

@@ -368,11 +368,21 @@ static int steps(lua_State *L)
     return 1;
 }
 
-/* set_step(n): sets the number of steps taken to n; the next step starts at row 0 of the batch. */
+/* random_step(): returns the number of optimizer steps since the seed was set. */
+static int random_step(lua_State *L)
+{
+    lua_pushinteger(L, lt_random_step(lt__lua(L)->ctx));
+    return 1;
+}
+
+/* set_step(n[, random]): sets the number of steps taken to n, and that of random_step(), if given;
+ * the next step starts at row 0 of the batch. */
 static int set_step(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
     lt_set_step(ctx, check_count(L, "set_step"));
+    if (!lua_isnoneornil(L, 2))
+        lt_set_random_step(ctx, luaL_checkinteger(L, 2));
     lt_tape_set_first_row(lt_tape_current(ctx), 0);
     return 0;
 }
@@ -426,6 +436,7 @@ static const luaL_Reg functions[] = {{"step", step},
                                      {"bn_stats_synchronize", bn_stats_synchronize},
                                      {"seed", seed},
                                      {"steps", steps},
+                                     {"random_step", random_step},
                                      {"set_step", set_step},
                                      {"draws", draws},
                                      {"set_draws", set_draws},

@@ -154,6 +154,7 @@ function async.new(run, o, saved, warnings)
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
   setmetatable(self, Async)
+  core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
@@ -560,6 +561,7 @@ function Async:close(failed)
   if failed then return end
   handle:finish()
   self.inner.steps = handle:steps()
+  core.set_step(self.first[#self.first])       -- the same on all ranks
 end
 
 return async

@@ -57,6 +57,7 @@ function loop.finish(who)
   pass.handle:finish()
   pass.optim.steps = pass.handle:steps()
   first = pass.last
+  core.set_step(first)                 -- the same on all ranks
 end
 
 -- Called when the script has ended. Raises an error if it has left a batch or a pass early.
@@ -86,6 +87,7 @@ function loop.batches(set, o, open_batches)
   active = {handle = handle, data = open_batches(set, o), last = first + count,
             optim = newest.optim}
   async.end_pass = loop.finish
+  core.set_step(first, core.random_step())
   if core.rank() == 0 and #names > 0 then handle:restore(names, tensors) end
   handle:set_limit(active.last)
   local pass, requested = active, {}

@@ -91,7 +91,8 @@ end
 function state.of(run)
   local o, train = run.settings, run.settings.train
   local s = {
-    step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
+    step = run.steps, counter = core.steps(), random_step = core.random_step(),
+    draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
     bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
     trial = o.trial and true or false, other_loss = run.other_loss,
@@ -287,7 +288,7 @@ local function take_over(run, s)
   run.other_loss = s.other_loss or false           -- older checkpoints do not have it
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
   run.began = core.clock() - s.seconds
-  core.set_step(s.counter)
+  core.set_step(s.counter, s.random_step or s.counter)       -- older checkpoints do not have it
   core.set_draws(s.draws)
   run.async = s.async and {tensors = s.async, numbers = part(s, "async.")}  -- for async.new
   core.restore_wire_scales(part(s, "wire_scales."))
