@@ -26,6 +26,7 @@ static int requires_grad(lua_State *L)
 static int zero_grad(lua_State *L)
 {
     lt_zero_grad(lt__self(L, "zero_grad"));
+    lt__lua(L)->has_grads = false;
     return 0;
 }
 
@@ -70,6 +71,7 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
+    s->has_grads |= !s->dry_run.on;
     if (s->dry_run.on) /* a dry run involves no other rank */
         lt__dry_run_loss(s, x);
     else
@@ -403,15 +405,6 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-/* set_first_row(n): declares that the next pass starts at row n, from 0, of this rank's shard. */
-static int set_first_row(lua_State *L)
-{
-    const lt_lua *s = lt__lua(L);
-    int64_t row = check_count(L, "set_first_row");
-    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + row);
-    return 0;
-}
-
 /* times(): returns {backward = , optimizer = }, the seconds spent so far in backward and in
  * optimizer steps. */
 static int times(lua_State *L)
@@ -440,7 +433,6 @@ static const luaL_Reg functions[] = {{"step", step},
                                      {"set_step", set_step},
                                      {"draws", draws},
                                      {"set_draws", set_draws},
-                                     {"set_first_row", set_first_row},
                                      {"times", times},
                                      {NULL, NULL}};
 
