@@ -208,7 +208,7 @@ static int push_event(lua_State *L, const lt_async_event *e)
         lua_pushboolean(L, false);
     lua_pushinteger(L, e->delay);
     lua_pushboolean(L, e->dropped);
-    lua_pushnumber(L, e->loss);
+    lt__push_number(L, e->loss);
     lua_pushnumber(L, e->lr);
     lua_pushnumber(L, e->time);
     lua_pushinteger(L, e->done_below);

@@ -255,9 +255,9 @@ end
 
 -- The result of run:evaluate on ranks other than 0, which do not evaluate.
 function async.no_result(given)
-  local result = {loss = 0 / 0}
+  local result = {loss = core.nan}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
-    result[metric.name] = 0 / 0
+    result[metric.name] = core.nan
   end
   return result
 end

@@ -125,7 +125,7 @@ end
 -- ==== Reading ====================================================================================
 
 local WORDS = {["true"] = true, ["false"] = false, inf = math.huge, ["-inf"] = -math.huge,
-               nan = 0 / 0, ["-nan"] = 0 / 0}
+               nan = core.nan, ["-nan"] = core.nan}
 
 -- The number or boolean that save() wrote as text; nil for any other text.
 local value_of = core.in_c_locale(function(text)
