@@ -269,6 +269,49 @@ T.test("other optimizers than those of the checkpoint are refused", function()
   end
 end)
 
+-- Optimizers of parameters with equal shapes.
+local SWAPS = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local net = nn.sequential{flat = nn.flatten(), a = nn.linear{48, 48}, b = nn.linear{48, 48}}
+net(lt.zeros{1, 4, 4, 3})
+local function adam(...) return lt.optim.adam(..., {lr = 0.1}) end
+local optim = ({
+  parts = function() return {adam(net.a), adam(net.b)} end,
+  swapped = function() return {adam(net.b), adam(net.a)} end,
+  groups = function() return adam{{params = net.a}, {params = net.b}} end,
+  other_groups = function() return adam{{params = net.b}, {params = net.a}} end,
+  list = function() return adam{net.a.w, net.b.w, net.a.b, net.b.b} end,
+  other_list = function() return adam{net.b.w, net.a.w, net.a.b, net.b.b} end,
+})[arg[1] ]()
+lt.fit{net = net, optim = optim, epochs = 2, batch = 8, train = lt.data.open "synthetic:4x4x3/4/32",
+       test = lt.data.open "synthetic:4x4x3/4/32"}
+]]
+
+T.test("optimizers of a checkpoint with other parameters in their place are refused", function()
+  local out = T.folder(SWAPS)
+  local function refuses(mode, first, second, one, other)
+    local function run(more, which)
+      return T.run(out, ("--quiet --threads 1 --out out %s %s t.lua %s"):format(mode, more, which))
+    end
+    T.equal(select(2, run("--resume never --max-steps 2", first)), 0)
+    local text, code = run("", second)
+    local wanted = ("was made with an optim.adam of %s in place 1 of 'optim', but now that "
+                    .. "optimizer has %s; make the optimizers with the same parameters in the "
+                    .. "same order, or start a new run with another --out"):format(one, other)
+    T.equal({mode, first, code, text:match "safetensors ([^\n]*)\n$"}, {mode, first, 5, wanted})
+    T.equal(select(2, run("--max-steps 3", first)), 0)
+  end
+  for _, mode in ipairs{"", "--ranks 2", "--ranks 2 --parallel pipe=2,micro=1,cut=b",
+                        "--ranks 2 --parallel async=asgd"} do
+    if not mode:find "async" then refuses(mode, "parts", "swapped", "a.w, a.b", "b.w, b.b") end
+    refuses(mode, "groups", "other_groups", "a.w, a.b, b.w and 1 more", "b.w, b.b, a.w and 1 more")
+    if mode == "" then
+      refuses(mode, "list", "other_list", "a.w, b.w, a.b and 1 more", "b.w, a.w, a.b and 1 more")
+    end
+  end
+end)
+
 -- Trains with functions of the net: `first` before lt.run, `later` in the second step. Returns the
 -- net and the warnings.
 local function switch(out, first, later, stop)

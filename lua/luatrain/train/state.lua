@@ -103,6 +103,7 @@ function state.of(run)
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
     s["initial_scaler." .. name] = value
   end
+  for i, names in ipairs(optims.held(o.net, o.optims)) do s["held." .. i] = names end
   for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
   for name, value in pairs(run.async and run.async:numbers() or {}) do
     s["async." .. name] = value
@@ -138,6 +139,15 @@ local function check_whole(s, path)
   end
 end
 
+-- The entries of s whose names begin with prefix, with the prefix removed.
+local function part(s, prefix)
+  local list = {}
+  for key, value in pairs(s) do
+    if key:sub(1, #prefix) == prefix then list[key:sub(#prefix + 1)] = value end
+  end
+  return list
+end
+
 -- EFILE if a run with settings o cannot resume from a checkpoint with state s. EUSAGE if either
 -- is a replay, whose checkpoints have no tensors of asynchronous training.
 local function check(o, s, path)
@@ -168,15 +178,7 @@ local function check(o, s, path)
                          :format(path, text:format(was, is)))
     end
   end
-end
-
--- The entries of s whose names begin with prefix, with the prefix removed.
-local function part(s, prefix)
-  local list = {}
-  for key, value in pairs(s) do
-    if key:sub(1, #prefix) == prefix then list[key:sub(#prefix + 1)] = value end
-  end
-  return list
+  optims.check_held(o.net, o.optims, part(s, "held."), path)
 end
 
 local function shown(value)
