@@ -236,7 +236,7 @@ function Set:open_batches(given) end
 
 ---Returns a set with the same images resized to size x size; they must be u8. Returns the set
 ---itself if size is nil or the images already have this size. center_crop: see data.open; default:
----that of the set.
+---that of the set. It requires a size.
 ---@param size? integer
 ---@param given? {center_crop?: number}
 ---@return luatrain.Set
