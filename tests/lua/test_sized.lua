@@ -29,7 +29,7 @@ T.test("a set of images in a tensor, resized", function()
           "set:sized: center_crop requires a size, since it only applies to images that are "
           .. "resized")
   T.fails(function() set:sized(4, {width = 2}) end,
-          "set:sized: unknown key 'width': set:sized(size, {center_crop})")
+          "set:sized: unknown key 'width': set:sized(size, {center_crop?})")
   T.equal(set:sized(), set)
   T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
                                  {dtype = "u8"})}:sized(4) end,
