@@ -334,7 +334,7 @@ write("quick.lua", [[
   end
 ]] .. TRAIN)
 
-T.test("a script's training and the limits of the machine are measured, and leave no files", function()
+T.test("a script's training and the machine's limits are measured, and leave no files", function()
   local out, code = run "--steps 7 --json=out.json train.lua"
   T.equal(code, 0)
   assert(out:find "7 steps of 4 images: ")

@@ -19,15 +19,6 @@ local function run_with(net, optim, more)
   return lt.run(o)
 end
 
--- The texts of the warnings in a run's folder.
-local function warnings(out)
-  local list = {}
-  for text in T.read(out .. "/metrics.jsonl"):gmatch '"event":"warn"[^\n]*"text":"([^\n]*)"}' do
-    list[#list + 1] = text
-  end
-  return list
-end
-
 local function close(run) run:epochs(); getmetatable(run).__close(run) end
 
 -- ==== The start of a run =========================================================================
@@ -67,15 +58,15 @@ T.test("parameters that no optimizer has are told, unless they are frozen", func
   local out, net = T.folder(), make()
   local head = lt.optim.sgd(net.head, {lr = 0.1})
   close(run_with(net, head, {out = out}))
-  T.equal(warnings(out), {"no optimizer has body.w, body.b, so this part of the net keeps its "
+  T.equal(T.warnings(out), {"no optimizer has body.w, body.b, so this part of the net keeps its "
                           .. "values; freeze() it if that is intended"})
   out = T.folder()
   close(run_with(net, {head, lt.optim.adam(net.body, {lr = 0.1})}, {out = out}))
-  T.equal(warnings(out), {})
+  T.equal(T.warnings(out), {})
   out = T.folder()
   net.body:freeze()
   close(run_with(net, head, {out = out}))
-  T.equal(warnings(out), {})
+  T.equal(T.warnings(out), {})
 end)
 
 T.test("lt.fit steps all optimizers of a list, and the schedule applies to all", function()
@@ -232,10 +223,7 @@ T.test("a resumed run with two optimizers equals the unbroken run, in each mode"
         name, i, more, options, flags))
       T.equal(code .. text:gsub("^luatrain: stopped by[^\n]*\n[^\n]*\n", ""), "0")
     end
-    local function sum(name)
-      return T.read(("%s/%s%d/metrics.jsonl"):format(out, name, i))
-             :match '.*"weights_sha256":"(%x+)"'
-    end
+    local function sum(name) return T.sha(("%s/%s%d"):format(out, name, i)) end
     run("whole", "")
     run("parts", "--max-steps 6")
     run("parts", "--max-steps 11")
@@ -333,7 +321,7 @@ local function switch(out, first, later, stop)
       end
     end
   end)
-  return now, warnings(out)
+  return now, T.warnings(out)
 end
 
 local function nothing() end
