@@ -82,7 +82,7 @@ static lt_status check(const lt_async *a)
 static lt_status accept(lt_async *a, lt_status status, bool begins)
 {
     if (status == LT_OK && (begins || a->has_begun))
-        lt__async_accept_writes(a);
+        lt_async_accept_writes(a);
     return status;
 }
 

@@ -68,19 +68,25 @@ static uint32_t count_writes(const lt_async *a)
     return count;
 }
 
-void lt__async_accept_writes(lt_async *a)
+void lt_async_accept_writes(lt_async *a)
 {
     a->has_begun = true;
     a->written = count_writes(a);
 }
 
+bool lt_async_is_written(const lt_async *a)
+{
+    return a->has_begun && count_writes(a) != a->written;
+}
+
 lt_status lt__async_check_writes(const lt_async *a)
 {
-    if (!a->has_begun || count_writes(a) == a->written)
+    if (!lt_async_is_written(a))
         return LT_OK;
     return lt_fail(LT_EINVAL, "the weights or buffers of the net were written during asynchronous "
                               "training, in which only the server changes them; write to them "
-                              "before the first batch or after the training");
+                              "before the first batch or after the training, or restore them "
+                              "after the evaluation at the end of an epoch");
 }
 
 /* ==== A batch ================================================================================= */

@@ -52,9 +52,7 @@ struct lt_async { /* the first member of a simulation, a replay or a live run */
     uint32_t written; /* number of writes that are known */
 };
 
-/* Takes note that the writes to the net so far are those of asynchronous training. */
-void lt__async_accept_writes(lt_async *async);
-/* LT_EINVAL if there are others since then. */
+/* LT_EINVAL if lt_async_is_written(). */
 LT_MUST lt_status lt__async_check_writes(const lt_async *async);
 
 /* Sets the gradient callbacks of async->ctx. */

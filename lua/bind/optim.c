@@ -174,8 +174,8 @@ static int optim_step(lua_State *L)
             "or set:batches{shuffle = true}, but this one has none");
     if (s->joins_pipeline && !s->pipeline && !s->reducer)
         lt__refuse(L, s,
-                   "--parallel pipe=P: the script called os.exit() in the profile, before its first "
-                   "backward pass, so there is no plan");
+                   "--parallel pipe=P: the script called os.exit() in the profile, before its "
+                   "first backward pass, so there is no plan");
     lt__check_slices(L, s, "an optimizer step", "");
     lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);

@@ -139,7 +139,8 @@ local sized = check "set:sized(size, {; center_crop?:share})"
 function Set:sized(size, given)
   local crop = check_center_crop("set:sized", sized(given).center_crop)
   if crop and not size then
-    refuse "set:sized: center_crop requires a size, since it only applies to images that are resized"
+    refuse("set:sized: center_crop requires a size, since it only applies to images that are "
+           .. "resized")
   end
   crop = crop or self.center_crop
   if not size or self.height == size and self.width == size then return self end

@@ -145,6 +145,7 @@ function async.new(run, o, saved, warnings)
     pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
+    sha256 = false,                    -- of the net at the end of the epoch, to be evaluated
     asked = false,                     -- this rank has asked rank 0 to stop
     handle = false, inner = core.inner_of(run.settings.optim),
   }
@@ -366,6 +367,16 @@ local function release(self)
   self.passes, self.requested = {}, {}
 end
 
+-- At the end of the epoch, the script may write to the net, for example to evaluate an average of
+-- its weights, if it restores the values before it reports or continues. Accepts such writes.
+local function accept_restored(self)
+  if not self.sha256 then return end
+  if self.handle:is_written() and self.run.settings.net:sha256() == self.sha256 then
+    self.handle:accept_writes()
+  end
+  self.sha256 = false
+end
+
 -- The iterator of run:batches(). stop_if_wanted(run) ends the run if it must stop; stopped(run,
 -- code, why) ends it because rank 0 has stopped it, or a trace has ended.
 function Async:batches(open_pass, stop_if_wanted, stopped)
@@ -400,6 +411,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     end
     return next_batch()
   end
+  accept_restored(self)
   self.handle:set_limit(self.first[#self.first])     -- the first call begins the training
   return function()
     if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
@@ -407,10 +419,11 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
       core.fail("EINVAL", "run:batches: the previous batch had no run:step")
     end
     show_epoch(self)
-    if run.root and is_over(self) then return self:read_epoch() end
-    local x, y = next_batch()
-    if not x and run.root then self:read_epoch() end
-    return x, y
+    local x, y
+    if not (run.root and is_over(self)) then x, y = next_batch() end
+    if x then return x, y end
+    if run.root then self:read_epoch() end
+    self.sha256 = run.settings.net:sha256()
   end
 end
 
@@ -459,6 +472,7 @@ function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1])
 -- the final values of the epoch, to be evaluated, it gets them back.
 function Async:suspended(fn, ...)
   local handle, run = self.handle, self.run
+  accept_restored(self)
   local _ <close> = setmetatable({}, {__close = function()
     handle:pause(false)
     if run.status == "epoch" and self.read_back == run.epoch then
@@ -559,6 +573,7 @@ function Async:close(failed)
   local handle = self.handle
   local _ <close> = setmetatable({}, {__close = function() handle:close() end})
   if failed then return end
+  accept_restored(self)
   handle:finish()
   self.inner.steps = handle:steps()
   core.set_step(self.first[#self.first])       -- the same on all ranks

@@ -109,8 +109,8 @@ end
 function checkpoint.send(net, list) core.save(contents(net, list)) end
 
 -- Writes a checkpoint of net, optimizers and state. state is a flat table of numbers and booleans,
--- except for strings: state.optim, the classes of the optimizers, and state["held.1"], ..., the names
--- of their parameters. async: see async.lua, or false.
+-- except for strings: state.optim, the classes of the optimizers, and state["held.1"], ..., the
+-- names of their parameters. async: see async.lua, or false.
 function checkpoint.save(path, net, list, state, async)
   local meta = {"format", tostring(FORMAT)}
   local names, tensors = contents(net, list)
