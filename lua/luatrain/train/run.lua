@@ -351,7 +351,10 @@ local function continue_trial(self, seconds)
   self.log:note(text)
 end
 
-local inside_meta = {__close = function(self) self.run.inside, core.on_step = false, false end}
+local inside_meta = {__close = function(self)
+  self.run.inside, core.on_step = false, false
+  lone_rows.stop()
+end}
 
 -- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
 -- stays in use from the first micro-batch to the last.
@@ -381,7 +384,6 @@ local function call_inside(self, fn, ...)
   end
   core.end_shard()
   self.other_loss = core.calls_of_cross_entropy() == 0
-  lone_rows.stop()
   return given
 end
 
