@@ -85,7 +85,7 @@ static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *de
     return LT_EPEER;
 }
 
-/* After a failure, `awaited` stays, because it is what other ranks may be about to look up. */
+/* After a failure, `awaited` stays: other ranks may be about to read it. */
 static lt_status wait_for(lt_shm *shm, const wait *w)
 {
     double now = lt__seconds();

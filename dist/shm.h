@@ -78,8 +78,8 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
 /* Writes the last location of a rank of the job to text, for the end of a message: "; it was last
  * seen at train.lua:31, step 7", or "" if it is not known here. Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES]);
-/* Other ranks of the node can see for whom this rank waits, so that they can name the rank that
- * holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of the
+/* Shows the other ranks of the node for which rank this one waits, so that they can name the rank
+ * that holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of the
  * job, or -1 when the wait is over. */
 void lt__shm_set_awaited(lt_shm *shm, int channel, int rank);
 /* The rank of the job that holds up `rank`: for which it waits, or the one for which that waits,

@@ -105,8 +105,8 @@ void lt__shm_set_awaited(lt_shm *shm, int channel, int rank)
     atomic_store(&s->awaited[channel], 1 + rank);
 }
 
-/* The rank for which a rank waits, or -1. While its own thread waits for a message, it does not
- * wait for the group's thread, so that message counts. */
+/* The rank for which a rank waits, or -1. If its own thread waits for a message and its group's
+ * thread is in a collective, only the message holds up the rank. */
 static int awaited_by(const lt_shm *shm, int rank)
 {
     const slot *s = find_owned(shm, rank);

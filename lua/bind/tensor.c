@@ -525,7 +525,7 @@ static int index_tensor(lua_State *L)
     if (kind == LUA_TNIL) {
         const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
         lua_pushvalue(L, lua_upvalueindex(2));
-        lt__unknown(L, s, "tensor", "method or field", name);
+        lt__unknown_field(L, s, name);
     }
     if (!x)
         lt__refuse(L, s, "this tensor was closed");

@@ -16,8 +16,8 @@ function lone.divide(k, n) parts, rows = k, n end
 
 function lone.refuse(run) refused = run end
 
--- Images of the smallest part of a batch on this rank. Without mixup, rank 0 has a smallest one of
--- all ranks.
+-- Images of the smallest part of a batch on this rank. Without mixup, no other rank has a smaller
+-- one than rank 0.
 local function least_of(run, batch)
   local least = batch
   for i = 1, core.shards(batch, run.grain) do
