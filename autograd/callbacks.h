@@ -1,10 +1,10 @@
-/* callbacks.h - what dist, amp and profilers set in a context: gradient callbacks, loss scaling, the
- * cast policy, op hooks; and dry runs, which replace some of these. Included by autograd.h.
+/* callbacks.h - what dist, amp and profilers set in a context: gradient callbacks, loss scaling,
+ * the cast policy, op hooks; and dry runs, which replace some of these. Included by autograd.h.
  */
-#ifndef LT_AUTOGRAD_CALLBACKS_H
-#define LT_AUTOGRAD_CALLBACKS_H
+#ifndef LUATRAIN_CALLBACKS_H
+#define LUATRAIN_CALLBACKS_H
 
-#include "autograd/optim.h"
+#include "autograd/autograd.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,6 +17,8 @@ typedef struct lt_external_memory { /* memory from elsewhere; deleter(ud, data) 
     void (*deleter)(void *ud, void *data);
     void *ud;
 } lt_external_memory;
+
+struct lt_optim;
 
 /* Callbacks of dist around backward and steps, called with ud. Each may be NULL. */
 typedef struct lt_grad_callbacks {
@@ -37,7 +39,7 @@ typedef struct lt_grad_callbacks {
      * which gradients are to be multiplied (clipping). step_status is LT_APPLIED, LT_SKIPPED or
      * LT_ACCUMULATING. The pending batch-norm statistics are those of the step, and are discarded
      * afterwards. If NULL, the optimizer updates its parameters. */
-    lt_status (*apply)(void *ud, lt_optim *optim, const lt_opt *const *options,
+    lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor);
     /* Called before lt_grad() and lt_zero_grad(), except in backward and between the halves of a
      * split one: waits until no other thread writes gradients. */

@@ -79,8 +79,8 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
  * seen at train.lua:31, step 7", or "" if it is not known here. Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES]);
 /* Shows the other ranks of the node for which rank this one waits, so that they can name the rank
- * that holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of the
- * job, or -1 when the wait is over. */
+ * that holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of
+ * the job, or -1 when the wait is over. */
 void lt__shm_set_awaited(lt_shm *shm, int channel, int rank);
 /* The rank of the job that holds up `rank`: for which it waits, or the one for which that waits,
  * and so on; `rank` itself if it is not known to wait, or if the ranks wait for each other. seen:
