@@ -74,8 +74,8 @@ LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
  * step is pending. -1 for a parameter that the optimizer does not have; 0 in a pipeline for one of
  * another stage. */
 LT_API int64_t lt_optim_steps(lt_optim *optim, const lt_tensor *param);
-/* Sets it, to resume from a checkpoint. LT_EINVAL if it is negative, or if the optimizer does not
- * have the parameter. Does nothing for a parameter of another stage. */
+/* Sets it, to resume from a checkpoint. LT_EINVAL unless it is from 0 to 2^62, or if the optimizer
+ * does not have the parameter. Does nothing for a parameter of another stage. */
 LT_MUST lt_status lt_optim_set_steps(lt_optim *optim, const lt_tensor *param, int64_t steps);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 
