@@ -417,28 +417,32 @@ static void warn_of_limit(const settings *s)
                 limit, s->config.threads);
 }
 
-/* Warns if mpirun has bound `what` to `cpus` CPUs, and the whole job to `all`, fewer than there
- * are. */
-static void warn_of_bound(const char *what, int cpus, int all)
-{
-    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (getenv("OMPI_MCA_orte_bound_at_launch") && all < machine)
-        fprintf(stderr,
-                "luatrain: warning: mpirun binds %s to %d of %d CPUs; use mpirun --bind-to none to "
-                "avoid this\n",
-                what, cpus, machine);
-}
-
 /* Warns if mpirun has bound the ranks to too few CPUs. By default it binds each to one core. */
 static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 {
+    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (s->config.threads > cpus)
         fprintf(stderr,
                 "luatrain: warning: rank %d has %d CPU%s for its %d threads; mpirun "
                 "--bind-to none gives it all CPUs\n",
                 lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads);
-    else if (lt_group_rank(group) == 0)
-        warn_of_bound("each rank", cpus, lt_group_size(group) * cpus);
+    else if (lt_group_rank(group) == 0 && getenv("OMPI_MCA_orte_bound_at_launch") &&
+             lt_group_size(group) * cpus < machine)
+        fprintf(stderr,
+                "luatrain: warning: mpirun binds each rank to %d of %d CPUs; use "
+                "mpirun --bind-to none to avoid this\n",
+                cpus, machine);
+}
+
+/* The same for mpirun -np 1, under which the process is not a rank. */
+static void warn_of_bound_process(int cpus)
+{
+    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (getenv("OMPI_MCA_orte_bound_at_launch") && cpus < machine)
+        fprintf(stderr,
+                "luatrain: warning: mpirun binds this process to %d of %d CPUs; use "
+                "mpirun --bind-to none to avoid this\n",
+                cpus, machine);
 }
 
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
@@ -512,7 +516,7 @@ static lt_status run_all(settings *s)
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
-    warn_of_bound("this process", cpus, cpus); /* mpirun -np 1 does not make it a rank */
+    warn_of_bound_process(cpus);
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
