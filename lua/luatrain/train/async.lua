@@ -254,9 +254,10 @@ local function batch_at(self, open_pass, epoch, position, rows)
   return x, y
 end
 
--- The result of run:evaluate on ranks other than 0, which do not evaluate.
+-- The result of run:evaluate on ranks other than 0, which do not evaluate: nan by all names that
+-- rank 0 may use.
 function async.no_result(given)
-  local result = {loss = core.nan}
+  local result = {loss = core.nan, cross_entropy = core.nan}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
     result[metric.name] = core.nan
   end
