@@ -88,12 +88,6 @@ static void ctx_freed(lt_ctx *ctx)
     ctx->slots.autograd = NULL;
 }
 
-static void seeded(lt_ctx *ctx)
-{
-    lt_tape *tape = ctx->slots.autograd->tape;
-    tape->draws[0] = tape->draws[1] = 0;
-}
-
 struct lt_autograd *lt__autograd(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -105,7 +99,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     ctx->slots.forget = forget;
     ctx->slots.closed = closed;
     ctx->slots.ctx_freed = ctx_freed;
-    ctx->slots.seeded = seeded;
+    ctx->slots.seeded = lt__restart_draws;
     return ag;
 }
 

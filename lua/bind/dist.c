@@ -272,15 +272,6 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
-{
-    if (s->has_grads && s->slice < s->slices)
-        lt__refuse(L, s,
-                   "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
-                   "lt.micro_batches only after the last one, and then take the optimizer's step",
-                   at, what, s->slice, s->slices);
-}
-
 /* Raises if the script has left a batch after some of its parts. Arguments: see
  * lt__check_slices(). */
 static void check_whole_batch(lua_State *L, lt_lua *s, const char *what, const char *at)
@@ -300,21 +291,6 @@ static int end_script(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     check_whole_batch(L, s, "the script has ended", s->batch_line);
-    return 0;
-}
-
-/* take_slice(i, n, row): begins micro-batch i of the n that lt.micro_batches makes of this rank's
- * shard. row: its first row in the shard, from 0. */
-static int take_slice(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    int i = (int)luaL_checkinteger(L, 1);
-    if (i == 1)
-        lt__check_slices(L, s, "another loop over lt.micro_batches begins", "");
-    s->slice = i;
-    s->slices = (int)luaL_checkinteger(L, 2);
-    lt__where(s, s->batch_line, sizeof s->batch_line);
-    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + luaL_checkinteger(L, 3));
     return 0;
 }
 
@@ -545,7 +521,6 @@ static const luaL_Reg functions[] = {{"rank", rank},
                                      {"take_shard", take_shard},
                                      {"end_shard", end_shard},
                                      {"end_script", end_script},
-                                     {"take_slice", take_slice},
                                      {"least_rows", least_rows},
                                      {"compare_step", compare_step},
                                      {"settings_digest", settings_digest},

@@ -405,6 +405,30 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
+void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
+{
+    if (s->has_grads && s->slice < s->slices)
+        lt__refuse(L, s,
+                   "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
+                   "lt.micro_batches only after the last one, and then take the optimizer's step",
+                   at, what, s->slice, s->slices);
+}
+
+/* take_slice(i, n, row): begins micro-batch i of the n that lt.micro_batches makes of this rank's
+ * shard. row: its first row in the shard, from 0. */
+static int take_slice(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int i = (int)luaL_checkinteger(L, 1);
+    if (i == 1)
+        lt__check_slices(L, s, "another loop over lt.micro_batches begins", "");
+    s->slice = i;
+    s->slices = (int)luaL_checkinteger(L, 2);
+    lt__where(s, s->batch_line, sizeof s->batch_line);
+    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + luaL_checkinteger(L, 3));
+    return 0;
+}
+
 /* times(): returns {backward = , optimizer = }, the seconds spent so far in backward and in
  * optimizer steps. */
 static int times(lua_State *L)
@@ -433,6 +457,7 @@ static const luaL_Reg functions[] = {{"step", step},
                                      {"set_step", set_step},
                                      {"draws", draws},
                                      {"set_draws", set_draws},
+                                     {"take_slice", take_slice},
                                      {"times", times},
                                      {NULL, NULL}};
 
