@@ -370,12 +370,6 @@ static void call_hook(const struct lt_autograd *ag, const lt_call *c)
     ag->op_hook(ag->op_hook_ud, c, false, where);
 }
 
-void lt__restart_draws(lt_ctx *ctx)
-{
-    lt_tape *tape = ctx->slots.autograd->tape;
-    tape->draws[0] = tape->draws[1] = 0;
-}
-
 static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, lt_tensor **in,
                        int n_in, const lt_opt *opts, lt_tensor **out)
 {

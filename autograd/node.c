@@ -380,3 +380,15 @@ lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry)
         lt__count_backward(ag);
     return status;
 }
+
+lt_tensor *lt_saved(const lt_tensor *x, int i)
+{
+    const lt_node *node = x->node;
+    for (int k = 0; node && k < node->n_in; k++)
+        if (node->edge[k].saved && i-- == 0)
+            return node->edge[k].saved;
+    for (int k = 0; node && k < node->n_all; k++)
+        if (node->saved_out[k] && i-- == 0)
+            return node->saved_out[k];
+    return NULL;
+}

@@ -237,8 +237,6 @@ typedef struct
 LT_MUST lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                                       const lt_opt *const *options, int n_groups, double clip);
 
-/* Restarts the count of random calls in the current pass. */
-void lt__restart_draws(lt_ctx *ctx);
 /* Appends a node for the call to the tape, and sets it as the history of the outputs. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
                      int64_t first_row);

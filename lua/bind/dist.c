@@ -272,6 +272,15 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
+void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
+{
+    if (s->has_grads && s->slice < s->slices)
+        lt__refuse(L, s,
+                   "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
+                   "lt.micro_batches only after the last one, and then take the optimizer's step",
+                   at, what, s->slice, s->slices);
+}
+
 /* Raises if the script has left a batch after some of its parts. Arguments: see
  * lt__check_slices(). */
 static void check_whole_batch(lua_State *L, lt_lua *s, const char *what, const char *at)

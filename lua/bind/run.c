@@ -405,15 +405,6 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
-{
-    if (s->has_grads && s->slice < s->slices)
-        lt__refuse(L, s,
-                   "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
-                   "lt.micro_batches only after the last one, and then take the optimizer's step",
-                   at, what, s->slice, s->slices);
-}
-
 /* take_slice(i, n, row): begins micro-batch i of the n that lt.micro_batches makes of this rank's
  * shard. row: its first row in the shard, from 0. */
 static int take_slice(lua_State *L)
