@@ -47,12 +47,14 @@ const char *lt__rule_name(lt_rule rule) { return rules[rule].name; }
 
 lt_status lt__rule_find(const char *name, lt_rule *rule)
 {
+    const char *names[LT_RULES];
     char list[128] = "";
     for (int i = 0; i < LT_RULES; i++) {
         if (strcmp(name, rules[i].name) == 0) {
             *rule = (lt_rule)i;
             return LT_OK;
         }
+        names[i] = rules[i].name;
         size_t n = strlen(list);
         snprintf(list + n, sizeof list - n, "%s%s",
                  i == 0             ? ""
@@ -60,7 +62,11 @@ lt_status lt__rule_find(const char *name, lt_rule *rule)
                                     : " or ",
                  rules[i].name);
     }
-    return lt_fail(LT_EUSAGE, "the rule must be %s, but is '%s'", list, name);
+    int near = lt_nearest(name, names, LT_RULES);
+    return lt_fail(LT_EUSAGE,
+                   near >= 0 ? "the rule must be %s, but is '%s' (did you mean '%s'?)"
+                             : "the rule must be %s, but is '%s'",
+                   list, name, near >= 0 ? names[near] : "");
 }
 
 /* ==== Opening ================================================================================= */

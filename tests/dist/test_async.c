@@ -288,7 +288,8 @@ TEST(wrong_settings_are_refused)
     lt_async_config c = usual;
     c.rule = "dcc";
     refuse("sgd_step", "lr=0.1", &c,
-           "the rule must be asgd, sa, dc-c, dc-a, dc-m, gap, dana, ormo or ddc, but is 'dcc'");
+           "the rule must be asgd, sa, dc-c, dc-a, dc-m, gap, dana, ormo or ddc, but is 'dcc' "
+           "(did you mean 'dc-c'?)");
     c = usual;
     c.workers = 0;
     refuse("sgd_step", "lr=0.1", &c, "the number of workers must be from 1 to 4096, but is 0");

@@ -574,8 +574,8 @@ function Run:report(numbers)
   for name, value in pairs(numbers or {}) do
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
-  fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
-  fields.samples, fields.size = progress.samples(self), self.phase.size
+  fields.epoch, fields.epochs, fields.size = self.epoch, self.settings.epochs, self.phase.size
+  fields.step, fields.samples = progress.end_of_epoch(self)
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))
