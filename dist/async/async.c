@@ -31,10 +31,7 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
     if (c->steps < 0 || c->steps > MOST)
         return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
                        (long long)MOST, (long long)c->steps);
-    if (lt_has_grad_callbacks(ctx))
-        return lt_fail(LT_EINVAL, "lt_async_new: this context already has asynchronous training or "
-                                  "a reducer; free it first");
-    return LT_OK;
+    return lt_check_no_grad_callbacks(ctx, "lt_async_new");
 }
 
 /* Keeps the buffers, whose writes are watched. */

@@ -348,7 +348,7 @@ TEST(invalid_arguments_are_refused)
     lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
     lt_async_stats stats;
     CHECK(a != NULL);
-    refuse_new(&n, &usual, "lt_async_new: this context already has asynchronous training or a");
+    refuse_new(&n, &usual, "lt_async_new: this context already has a reducer or asynchronous");
     CHECK_FAILS(lt_async_read_stats(a, -1, &stats), LT_EINVAL, "group must be at least 0");
     CHECK_FAILS(lt_async_read_stats(a, INT32_MIN, &stats), LT_EINVAL, "but is -2147483648");
     CHECK_OK(lt_async_read_stats(a, INT32_MAX, &stats));
