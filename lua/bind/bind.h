@@ -245,6 +245,10 @@ int lt__shards(const lt_lua *s);
 /* Returns x, or in a pipeline a tensor on top of the stack that has its values on all ranks. The
  * ranks must call it together. Raises its errors. */
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
+/* Called before the script writes to x. Returns whether this rank has x; if not, the ranks that have
+ * it must make the same write, which pipeline.check_writes() in Lua verifies later. Raises inside
+ * lt.on_root, if x belongs to a stage of a pipeline. */
+bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
 /* The schedule whose name is the argument at index. */
 lt_schedule_kind lt__schedule_kind(lua_State *L, int index);
 void lt__close_pipeline(lt_lua *s); /* does nothing without one */

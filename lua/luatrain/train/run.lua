@@ -230,7 +230,7 @@ local function stop_if_wanted(self)
   ending.close_step(self)
   if reason and self.observer then self.observer:stop(reason) end
   if self.async then self.async:stop(early and 0 or 75) end
-  core.compare_step()
+  ranks.compare_step()
   state.check_weights(self)
   local saved, err = ending.save(self)
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
@@ -429,12 +429,14 @@ local function loss_of_stages(self)
                self.root and ending.is_save_due(self, true) and 1 or 0,
                times.forward, times.backward, times.weights, times.waiting,
                core.settings_digest()}
+  local digest = pipeline.add_writes(own)
   local all, list, same = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own), true
   for i = 1, #list, #own do
     for k = 1, #all do all[k] = all[k] + list[i + k - 1] end
-    same = same and list[i + #own - 1] == list[#own]
+    same = same and list[i + digest - 1] == list[digest]
   end
   if not same then core.compare_step() end
+  pipeline.check_writes(list, #own)
   self.spent.own, self.spent.stages = times, {}
   local _, stages, _, replicas = core.pipeline()
   for stage = 1, stages do            -- takes the times of its first replica
@@ -567,7 +569,7 @@ function Run:report(numbers)
   local before = core.clock()
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
-  core.compare_step()
+  ranks.compare_step()
   state.check_weights(self)
   ending.close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
