@@ -64,9 +64,8 @@ typedef struct lt_lua {
     bool is_async;    /* which has begun: there are no collectives, shards or other ranks */
     bool no_sync;     /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;     /* inside lt.on_root, which only rank 0 runs; see dist.c */
-    const lt_def *cross_entropy; /* of ctx */
-    int n_cross_entropy;         /* its calls; see calls_of_cross_entropy() in ops.c */
-    bool micro_warned;           /* see warn_of_micro() in run.c */
+    int n_cross_entropy; /* calls of that op; see calls_of_cross_entropy() in ops.c */
+    bool micro_warned;   /* see warn_of_micro() in run.c */
     int part, parts;    /* shard of the batch, or micro-batch, from 1, and their number; part is 0
                          * outside of batches */
     int done_parts;     /* parts that had their optimizer step; 0 after the last one */
