@@ -80,7 +80,7 @@ static double value(const net *n, int i)
     return x;
 }
 
-/* The memory for the squares of the parameters is kept. Views of it and of the gradients are not. */
+/* The memory for the squares of the parameters is kept; views of it and of gradients are not. */
 TEST(the_norm_of_gradients_allocates_no_scratch)
 {
     double norm;
