@@ -387,6 +387,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .same_grad = op->same_grad,
                     .spec = spec,
                     .number = ++ag->calls,
+                    .seed = lt_seed(ctx),
                     .first_row = ag->tape->first_row};
     LT_TRY(find_device(def, in, n_in, &call.device));
     LT_TRY(op->shape(&call));
@@ -398,7 +399,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     /* evaluation must not shift the random numbers of training */
     uint64_t *draws = &ag->tape->draws[off];
     if (call.draws)
-        call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
+        call.stream = (uint64_t)off << 63 | (uint64_t)lt_random_step(ctx) << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;
     bool skips = view || (n_all > 0 && lt__is_idle(op, made, n_all));
     lt_status status = skips ? LT_OK : lt__run_kernel(&call, def, false);

@@ -126,9 +126,9 @@ struct lt_call {
     bool summed;              /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
-    /* of random numbers: step << 32 | index of this call among the random calls of its pass. With
-     * gradients off, bit 63 is set and the count is another one */
-    uint64_t stream;
+    /* of random numbers: the seed, and lt_random_step() << 32 | index of this call among the random
+     * calls of its pass. With gradients off, bit 63 is set and the count is another one */
+    uint64_t seed, stream;
     uint64_t number;   /* of this forward call in its context; backward: of its forward call */
     int64_t first_row; /* index in the global batch of row 0 */
     /* in-place ops on an accelerator: flag in device memory, or NULL. If the flag is not 0 when the

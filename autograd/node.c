@@ -155,6 +155,7 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .out = (lt_tensor **)node->saved_out,
                      .d_out = (lt_tensor **)node->d_out,
                      .threads = node->ctx->threads,
+                     .seed = node->seed,
                      .stream = node->stream,
                      .number = node->number,
                      .first_row = node->first_row};
@@ -378,4 +379,16 @@ lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry)
     if (status == LT_OK && !is_dry)
         lt__count_backward(ag);
     return status;
+}
+
+lt_tensor *lt_saved(const lt_tensor *x, int i)
+{
+    const lt_node *node = x->node;
+    for (int k = 0; node && k < node->n_in; k++)
+        if (node->edge[k].saved && i-- == 0)
+            return node->edge[k].saved;
+    for (int k = 0; node && k < node->n_all; k++)
+        if (node->saved_out[k] && i-- == 0)
+            return node->saved_out[k];
+    return NULL;
 }

@@ -88,6 +88,12 @@ static void ctx_freed(lt_ctx *ctx)
     ctx->slots.autograd = NULL;
 }
 
+static void seeded(lt_ctx *ctx)
+{
+    lt_tape *tape = ctx->slots.autograd->tape;
+    tape->draws[0] = tape->draws[1] = 0;
+}
+
 struct lt_autograd *lt__autograd(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -99,6 +105,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     ctx->slots.forget = forget;
     ctx->slots.closed = closed;
     ctx->slots.ctx_freed = ctx_freed;
+    ctx->slots.seeded = seeded;
     return ag;
 }
 
@@ -335,6 +342,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     node->n_in = (uint8_t)c->n_in;
     node->n_out = op->n_out ? op->n_out : 1;
     node->n_all = (uint8_t)(node->n_out + op->n_aux);
+    node->seed = c->seed;
     node->stream = c->stream;
     node->number = c->number;
     node->first_row = first_row;
@@ -585,15 +593,3 @@ void lt_dry_run_end(lt_ctx *ctx)
 }
 
 int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }
-
-lt_tensor *lt_saved(const lt_tensor *x, int i)
-{
-    const lt_node *node = x->node;
-    for (int k = 0; node && k < node->n_in; k++)
-        if (node->edge[k].saved && i-- == 0)
-            return node->edge[k].saved;
-    for (int k = 0; node && k < node->n_all; k++)
-        if (node->saved_out[k] && i-- == 0)
-            return node->saved_out[k];
-    return NULL;
-}

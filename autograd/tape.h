@@ -79,7 +79,7 @@ typedef struct lt_node {
     lt_device *device; /* of all its tensors */
     lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t stream; /* of random numbers, as in lt_call, also number */
+    uint64_t seed, stream; /* of random numbers, as in lt_call, also number */
     uint64_t number;
     int64_t first_row;
     uint32_t same_grad;           /* as in lt_call */

@@ -31,6 +31,7 @@ typedef struct lt_slots {
                    bool gone);      /* autograd: drops x's history; if gone, also its gradient */
     void (*closed)(lt_ctx *ctx);    /* autograd: ends all graphs; called by lt_ctx_free() */
     void (*ctx_freed)(lt_ctx *ctx); /* autograd: frees its state; called with the last reference */
+    void (*seeded)(lt_ctx *ctx);    /* autograd: restarts its count of random calls */
     struct lt_autograd *autograd;
     void (*ops_freed)(lt_ctx *ctx); /* ops: the same */
     struct lt_ops *ops;
@@ -64,6 +65,7 @@ struct lt_ctx {
     lt_config config;
     int threads;
     int64_t step;
+    int64_t seeded_at; /* the step at which the seed was set; see lt_random_step() */
     uint64_t draws;
     uint64_t trees; /* parameter trees that were initialised since the seed was set */
     lt_atomic_int listeners, stop_reason; /* lock-free, for signal handlers */

@@ -170,8 +170,9 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
-/* Sets the seed, and restarts the draws of LT_RNG_USER and the count of trees for
- * lt_params_place(): after it, the same calls have the same results again. */
+/* Sets the seed, and restarts lt_random_step(), the draws of LT_RNG_USER, the count of random calls
+ * in a pass, and the count of trees for lt_params_place(): after it, the same calls have the same
+ * results again. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */
@@ -186,10 +187,13 @@ LT_API int lt_omp_threads(void);
  * OMP_MAX_ACTIVE_LEVELS is 0. INT_MAX if there is no limit. */
 LT_API int lt_thread_limit(void);
 
-/* The number of optimizer steps so far, applied or skipped. The random numbers of a step depend on
- * it. */
+/* The number of optimizer steps so far, applied or skipped. */
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
+/* The number of steps since lt_set_seed(), on which the random numbers of a step depend.
+ * lt_set_random_step() is for resuming a run, after lt_set_step(). */
+LT_API int64_t lt_random_step(const lt_ctx *ctx);
+LT_API void lt_set_random_step(lt_ctx *ctx, int64_t step);
 
 /* Requests a stop of the training run in ctx. That run saves its state, clears the request with
  * lt_stop(ctx, 0) and returns LT_ESTOPPED. Safe in signal handlers and from any thread. reason is

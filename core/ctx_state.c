@@ -48,6 +48,9 @@ void lt_set_seed(lt_ctx *ctx, uint64_t seed)
     ctx->config.seed = seed;
     ctx->draws = 0;
     ctx->trees = 0;
+    ctx->seeded_at = ctx->step;
+    if (ctx->slots.seeded)
+        ctx->slots.seeded(ctx);
 }
 
 int lt_threads(const lt_ctx *ctx)
@@ -64,6 +67,16 @@ void lt_set_step(lt_ctx *ctx, int64_t step)
 {
     LT_NEED_CTX(ctx, );
     ctx->step = step;
+}
+int64_t lt_random_step(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return ctx->step - ctx->seeded_at;
+}
+void lt_set_random_step(lt_ctx *ctx, int64_t step)
+{
+    LT_NEED_CTX(ctx, );
+    ctx->seeded_at = ctx->step - step;
 }
 uint64_t lt_next_draw(lt_ctx *ctx)
 {

@@ -7,9 +7,11 @@
 #ifndef LT_CORE_LOCALE_H
 #define LT_CORE_LOCALE_H
 
+#include <ctype.h>
 #include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/core.h"
 
@@ -32,13 +34,21 @@ static inline void lt__leave_c_locale(lt_locale l)
         freelocale(l.c);
 }
 
-/* vsnprintf() and snprintf() in the C locale. */
+/* vsnprintf() and snprintf() in the C locale. A number "-nan", as 0.0 / 0.0 is on x86, becomes
+ * "nan". */
 LT_PRINTF(3, 0)
 static inline int lt__vformat(char *text, size_t bytes, const char *fmt, va_list args)
 {
     lt_locale l = lt__enter_c_locale();
     int n = vsnprintf(text, bytes, fmt, args);
     lt__leave_c_locale(l);
+    for (char *at = n > 0 && bytes > 0 ? text : NULL; at && (at = strstr(at, "-nan")); at++) {
+        bool begins = at == text || strchr(" =,:([{", at[-1]); /* else it is within a word */
+        if (!begins || isalnum((unsigned char)at[4]) || at[4] == '_')
+            continue;
+        memmove(at, at + 1, strlen(at));
+        n--;
+    }
     return n;
 }
 

@@ -132,6 +132,11 @@ LT_MUST lt_status lt_async_release(lt_async *async);
 LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
 LT_API void lt_async_forget(lt_async *async, int64_t ticket);
+/* Whether others than this library have written to the net since training began. The next function
+ * that uses the net refuses that, unless these writes are accepted because they have restored its
+ * values. */
+LT_API bool lt_async_is_written(const lt_async *async);
+LT_API void lt_async_accept_writes(lt_async *async);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
  * them. In a simulation, or before the training begins, it does nothing. */
 LT_MUST lt_status lt_async_read(lt_async *async);

@@ -53,7 +53,7 @@ static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in,
     q.before = lt__elements_before(c, in);
     q.n = in->count;
     q.stream = c->stream;
-    lt__random_key(c->ctx->config.seed, LT_RNG_DROPOUT, q.key);
+    lt__random_key(c->seed, LT_RNG_DROPOUT, q.key);
     q.lowest = lt__lowest_kept(lt__number(c, P));
     q.scale = (float)lt__kept_scale(lt__number(c, P));
     q.add = add;

@@ -89,10 +89,9 @@ types.signatures = {
   ["lt.run"] = "given: @ -> Run",
   ["lt.save"] = "path: string; what: Module|table<string, Tensor>; "
                 .. "meta?: table<string, string|number|boolean>",
-  ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it. Random "
-                .. "tensors and the first values of nets then repeat; dropout also depends on the "
-                .. "number of steps and of calls before it. A net gets its values at its first "
-                .. "use.",
+  ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it. All "
+                .. "random numbers then repeat. A net gets its values at its first use. --seed and "
+                .. "LUATRAIN_SEED override n.",
   ["lt.step"] = "fn: function; ...: any -> any ...",
   ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",

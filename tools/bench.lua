@@ -8,7 +8,8 @@
 --
 -- The column "of limit" is the time that the ops of a step would take if each reached its limit,
 -- the product or the copy (see lua/luatrain/commands/bench.lua), as a fraction of the step. It and
--- the table of ops are from our fastest round.
+-- the table of ops are from our fastest round. The limits are measured once, before the first cell;
+-- with several ranks, each process measures its own.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -53,11 +54,13 @@ local function call_peer(what, options) return shared.call_peer(opt.peer, what, 
 
 -- ==== Steps ======================================================================================
 
+local net = folder .. "/bench_net.lua"
+local limits                   -- of the machine, as JSON, once measured
+
 local function measure(cell)
-  local net = folder .. "/bench_net.lua"
   if opt.ranks == 1 then
     return call({program(), net}, {arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch,
-                                   seconds = opt.seconds})
+                                   seconds = opt.seconds, limits = limits})
   end
   local result = call({program(), "launch", "-n", opt.ranks, net}, {
     arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch // opt.ranks, steps = opt.steps,
@@ -152,6 +155,11 @@ end
 -- whether all succeeded.
 local function measure_all(models, dtypes)
   local cells, all = {}, true
+  if opt.ranks == 1 then
+    local measured = call({program(), net}, {limits = "only"})
+    if not measured then shared.fail(1, "the limits of the machine cannot be measured") end
+    limits = json.text(measured)
+  end
   print(HEAD)
   for _, model in ipairs(models) do
     for _, dtype in ipairs(dtypes) do

@@ -110,17 +110,25 @@ static uint32_t count_writes(const lt_async *a)
     return count;
 }
 
-/* Whether something else than asynchronous training has written to the net since accept(). */
-static bool is_written(const lt_async *a) { return a->has_begun && count_writes(a) != a->written; }
+bool lt_async_is_written(const lt_async *a)
+{
+    return a->has_begun && count_writes(a) != a->written;
+}
+
+void lt_async_accept_writes(lt_async *a) { a->written = count_writes(a); }
 
 static lt_status refuse_write(void)
 {
     return lt_fail(LT_EINVAL, "the weights or buffers of the net were written during asynchronous "
                               "training, in which only the server changes them; write to them "
-                              "before the first batch or after the training");
+                              "before the first batch or after the training, or restore them "
+                              "after the evaluation at the end of an epoch");
 }
 
-static lt_status check_writes(const lt_async *a) { return is_written(a) ? refuse_write() : LT_OK; }
+static lt_status check_writes(const lt_async *a)
+{
+    return lt_async_is_written(a) ? refuse_write() : LT_OK;
+}
 
 /* Called before a function that uses or writes to the net. */
 static lt_status check(const lt_async *a)
@@ -135,7 +143,7 @@ static lt_status accept(lt_async *a, lt_status status, bool begins)
 {
     a->has_begun |= status == LT_OK && begins;
     if (status == LT_OK && a->has_begun)
-        a->written = count_writes(a);
+        lt_async_accept_writes(a);
     return status;
 }
 
@@ -162,7 +170,7 @@ lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release
 /* Other ranks wait for this one, so training ends before a write is refused. */
 lt_status lt_async_finish(lt_async *a)
 {
-    bool written = is_written(a);
+    bool written = lt_async_is_written(a);
     lt_status status = a->of->finish ? a->of->finish(a) : LT_OK;
     a->has_begun &= status != LT_OK;
     return status == LT_OK && written ? refuse_write() : status;

@@ -236,7 +236,7 @@ function Set:open_batches(given) end
 
 ---Returns a set with the same images resized to size x size; they must be u8. Returns the set
 ---itself if size is nil or the images already have this size. center_crop: see data.open; default:
----that of the set.
+---that of the set. It requires a size.
 ---@param size? integer
 ---@param given? {center_crop?: number}
 ---@return luatrain.Set
@@ -1539,7 +1539,7 @@ function lt.schedule.polynomial(given) end
 ---@return luatrain.Schedule
 function lt.schedule.step(given) end
 
----Sets the seed, if n is given, and returns it. Random tensors and the first values of nets then repeat; dropout also depends on the number of steps and of calls before it. A net gets its values at its first use.
+---Sets the seed, if n is given, and returns it. All random numbers then repeat. A net gets its values at its first use. --seed and LUATRAIN_SEED override n.
 ---@param n? integer
 ---@return integer
 function lt.seed(n) end

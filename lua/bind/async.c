@@ -151,8 +151,8 @@ static int joins_async(lua_State *L)
     return 1;
 }
 
-/* async:keep_at(ticket), async:read_kept(ticket), async:forget(ticket), async:read(), async:stop():
- * see async.h. */
+/* async:keep_at(ticket), async:read_kept(ticket), async:forget(ticket), async:read(), async:stop(),
+ * async:is_written(), async:accept_writes(): see async.h. */
 static int keep_at(lua_State *L)
 {
     lt_async *async = lt__check_handle(L, async_class);
@@ -176,6 +176,18 @@ static int forget(lua_State *L)
 static int read_server(lua_State *L)
 {
     lt__check(L, lt__lua(L), lt_async_read(lt__check_handle(L, async_class)));
+    return 0;
+}
+
+static int is_written(lua_State *L)
+{
+    lua_pushboolean(L, lt_async_is_written(lt__check_handle(L, async_class)));
+    return 1;
+}
+
+static int accept_writes(lua_State *L)
+{
+    lt_async_accept_writes(lt__check_handle(L, async_class));
     return 0;
 }
 
@@ -211,7 +223,7 @@ static int push_event(lua_State *L, const lt_async_event *e)
         lua_pushboolean(L, false);
     lua_pushinteger(L, e->delay);
     lua_pushboolean(L, e->dropped);
-    lua_pushnumber(L, e->loss);
+    lt__push_number(L, e->loss);
     lua_pushnumber(L, e->lr);
     lua_pushnumber(L, e->time);
     lua_pushinteger(L, e->done_below);
@@ -367,16 +379,28 @@ static int async_gc(lua_State *L)
 static const luaL_Reg functions[] = {{"simulate", simulate},       {"live", live},
                                      {"replay", replay},           {"needs_async", needs_async},
                                      {"joins_async", joins_async}, {NULL, NULL}};
-static const luaL_Reg methods[] = {{"set_limit", set_limit}, {"next", next},
-                                   {"push", push},           {"release", release},
-                                   {"finish", finish},       {"done_below", done_below},
-                                   {"keep_at", keep_at},     {"read_kept", read_kept},
-                                   {"forget", forget},       {"read", read_server},
-                                   {"stop", stop},           {"stop_at", stop_at},
-                                   {"pause", pause_server},  {"poll", poll},
-                                   {"state", state},         {"restore", restore},
-                                   {"stats", stats},         {"steps", steps},
-                                   {"close", async_gc},      {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_limit", set_limit},
+                                   {"next", next},
+                                   {"push", push},
+                                   {"release", release},
+                                   {"finish", finish},
+                                   {"done_below", done_below},
+                                   {"keep_at", keep_at},
+                                   {"read_kept", read_kept},
+                                   {"forget", forget},
+                                   {"read", read_server},
+                                   {"is_written", is_written},
+                                   {"accept_writes", accept_writes},
+                                   {"stop", stop},
+                                   {"stop_at", stop_at},
+                                   {"pause", pause_server},
+                                   {"poll", poll},
+                                   {"state", state},
+                                   {"restore", restore},
+                                   {"stats", stats},
+                                   {"steps", steps},
+                                   {"close", async_gc},
+                                   {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {

@@ -13,6 +13,7 @@
 #define LT_LUA_BIND_BIND_H
 
 #include <lauxlib.h>
+#include <math.h>
 #include <stdnoreturn.h>
 
 #include "lua/luatrain.h"
@@ -69,9 +70,12 @@ typedef struct lt_lua {
     int part, parts;     /* shard of the batch, or micro-batch, from 1, and their number; part is 0
                          * outside of batches */
     int done_parts;      /* parts that had their optimizer step; 0 after the last one */
-    int64_t first_row;   /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows;  /* rows of this shard, at least 1; 0 before the first batch */
-    int64_t least_rows;  /* rows of the smallest shard, at least 1 */
+    int slice, slices;   /* micro-batch of lt.micro_batches, from 1, and their number; or 0, 0 */
+    bool has_grads;      /* a backward pass has run since the batch began or the last step */
+    char batch_line[LT_WHERE_BYTES]; /* where the script took the part or the slice */
+    int64_t first_row;               /* this shard's first row in the batch, from 0 */
+    int64_t shard_rows;              /* rows of this shard, at least 1; 0 before the first batch */
+    int64_t least_rows;              /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -114,10 +118,19 @@ noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
 /* What luatrain has for a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
  * string. NULL for other names. */
 const char *lt__foreign(const char *name);
+/* Raises if the script has left lt.micro_batches early, after a backward pass. what: what it does
+ * now; at: its line, or "" for the one that is running. */
+void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at);
 /* Whether a function is in an embedded file. ar has the field source. */
 bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */
 void lt__where(void *ud, char *where, size_t bytes);
+
+/* Pushes a number of a tensor or a sum. Makes nan positive: Lua prints a negative one as "-nan". */
+static inline void lt__push_number(lua_State *L, double value)
+{
+    lua_pushnumber(L, value == value ? value : (double)NAN);
+}
 
 /* ==== Tensors ================================================================================= */
 

@@ -196,12 +196,13 @@ static int scan_labels(lua_State *L)
     return 1;
 }
 
-/* mixup_draws(step): returns two random numbers in (0, 1) that depend only on the seed and the
- * step. */
+/* mixup_draws(): returns two random numbers in (0, 1) that depend only on the seed and the number
+ * of steps since it was set. */
 static int mixup_draws(lua_State *L)
 {
     uint32_t word[4];
-    lt_random(lt_seed(lt__lua(L)->ctx), LT_RNG_MIXUP, (uint64_t)luaL_checkinteger(L, 1), 0, word);
+    const lt_ctx *ctx = lt__lua(L)->ctx;
+    lt_random(lt_seed(ctx), LT_RNG_MIXUP, (uint64_t)lt_random_step(ctx), 0, word);
     lua_pushnumber(L, ((double)word[0] + 0.5) * 0x1p-32);
     lua_pushnumber(L, ((double)word[1] + 0.5) * 0x1p-32);
     return 2;

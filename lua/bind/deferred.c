@@ -27,7 +27,7 @@ static int number(lua_State *L)
 {
     double value;
     lt__check(L, lt__lua(L), lt_deferred_item(lt__check_handle(L, class), &value));
-    lua_pushnumber(L, value);
+    lt__push_number(L, value);
     return 1;
 }
 

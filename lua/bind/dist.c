@@ -158,7 +158,7 @@ static int sum(lua_State *L)
     luaL_checkstack(L, n, what);
     lt__check(L, lt__lua(L), lt_group_allreduce(group, &all));
     for (int i = 0; i < n; i++)
-        lua_pushnumber(L, numbers[i]);
+        lt__push_number(L, numbers[i]);
     return n;
 }
 
@@ -272,21 +272,34 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-/* Raises if the script has left a batch after some of its parts. what: what it does now. */
-static void check_whole_batch(lua_State *L, lt_lua *s, const char *what)
+void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
 {
-    if (s->done_parts > 0)
+    if (s->has_grads && s->slice < s->slices)
         lt__refuse(L, s,
-                   "%s after %d of the %d %s of a batch; leave a loop over batches only after the "
-                   "last one, when the optimizer has taken its step",
-                   what, s->done_parts, s->part > 0 ? s->parts : lt__shards(s),
+                   "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
+                   "lt.micro_batches only after the last one, and then take the optimizer's step",
+                   at, what, s->slice, s->slices);
+}
+
+/* Raises if the script has left a batch after some of its parts. Arguments: see
+ * lt__check_slices(). */
+static void check_whole_batch(lua_State *L, lt_lua *s, const char *what, const char *at)
+{
+    if (s->done_parts > 0 || (s->has_grads && s->part < s->parts))
+        lt__refuse(L, s,
+                   "%s%s after %d of the %d %s of a batch; leave a loop over batches only after "
+                   "the last one, when the optimizer has taken its step",
+                   at, what, s->done_parts > 0 ? s->done_parts : s->part,
+                   s->part > 0 ? s->parts : lt__shards(s),
                    s->pipeline ? "micro-batches" : "shards");
+    lt__check_slices(L, s, what, at);
 }
 
 /* end_script(): raises if the script has ended within a batch. */
 static int end_script(lua_State *L)
 {
-    check_whole_batch(L, lt__lua(L), "the script has ended");
+    lt_lua *s = lt__lua(L);
+    check_whole_batch(L, s, "the script has ended", s->batch_line);
     return 0;
 }
 
@@ -310,7 +323,10 @@ static int take_shard(lua_State *L)
                   lt_pipeline_set_micro_batch(s->pipeline, i, p.n,
                                               p.of > 0 ? (double)p.rows / (double)p.of : 1));
     if (i == 0)
-        check_whole_batch(L, s, "a batch begins");
+        check_whole_batch(L, s, "a batch begins", "");
+    s->has_grads &= i > 0;
+    s->slice = s->slices = 0;
+    lt__where(s, s->batch_line, sizeof s->batch_line);
     s->part = i + 1;
     s->parts = p.n;
     if (s->reducer) {

@@ -408,6 +408,15 @@ static int fail(lua_State *L)
     lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
 }
 
+/* where(): returns the script's line that is running, as "train.lua:9: "; "" if there is none. */
+static int where(lua_State *L)
+{
+    place p;
+    find_place(L, 0, false, &p);
+    lua_pushstring(L, p.line);
+    return 1;
+}
+
 /* exit(code, message): raises the error that makes the program exit with this code. */
 static int exit_with(lua_State *L)
 {
@@ -455,6 +464,7 @@ static int exit_code(lua_State *L)
 
 static const luaL_Reg functions[] = {{"active_module", active_module},
                                      {"fail", fail},
+                                     {"where", where},
                                      {"exit", exit_with},
                                      {"nearest", nearest},
                                      {"foreign", foreign},

@@ -172,6 +172,11 @@ static int optim_step(lua_State *L)
             L, s,
             "with --parallel async=RULE, an optimizer step requires a batch of run:batches() "
             "or set:batches{shuffle = true}, but this one has none");
+    if (s->joins_pipeline && !s->pipeline && !s->reducer)
+        lt__refuse(L, s,
+                   "--parallel pipe=P: the script called os.exit() in the profile, before its "
+                   "first backward pass, so there is no plan");
+    lt__check_slices(L, s, "an optimizer step", "");
     lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;
@@ -181,10 +186,12 @@ static int optim_step(lua_State *L)
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
-    if (step_status == LT_ACCUMULATING)
+    if (step_status == LT_ACCUMULATING) {
         s->done_parts = s->part > 0 ? s->part : 1;
-    else
-        s->part = s->done_parts = 0;
+    } else {
+        s->part = s->parts = s->done_parts = 0;
+        s->has_grads = false;
+    }
     lua_pushstring(L, step_statuses[step_status]);
     if (!squares)
         return 1;

@@ -181,7 +181,7 @@ static int own_item(lua_State *L)
 {
     double value;
     lt__check(L, lt__lua(L), lt_item(lt__self(L, "item"), 0, &value));
-    lua_pushnumber(L, value);
+    lt__push_number(L, value);
     return 1;
 }
 

@@ -26,6 +26,7 @@ static int requires_grad(lua_State *L)
 static int zero_grad(lua_State *L)
 {
     lt_zero_grad(lt__self(L, "zero_grad"));
+    lt__lua(L)->has_grads = false;
     return 0;
 }
 
@@ -70,6 +71,7 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
+    s->has_grads |= !s->dry_run.on;
     if (s->dry_run.on) /* a dry run involves no other rank */
         lt__dry_run_loss(s, x);
     else
@@ -368,11 +370,21 @@ static int steps(lua_State *L)
     return 1;
 }
 
-/* set_step(n): sets the number of steps taken to n; the next step starts at row 0 of the batch. */
+/* random_step(): returns the number of optimizer steps since the seed was set. */
+static int random_step(lua_State *L)
+{
+    lua_pushinteger(L, lt_random_step(lt__lua(L)->ctx));
+    return 1;
+}
+
+/* set_step(n[, random]): sets the number of steps taken to n, and that of random_step(), if given;
+ * the next step starts at row 0 of the batch. */
 static int set_step(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
     lt_set_step(ctx, check_count(L, "set_step"));
+    if (!lua_isnoneornil(L, 2))
+        lt_set_random_step(ctx, luaL_checkinteger(L, 2));
     lt_tape_set_first_row(lt_tape_current(ctx), 0);
     return 0;
 }
@@ -393,12 +405,18 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-/* set_first_row(n): declares that the next pass starts at row n, from 0, of this rank's shard. */
-static int set_first_row(lua_State *L)
+/* take_slice(i, n, row): begins micro-batch i of the n that lt.micro_batches makes of this rank's
+ * shard. row: its first row in the shard, from 0. */
+static int take_slice(lua_State *L)
 {
-    const lt_lua *s = lt__lua(L);
-    int64_t row = check_count(L, "set_first_row");
-    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + row);
+    lt_lua *s = lt__lua(L);
+    int i = (int)luaL_checkinteger(L, 1);
+    if (i == 1)
+        lt__check_slices(L, s, "another loop over lt.micro_batches begins", "");
+    s->slice = i;
+    s->slices = (int)luaL_checkinteger(L, 2);
+    lt__where(s, s->batch_line, sizeof s->batch_line);
+    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + luaL_checkinteger(L, 3));
     return 0;
 }
 
@@ -426,10 +444,11 @@ static const luaL_Reg functions[] = {{"step", step},
                                      {"bn_stats_synchronize", bn_stats_synchronize},
                                      {"seed", seed},
                                      {"steps", steps},
+                                     {"random_step", random_step},
                                      {"set_step", set_step},
                                      {"draws", draws},
                                      {"set_draws", set_draws},
-                                     {"set_first_row", set_first_row},
+                                     {"take_slice", take_slice},
                                      {"times", times},
                                      {NULL, NULL}};
 

@@ -292,7 +292,7 @@ static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
         lua_pushinteger(L, integer);
     } else {
         lt__check(L, s, lt_item(x, index, &value));
-        lua_pushnumber(L, value);
+        lt__push_number(L, value);
     }
 }
 

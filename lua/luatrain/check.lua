@@ -250,14 +250,15 @@ Spec.__call = arity.of_method(read_given, "the check of a constructor", {"given"
 
 -- lt.check(text): makes the check for a declaration like that at the top of this file.
 local function new(_, text)
-  if type(text) ~= "string" or not text:match "^[%w_.]+.*{.*}" then
+  if type(text) ~= "string" or not text:match "^[%w_.:]+.*{.*}" then
     fail("lt.check requires a text like 'net{in, out; bias=true}', but got %s", shown(text))
   end
-  local self = {name = text:match "^[%w_.]+", items = {}, names = {}}
-  self.usage = text:gsub(":%a+", ""):gsub("{; ", "{")
-  local positions, rest = text:match "{(.-);(.*)}"
-  if not positions then positions, rest = text:match "{(.*)}", "" end
-  for _, part in ipairs{positions, rest} do
+  local name, rest = text:match "^([%w_.:]+)(.*)$"
+  local self = {name = name, items = {}, names = {}}
+  self.usage = name .. rest:gsub(":%a+", ""):gsub("{; ", "{")
+  local positions, named = rest:match "{(.-);(.*)}"
+  if not positions then positions, named = rest:match "{(.*)}", "" end
+  for _, part in ipairs{positions, named} do
     for piece in part:gmatch "[^,%s][^,]*" do
       local item = read_item(piece, self.items)
       if not item.name or not kinds[item.kind] then

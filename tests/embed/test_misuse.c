@@ -34,6 +34,8 @@ TEST(functions_of_core_without_a_context)
     IS_NULL(lt_device_name(NULL));
     IS_NULL(lt_step(NULL));
     ENDS(lt_set_step(NULL, 1));
+    IS_NULL(lt_random_step(NULL));
+    ENDS(lt_set_random_step(NULL, 1));
     CHECK(!lt_stop(NULL, 15)); /* for signal handlers, so without a message */
     ENDS(lt_stop_listen(NULL, true));
     IS_NULL(lt_stop_reason(NULL));

@@ -99,6 +99,31 @@ function T.run(folder, arguments, prefix)
   return out, tonumber(code)
 end
 
+-- The same, and checks the exit code and that the output contains a text. Returns the output.
+function T.ends(folder, arguments, code, message, prefix)
+  local text, got = T.run(folder, arguments, prefix)
+  if got ~= code or not text:find(message, 1, true) then
+    error(("%s: expected exit code %d: %s\n  got %d: %s")
+          :format(arguments, code, message, got, text), 2)
+  end
+  return text
+end
+
+-- The digest of the weights with which the run in a folder ended last; nil if it has not.
+function T.sha(folder)
+  local file <close> = io.open(folder .. "/metrics.jsonl")
+  return file and file:read "a":match '.*"weights_sha256":"(%x*)"'
+end
+
+-- The texts of the warnings of the run in a folder.
+function T.warnings(folder)
+  local list = {}
+  for line in io.lines(folder .. "/metrics.jsonl") do
+    list[#list + 1] = line:match '^{"event":"warn".*"text":"(.*)"}'
+  end
+  return list
+end
+
 -- Ends the script: prints the totals and exits with status 0 if no test failed, else 1.
 function T.finish()
   if #folders > 0 then os.execute("rm -rf " .. table.concat(folders, " ")) end

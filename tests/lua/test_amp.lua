@@ -201,11 +201,6 @@ local function fit(out, more)
   return net, ok and result, not ok and result
 end
 
-local function read(path)
-  local file <close> = assert(io.open(path, "rb"))
-  return file:read "a"
-end
-
 local whole = folder()
 local whole_net, whole_result = fit(whole, {amp = "bf16"})
 
@@ -220,8 +215,8 @@ T.test("a net trains in bf16 as in f32", function()
   assert(math.abs(whole_result.train_loss / f32.train_loss - 1) < 0.03, whole_result.train_loss)
   assert(math.abs(whole_result.loss / f32.loss - 1) < 0.1, whole_result.loss)
   assert(whole_result.train_loss ~= f32.train_loss)
-  assert(read(whole .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"bf16"')
-  assert(read(out .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"off"')
+  assert(T.read(whole .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"bf16"')
+  assert(T.read(out .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"off"')
   fit(folder(), {amp = "bf16", loss = loss, epochs = 1, accumulate = 2})
   T.equal(#dtypes, 2 * 6 + 4)
   for _, dtype in ipairs(dtypes) do T.equal(dtype, "bf16") end
@@ -234,7 +229,7 @@ T.test("a resumed run in bf16 is bit-identical", function()
   assert(result, err)
   T.equal(net:sha256(), whole_net:sha256())
   T.equal(result, whole_result)
-  assert(not read(out .. "/metrics.jsonl"):find '"event":"warn"')
+  assert(not T.read(out .. "/metrics.jsonl"):find '"event":"warn"')
 end)
 
 T.test("a run resumed in another precision warns", function()
@@ -242,14 +237,14 @@ T.test("a run resumed in another precision warns", function()
   fit(out, {max_steps = 3})
   fit(out, {max_steps = 5, amp = "bf16"})
   local text = '00003.safetensors was made with amp off, but now it is bf16"'
-  assert(read(out .. "/metrics.jsonl"):find(text, 1, true))
+  assert(T.read(out .. "/metrics.jsonl"):find(text, 1, true))
 end)
 
 T.test("the option amp overrides lt.autocast", function()
   local function amp_of(more)
     local out = folder()
     fit(out, more)
-    return read(out .. "/metrics.jsonl"):match '"amp":"(%w+)"'
+    return T.read(out .. "/metrics.jsonl"):match '"amp":"(%w+)"'
   end
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1}), "bf16")
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1, amp = "off"}), "off")
@@ -346,16 +341,16 @@ end)
 T.test("a run in amp auto", function()
   local out = folder()
   fit(out, {amp = "auto", max_steps = 5})
-  assert(not read(out .. "/metrics.jsonl"):find '"event":"amp"')
+  assert(not T.read(out .. "/metrics.jsonl"):find '"event":"amp"')
   fit(out, {amp = "auto", max_steps = 20})               -- the trial starts over
-  local text = read(out .. "/metrics.jsonl")
+  local text = T.read(out .. "/metrics.jsonl")
   assert(text:find '^{"event":"start",.*"amp":"auto"')
   local choice, off, bf16 = text:match('"event":"amp","t":[%d.e-]+,"amp":"(%w+)",'
                                        .. '"bf16_ms":([%d.]+),"off_ms":([%d.]+)}')
   assert(choice == "off" or choice == "bf16", text)
   assert(tonumber(off) > 0 and tonumber(bf16) > 0)
   fit(out, {amp = "auto", max_steps = 21})               -- and its choice is kept
-  text = read(out .. "/metrics.jsonl")
+  text = T.read(out .. "/metrics.jsonl")
   T.equal(select(2, text:gsub('"event":"amp"', "")), 1)
   T.equal(text:match '.*"event":"start",[^\n]*"amp":"(%w+)"', choice)
   assert(not text:find "was made with amp")

@@ -4,16 +4,6 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
-local luatrain = io.popen("realpath " .. T.program()):read "l"
-
--- Runs `luatrain ARGUMENTS` in a folder. Returns what it prints and its exit code.
-local function run(out, arguments)
-  local pipe = assert(io.popen(("cd %s; %s %s 2>&1; echo '=' $?"):format(out, luatrain, arguments)))
-  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
-  pipe:close()
-  return text, tonumber(code)
-end
-
 -- ==== Runs =======================================================================================
 
 -- Trains with dropout, batch norm, random numbers and micro-batches, in a loop or with lt.fit.
@@ -81,13 +71,11 @@ T.write(out .. "/script.lua", SCRIPT)
 -- Checks that two runs with these arguments, one of them with --amp-check, are equal. Returns the
 -- events of the checks and what that run printed.
 local function same_run(name, before, after)
-  local text, code = run(out, ("%s --out %s.off script.lua %s"):format(before, name, after))
-  assert(code == 0, text)
-  text, code = run(out, ("%s --amp-check 4 --out %s.on script.lua %s"):format(before, name, after))
-  assert(code == 0, text)
+  T.ends(out, ("%s --out %s.off script.lua %s"):format(before, name, after), 0, "")
+  local text = T.ends(out, ("%s --amp-check 4 --out %s.on script.lua %s"):format(before, name,
+                                                                              after), 0, "")
   local plain, checked = out .. "/" .. name .. ".off", out .. "/" .. name .. ".on"
-  T.equal(field(events(checked, "end")[1], "weights_sha256"),
-          field(events(plain, "end")[1], "weights_sha256"))
+  T.equal(T.sha(checked), T.sha(plain))
   local a, b = events(plain, "step"), events(checked, "step")
   T.equal(#a, 10)
   for i = 1, #a do
@@ -133,7 +121,7 @@ T.test("the event and the line of a check", function()
   T.equal(table.concat(layers, " "), "mul add net.1 net.2 net.4 net.6 cross_entropy")
   local output = tonumber(field(line:match '"layer":"net.1",.-}', "output"))
   assert(output > 1e-5 and output < 1e-2, line)
-  local text = run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
+  local text = T.run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
   assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; worst "
                    .. "error [%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
   T.equal(select(2, text:gsub("amp check", "")), 1)
@@ -141,12 +129,12 @@ end)
 
 T.test("--amp-check requires half precision", function()
   for _, amp in ipairs{"", "--amp off"} do
-    local text, code = run(out, amp .. " --amp-check 4 --out refused script.lua")
+    local text, code = T.run(out, amp .. " --amp-check 4 --out refused script.lua")
     T.equal(text, "luatrain: --amp-check N compares half precision with f32; it requires --amp "
                   .. "bf16, fp16 or auto\n")
     T.equal(code, 2)
   end
-  local text, code = run(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 "
+  local text, code = T.run(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 "
                               .. "script.lua")
   T.equal(code, 0)                     -- the trial has 14 steps
   assert(not text:find "amp check", text)
@@ -155,7 +143,7 @@ end)
 T.test("functions that cannot be checked", function()
   local function check_fails(name, body, message)
     T.write(out .. "/wrong.lua", (SCRIPT:gsub("local sum = 0\n", body .. "\n%0")))
-    local text, code = run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
+    local text, code = T.run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
                                 :format(name))
     assert(text:find(message, 1, true), text)
     T.equal(code, 1)
@@ -293,7 +281,7 @@ local found = lt.on_root(lt.amp.check, lt.autocast, "bf16", go)
 go()
 print(found and #found.layers, sgd:step())
 ]])
-  local text, code = run(out, "--ranks 2 --threads 1 root.lua")
+  local text, code = T.run(out, "--ranks 2 --threads 1 root.lua")
   T.equal(text, "3\tapplied\n")
   T.equal(code, 0)
 end)

@@ -96,35 +96,26 @@ T.test("declarations", function()
   T.equal(lt.args{epochs = 3, help = {epochs = "x"}}, {epochs = 3})
 end)
 
-local function run(flags)
-  local path = os.tmpname()
-  local script = assert(io.open(path, "w"))
-  script:write [[
-    local o = require "luatrain".args{
-      arch = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "resnet34", "resnet50"},
-      epochs = 3, lr = 0.5, fast = false, all = true, out = "", data = "fashion-mnist",
-      help = {data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
-              epochs = "passes over the images", arch = "what to train", out = "where"}}
-    print(o.epochs)]]
-  script:close()
-  local pipe = assert(io.popen(("%s %s %s 2>&1"):format(T.program(), path, flags)))
-  local text = pipe:read "a"
-  local _, _, code = pipe:close()
-  os.remove(path)
-  return code, (text:gsub("lua_%w+", "SCRIPT"))
-end
+local folder = T.folder [[
+local o = require "luatrain".args{
+  arch = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "resnet34", "resnet50"},
+  epochs = 3, lr = 0.5, fast = false, all = true, out = "", data = "fashion-mnist",
+  help = {data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
+          epochs = "passes over the images", arch = "what to train", out = "where"}}
+print(o.epochs)]]
 
 T.test("exit codes", function()
-  local code, text = run "--epochs 4"
-  T.equal(code .. text, "04\n")
-  code, text = run "--epoch 4"
-  T.equal(code .. text, "2luatrain: SCRIPT: unknown option '--epoch' (did you mean '--epochs'?)\n")
-  code, text = run "--epochs -1"
-  T.equal(code .. text,
-          "2luatrain: SCRIPT: --epochs must be a positive integer, but is '-1'\n")
-  code, text = run "--help"
-  T.equal(code .. text, [[
-0usage: luatrain [luatrain options] SCRIPT [options]
+  local function run(flags)
+    local text, code = T.run(folder, "t.lua " .. flags)
+    return code .. text
+  end
+  T.equal(run "--epochs 4", "04\n")
+  T.equal(run "--epoch 4",
+          "2luatrain: t.lua: unknown option '--epoch' (did you mean '--epochs'?)\n")
+  T.equal(run "--epochs -1",
+          "2luatrain: t.lua: --epochs must be a positive integer, but is '-1'\n")
+  T.equal(run "--help", [[
+0usage: luatrain [luatrain options] t.lua [options]
 
   --data TEXT  fashion-mnist[:DIR], cifar10:DIR, images:DIR or
                synthetic:HxWxC/CLASSES (fashion-mnist)

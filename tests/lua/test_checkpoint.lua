@@ -48,16 +48,6 @@ local function names(path)
   return table.concat(list, " ")
 end
 
-local function read(path)
-  local file <close> = assert(io.open(path, "rb"))
-  return file:read "a"
-end
-
-local function write(path, text)
-  local file <close> = assert(io.open(path, "wb"))
-  file:write(text)
-end
-
 -- The fields of steps and epochs in metrics.jsonl, without measured times.
 local function metrics(path)
   local list = {}
@@ -172,8 +162,8 @@ T.test("two checkpoints are kept, and no partial files", function()
   local out = folder()
   train_net(out, {save_every = 3, max_steps = 7})
   T.equal(names(out), "metrics.jsonl step-00000006.safetensors step-00000007.safetensors")
-  write(out .. "/step-00000009.safetensors.tmp0", "x")
-  write(out .. "/curves.svg.tmp0", "x")
+  T.write(out .. "/step-00000009.safetensors.tmp0", "x")
+  T.write(out .. "/curves.svg.tmp0", "x")
   train_net(out, {save_every = 3})
   T.equal(names(out), "curves.svg metrics.jsonl step-00000009.safetensors "
                       .. "step-00000012.safetensors weights.safetensors")
@@ -186,19 +176,11 @@ local function stopped_run()
   return out, out .. "/step-00000006.safetensors", out .. "/step-00000007.safetensors"
 end
 
-local function warnings(out)
-  local list = {}
-  for line in io.lines(out .. "/metrics.jsonl") do
-    list[#list + 1] = line:match '^{"event":"warn".*"text":"(.*)"}'
-  end
-  return list
-end
-
 T.test("a damaged checkpoint is reported, and the previous one used", function()
   local good
   do
     local _, _, newest = stopped_run()
-    good = read(newest)
+    good = T.read(newest)
   end
   local damages = {good:sub(1, -2), good:sub(1, 7), "", good:sub(1, #good // 2)}
   for _, place in ipairs{1, 20, 150, #good // 2, #good} do
@@ -207,11 +189,11 @@ T.test("a damaged checkpoint is reported, and the previous one used", function()
   end
   for _, text in ipairs(damages) do
     local out, before, newest = stopped_run()
-    write(newest, text)
+    T.write(newest, text)
     local net = train_net(out)
     T.equal(net:sha256(), whole_net:sha256())
     T.equal(metrics(out), metrics(whole))
-    local said = warnings(out)
+    local said = T.warnings(out)
     T.equal(#said, 1)
     assert(said[1]:find(newest, 1, true), said[1])
     assert(said[1]:find("; resuming from " .. before, 1, true), said[1])
@@ -220,8 +202,8 @@ end)
 
 T.test("a run with only damaged checkpoints does not start over", function()
   local out, before, newest = stopped_run()
-  write(before, "short")
-  write(newest, "")
+  T.write(before, "short")
+  T.write(newest, "")
   local said, sums = metrics(out), names(out)
   local _, _, err = train_net(out)
   local text = message(err)
@@ -230,8 +212,8 @@ T.test("a run with only damaged checkpoints does not start over", function()
   assert(text:find("\n  " .. before, 1, true), text)
   T.equal(metrics(out), said)
   T.equal(names(out), sums)
-  write(out .. "/weights.safetensors", "old")
-  write(out .. "/curves.svg", "old")
+  T.write(out .. "/weights.safetensors", "old")
+  T.write(out .. "/curves.svg", "old")
   train_net(out, {resume = "never", max_steps = 1})
   T.equal(names(out), "metrics.jsonl step-00000001.safetensors")
   local net = train_net(out, {resume = "never"})
@@ -241,8 +223,8 @@ end)
 
 T.test("a file without a digest is not a checkpoint", function()
   local out, before, newest = stopped_run()
-  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- removes the digest
-  write(newest, text)
+  local text = T.read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- removes the digest
+  T.write(newest, text)
   local _, result, err = train_net(out)
   assert(result, err)
   local file <close> = assert(io.open(out .. "/metrics.jsonl"))
@@ -256,15 +238,15 @@ local MISNAMED = "%s: the name says step %s, but the file has step %d, which is 
 T.test("a copy of a checkpoint under a later name is not the newest", function()
   local out, before, newest = stopped_run()
   local copy = out .. "/step-00000099.safetensors"
-  write(copy, read(before))
+  T.write(copy, T.read(before))
   T.equal(checkpoint.newest_step(out), 7)
   train_net(out, {max_steps = 9})
-  T.equal(warnings(out), {MISNAMED:format(copy, "99", 6, newest)})
+  T.equal(T.warnings(out), {MISNAMED:format(copy, "99", 6, newest)})
   T.equal(names(out), "metrics.jsonl step-00000008.safetensors step-00000009.safetensors "
                       .. "step-00000099.safetensors")
   T.equal(train_net(out):sha256(), whole_net:sha256())       -- from step 9
   T.equal(metrics(out), metrics(whole))
-  assert(read(copy) ~= read(out .. "/step-00000012.safetensors"))
+  assert(T.read(copy) ~= T.read(out .. "/step-00000012.safetensors"))
 end)
 
 T.test("the newest checkpoint under an earlier name is used, and not pruned", function()
@@ -274,18 +256,18 @@ T.test("the newest checkpoint under an earlier name is used, and not pruned", fu
     os.rename(newest, moved)
     T.equal(train_net(out, {save_every = 1}):sha256(), whole_net:sha256())
     T.equal(metrics(out), metrics(whole))
-    T.equal(warnings(out), {MISNAMED:format(moved, name:match "0*(%d+)", 7, moved)})
+    T.equal(T.warnings(out), {MISNAMED:format(moved, name:match "0*(%d+)", 7, moved)})
     assert(names(out):find(name, 1, true), names(out))
   end
 end)
 
 T.test("a damaged step number is reported, and the previous checkpoint used", function()
   local out, before, newest = stopped_run()
-  local text, n = read(newest):gsub('"step":"7"', '"step":"3"')
+  local text, n = T.read(newest):gsub('"step":"7"', '"step":"3"')
   T.equal(n, 1)
-  write(newest, text)
+  T.write(newest, text)
   T.equal(train_net(out):sha256(), whole_net:sha256())
-  local said = warnings(out)
+  local said = T.warnings(out)
   T.equal(#said, 1)
   assert(said[1]:find(newest .. ": it is damaged: ", 1, true), said[1])
   assert(said[1]:find("; resuming from " .. before, 1, true), said[1])
@@ -293,10 +275,10 @@ end)
 
 T.test("of two copies of a checkpoint, the one with the usual name is used and pruned", function()
   local out, _, newest = stopped_run()
-  write(out .. "/step-7.safetensors", read(newest))
-  write(out .. "/step-00000005.safetensors", read(newest))
+  T.write(out .. "/step-7.safetensors", T.read(newest))
+  T.write(out .. "/step-00000005.safetensors", T.read(newest))
   train_net(out, {max_steps = 9})
-  T.equal(warnings(out), {MISNAMED:format(out .. "/step-00000005.safetensors", "5", 7,
+  T.equal(T.warnings(out), {MISNAMED:format(out .. "/step-00000005.safetensors", "5", 7,
                                           newest)})
   T.equal(names(out), "metrics.jsonl step-00000005.safetensors step-00000008.safetensors "
                       .. "step-00000009.safetensors step-7.safetensors")
@@ -305,10 +287,10 @@ end)
 T.test("the name of a file given as --resume is not trusted either", function()
   local _, before = stopped_run()
   local copy, branch = folder() .. "/step-00000099.safetensors", folder()
-  write(copy, read(before))
+  T.write(copy, T.read(before))
   T.equal(train_net(branch, {resume = copy}):sha256(), whole_net:sha256())
-  T.equal(warnings(branch), {MISNAMED:format(copy, "99", 6, copy)})
-  write(branch .. "/step-00000099.safetensors", read(before))
+  T.equal(T.warnings(branch), {MISNAMED:format(copy, "99", 6, copy)})
+  T.write(branch .. "/step-00000099.safetensors", T.read(before))
   local _, _, err = train_net(branch, {resume = copy})
   assert(err:find(branch .. " has a newer checkpoint, of step 12;", 1, true), err)
   os.remove(branch .. "/step-00000012.safetensors")
@@ -389,7 +371,7 @@ T.test("another run may resume from a checkpoint", function()
   for _, from in ipairs{out, before, newest} do
     local branch = folder()
     T.equal(train_net(branch, {resume = from}):sha256(), whole_net:sha256())
-    assert(read(branch .. "/metrics.jsonl"):find '"step":8,')
+    assert(T.read(branch .. "/metrics.jsonl"):find '"step":8,')
   end
 end)
 
@@ -397,7 +379,7 @@ T.test("a changed batch size causes a warning", function()
   local out, _, newest = stopped_run()
   local _, result = train_net(out, {batch = 10})
   assert(result)
-  T.equal(warnings(out), {newest .. " was made with batches of 8 images, but now they have 10"})
+  T.equal(T.warnings(out), {newest .. " was made with batches of 8 images, but now they have 10"})
 end)
 
 -- Trains in a loop that calls change(optim) at the start of epoch 2, and stops after max_steps, if
@@ -438,7 +420,7 @@ T.test("settings that the script changes during the run persist", function()
     train_by_hand(out, options, change, 5)
     train_by_hand(out, options, change, 7)               -- restored settings are saved again
     T.equal(train_by_hand(out, options, change):sha256(), wanted)
-    T.equal(warnings(out), {})
+    T.equal(T.warnings(out), {})
   end
   local function nothing() end
   local out, options = folder(), {schedule = lt.schedule.cosine{}}
@@ -453,7 +435,7 @@ T.test("settings that the user has edited in the script apply, with a warning", 
   train_by_hand(out, {lr2 = 0.2}, change, 5)
   local _, sgd = train_by_hand(out, {lr = 0.02, lr2 = 0.1}, change)
   local made = out .. "/step-00000005.safetensors was made with "
-  T.equal(warnings(out), {made .. "2.lr = 0.2, but the script now has 0.1, which is used",
+  T.equal(T.warnings(out), {made .. "2.lr = 0.2, but the script now has 0.1, which is used",
                           made .. "lr = 0.01, but the script now has 0.02, which is used"})
   T.equal({sgd.lr, sgd.groups[2].lr}, {0.02, 0.1})
 end)
@@ -461,7 +443,7 @@ end)
 T.test("a changed number of epochs causes a warning", function()
   local out, _, newest = stopped_run()
   train_net(out, {epochs = 4})
-  T.equal(warnings(out), {newest .. " was made for 3 epochs, but now there are 4"})
+  T.equal(T.warnings(out), {newest .. " was made for 3 epochs, but now there are 4"})
 end)
 
 T.test("a resumed run keeps the numbers of its report", function()
@@ -536,7 +518,7 @@ T.test("a failed save is reported, and the old checkpoint kept", function()
   local net, result = train_net(out, {save_every = 8})
   assert(result)
   T.equal(net:sha256(), whole_net:sha256())
-  local said = table.concat(warnings(out), "\n")
+  local said = table.concat(T.warnings(out), "\n")
   local failed = ("step 8 was not saved: %s/step-00000008.safetensors: "):format(out)
   assert(said:find(failed, 1, true), said)
   assert(said:find "; training continues\n", said)

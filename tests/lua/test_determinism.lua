@@ -84,30 +84,6 @@ if arg[1] == "frozen" then
   os.exit(0, true)
 end
 
--- Initial values also depend on how many nets a process has made, and dropout on how many steps it
--- has run. So each run is a separate process.
-if arg[1] then
-  print(train(tonumber(arg[2]), ({
-    evaluation = function(net, x)
-      net:eval()
-      lt.step(lt.no_grad, function() net(x):softmax():mean():item() end)
-      net:train()
-    end,
-    forward = function(_, x)
-      lt.step(lt.no_grad, function() lt.dropout(x, 0.5):sum():item() end)
-    end,
-    nothing = false,
-  })[arg[1]]))
-  os.exit(0, true)
-end
-
-local function run(what, seed)
-  local pipe = assert(io.popen(("%s %s %s %d"):format(T.program(), arg[0], what, seed)))
-  local sha = pipe:read "l"
-  assert(pipe:close() and #sha == 64)
-  return sha
-end
-
 T.test("after lt.seed, nets and random numbers repeat", function()
   local function draw(seed)
     lt.seed(seed)
@@ -122,16 +98,93 @@ T.test("after lt.seed, nets and random numbers repeat", function()
 end)
 
 T.test("same seed, same bits", function()
-  T.equal(run("nothing", 1), run("nothing", 1))
-  assert(run("nothing", 1) ~= run("nothing", 2))
+  T.equal(train(1), train(1))
+  assert(train(1) ~= train(2))
 end)
 
 T.test("an extra evaluation changes nothing", function()
-  T.equal(run("evaluation", 1), run("nothing", 1))
+  T.equal(train(1, function(net, x)
+    net:eval()
+    lt.step(lt.no_grad, function() net(x):softmax():mean():item() end)
+    net:train()
+  end), train(1))
 end)
 
 T.test("an extra random call without gradients changes nothing", function()
-  T.equal(run("forward", 1), run("nothing", 1))
+  T.equal(train(1, function(_, x)
+    lt.step(lt.no_grad, function() lt.dropout(x, 0.5):sum():item() end)
+  end), train(1))
+end)
+
+T.test("after lt.seed, dropout and mixup repeat within a step", function()
+  local x, y = lt.ones{4, 8}, lt.tensor({0, 1, 2, 0}, {dtype = "i64"})
+  local function draw()
+    lt.seed(5)
+    return {lt.dropout(x, 0.5):totable(), (select(3, lt.mixup(x, y, 1.0))),
+            lt.no_grad(lt.dropout, x, 0.5):totable()}
+  end
+  T.equal(draw(), draw())
+end)
+
+T.test("backward draws the mask of its forward pass, also after lt.seed", function()
+  local x = lt.ones{64}:requires_grad()
+  lt.seed(5)
+  local out = lt.dropout(x, 0.5)
+  lt.seed(6)
+  out:sum():backward()
+  T.equal(x.grad:totable(), out:totable())
+end)
+
+-- Trains two nets, the second in two runs of which the last may be stopped and resumed.
+local repeated = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local data = lt.data.open "synthetic:4x4x1/3/64"
+local function learn(net, optim, x, y)
+  local mixed, others, kept = lt.mixup(x, y, 0.5)
+  local z = net(mixed)
+  local loss = lt.cross_entropy(z, y) * kept + lt.cross_entropy(z, others) * (1 - kept)
+  loss:backward()
+  optim:step()
+  return loss
+end
+local function train(with_run)
+  lt.seed(5)
+  local net = nn.sequential{nn.flatten(), nn.dropout{0.2}, nn.linear{16, 8}, nn.relu(),
+                            nn.dropout{0.5}, nn.linear{8, 3}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  if with_run then
+    local run <close> = lt.run{net = net, optim = sgd, train = data, epochs = 2, batch = 16}
+    for _ in run:epochs() do
+      for x, y in run:batches() do run:step(learn, net, sgd, x, y) end
+    end
+  else
+    for x, y in data:batches{batch = 16, shuffle = true} do lt.step(learn, net, sgd, x, y) end
+  end
+  return net:sha256()
+end
+if arg[1] then train(false) end
+print(train(arg[1]), train(arg[1]))
+]]
+
+T.test("after lt.seed, training repeats in every mode", function()
+  local folder = T.folder(repeated)
+  for _, mode in ipairs{"", "--ranks 2", "--deterministic --vranks 2",
+                        "--ranks 2 --parallel pipe=2,micro=2", "--ranks 1 --parallel async=asgd",
+                        "--parallel async=asgd --simulate workers=2,delay=lognormal:0.5"} do
+    for _, run in ipairs{"", "run"} do
+      local out, code = T.run(folder, ("--resume never --quiet %s t.lua %s"):format(mode, run))
+      local first, second = out:match "(%x+)\t(%x+)\n$"
+      T.equal({code, mode, first}, {0, mode, second})
+    end
+  end
+end)
+
+T.test("a run after other training and lt.seed resumes with the same random numbers", function()
+  local folder = T.folder(repeated)
+  local out = T.run(folder, "--quiet --out whole t.lua run")
+  T.equal(select(2, T.run(folder, "--quiet --out part --max-steps 3 t.lua run")), 0)
+  T.equal(T.run(folder, "--quiet --out part t.lua run"):match "^(%x+)\t", out:match "^(%x+)\t")
 end)
 
 local folder = T.folder()

@@ -5,15 +5,8 @@ local T = require "lt_test"
 
 local path = os.tmpname()
 
-local function slurp()
-  local file <close> = assert(io.open(path, "rb"))
-  return file:read "a"
-end
-
-local function spit(bytes)
-  local file <close> = assert(io.open(path, "wb"))
-  file:write(bytes)
-end
+local function slurp() return T.read(path) end
+local function spit(bytes) T.write(path, bytes) end
 
 -- Flips the lowest bit of byte i, which counts from the end if negative.
 local function flip(i)

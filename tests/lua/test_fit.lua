@@ -169,7 +169,7 @@ T.test("evaluation counts every sample once", function()
   T.near(run:evaluate(test, {loss = function(z) return z:mean() end}).loss, logits:mean():item(),
          1e-6)
   T.fails(function() run:evaluate(5) end,
-          "run.evaluate: 'set' must be a set of lt.data, but is 5")
+          "run:evaluate: 'set' must be a set of lt.data, but is 5")
   T.fails(function() run:evaluate(test, 5) end,
           "run:evaluate requires options as a table: run:evaluate(set, {batch = 256}), but got "
           .. "a number")
@@ -188,7 +188,7 @@ T.test("evaluation counts every sample once", function()
     run:evaluate(test, {metrics = {{name = "x", count = function() return {} end}}})
   end, "run:evaluate: metric 'x' must return a count, one number, but returned a table")
   T.fails(function() run:evaluate(test, {batches = 5}) end,
-          "run.evaluate: unknown key 'batches' (did you mean 'batch'?)")
+          "run:evaluate: unknown key 'batches' (did you mean 'batch'?)")
 end)
 
 T.test("evaluation restores the mode of each module, also after an error", function()

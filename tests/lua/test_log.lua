@@ -7,26 +7,13 @@ local log = require "luatrain.train.log"
 local folder = T.folder()
 local metrics = folder .. "/metrics.jsonl"
 
-local function read_all(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "a"
-  file:close()
-  return text
-end
-
-local function write_all(path, text)
-  local file = assert(io.open(path, "wb"))
-  file:write(text)
-  file:close()
-end
-
 -- The lines that calls of a new log write, with all times replaced by 0.
 local function lines(calls)
   os.remove(metrics)
   local l = log.new{folder = folder, quiet = true}
   calls(l)
   l:close()
-  return (read_all(metrics):gsub('"t":%d+%.%d%d%d', '"t":0'))
+  return (T.read(metrics):gsub('"t":%d+%.%d%d%d', '"t":0'))
 end
 
 local STEP = {
@@ -39,7 +26,7 @@ local STEP = {
 local function printed(settings, text)
   local script = folder .. "/script.lua"
   os.remove(metrics)
-  write_all(script, ([[
+  T.write(script, ([[
     local log = require "luatrain.train.log"
     local l = log.new{folder = %q, %s}
     local function step(i, rate)
@@ -52,7 +39,7 @@ local function printed(settings, text)
   local pipe = assert(io.popen(("%s %s 2>%s/stderr"):format(T.program(), script, folder)))
   local out = pipe:read "a"
   pipe:close()
-  return out .. read_all(folder .. "/stderr")
+  return out .. T.read(folder .. "/stderr")
 end
 
 -- ==== The file ===================================================================================
@@ -108,14 +95,14 @@ T.test("a log appends to an existing file", function()
   local l = log.new{folder = folder, quiet = true}
   l:event("two", {})
   l:close()
-  T.equal(select(2, read_all(metrics):gsub("\n", "")), 2)
+  T.equal(select(2, T.read(metrics):gsub("\n", "")), 2)
 end)
 
 T.test("time continues from the given seconds", function()
   local l = log.new{folder = folder, quiet = true, seconds = 1000.0}
   l:event("later", {})
   l:close()
-  local t = tonumber(read_all(metrics):match '"later","t":([%d.]+)')
+  local t = tonumber(T.read(metrics):match '"later","t":([%d.]+)')
   assert(t >= 1000 and t < 1010, t)
 end)
 
@@ -130,7 +117,7 @@ end)
 
 -- Epoch 1 ends with step 2, epoch 2 with step 4; the line of step 5 is torn.
 local function write_run()
-  write_all(metrics, table.concat({
+  T.write(metrics, table.concat({
     '{"event":"start","t":0.1,"script":"a \\"step\\":9 b","epochs":3}',
     '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}',
     '{"event":"step","t":0.3,"step":2,"epoch":1,"loss":null}',
@@ -163,7 +150,7 @@ T.test("cut removes the lines after a position", function()
   local function cut(step, epoch)
     write_run()
     log.cut(metrics, step, epoch)
-    T.equal(read_all(metrics):sub(-2), "}\n")
+    T.equal(T.read(metrics):sub(-2), "}\n")
     return names()
   end
   T.equal(cut(9, 9), "start step1 step2 epoch2 save2 step3 step4 epoch4")
@@ -179,7 +166,7 @@ end)
 
 T.test("a damaged line does not hide the lines after it", function()
   local function cut(damaged, step)
-    write_all(metrics, table.concat({
+    T.write(metrics, table.concat({
       '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}', damaged,
       '{"event":"step","t":0.3,"step":2,"epoch":1,"loss":1.5}',
       '{"event":"step","t":0.4,"step":3,"epoch":1,"loss":0.5}', ''}, "\n"))
@@ -266,7 +253,7 @@ T.test("mode json: all events on stdout, nothing else", function()
     print("printed", 1, nil)
     step(2)
     l:warn "it is late"]])
-  local lines = read_all(metrics)
+  local lines = T.read(metrics)
   T.equal(out, lines .. "printed\t1\tnil\nluatrain: warning: it is late\n")
   T.equal(lines:gsub('"t":[%d.]+', '"t":0'), [[
 {"event":"start","t":0,"seed":1}

@@ -47,9 +47,10 @@ for _ in run:epochs() do
 end
 ]]
 
-local function run(options, arguments)
+local function ends(options, arguments, code, message)
   os.execute("rm -rf " .. folder .. "/run")
-  return T.run(folder, ("--quiet --threads 1 --timeout 20 %s t.lua %s"):format(options, arguments))
+  return T.ends(folder, ("--quiet --threads 1 --timeout 20 %s t.lua %s"):format(options, arguments),
+                code, message)
 end
 
 -- The number of steps that the run has logged.
@@ -66,18 +67,12 @@ local TEXT = "batch_norm: the last batch of each epoch has %s, which leaves one 
              .. "but training requires more; change the batch size, or use nn.group_norm"
 
 local function refuses(options, arguments, what)
-  local text, code = run(options, arguments)
-  if code ~= 1 or not text:find("t.lua:13: net.norm " .. TEXT:format(what), 1, true) then
-    error(("%s, %s: exit code %d: %s"):format(options, arguments, code, text), 2)
-  end
+  ends(options, arguments, 1, "t.lua:13: net.norm " .. TEXT:format(what))
   T.equal({options, arguments, steps()}, {options, arguments, 0})
 end
 
 local function accepts(options, arguments)
-  local text, code = run(options, arguments)
-  if code ~= 0 or text ~= "" then
-    error(("%s, %s: exit code %d: %s"):format(options, arguments, code, text), 2)
-  end
+  T.equal(ends(options, arguments, 0, ""), "")
 end
 
 T.test("lt.fit refuses before the first step", function()
@@ -95,7 +90,7 @@ end)
 
 T.test("nets and batches that train to the end", function()
   for _, arguments in ipairs{"--n 38", "--maps 2", "--n 36"} do accepts("", arguments) end
-  T.equal(select(2, run("--max-steps 3", "")), 0)
+  ends("--max-steps 3", "", 0, "")
   accepts("--ranks 2", "--n 39 --maps 2 --accumulate 4")
   accepts("--ranks 2", "--n 38 --norm sync_batch_norm")
   accepts("", "--loop --frozen")
@@ -104,11 +99,10 @@ end)
 
 T.test("lt.run warns, because its loop may end earlier", function()
   for _, arguments in ipairs{"--loop", "--loop --n 40 --split 4"} do
-    local text, code = run("", arguments)
-    T.equal(code, 1)
     local last = arguments:find "40" and 4 or 1
     local warning = TEXT:format(("%d of the %d images%s"):format(last, 36 + last, last == 4
                                 and " for micro-batches" or ""))
+    local text = ends("", arguments, 1, "luatrain: warning: " .. warning)
     local at = text:find("luatrain: warning: " .. warning, 1, true)
     local failure = text:find("requires more than one value per channel", 1, true)
     assert(at and failure and at < failure, text)

@@ -21,15 +21,6 @@ local function frozen_settings()
           train = lt.data.open "synthetic:4x4x1/3/16", out = T.folder() .. "/out"}, body
 end
 
--- The warnings in metrics.jsonl.
-local function warnings_in(out)
-  local list = {}
-  for line in io.lines(out .. "/metrics.jsonl") do
-    if line:find '^{"event":"warn"' then list[#list + 1] = line end
-  end
-  return list
-end
-
 local function train(o)
   local learn = learn_with(o.net, o.optim)
   local run <close> = lt.run(o)
@@ -49,7 +40,7 @@ T.test("a run and lt.fit do not change the mode of a module", function()
   local o, body = frozen_settings()
   train(o)
   expect_frozen(o.net, body)
-  T.equal(#warnings_in(o.out), 0)
+  T.equal(#T.warnings(o.out), 0)
   o, body = frozen_settings()
   o.test = o.train
   lt.fit(o)
@@ -62,7 +53,7 @@ T.test("a run warns once about a net in eval mode, unless a module of it trains"
     o.net:eval()
     o.net[3][head](o.net[3])
     train(o)
-    local list = warnings_in(o.out)
+    local list = T.warnings(o.out)
     T.equal(#list, count)
     assert(not list[1] or list[1]:find("the net is in eval mode, so dropout does nothing and "
       .. "batch norm uses its running statistics; call net:train() before the loop over "

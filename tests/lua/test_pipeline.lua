@@ -108,12 +108,11 @@ local folder = T.folder(SCRIPT)
 
 -- Returns the losses of a run's steps, and the digest of its weights when it ended last.
 local function results()
-  local losses, sha = {}, nil
+  local losses = {}
   for line in io.lines(folder .. "/run/metrics.jsonl") do
     losses[#losses + 1] = line:match '"event":"step".*"loss":([^,}]*)'
-    sha = line:match '"weights_sha256":"(%x*)"' or sha
   end
-  return table.concat(losses, " "), sha
+  return table.concat(losses, " "), T.sha(folder .. "/run")
 end
 
 local prefix = ""              -- of the commands that run the script
@@ -121,9 +120,8 @@ local prefix = ""              -- of the commands that run the script
 -- Runs the script, and returns its results().
 local function run(options, arguments)
   os.execute("rm -rf " .. folder .. "/run")
-  local words = ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options, arguments)
-  local text, code = T.run(folder, words, prefix)
-  if code ~= 0 then error(("exit code %d of %s: %s"):format(code, options, text), 3) end
+  T.ends(folder, ("--quiet --threads 1 --seed 5 %s t.lua %s"):format(options, arguments), 0, "",
+         prefix)
   return results()
 end
 
@@ -308,10 +306,8 @@ local function run_pair(text)
       end)
     end
   ]] .. text)
-  local out, code = T.run(folder, "--quiet --threads 1 --timeout 5 --ranks 2 --parallel "
-                                  .. "pipe=2,micro=1,cut=b pair.lua")
-  if code ~= 0 then error(out, 2) end
-  return out
+  return T.ends(folder, "--quiet --threads 1 --timeout 5 --ranks 2 --parallel "
+                        .. "pipe=2,micro=1,cut=b pair.lua", 0, "")
 end
 
 T.test("a tensor is printed by the stage that has it", function()
@@ -385,11 +381,8 @@ end)
 
 -- Checks the exit code and the message of a command.
 local function fails(options, code, message, arguments)
-  local text, got = T.run(folder, ("--quiet --threads 1 %s t.lua %s"):format(options,
-                                                                             arguments or ""))
-  if got ~= code or not text:find(message, 1, true) then
-    error(("expected %d: %s, got %d: %s"):format(code, message, got, text), 2)
-  end
+  T.ends(folder, ("--quiet --threads 1 %s t.lua %s"):format(options, arguments or ""), code,
+         message)
 end
 
 T.test("options that cannot be used", function()

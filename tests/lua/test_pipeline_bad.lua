@@ -61,9 +61,7 @@ local function ends(words, code, message)
 end
 
 local function passes(words)
-  local text, code = run(words)
-  if code ~= 0 then error(("%s: exit code %d: %s"):format(words, code, text), 2) end
-  return text
+  return T.ends(folder, "--quiet --threads 1 --seed 5 " .. words, 0, "", "timeout 120")
 end
 
 local function count(text, part) return select(2, text:gsub(part:gsub("%p", "%%%0"), "")) end
@@ -72,9 +70,7 @@ local function micro_of(out)
   return json.read(T.read(("%s/%s/plan.json"):format(folder, out))).micro
 end
 
-local function sha_of(out)
-  return T.read(("%s/%s/metrics.jsonl"):format(folder, out)):match '.*"weights_sha256":"(%x*)"'
-end
+local function sha_of(out) return T.sha(folder .. "/" .. out) end
 
 -- ==== plan.json ==================================================================================
 

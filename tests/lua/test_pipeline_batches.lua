@@ -6,7 +6,7 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{accumulate = 1, updates = 1, outside = "", leave = 0, rate = 0.0, loop = false,
-                    set = false, unreported = false}
+                    set = false, unreported = false, slices = 0, unstepped = false}
 local train, test = lt.data.open "synthetic:6x6x1/4/32"
 local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, relu = nn.relu(),
                           b = nn.linear{8, 4}}
@@ -14,11 +14,12 @@ local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
 local ones, zeros = lt.full({2, 6, 6, 1}, 1.0), lt.zeros{2}:cast "u8"
 
 local function losses_of(x, y)
-  local sum
+  local sum, n
   for x_i, y_i, share in lt.micro_batches(opt.accumulate, x, y) do
     local loss = lt.cross_entropy(net(x_i), y_i) * share
     loss:backward()
-    sum = sum and sum + loss:detach() or loss:detach()
+    sum, n = sum and sum + loss:detach() or loss:detach(), (n or 0) + 1
+    if n == opt.slices then break end
   end
   return sum
 end
@@ -38,7 +39,7 @@ if opt.set then
   for x, y in train:batches{batch = 8, shuffle = true} do
     lt.step(function()
       losses_of(x, y)
-      sgd:step()
+      if not opt.unstepped then sgd:step() end
     end)
     n = n + 1
     if n == opt.leave then break end
@@ -145,6 +146,29 @@ T.test("a loop that ends within a batch", function()
   end
   local wanted = run("", "--accumulate 4 --leave 2")
   for _, pipe in ipairs(PIPES) do T.equal({run(pipe, "--leave 8")}, {wanted, 0}) end
+end)
+
+T.test("a loop over lt.micro_batches that ends early", function()
+  local step = " an optimizer step after 1 of the 2 micro-batches of a batch; leave a loop over "
+               .. "lt.micro_batches only after the last one, and then take the optimizer's step"
+  local ended = step:gsub("an optimizer step", "the script has ended")
+  local begun = step:gsub("an optimizer step", "a batch begins")
+  local batch = " the script has ended after 1 of the 2 %s of a batch; leave a loop over batches"
+  for mode, unstepped in pairs{
+    [""] = ended, ["--ranks 2"] = ended, ["--vranks 2 --deterministic"] = batch:format "shards",
+    ["--ranks 2 --parallel pipe=2,micro=2,cut=b"] = batch:format "micro-batches",
+    ["--ranks 2 --parallel async=asgd"] = " batches of the pass over the training set are not done",
+  } do
+    for flags, message in pairs{[""] = step, ["--set"] = step,
+                                ["--set --leave 1 --unreported --unstepped"] = unstepped} do
+      local text, code = run(mode, "--accumulate 2 --slices 1 " .. flags)
+      if not text:find "t%.lua:%d+: " or not text:find(message, 1, true) then
+        error(("%s %s: expected %s, got %d: %s"):format(mode, flags, message, code, text))
+      end
+    end
+  end
+  local text, code = run("", "--accumulate 2 --slices 1 --set --leave 2 --unstepped")
+  T.equal({text:match "t.lua:%d+:(.*)$", code}, {begun, 1})
 end)
 
 T.test("a learning rate that differs between stages", function()

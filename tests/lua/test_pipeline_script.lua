@@ -108,29 +108,16 @@ end
 local folder = T.folder(SCRIPT)
 local PIPE = "--ranks 2 --parallel pipe=2,micro=4,cut=fc1"
 
--- Runs the script. Returns what it prints, its exit code and the digest of the weights.
-local function run(options, arguments)
+-- Runs the script, and checks its exit code and what it prints. Returns that.
+local function fails(options, arguments, code, message)
   os.execute("rm -rf " .. folder .. "/run")
-  local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 --timeout 20 %s t.lua %s")
-                                   :format(options, arguments or ""))
-  local file = io.open(folder .. "/run/metrics.jsonl")
-  local sha = file and file:read "a":match '"weights_sha256":"(%x*)"'
-  if file then file:close() end
-  return text, code, sha
+  return T.ends(folder, ("--quiet --threads 1 --seed 5 --timeout 20 %s t.lua %s")
+                        :format(options, arguments or ""), code, message)
 end
 
 -- Checks that the script ends well. Returns what it prints and the digest of the weights.
 local function passes(options, arguments)
-  local text, code, sha = run(options, arguments)
-  if code ~= 0 then error(("exit code %d: %s"):format(code, text), 2) end
-  return text, assert(sha)
-end
-
-local function fails(options, arguments, code, message)
-  local text, got = run(options, arguments)
-  if got ~= code or not text:find(message, 1, true) then
-    error(("expected %d: %s, got %d: %s"):format(code, message, got, text), 2)
-  end
+  return fails(options, arguments, 0, ""), assert(T.sha(folder .. "/run"))
 end
 
 local function sha_of(options, arguments) return select(2, passes(options, arguments)) end
@@ -261,12 +248,8 @@ end)
 T.test("a run that a signal stops is resumed", function()
   for _, rank in ipairs{0, 1} do
     fails(PIPE, "--stop_at 23 --stop_rank " .. rank, 75, "stopped by SIGTERM at step")
-    local text, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua"):format(PIPE))
-    if code ~= 0 then error(text) end
-    local sha
-    for line in io.lines(folder .. "/run/metrics.jsonl") do
-      sha = line:match '"weights_sha256":"(%x*)"' or sha
-    end
+    T.ends(folder, ("--quiet --threads 1 --seed 5 %s t.lua"):format(PIPE), 0, "")
+    local sha = T.sha(folder .. "/run")
     T.equal(sha, sha_of(PIPE))
   end
 end)
@@ -274,11 +257,9 @@ end)
 -- Runs a script that sets no `out`. Returns the number of micro-batches in the plan of the run in
 -- `out`, and the digest of its weights.
 local function run_plan(out, options)
-  local text, code = T.run(folder, "--quiet --threads 1 --seed 5 " .. options .. " u.lua")
-  if code ~= 0 then error(("exit code %d: %s"):format(code, text), 2) end
+  T.ends(folder, "--quiet --threads 1 --seed 5 " .. options .. " u.lua", 0, "")
   local plan = json.read(T.read(("%s/%s/plan.json"):format(folder, out)))
-  local metrics = T.read(("%s/%s/metrics.jsonl"):format(folder, out))
-  return plan.micro, metrics:match '.*"weights_sha256":"(%x*)"'
+  return plan.micro, T.sha(folder .. "/" .. out)
 end
 
 -- By default, there are 4 micro-batches.

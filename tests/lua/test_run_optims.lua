@@ -19,15 +19,6 @@ local function run_with(net, optim, more)
   return lt.run(o)
 end
 
--- The texts of the warnings in a run's folder.
-local function warnings(out)
-  local list = {}
-  for text in T.read(out .. "/metrics.jsonl"):gmatch '"event":"warn"[^\n]*"text":"([^\n]*)"}' do
-    list[#list + 1] = text
-  end
-  return list
-end
-
 local function close(run) run:epochs(); getmetatable(run).__close(run) end
 
 -- ==== The start of a run =========================================================================
@@ -67,15 +58,15 @@ T.test("parameters that no optimizer has are told, unless they are frozen", func
   local out, net = T.folder(), make()
   local head = lt.optim.sgd(net.head, {lr = 0.1})
   close(run_with(net, head, {out = out}))
-  T.equal(warnings(out), {"no optimizer has body.w, body.b, so this part of the net keeps its "
+  T.equal(T.warnings(out), {"no optimizer has body.w, body.b, so this part of the net keeps its "
                           .. "values; freeze() it if that is intended"})
   out = T.folder()
   close(run_with(net, {head, lt.optim.adam(net.body, {lr = 0.1})}, {out = out}))
-  T.equal(warnings(out), {})
+  T.equal(T.warnings(out), {})
   out = T.folder()
   net.body:freeze()
   close(run_with(net, head, {out = out}))
-  T.equal(warnings(out), {})
+  T.equal(T.warnings(out), {})
 end)
 
 T.test("lt.fit steps all optimizers of a list, and the schedule applies to all", function()
@@ -232,10 +223,7 @@ T.test("a resumed run with two optimizers equals the unbroken run, in each mode"
         name, i, more, options, flags))
       T.equal(code .. text:gsub("^luatrain: stopped by[^\n]*\n[^\n]*\n", ""), "0")
     end
-    local function sum(name)
-      return T.read(("%s/%s%d/metrics.jsonl"):format(out, name, i))
-             :match '.*"weights_sha256":"(%x+)"'
-    end
+    local function sum(name) return T.sha(("%s/%s%d"):format(out, name, i)) end
     run("whole", "")
     run("parts", "--max-steps 6")
     run("parts", "--max-steps 11")
@@ -269,6 +257,49 @@ T.test("other optimizers than those of the checkpoint are refused", function()
   end
 end)
 
+-- Optimizers of parameters with equal shapes.
+local SWAPS = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local net = nn.sequential{flat = nn.flatten(), a = nn.linear{48, 48}, b = nn.linear{48, 48}}
+net(lt.zeros{1, 4, 4, 3})
+local function adam(...) return lt.optim.adam(..., {lr = 0.1}) end
+local optim = ({
+  parts = function() return {adam(net.a), adam(net.b)} end,
+  swapped = function() return {adam(net.b), adam(net.a)} end,
+  groups = function() return adam{{params = net.a}, {params = net.b}} end,
+  other_groups = function() return adam{{params = net.b}, {params = net.a}} end,
+  list = function() return adam{net.a.w, net.b.w, net.a.b, net.b.b} end,
+  other_list = function() return adam{net.b.w, net.a.w, net.a.b, net.b.b} end,
+})[arg[1] ]()
+lt.fit{net = net, optim = optim, epochs = 2, batch = 8, train = lt.data.open "synthetic:4x4x3/4/32",
+       test = lt.data.open "synthetic:4x4x3/4/32"}
+]]
+
+T.test("optimizers of a checkpoint with other parameters in their place are refused", function()
+  local out = T.folder(SWAPS)
+  local function refuses(mode, first, second, one, other)
+    local function run(more, which)
+      return T.run(out, ("--quiet --threads 1 --out out %s %s t.lua %s"):format(mode, more, which))
+    end
+    T.equal(select(2, run("--resume never --max-steps 2", first)), 0)
+    local text, code = run("", second)
+    local wanted = ("was made with an optim.adam of %s in place 1 of 'optim', but now that "
+                    .. "optimizer has %s; make the optimizers with the same parameters in the "
+                    .. "same order, or start a new run with another --out"):format(one, other)
+    T.equal({mode, first, code, text:match "safetensors ([^\n]*)\n$"}, {mode, first, 5, wanted})
+    T.equal(select(2, run("--max-steps 3", first)), 0)
+  end
+  for _, mode in ipairs{"", "--ranks 2", "--ranks 2 --parallel pipe=2,micro=1,cut=b",
+                        "--ranks 2 --parallel async=asgd"} do
+    if not mode:find "async" then refuses(mode, "parts", "swapped", "a.w, a.b", "b.w, b.b") end
+    refuses(mode, "groups", "other_groups", "a.w, a.b, b.w and 1 more", "b.w, b.b, a.w and 1 more")
+    if mode == "" then
+      refuses(mode, "list", "other_list", "a.w, b.w, a.b and 1 more", "b.w, a.w, a.b and 1 more")
+    end
+  end
+end)
+
 -- Trains with functions of the net: `first` before lt.run, `later` in the second step. Returns the
 -- net and the warnings.
 local function switch(out, first, later, stop)
@@ -290,7 +321,7 @@ local function switch(out, first, later, stop)
       end
     end
   end)
-  return now, warnings(out)
+  return now, T.warnings(out)
 end
 
 local function nothing() end

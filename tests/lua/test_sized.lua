@@ -24,7 +24,13 @@ T.test("a set of images in a tensor, resized", function()
   T.fails(function() set:sized(5, {center_crop = 0}) end,
           "set:sized: 'center_crop' must be a fraction above 0 and up to 1, but is 0")
   T.fails(function() set:sized(5, {center_crop = 2}) end,
-          "set.sized: 'center_crop' must be a number from 0 to 1, but is 2")
+          "set:sized: 'center_crop' must be a number from 0 to 1, but is 2")
+  T.fails(function() set:sized(nil, {center_crop = 0.5}) end,
+          "set:sized: center_crop requires a size, since it only applies to images that are "
+          .. "resized")
+  T.fails(function() set:sized(4, {width = 2}) end,
+          "set:sized: unknown key 'width': set:sized(size, {center_crop?})")
+  T.equal(set:sized(), set)
   T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
                                  {dtype = "u8"})}:sized(4) end,
           "data: only u8 images can be resized, to 1x1 to 16384x16384; these are f32, and the "

@@ -131,13 +131,18 @@ local function check_center_crop(who, value)
   return value
 end
 
-local sized = check "set.sized(size, {; center_crop?:share})"
+local sized = check "set:sized(size, {; center_crop?:share})"
 
 -- Returns a set with the same images resized to size x size; they must be u8. Returns the set
 -- itself if size is nil or the images already have this size. center_crop: see data.open; default:
--- that of the set.
+-- that of the set. It requires a size.
 function Set:sized(size, given)
-  local crop = check_center_crop("set:sized", sized(given).center_crop) or self.center_crop
+  local crop = check_center_crop("set:sized", sized(given).center_crop)
+  if crop and not size then
+    refuse("set:sized: center_crop requires a size, since it only applies to images that are "
+           .. "resized")
+  end
+  crop = crop or self.center_crop
   if not size or self.height == size and self.width == size then return self end
   local pixels = type(size) == "number" and math.tointeger(size)
   if not pixels then

@@ -48,6 +48,6 @@ return function(x, y, alpha)
     core.fail("EINVAL", ("lt.mixup: x has %d samples, but y has %d"):format(x:dim(1), y:dim(1)))
   end
   if alpha == 0 then return x, y, 1.0 end
-  local share = draw_beta(alpha, core.mixup_draws(core.steps()))
+  local share = draw_beta(alpha, core.mixup_draws())
   return x * share + exchange(x) * (1 - share), exchange(y), share
 end

@@ -258,11 +258,10 @@ local function warn_of_mixed_grads(inner, log)
       local text = ("%s: this step also uses leftover gradients, such as that of %s: another "
                     .. "optimizer has already used those of their backward; call zero_grad() "
                     .. "after its step, unless this is intended")
-                   :format(inner.spec.name, item.name)
-      local _, at_line = pcall(core.fail, "EINVAL", text)
-      if log then return log:warn(at_line) end
+                   :format(core.where() .. inner.spec.name, item.name)
+      if log then return log:warn(text) end
       if core.rank() == 0 or core.pipeline() then
-        io.stderr:write("luatrain: warning: ", tostring(at_line), "\n")
+        io.stderr:write("luatrain: warning: ", text, "\n")
       end
     end
   end

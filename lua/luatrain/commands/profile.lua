@@ -47,8 +47,8 @@ end
 -- Prepares a profile of `passes` timed passes over batches of `rows` images; passes = 0: a dry one.
 -- rank and ranks: this rank of the job, from 0, and the number of ranks. Then come the arguments of
 -- the command line. Returns the index of the script among them, and a function to call after the
--- script, which returns the profile as JSON, or {"exits": true} if the script called os.exit()
--- before its first backward pass.
+-- script, which returns the profile as JSON, or {"exit": {"code": 3, "text": "t.lua:9: the
+-- script called os.exit(3)"}} if that ended the script before the profile was complete.
 function profile.attach(passes, rows, rank, ranks, ...)
   passes, rows = math.tointeger(passes), math.tointeger(rows)
   rows = rows > 0 and rows or ROWS
@@ -71,8 +71,8 @@ function profile.attach(passes, rows, rank, ranks, ...)
   return 4 + skipped + 1, function()
     bench.remove_folder(folder)
     local result = core.profile()
-    if not result and exits.is_called() then
-      return json.text{exits = true}
+    if not result and exits.of_profile then
+      return json.text{exit = exits.of_profile}
     elseif not result then
       core.fail("EUSAGE", "--parallel pipe=P: the script ended before a backward pass, so there "
                           .. "is no net to divide")

@@ -19,12 +19,13 @@ local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local phases = require "luatrain.train.phases"
+local report = require "luatrain.train.async_report"
 local trace = require "luatrain.train.async_trace"
 
 -- running: the folder of the run that trains asynchronously, or false; end_pass: ends the pass of
 -- async_loop.lua that trains asynchronously, or false
 local async = {running = false, end_pass = false}
-local Async = {}
+local Async = {print_start = report.print_start, report = report.finish}
 Async.__index = Async
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -149,7 +150,7 @@ function async.new(run, o, saved, warnings)
     loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
     ended = {}, seen = {},             -- per epoch: run.steps and samples when it ended
     skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
-    delays = {},                       -- numbers of steps by delay: see bin_of()
+    delays = {},                       -- numbers of steps by delay: see async_report.lua
     rule = o.rule, workers = o.trace_workers or o.workers or run.ranks,
     began = core.clock(), first_step = 0,  -- of this process
     is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
@@ -158,6 +159,7 @@ function async.new(run, o, saved, warnings)
     pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
     passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
+    sha256 = false,                    -- of the net at the end of the epoch, to be evaluated
     asked = false,                     -- this rank has asked rank 0 to stop
     handle = false, inner = core.inner_of(run.settings.optim),
   }
@@ -167,6 +169,7 @@ function async.new(run, o, saved, warnings)
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
   setmetatable(self, Async)
+  core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
@@ -271,9 +274,9 @@ end
 -- The result of run:evaluate on ranks other than 0, which do not evaluate: nan by all names that
 -- rank 0 may use.
 function async.no_result(given)
-  local result = {loss = 0 / 0, cross_entropy = 0 / 0}
+  local result = {loss = core.nan, cross_entropy = core.nan}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
-    result[metric.name] = 0 / 0
+    result[metric.name] = core.nan
   end
   return result
 end
@@ -291,20 +294,6 @@ local function step_of_other(self, ticket, rate)
   local epoch, _, rows = locate(self, ticket)
   return {rows = rows, rate = rate, epoch = epoch, waited = 0.0,
           spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = 0, total = false}}
-end
-
--- Delays 0, 1, 2-3, 4-7, ... are counted in bins 1, 2, 3, 4, ...
-local function bin_of(delay)
-  local bin = 1
-  while delay > 0 do bin, delay = bin + 1, delay // 2 end
-  return bin
-end
-
-local function count_delay(self, delay)
-  local bin = bin_of(delay)
-  self.delays[bin] = (self.delays[bin] or 0) + 1
-  self.total_delay = self.total_delay + delay
-  self.largest_delay = math.max(self.largest_delay, delay)
 end
 
 -- Notes the numbers of steps and samples of the epochs that the last push has ended.
@@ -344,7 +333,7 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
     self.skipped = self.skipped + 1
     return
   end
-  count_delay(self, delay)
+  report.count_delay(self, delay)
   deferred.check_finite(loss, run.steps)
   step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
   progress.record(run, step)
@@ -393,6 +382,16 @@ local function release(self)
   self.passes, self.requested = {}, {}
 end
 
+-- At the end of the epoch, the script may write to the net, for example to evaluate an average of
+-- its weights, if it restores the values before it reports or continues. Accepts such writes.
+local function accept_restored(self)
+  if not self.sha256 then return end
+  if self.handle:is_written() and self.run.settings.net:sha256() == self.sha256 then
+    self.handle:accept_writes()
+  end
+  self.sha256 = false
+end
+
 -- The iterator of run:batches(). stop_if_wanted(run) ends the run if it must stop; stopped(run,
 -- code, why) ends it because rank 0 has stopped it, or a trace has ended.
 function Async:batches(open_pass, stop_if_wanted, stopped)
@@ -427,6 +426,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     end
     return next_batch()
   end
+  accept_restored(self)
   self.handle:set_limit(self.first[#self.first])     -- the first call begins the training
   return function()
     if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
@@ -434,10 +434,11 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
       core.fail("EINVAL", "run:batches: the previous batch had no run:step")
     end
     show_epoch(self)
-    if run.root and is_over(self) then return self:read_epoch() end
-    local x, y = next_batch()
-    if not x and run.root then self:read_epoch() end
-    return x, y
+    local x, y
+    if not (run.root and is_over(self)) then x, y = next_batch() end
+    if x then return x, y end
+    if run.root then self:read_epoch() end
+    self.sha256 = run.settings.net:sha256()
   end
 end
 
@@ -492,6 +493,7 @@ function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1])
 -- the final values of the epoch, to be evaluated, it gets them back.
 function Async:suspended(fn, ...)
   local handle, run = self.handle, self.run
+  accept_restored(self)
   local _ <close> = setmetatable({}, {__close = function()
     handle:pause(false)
     if run.status == "epoch" and self.read_back == run.epoch then
@@ -545,45 +547,6 @@ function Async:end_step(loss)
   return loss
 end
 
--- 1060000000 as "1.06 GB".
-local function bytes_text(bytes)
-  for _, unit in ipairs{{1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}} do
-    if bytes >= 0.9995 * unit[1] then return ("%.3g %s"):format(bytes / unit[1], unit[2]) end
-  end
-  return ("%d B"):format(bytes)
-end
-
--- Prints how much memory the server takes, at the start.
-function Async:print_start()
-  local bytes, text = self.handle:stats(1), "asynchronous training with " .. self.rule
-  if bytes > 0 then
-    text = ("%s; the server takes %s per worker"):format(text, bytes_text(bytes))
-  end
-  self.run.log:note(text)
-end
-
--- Logs and prints delays and compensation, at the end.
-function Async:report()
-  local run, n = self.run, self.run.steps
-  if n == 0 then return end
-  local _, wire_bytes, strength, capped = self.handle:stats(2 * #run.settings.optim.groups)
-  local bins = {}
-  for bin = 1, bin_of(self.largest_delay) do bins[bin] = self.delays[bin] or 0 end
-  local compensates = self.rule == "ddc"
-  local fields = {
-    step = n, delays = bins, mean_delay = self.total_delay / n, largest_delay = self.largest_delay,
-    dropped = self.dropped, strength = compensates and strength or nil,
-    capped = compensates and capped or nil}
-  if self.is_live then
-    fields.steps_per_s = (n - self.first_step) / (core.clock() - self.began)
-    fields.wire_bytes = wire_bytes
-  end
-  run.log:event("async", fields)
-  run.log:note(("delays: %.1f steps on average, at most %d%s"):format(
-    fields.mean_delay, self.largest_delay,
-    self.dropped > 0 and ("; %d gradients were dropped"):format(self.dropped) or ""))
-end
-
 -- Ends asynchronous training. Unless this rank has failed, all ranks get the final weights.
 function Async:close(failed)
   if self.stream then self.stream:close() end
@@ -592,8 +555,10 @@ function Async:close(failed)
   local handle = self.handle
   local _ <close> = setmetatable({}, {__close = function() handle:close() end})
   if failed then return end
+  accept_restored(self)
   handle:finish()
   self.inner.steps = handle:steps()
+  core.set_step(self.first[#self.first])       -- the same on all ranks
 end
 
 return async

@@ -63,14 +63,15 @@ function loop.finish(who)
   pass.data:close()
   local _ <close> = setmetatable({}, {__close = function() pass.handle:close() end})
   if left > 0 then
-    refuse("%s%d batch%s of the pass over the training set %s not done; with --parallel, a loop "
-           .. "over batches must not end early, and nothing else can train meanwhile", who or "",
-           left, left == 1 and "" or "es", left == 1 and "is" or "are")
+    refuse("%s%s%d batch%s of the pass over the training set %s not done; with --parallel, a loop "
+           .. "over batches must not end early, and nothing else can train meanwhile",
+           pass.line, who or "", left, left == 1 and "" or "es", left == 1 and "is" or "are")
   end
   if is_root then names, tensors = pass.handle:state() end
   pass.handle:finish()
   pass.optim.steps = pass.handle:steps()
   first = pass.last
+  core.set_step(first)                 -- the same on all ranks
 end
 
 -- Called when the script has ended. Raises an error if it has left a batch or a pass early.
@@ -98,8 +99,9 @@ function loop.batches(set, o, open_batches)
   local skipped = o.first              -- images at the beginning of the epoch
   o.on_request, o.first, o.shard = true, 0, false
   active = {handle = handle, data = open_batches(set, o), last = first + count,
-            optim = newest.optim}
+            optim = newest.optim, line = core.where()}
   async.end_pass = loop.finish
+  core.set_step(first, core.random_step())
   if core.rank() == 0 and #names > 0 then handle:restore(names, tensors) end
   handle:set_limit(active.last)
   local pass, requested = active, {}

@@ -109,7 +109,8 @@ end
 function checkpoint.send(net, list) core.save(contents(net, list)) end
 
 -- Writes a checkpoint of net, optimizers and state. state is a flat table of numbers and booleans,
--- except for state.optim, a string: the classes of the optimizers. async: see async.lua, or false.
+-- except for strings: state.optim, the classes of the optimizers, and state["held.1"], ..., the
+-- names of their parameters. async: see async.lua, or false.
 function checkpoint.save(path, net, list, state, async)
   local meta = {"format", tostring(FORMAT)}
   local names, tensors = contents(net, list)
@@ -125,7 +126,7 @@ end
 -- ==== Reading ====================================================================================
 
 local WORDS = {["true"] = true, ["false"] = false, inf = math.huge, ["-inf"] = -math.huge,
-               nan = 0 / 0, ["-nan"] = 0 / 0}
+               nan = core.nan, ["-nan"] = core.nan}
 
 -- The number or boolean that save() wrote as text; nil for any other text.
 local value_of = core.in_c_locale(function(text)
@@ -139,7 +140,9 @@ local function read_state(file, path)
     fail("%s has no digest: it is not a checkpoint of luatrain, or is damaged", path)
   end
   local state, meta = {}, file:meta()
-  for key, text in pairs(meta) do state[key] = value_of(text) end
+  for key, text in pairs(meta) do
+    state[key] = key:find "^held%." and text or value_of(text)
+  end
   state.optim = (meta.optim or ""):match "^optim%.[%w., ]+$"
   if not state.format then fail("%s is not a checkpoint of a run", path) end
   if state.format ~= FORMAT then

@@ -13,7 +13,7 @@ local pipeline = require "luatrain.train.pipeline"
 local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
-local spec = check "run.evaluate{set:set; batch?, loss?:call, metrics?:metrics}"
+local spec = check "run:evaluate{set:set; batch?, loss?:call, metrics?:metrics}"
 
 -- Checks the arguments of run:evaluate and returns them as one table.
 local function read(set, given)

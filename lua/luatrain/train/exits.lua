@@ -8,7 +8,8 @@
 local core = ...
 
 -- is_server: whether this rank is rank 0 of asynchronous training that has begun; see async.lua
-local exits = {is_server = function() return false end}
+-- of_profile: {code = , text = } of the os.exit() that ended a profile, or false
+local exits = {is_server = function() return false end, of_profile = false}
 
 local exit = os.exit
 local runs = setmetatable({}, {__mode = "k"})     -- all runs that have begun -> true
@@ -48,8 +49,10 @@ end
 
 -- Ends a script that is profiled; see luatrain/commands/profile.lua.
 local function exit_profile(code, ...)
-  if not number_of(code) then return exit(code, ...) end
-  left = "the script called os.exit() when it was profiled"
+  local number = number_of(code)
+  if not number then return exit(code, ...) end
+  left = ("%sthe script called os.exit(%s)"):format(core.where(), number > 0 and number or "")
+  exits.of_profile = {code = number, text = left}
   core.fail("EDONE", left)
 end
 
@@ -70,8 +73,5 @@ end
 -- Makes os.exit() in this Lua state, of a rank or a profile, work as described above.
 function exits.begin_rank() begin(exit_rank) end
 function exits.begin_profile() begin(exit_profile) end
-
--- Whether such an exit has begun.
-function exits.is_called() return left ~= nil end
 
 return exits

@@ -100,6 +100,41 @@ end
 
 -- ==== Names ======================================================================================
 
+-- For each optimizer, the names of its parameters in the net, in order: "body.w,body.b". Inside of
+-- an optimizer, parameters of a list are numbered and those of a part of the net have its names, so
+-- those names do not tell whether a checkpoint is of the same parameters.
+function optims.held(net, list)
+  local names, all = {}, {}
+  for name, tensor in net:named_parameters() do names[tensor] = name end
+  for i, optim in ipairs(list) do
+    local own = {}
+    for k, item in ipairs(core.inner_of(optim).parameters) do
+      own[k] = names[item.tensor] or item.name
+    end
+    all[i] = table.concat(own, ",")
+  end
+  return all
+end
+
+-- EFILE unless optims.held() is as a checkpoint has it. Older checkpoints do not have it.
+function optims.check_held(net, list, saved, path)
+  for i, held in ipairs(optims.held(net, list)) do
+    local was = saved[tostring(i)]
+    if was and was ~= held then
+      local texts = {}
+      for k, names in ipairs{was, held} do
+        local words = {}
+        for word in names:gmatch "[^,]+" do words[#words + 1] = word end
+        texts[k] = text_of(words)
+      end
+      core.fail("EFILE", ("%s was made with an %s of %s in place %d of 'optim', but now that "
+                          .. "optimizer has %s; make the optimizers with the same parameters in "
+                          .. "the same order, or start a new run with another --out")
+                         :format(path, list[i]:class(), texts[1], i, texts[2]))
+    end
+  end
+end
+
 -- The prefix of the tensors of optimizer i in checkpoints.
 function optims.prefix(i) return i == 1 and "optim." or ("optim%d."):format(i) end
 

@@ -16,10 +16,24 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- ==== The net ====================================================================================
 
--- The dry profile of the script, or nil if the script exits before its first backward pass.
+-- Ends the script because it called os.exit() in a profile. With code 0 that is an error, because
+-- the script has not done what it does before.
+function planner.leave(exit, why)
+  local text = exit.text .. " in the profile for --parallel pipe=P, " .. why
+  if exit.code > 0 then core.exit(exit.code, text) end
+  refuse("%s", text)
+end
+
+-- The dry profile of the script, or nil if the script exits before its first backward pass, on all
+-- ranks. planner.exit is then its exit.
 function planner.profile()
-  local profile = json.read(core.run_profile(0, 0))
-  return not profile.exits and profile or nil
+  local profile, rank, ranks = json.read(core.run_profile(0, 0)), core.job_rank()
+  planner.exit = profile.exit
+  local exits = core.sum("the profile", profile.exit and 1 or 0)
+  if profile.exit and exits < ranks then
+    planner.leave(profile.exit, ("but only on rank %d"):format(rank))
+  end
+  return not profile.exit and profile or nil
 end
 
 -- The sizes of micro-batches to time: the least one, twice and four times it, up to the batch.
@@ -62,7 +76,9 @@ local function make_net(dry, least, batch)
   end
   for k, size in ipairs(net.sizes) do
     local profile = json.read(core.run_profile(PASSES, size))
-    if profile.exits or #profile.units ~= #net.units then
+    if profile.exit then
+      planner.leave(profile.exit, "which takes several steps; use cut=NAME to train without it")
+    elseif #profile.units ~= #net.units then
       refuse "--parallel pipe=P: the script makes another net each time; use cut=NAME"
     end
     add_times(net, k, profile)

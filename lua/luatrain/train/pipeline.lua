@@ -179,8 +179,7 @@ end
 -- EUSAGE if a run with settings o cannot train in a pipeline.
 function pipeline.check(o)
   if core.joins_pipeline() and not pipeline.plan then
-    refuse("--parallel pipe=P: the script called os.exit() when it was profiled, so there is no "
-           .. "plan")
+    planner.leave(planner.exit, "before its first backward pass, so there is no plan")
   end
   if not core.pipeline() then return end
   if o.amp == "auto" then

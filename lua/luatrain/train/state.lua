@@ -91,7 +91,8 @@ end
 function state.of(run)
   local o, train = run.settings, run.settings.train
   local s = {
-    step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
+    step = run.steps, counter = core.steps(), random_step = core.random_step(),
+    draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
     bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
     trial = o.trial and true or false, other_loss = run.other_loss,
@@ -102,6 +103,7 @@ function state.of(run)
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
     s["initial_scaler." .. name] = value
   end
+  for i, names in ipairs(optims.held(o.net, o.optims)) do s["held." .. i] = names end
   for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
   for name, value in pairs(run.async and run.async:numbers() or {}) do
     s["async." .. name] = value
@@ -137,6 +139,15 @@ local function check_whole(s, path)
   end
 end
 
+-- The entries of s whose names begin with prefix, with the prefix removed.
+local function part(s, prefix)
+  local list = {}
+  for key, value in pairs(s) do
+    if key:sub(1, #prefix) == prefix then list[key:sub(#prefix + 1)] = value end
+  end
+  return list
+end
+
 -- EFILE if a run with settings o cannot resume from a checkpoint with state s. EUSAGE if either
 -- is a replay, whose checkpoints have no tensors of asynchronous training.
 local function check(o, s, path)
@@ -167,15 +178,7 @@ local function check(o, s, path)
                          :format(path, text:format(was, is)))
     end
   end
-end
-
--- The entries of s whose names begin with prefix, with the prefix removed.
-local function part(s, prefix)
-  local list = {}
-  for key, value in pairs(s) do
-    if key:sub(1, #prefix) == prefix then list[key:sub(#prefix + 1)] = value end
-  end
-  return list
+  optims.check_held(o.net, o.optims, part(s, "held."), path)
 end
 
 local function shown(value)
@@ -288,7 +291,7 @@ local function take_over(run, s)
   run.other_loss = s.other_loss or false           -- older checkpoints do not have it
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
   run.began = core.clock() - s.seconds
-  core.set_step(s.counter)
+  core.set_step(s.counter, s.random_step or s.counter)       -- older checkpoints do not have it
   core.set_draws(s.draws)
   run.async = s.async and {tensors = s.async, numbers = part(s, "async.")}  -- for async.new
   core.restore_wire_scales(part(s, "wire_scales."))

@@ -1,0 +1,61 @@
+-- async_report.lua - what an asynchronous run logs and prints about its server and its delays.
+-- self: see async.lua.
+
+local core = ...
+
+local report = {}
+
+-- Delays 0, 1, 2-3, 4-7, ... are counted in bins 1, 2, 3, 4, ...
+local function bin_of(delay)
+  local bin = 1
+  while delay > 0 do bin, delay = bin + 1, delay // 2 end
+  return bin
+end
+
+function report.count_delay(self, delay)
+  local bin = bin_of(delay)
+  self.delays[bin] = (self.delays[bin] or 0) + 1
+  self.total_delay = self.total_delay + delay
+  self.largest_delay = math.max(self.largest_delay, delay)
+end
+
+-- 1060000000 as "1.06 GB".
+local function bytes_text(bytes)
+  for _, unit in ipairs{{1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}} do
+    if bytes >= 0.9995 * unit[1] then return ("%.3g %s"):format(bytes / unit[1], unit[2]) end
+  end
+  return ("%d B"):format(bytes)
+end
+
+-- Prints how much memory the server takes, at the start.
+function report.print_start(self)
+  local bytes, text = self.handle:stats(1), "asynchronous training with " .. self.rule
+  if bytes > 0 then
+    text = ("%s; the server takes %s per worker"):format(text, bytes_text(bytes))
+  end
+  self.run.log:note(text)
+end
+
+-- Logs and prints delays and compensation, at the end.
+function report.finish(self)
+  local run, n = self.run, self.run.steps
+  if n == 0 then return end
+  local _, wire_bytes, strength, capped = self.handle:stats(2 * #run.settings.optim.groups)
+  local bins = {}
+  for bin = 1, bin_of(self.largest_delay) do bins[bin] = self.delays[bin] or 0 end
+  local compensates = self.rule == "ddc"
+  local fields = {
+    step = n, delays = bins, mean_delay = self.total_delay / n, largest_delay = self.largest_delay,
+    dropped = self.dropped, strength = compensates and strength or nil,
+    capped = compensates and capped or nil}
+  if self.is_live then
+    fields.steps_per_s = (n - self.first_step) / (core.clock() - self.began)
+    fields.wire_bytes = wire_bytes
+  end
+  run.log:event("async", fields)
+  run.log:note(("delays: %.1f steps on average, at most %d%s"):format(
+    fields.mean_delay, self.largest_delay,
+    self.dropped > 0 and ("; %d gradients were dropped"):format(self.dropped) or ""))
+end
+
+return report
