@@ -168,18 +168,14 @@ def differ(what, a, b):
     raise Wrong(f"{len(a)} and {len(b)} of {what}")
 
 
-def same_trace(live, again, groups, evaluated=True):
-    """Checks that the replay of an asynchronous run agrees with it. Their epoch lines differ in the
-    step and the samples: a live run reports an epoch while the next one has begun. If the optimizer
-    has groups, step lines of other ranks have the learning rate of the first one. evaluated:
-    compares the results of evaluations, too."""
-    def steps(run):
-        return [(*step[:3], None if groups else step[3], *step[4:])
-                for step in run.steps("worker", "ticket", "delay")]
-    differ("step", steps(live), steps(again))
+def same_trace(live, again, evaluated=True):
+    """Checks that the replay of an asynchronous run agrees with it. evaluated: compares the results
+    of evaluations, too."""
+    more = ("worker", "ticket", "delay")
+    differ("step", live.steps(*more), again.steps(*more))
 
     def epochs(run):
-        return [(e[1], e[3], *(e[4:] if evaluated else ())) for e in run.epochs()]
+        return [e if evaluated else e[:4] for e in run.epochs()]
     differ("epoch", epochs(live), epochs(again))
     if live.sha() != again.sha():
         raise Wrong(f"the weights differ: {live.sha()}, but replayed {again.sha()}")
