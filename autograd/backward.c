@@ -361,7 +361,8 @@ static lt_status go_back(const backward *b, lt_weights **weights)
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
     if (b->n < 0)
-        return lt_fail(LT_EINVAL, "backward: it cannot begin at %d tensors", b->n);
+        return lt_fail(LT_EINVAL, "backward: the number of roots must be at least 0, but is %d",
+                       b->n);
     LT_TRY(lt__weights_check_overlap(ag));
     ag->grads_complete &= ag->dry_run.on;
     if (check(b) != LT_OK) {

@@ -69,7 +69,8 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
         return NULL;
     }
     if (n < 0) {
-        lt_fail(LT_EINVAL, "%s: an optimizer cannot have %d parameters", update_op, n);
+        lt_fail(LT_EINVAL, "%s: the number of parameters must be at least 0, but is %d", update_op,
+                n);
         return NULL;
     }
     lt_optim *o = lt__alloc_zero(ctx, sizeof *o);
@@ -534,7 +535,9 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     if (!(most >= 0))
-        return lt_fail(LT_EINVAL, "an optimizer step cannot clip gradients to the norm %g", most);
+        return lt_fail(LT_EINVAL,
+                       "an optimizer step clips gradients to a norm of at least 0, not to %g",
+                       most);
     if (o->ctx->inf.step > 0 && !o->ctx->inf.armed)
         return lt_fail(LT_EUSAGE, "the fault names %s, which is not a parameter of an optimizer",
                        o->ctx->inf.param);

@@ -43,11 +43,11 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
-/* A parameter whose gradient, in the last step of optim, also came from a backward whose gradients
- * another optimizer had used in a step before: the backward of a loss that depends on parameters of
- * both adds to all their gradients, and the step of one discards only its own. Use lt_zero_grad()
- * after that step, unless this is intended. NULL if there is none, or if that step used the last
- * backward too, as when optimizers step in turn. Borrowed. */
+/* A parameter with leftover gradients: in the last step of optim, its gradient also came from a
+ * backward whose gradients another optimizer had already used. The backward of a loss that depends
+ * on parameters of both adds to all their gradients, and the step of one discards only its own.
+ * Call lt_zero_grad() after that step, unless this is intended. NULL if there is none, or if that
+ * step used the last backward too, as when optimizers step in turn. Borrowed. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use, summed in double in a fixed order: on
  * the CPU parameter by parameter, with the same bits in a pipeline; 0 if it would use none.
@@ -74,8 +74,8 @@ LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
  * step is pending. -1 for a parameter that the optimizer does not have; 0 in a pipeline for one of
  * another stage. */
 LT_API int64_t lt_optim_steps(lt_optim *optim, const lt_tensor *param);
-/* Sets it, to resume from a checkpoint. LT_EINVAL if it is negative, or if the optimizer does not
- * have the parameter. Does nothing for a parameter of another stage. */
+/* Sets it, to resume from a checkpoint. LT_EINVAL unless it is from 0 to 2^62, or if the optimizer
+ * does not have the parameter. Does nothing for a parameter of another stage. */
 LT_MUST lt_status lt_optim_set_steps(lt_optim *optim, const lt_tensor *param, int64_t steps);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 

@@ -160,8 +160,8 @@ lt_status lt_optim_set_steps(lt_optim *o, const lt_tensor *param, int64_t steps)
     lt_optim_item *it = lt__optim_item(o, param);
     if (!it)
         return LT_EINVAL;
-    if (steps < 0)
-        return lt_fail(LT_EINVAL, "the number of steps must be at least 0, but is %lld",
+    if (steps < 0 || steps > INT64_C(1) << 62) /* the next steps must not overflow */
+        return lt_fail(LT_EINVAL, "the number of steps must be from 0 to 2^62, but is %lld",
                        (long long)steps);
     it->steps = steps;
     return LT_OK;

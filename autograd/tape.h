@@ -49,7 +49,7 @@ typedef struct lt_leaf {
     int64_t offset;             /* of its first element in the segment */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
     uint64_t last;              /* the backward that added to grad last: see lt__leaf_added() */
-    bool is_mixed;              /* and an earlier one had added to it that a step has used since */
+    bool is_mixed; /* it also has gradients of an earlier backward, which a step has used since */
 } lt_leaf;
 
 /* Changes whenever the elements of x are written in place. Saved tensors are checked against it. */

@@ -36,7 +36,7 @@ static int cpus_of(const char *folder)
 }
 
 /* The smallest quota of the group `path` below folder and of the groups around it. In a container,
- * the path may be the one outside of it: then only some of its folders exist. */
+ * this may be the path on the host; then only some of its folders exist. */
 static int least_of(const char *folder, char *path)
 {
     char full[2 * MOST];

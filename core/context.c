@@ -68,8 +68,9 @@ lt_ctx *lt_ctx_new(const lt_config *config)
         lt_fail(LT_EUSAGE, "threads must be 0 to 1024, but is %d", ctx->config.threads);
         goto fail;
     }
-    int by_default = lt_omp_threads() > 0 ? lt_omp_threads() : lt_cpu_count();
-    ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : by_default;
+    ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : lt_omp_threads();
+    if (ctx->threads == 0)
+        ctx->threads = lt_cpu_count();
     if (ctx->threads > lt_thread_limit())
         ctx->threads = lt_thread_limit();
     if (lt__start_threads(ctx->threads) != LT_OK)

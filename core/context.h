@@ -92,8 +92,8 @@ void lt__ctx_release(lt_ctx *ctx);
 /* LT_EINVAL after lt_ctx_free(). With who = "backward" the message is "backward: the context was
  * closed by lt_ctx_free()". */
 lt_status lt__check_open(const lt_ctx *ctx, const char *who);
-/* Returns the rest from a public function, with a message, if ctx is NULL: the caller did not check
- * the result of lt_open(). */
+/* If ctx is NULL, because the caller has not checked the result of lt_open(), sets a message and
+ * returns from a public function with the value that follows. */
 #define LT_NEED_CTX(ctx, ...)                                                                      \
     do {                                                                                           \
         if (!(ctx)) {                                                                              \

@@ -50,7 +50,7 @@ LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *l
  * file is decoded when a batch needs it. An image whose size is not height x width (at most 16384
  * each) is resized, as a whole unless lt_batch_options say otherwise. 0 x 0 means no resizing: all
  * images must have the size of the first. Names that start with a dot are ignored. Symbolic links
- * are followed. Everything else in a folder of a class is left out: other files, folders, dangling
+ * are followed. Everything else in a folder of a class is left out: other files, folders, broken
  * links; and so are images beside these folders. One warning in the log counts what is left out, by
  * kind, and gives the first name. An unreadable file is an error when a batch needs it. New. NULL
  * with LT_EINVAL (channels, sizes), LT_EDATA (no folder, no class, a class without images, or with

@@ -117,7 +117,7 @@ typedef struct left_out {
     int error;                   /* why the link cannot be followed */
 } left_out;
 
-/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a dangling link, or a
+/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a broken link, or a
  * link that cannot be followed and need not be (wanted is false). */
 static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, bool wanted,
                            mode_t *kind, int *error)

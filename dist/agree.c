@@ -41,13 +41,19 @@ static uint32_t version_of(const lt_tensor *x)
     return atomic_load_explicit(&x->storage->version, memory_order_relaxed);
 }
 
+/* Running statistics i: the mean and the variance of each batch norm in turn. */
+static lt_tensor *running(const lt_reducer *r, int i)
+{
+    const lt_bn_layer *layer = &r->record.bn_layers.list[i / 2];
+    return i % 2 ? layer->running_var : layer->running_mean;
+}
+
 /* The number of writes to the parameter arenas and to running statistics since the last call. */
 static uint32_t count_writes(lt_reducer *r)
 {
     uint32_t count = 0, bn = 0;
-    for (int i = 0; i < r->record.bn_layers.n; i++)
-        bn += version_of(r->record.bn_layers.list[i].running_mean) +
-              version_of(r->record.bn_layers.list[i].running_var);
+    for (int i = 0; i < 2 * r->record.bn_layers.n; i++)
+        bn += version_of(running(r, i));
     count += bn - r->bn_written;
     r->bn_written = bn;
     for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
@@ -141,19 +147,17 @@ static lt_status print_values(char **to, lt_tensor *x)
 
 lt_status lt__agree_compare_weights(lt_reducer *r)
 {
-    const lt_bn_layers *bn = &r->record.bn_layers;
-    char what[80], *text = new_text(r->plan.n_items + 2 * bn->n), *at = text;
+    int n_running = 2 * r->record.bn_layers.n;
+    char what[80], *text = new_text(r->plan.n_items + n_running), *at = text;
     lt_status status = text ? LT_OK : LT_ENOMEM;
     for (int i = 0; i < r->plan.n_items && status == LT_OK; i++) {
         at += print_parameter(at, r, i);
         status = print_values(&at, r->plan.items[i].x);
     }
-    for (int i = 0; i < 2 * bn->n && status == LT_OK; i++) {
-        bool var = i % 2;
-        at +=
-            snprintf(at, LINE / 2, "running %s of batch norm %d", var ? "var" : "mean", i / 2 + 1);
-        status =
-            print_values(&at, var ? bn->list[i / 2].running_var : bn->list[i / 2].running_mean);
+    for (int i = 0; i < n_running && status == LT_OK; i++) {
+        at += snprintf(at, LINE / 2, "running %s of batch norm %d", i % 2 ? "var" : "mean",
+                       i / 2 + 1);
+        status = print_values(&at, running(r, i));
     }
     snprintf(what, sizeof what, "the weights at step %lld, which some ranks have changed",
              (long long)lt_step(r->ctx) + 1);

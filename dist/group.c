@@ -463,9 +463,11 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
 
 /* ==== Failure ================================================================================= */
 
+static lt_shm *shm_of(const lt_group *g) { return g->transport->shm(g->job->self); }
+
 void lt__group_blame(lt_group *g, int rank)
 {
-    g->transport->fail(g->job->self, rank, lt_errcode(), lt_errmsg());
+    lt__shm_fail(shm_of(g), rank, lt_errcode(), lt_errmsg());
 }
 
 void lt_group_fail(lt_group *g) { lt__group_blame(g, g->job->rank); }
@@ -475,11 +477,14 @@ bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text,
     return g->transport->failure(g->job->self, rank, code, text, bytes);
 }
 
-void lt__group_set_awaited(lt_group *g, int rank) { g->transport->set_awaited(g->job->self, rank); }
+void lt__group_set_awaited(lt_group *g, int rank)
+{
+    lt__shm_set_awaited(shm_of(g), LT_SHM_CHANNELS, rank);
+}
 
 int lt__group_find_hung(const lt_group *g, int rank, char seen[LT_SEEN_BYTES])
 {
-    return g->transport->find_hung(g->job->self, rank, seen);
+    return lt__shm_find_hung(shm_of(g), rank, seen);
 }
 
 bool lt__group_has_left(const lt_group *g, int rank)
@@ -489,10 +494,10 @@ bool lt__group_has_left(const lt_group *g, int rank)
 
 void lt_group_set_location(lt_group *g, const char *where, int64_t step)
 {
-    g->transport->set_location(g->job->self, where, step);
+    lt__shm_set_location(shm_of(g), where, step);
 }
 
 bool lt_group_is_reporter(lt_group *g, double seconds)
 {
-    return g->transport->is_reporter(g->job->self, seconds);
+    return lt__shm_is_reporter(shm_of(g), seconds);
 }

@@ -2,10 +2,10 @@
 #ifndef LT_DIST_GROUP_H
 #define LT_DIST_GROUP_H
 
-#include "dist/coll_sig.h"
 #include "dist/dist.h"
 #include "dist/mail/mail.h"
 #include "dist/net.h"
+#include "dist/shm.h"
 
 /* The members of a part: see lt__group_split(). */
 typedef struct lt_part {
@@ -15,9 +15,8 @@ typedef struct lt_part {
 } lt_part;
 
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
- * one thread at a time calls them, with two exceptions. Any thread may call fail, failure,
- * set_location, set_awaited, find_hung and is_reporter. One thread may call allreduce_side while
- * another thread is in any other function. */
+ * one thread at a time calls them, with two exceptions. Any thread may call shm and failure. One
+ * thread may call allreduce_side while another thread is in any other function. */
 typedef struct lt_transport {
     const char *name;
     bool has_processes; /* ranks are processes, not threads */
@@ -29,24 +28,21 @@ typedef struct lt_transport {
     lt_status (*receive)(void *self, int from, void *data, size_t bytes);
     lt_status (*add_as_tree)(void *self); /* NULL if it always sums as a tree */
     uint64_t (*bytes)(const void *self);
-    void (*fail)(void *self, int rank, lt_status code, const char *text); /* rank: the cause */
+    /* where the ranks of a job share failures, states, locations and waits; borrowed */
+    lt_shm *(*shm)(void *self);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     bool (*has_left)(const void *self, int rank); /* see lt__group_has_left(); or NULL */
-    void (*set_location)(void *self, const char *where, int64_t step);
-    void (*set_awaited)(void *self, int rank); /* see lt__group_set_awaited() */
-    int (*find_hung)(const void *self, int rank, char seen[LT_SEEN_BYTES]);
-    lt_mail *(*mail)(void *self); /* see lt__group_mail() */
+    lt_mail *(*mail)(void *self);                 /* see lt__group_mail() */
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI_Allreduce, for comparison in benchmarks; or NULL */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     /* The two steps of lt__group_split(); self is the transport of the job. offer() may set *handle
      * to memory for the part. join() gets the handles of all ranks of the job and makes *of_part,
      * the state of this rank in the part. part->rank is borrowed until that is closed. For a part,
-     * the group calls no function from `fail` to `mail`, and not is_reporter, cpus, local_rank or
-     * leave: it calls the functions of the job. */
+     * the group calls no function from `shm` to `mail`, and not cpus, local_rank or leave: it calls
+     * the functions of the job. */
     lt_status (*offer)(void *self, const lt_part *part, int64_t *handle);
     lt_status (*join)(void *self, const lt_part *part, const int64_t *handles, void **of_part);
-    bool (*is_reporter)(void *self, double seconds);
     /* whether the next waits may spin; allreduce_side has its own parameter for this */
     void (*set_spin)(void *self, bool spin);
     int (*cpus)(const void *self); /* of this rank; 0 if there are fewer CPUs than ranks */
@@ -67,7 +63,7 @@ bool lt__group_has_left(const lt_group *group, int rank);
  * this one waits for a message of a rank of the job, or with -1 that the wait is over. */
 void lt__group_set_awaited(lt_group *group, int rank);
 /* The rank of the job that holds up `rank`, as far as the waits of ranks on this node show it: see
- * lt__shm_find_hung(). seen: where it was last seen; see lt__shm_last_seen(). */
+ * lt__shm_find_hung(). */
 int lt__group_find_hung(const lt_group *group, int rank, char seen[LT_SEEN_BYTES]);
 /* Like lt_group_fail(), but the cause is another rank of the job. */
 void lt__group_blame(lt_group *group, int rank);

@@ -64,38 +64,11 @@ static uint64_t bytes_so_far(const void *self)
     return l->shm.bytes + l->side.bytes;
 }
 
-static void fail(void *self, int rank, lt_status code, const char *text)
-{
-    lt__shm_fail(shm_of(self), rank, code, text);
-}
-
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
 {
     return lt__shm_failure(&((const local *)self)->shm, rank, code, text, bytes);
 }
 
-static void set_location(void *self, const char *where, int64_t step)
-{
-    lt__shm_set_location(shm_of(self), where, step);
-}
-
-static void set_awaited(void *self, int rank)
-{
-    lt__shm_set_awaited(shm_of(self), LT_SHM_CHANNELS, rank);
-}
-
-static int find_hung(const void *self, int rank, char seen[LT_SEEN_BYTES])
-{
-    const lt_shm *shm = &((const local *)self)->shm;
-    int hung = lt__shm_find_hung(shm, rank);
-    lt__shm_rank_last_seen(shm, hung, seen);
-    return hung;
-}
-
-static bool is_reporter(void *self, double seconds)
-{
-    return lt__shm_is_reporter(shm_of(self), seconds);
-}
 static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
 
 static int cpus(const void *self) { return ((const local *)self)->cpus; }
@@ -184,15 +157,11 @@ static const lt_transport transport = {
     .send = send,
     .receive = receive,
     .bytes = bytes_so_far,
-    .fail = fail,
+    .shm = shm_of,
     .failure = failure,
-    .set_location = set_location,
-    .set_awaited = set_awaited,
-    .find_hung = find_hung,
     .mail = mail,
     .offer = offer,
     .join = join,
-    .is_reporter = is_reporter,
     .set_spin = set_spin,
     .cpus = cpus,
     .local_rank = local_rank,

@@ -135,7 +135,7 @@ static lt_status pass_failure(mpi_transport *c, lt_status status)
 static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
 {
     ring->grace = GRACE_SECONDS;
-    lt__shm_last_seen(&c->shm, c->shm.rank, ring->seen);
+    lt__shm_last_seen(&c->shm, c->net.rank, ring->seen);
     LT_TRY(lt__ring_match(ring, sig));
     mpi_transport *job = c->job;
     if (c->nodes.first[previous(&c->nodes)] != job->nodes.first[previous(&job->nodes)])
@@ -287,11 +287,7 @@ static uint64_t bytes_so_far(const void *self)
     return c->shm.bytes + c->ring.bytes + c->shm_side.bytes + c->ring_side.bytes;
 }
 
-static void fail(void *self, int rank, lt_status code, const char *text)
-{
-    mpi_transport *c = self;
-    lt__shm_fail(&c->shm, rank, code, text);
-}
+static lt_shm *shm_of(void *self) { return &((mpi_transport *)self)->shm; }
 
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
 {
@@ -308,24 +304,6 @@ static bool rank_has_left(const void *self, int rank)
            lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank));
 }
 
-static void set_location(void *self, const char *where, int64_t step)
-{
-    lt__shm_set_location(&((mpi_transport *)self)->shm, where, step);
-}
-
-static void set_awaited(void *self, int rank)
-{
-    lt__shm_set_awaited(&((mpi_transport *)self)->shm, LT_SHM_CHANNELS, rank);
-}
-
-static int find_hung(const void *self, int rank, char seen[LT_SEEN_BYTES])
-{
-    const mpi_transport *c = self;
-    int hung = lt__shm_find_hung(&c->shm, rank);
-    lt__shm_rank_last_seen(&c->shm, hung, seen);
-    return hung;
-}
-
 static void free_mapping(void *ud, void *data) { lt__mapping_free(ud, data); }
 
 static bool alloc_shared(void *self, size_t bytes, lt_external_memory *memory)
@@ -334,11 +312,6 @@ static bool alloc_shared(void *self, size_t bytes, lt_external_memory *memory)
     void *data = c->shm.size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
     *memory = (lt_external_memory){data, free_mapping, c->mappings};
     return data != NULL;
-}
-
-static bool is_reporter(void *self, double seconds)
-{
-    return lt__shm_is_reporter(&((mpi_transport *)self)->shm, seconds);
 }
 
 static void set_spin(void *self, bool spin)
@@ -436,18 +409,14 @@ static const lt_transport transport = {
     .receive = receive,
     .add_as_tree = add_as_tree,
     .bytes = bytes_so_far,
-    .fail = fail,
+    .shm = shm_of,
     .failure = failure,
     .has_left = rank_has_left,
-    .set_location = set_location,
-    .set_awaited = set_awaited,
-    .find_hung = find_hung,
     .mail = mail,
     .alloc_shared = alloc_shared,
     .mpi_allreduce = mpi_allreduce,
     .offer = lt__mpi_offer,
     .join = lt__mpi_join,
-    .is_reporter = is_reporter,
     .set_spin = set_spin,
     .cpus = cpus,
     .local_rank = local_rank,

@@ -71,25 +71,21 @@ static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *de
     int rank = rank_of(shm, who), own = rank_of(shm, shm->rank);
     if (!left && !lost && !lt__deadline_is_over(deadline))
         return LT_OK;
-    lt__shm_last_seen(shm, who, seen);
-    int hung = left || lost ? rank : lt__shm_find_hung(shm, rank);
-    if (left)
-        lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank, own,
-                w->what, seen);
-    else if (lost)
-        lt_fail(LT_EPEER, "rank %d was lost while rank %d was waiting for it in %s%s", rank, own,
-                w->what, seen);
+    int hung = left || lost ? rank : lt__shm_find_hung(shm, rank, seen);
+    if (left || lost)
+        lt_fail(LT_EPEER, "rank %d %s while rank %d was waiting for it in %s%s", rank,
+                left ? "exited" : "was lost", own, w->what, lt__shm_last_seen(shm, rank, seen));
     else if (hung == rank)
         lt_fail(LT_EPEER, "rank %d did not reach %s within %g s%s", rank, w->what, shm->timeout,
                 seen);
     else
         lt_fail(LT_EPEER, "rank %d did not reach %s within %g s, because it waits for rank %d%s",
-                rank, w->what, shm->timeout, hung, lt__shm_rank_last_seen(shm, hung, seen));
+                rank, w->what, shm->timeout, hung, seen);
     lt__shm_fail(shm, hung, LT_EPEER, lt_errmsg());
     return LT_EPEER;
 }
 
-/* After a failure, `awaited` stays, because it is what other ranks may be about to look up. */
+/* After a failure, `awaited` stays: other ranks may be about to read it. */
 static lt_status wait_for(lt_shm *shm, const wait *w)
 {
     double now = lt__seconds();

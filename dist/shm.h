@@ -75,18 +75,17 @@ lt_status lt__shm_check(const lt_shm *shm);
 /* Records a failure if a rank has died, even if no rank waits for it. */
 void lt__shm_check_liveness(lt_shm *shm);
 void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
-/* Writes the last location of the rank in slot `who` to text, for the end of a message:
- * "; it was last seen at train.lua:31, step 7", or "" if it is not known. Returns text. */
-const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES]);
-/* Other ranks of the node can see for whom this rank waits, so that they can name the rank that
- * holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of the
- * job, or -1 when the wait is over. */
+/* Writes the last location of a rank of the job to text, for the end of a message: "; it was last
+ * seen at train.lua:31, step 7", or "" if it is not known here. Returns text. */
+const char *lt__shm_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES]);
+/* Shows the other ranks of the node for which rank this one waits, so that they can name the rank
+ * that holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of
+ * the job, or -1 when the wait is over. */
 void lt__shm_set_awaited(lt_shm *shm, int channel, int rank);
 /* The rank of the job that holds up `rank`: for which it waits, or the one for which that waits,
- * and so on; `rank` itself if it is not known to wait, or if the ranks wait for each other. */
-int lt__shm_find_hung(const lt_shm *shm, int rank);
-/* Like lt__shm_last_seen(), for a rank of the job, which may be on another node. */
-const char *lt__shm_rank_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES]);
+ * and so on; `rank` itself if it is not known to wait, or if the ranks wait for each other. seen:
+ * where it was last seen, as by lt__shm_last_seen(). */
+int lt__shm_find_hung(const lt_shm *shm, int rank, char seen[LT_SEEN_BYTES]);
 /* Like lt_group_is_reporter(), for the ranks of this communicator. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);
 /* Declares that this rank takes no further part, so that others do not wait for it. */

@@ -75,23 +75,6 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
     atomic_store_explicit(&s->step, step, memory_order_relaxed);
 }
 
-static const char *last_seen(const slot *s, char text[LT_SEEN_BYTES])
-{
-    uint64_t words[WHERE_WORDS + 1] = {0};
-    for (int i = 0; i < WHERE_WORDS; i++)
-        words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
-    text[0] = 0;
-    if (words[0])
-        snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
-                 (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
-    return text;
-}
-
-const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES])
-{
-    return last_seen(in_job(shm, who), text);
-}
-
 /* The slot of a rank of the job that has waited or has a location; NULL if it has none here. */
 static const slot *find_owned(const lt_shm *shm, int rank)
 {
@@ -102,11 +85,17 @@ static const slot *find_owned(const lt_shm *shm, int rank)
     return NULL;
 }
 
-const char *lt__shm_rank_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES])
+const char *lt__shm_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES])
 {
     const slot *s = find_owned(shm, rank);
+    uint64_t words[WHERE_WORDS + 1] = {0};
+    for (int i = 0; s && i < WHERE_WORDS; i++)
+        words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
     text[0] = 0;
-    return s ? last_seen(s, text) : text;
+    if (words[0])
+        snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
+                 (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
+    return text;
 }
 
 void lt__shm_set_awaited(lt_shm *shm, int channel, int rank)
@@ -116,8 +105,8 @@ void lt__shm_set_awaited(lt_shm *shm, int channel, int rank)
     atomic_store(&s->awaited[channel], 1 + rank);
 }
 
-/* The rank for which a rank waits, or -1. While its own thread waits for a message, it does not
- * wait for the group's thread, so that message counts. */
+/* The rank for which a rank waits, or -1. If its own thread waits for a message and its group's
+ * thread is in a collective, only the message holds up the rank. */
 static int awaited_by(const lt_shm *shm, int rank)
 {
     const slot *s = find_owned(shm, rank);
@@ -127,16 +116,16 @@ static int awaited_by(const lt_shm *shm, int rank)
     return awaited - 1;
 }
 
-int lt__shm_find_hung(const lt_shm *shm, int rank)
+int lt__shm_find_hung(const lt_shm *shm, int rank, char seen[LT_SEEN_BYTES])
 {
-    int hung = rank;
-    for (int i = 0; i <= job_of(shm)->size; i++) {
-        int next = awaited_by(shm, hung);
-        if (next < 0)
-            return hung;
+    int hung = rank, next, left = job_of(shm)->size;
+    while (left >= 0 && (next = awaited_by(shm, hung)) >= 0) {
         hung = next;
+        left--;
     }
-    return rank; /* they wait for each other */
+    hung = left < 0 ? rank : hung; /* they wait for each other */
+    lt__shm_last_seen(shm, hung, seen);
+    return hung;
 }
 
 void lt__shm_check_liveness(lt_shm *shm)
@@ -145,7 +134,7 @@ void lt__shm_check_liveness(lt_shm *shm)
     for (int who = 0; who < shm->size; who++)
         if (is_lost(shm, who) && !has_left(shm, who)) {
             lt_fail(LT_EPEER, "rank %d was lost%s", rank_of(shm, who),
-                    lt__shm_last_seen(shm, who, seen));
+                    lt__shm_last_seen(shm, rank_of(shm, who), seen));
             fail_with(shm, who, LT_EPEER);
         }
 }

@@ -13,7 +13,7 @@ typedef struct relay {
     atomic_bool ended; /* the child has ended */
     pthread_t thread;
     const char *phrase; /* to look for in the output, or NULL */
-    size_t matched;     /* its bytes that the output so far ends with */
+    size_t matched;     /* the output so far ends with this many of its bytes */
     bool is_found;      /* set when the thread has ended */
 } relay;
 

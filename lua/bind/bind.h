@@ -109,10 +109,9 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
     if (status != LT_OK)
         lt__raise(L, s);
 }
-/* Raises "who: unknown what 'word' (did you mean 'near'?)". The candidates are the string keys of
- * the table on top. */
-noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
-                          const char *word);
+/* Raises "tensor: unknown method or field 'name' (did you mean 'near'?)". The candidates are the
+ * string keys of the table on top. */
+noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
 /* What luatrain has for a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
  * string. NULL for other names. */
 const char *lt__foreign(const char *name);

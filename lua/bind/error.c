@@ -175,24 +175,24 @@ noreturn void lt__raise(lua_State *L, lt_lua *s)
     __builtin_unreachable();
 }
 
-noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
-                          const char *word)
+noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name)
 {
     enum { MOST = 256 };
     const char *names[MOST];
     int n = 0;
-    if (lt__foreign(word))
-        lt__refuse(L, s, "%s: unknown %s '%s' (use %s)", who, what, word, lt__foreign(word));
+    if (lt__foreign(name))
+        lt__refuse(L, s, "tensor: unknown method or field '%s' (use %s)", name, lt__foreign(name));
     lua_pushnil(L);
     while (lua_next(L, -2)) {
         lua_pop(L, 1);
         if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
             names[n++] = lua_tostring(L, -1);
     }
-    int near = lt_nearest(word, names, n);
+    int near = lt_nearest(name, names, n);
     if (near >= 0)
-        lt__refuse(L, s, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
-    lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
+        lt__refuse(L, s, "tensor: unknown method or field '%s' (did you mean '%s'?)", name,
+                   names[near]);
+    lt__refuse(L, s, "tensor: unknown method or field '%s'", name);
 }
 
 /* Whether the text of an error contains one of the last messages raised here. *status is then the

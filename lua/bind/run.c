@@ -31,7 +31,7 @@ static int zero_grad(lua_State *L)
 
 static int detach(lua_State *L)
 {
-    (void)lt__self(L, "detach"); /* before the box, which could become argument 1 */
+    lua_settop(L, 1); /* else the box could become argument 1 */
     lt_tensor **box = lt__push_box(L, lt__lua(L));
     lt__fill_box(L, lt__lua(L), box, lt_detach(lt__self(L, "detach")));
     return 1;

@@ -382,7 +382,7 @@ static int totable(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
-    (void)lt__self(L, "totable");         /* before the box, which could become argument 1 */
+    lua_settop(L, 1);                     /* else the box could become argument 1 */
     lt_tensor **box = lt__push_box(L, s); /* a second reference: a finalizer may close the first */
     lt__box_retain_on_host(L, s, box, lt__here(L, s, lt__self(L, "totable")));
     push_nested(L, s, *box, 0, &next);
@@ -456,10 +456,9 @@ static int to(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lua_settop(L, 2);
-    (void)lt__self(L, "to");
     lt_tensor **box = lt__push_box(L, s);
-    lt_device *device = check_device(L, s, 2, "to");
-    lt__fill_box(L, s, box, lt_to(lt__self(L, "to"), device->name));
+    lt_tensor *x = lt__self(L, "to");
+    lt__fill_box(L, s, box, lt_to(x, check_device(L, s, 2, "to")->name));
     return 1;
 }
 
@@ -526,7 +525,7 @@ static int index_tensor(lua_State *L)
     if (kind == LUA_TNIL) {
         const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
         lua_pushvalue(L, lua_upvalueindex(2));
-        lt__unknown(L, s, "tensor", "method or field", name);
+        lt__unknown_field(L, s, name);
     }
     if (!x)
         lt__refuse(L, s, "this tensor was closed");

@@ -122,7 +122,9 @@ TEST(a_count_can_be_restored)
     CHECK_NEAR(value(&n, 1), weight(5, 5), 1e-14);
     CHECK_EQ(lt_optim_steps(n.optim, n.w[1]), 5);
     CHECK_FAILS(lt_optim_set_steps(n.optim, n.w[1], -2), LT_EINVAL,
-                "the number of steps must be at least 0, but is -2");
+                "the number of steps must be from 0 to 2^62, but is -2");
+    CHECK_FAILS(lt_optim_set_steps(n.optim, n.w[1], INT64_MAX), LT_EINVAL,
+                "the number of steps must be from 0 to 2^62, but is 9223372036854775807");
     CHECK_FAILS(lt_optim_set_steps(n.optim, other.w[1], 2), LT_EINVAL,
                 "this parameter does not belong to the optimizer");
     CHECK_EQ(lt_optim_steps(n.optim, other.w[1]), -1);

@@ -179,9 +179,9 @@ static int check_header(const char *path, const char *own)
 TEST(every_function_with_a_context_is_tested)
 {
     static const char *const headers[] = {
-        "core/core.h",     "autograd/autograd.h", "autograd/optim.h", "autograd/params.h",
-        "ops/ops.h",       "amp/amp.h",           "dist/dist.h",      "dist/async.h",
-        "dist/pipeline.h", "data/data.h",         "lua/luatrain.h"};
+        "core/core.h",          "autograd/autograd.h", "autograd/optim.h", "autograd/params.h",
+        "autograd/callbacks.h", "ops/ops.h",           "amp/amp.h",        "dist/dist.h",
+        "dist/async.h",         "dist/pipeline.h",     "data/data.h",      "lua/luatrain.h"};
     char *own = read_text("tests/embed/test_misuse.c");
     int n = 0;
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++)

@@ -297,7 +297,8 @@ TEST(backward)
     REFUSES(LT_EINVAL,
             lt_backward_from(ctx, (lt_tensor *[]){z, z}, (lt_tensor *[]){NULL, NULL}, 2, &weights),
             "freed");
-    REFUSES(LT_EINVAL, lt_backward_from(ctx, &z, (lt_tensor *[]){NULL}, -1, &weights), "-1");
+    REFUSES(LT_EINVAL, lt_backward_from(ctx, &z, (lt_tensor *[]){NULL}, -1, &weights),
+            "at least 0, but is -1");
     QUIET((lt_weights_free(NULL), weights == NULL));
     CHECK_OK(lt_dry_run_begin(ctx, NULL, NULL, NULL));
     REFUSES(LT_EINVAL, lt_dry_run_begin(ctx, NULL, NULL, NULL), "dry run");
@@ -340,7 +341,7 @@ TEST(optimizers)
     NONE(LT_EINVAL, lt_optim_new(ctx, NULL, &w, 1), "op");
     NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", pair, 2), "twice");
     NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &t, 1), "parameter");
-    NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &w, -1), "-1");
+    NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &w, -1), "at least 0, but is -1");
     lt_optim *optim = lt_optim_new(ctx, "momentum_step", &w, 1);
     CHECK(optim != NULL);
     CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1", right));
@@ -353,7 +354,8 @@ TEST(optimizers)
     REFUSES(LT_EINVAL, lt_optim_step(optim, rights, -1, NULL), "group");
     REFUSES(LT_EINVAL, lt_optim_step(optim, &null, 1, NULL), "option");
     REFUSES(LT_EINVAL, lt_optim_step(optim, zeros, 1, NULL), "option");
-    REFUSES(LT_EINVAL, lt_optim_step_clipped(optim, rights, 1, -1, NULL, NULL), "-1");
+    REFUSES(LT_EINVAL, lt_optim_step_clipped(optim, rights, 1, -1, NULL, NULL),
+            "a norm of at least 0, not to -1");
     REFUSES(LT_EINVAL, lt_optim_step_clipped(optim, rights, 1, NAN, NULL, NULL), "nan");
     CHECK_OK(lt_optim_grad_norm(optim, &norm));
     CHECK_NEAR(norm, sqrt(3), 1e-6); /* the gradient is still there */

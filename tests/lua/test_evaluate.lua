@@ -4,10 +4,10 @@ require "luatrain"
 local T = require "lt_test"
 
 -- Trains with a loss other than cross entropy. --give: lt.run gets it. --entropy: the step calls
--- cross entropy. --spoil: the test images are nan.
+-- cross entropy. --spoil: the test images are nan. --show: ranks other than 0 print the result.
 local SCRIPT = [[
 local lt = require "luatrain"
-local opt = lt.args{give = false, entropy = false, spoil = false}
+local opt = lt.args{give = false, entropy = false, spoil = false, show = false}
 local train, test = lt.data.open "synthetic:6x6x1/3/48"
 if opt.spoil then
   test = lt.data.set{images = lt.full({6, 6, 6, 1}, 0/0), labels = lt.zeros({6}, {dtype = "i64"}),
@@ -28,7 +28,9 @@ for _ in run:epochs() do
       return loss
     end)
   end
-  run:report(run:evaluate(test))
+  local result = run:evaluate(test)
+  if opt.show and lt.rank() > 0 then print(("%.3f"):format(result.cross_entropy)) end
+  run:report(result)
 end
 ]]
 
@@ -63,6 +65,14 @@ T.test("under another training loss, cross entropy is not called the loss", func
       T.equal({mode, number(line, "test_loss")}, {mode, nil})
       T.near(number(line, "cross_entropy"), 1.1, 0.4)
     end
+  end
+end)
+
+T.test("ranks that do not evaluate have a result, too", function()
+  for _, mode in ipairs{"--ranks 2", "--ranks 2 --parallel async=asgd"} do
+    local text, code = run(mode, "--show")
+    local rest = text:gsub(TOLD:gsub("%p", "%%%0"), "")
+    T.equal({mode, code, rest}, {mode, 0, ""})
   end
 end)
 

@@ -142,9 +142,9 @@ local function write_run()
     '{"event":"step","t":0.9,"st'}, "\n"))
 end
 
-local function names(up_to_step)
+local function names()
   local list = {}
-  for event in log.read(metrics, up_to_step) do
+  for event in log.read(metrics) do
     list[#list + 1] = event.event .. (event.step or "")
   end
   return table.concat(list, " ")
@@ -157,12 +157,6 @@ T.test("reads events up to a torn line", function()
   T.equal(next_event(), {event = "start", t = 0.1, epochs = 3})
   T.equal(next_event(), {event = "step", t = 0.2, step = 1, epoch = 1, loss = 2.5})
   T.equal(next_event().loss, nil)
-end)
-
-T.test("reads events up to a step", function()
-  write_run()
-  T.equal(names(3), "start step1 step2 epoch2 save2 step3")
-  T.equal(names(0), "start")
 end)
 
 T.test("cut removes the lines after a position", function()

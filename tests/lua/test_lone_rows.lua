@@ -6,7 +6,7 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{n = 37, batch = 12, norm = "batch_norm", maps = 1, accumulate = 1, loop = false,
-                    frozen = false, split = 1}
+                    frozen = false, split = 1, left = false}
 local train, test = lt.data.open("synthetic:8x8x2/3/" .. opt.n)
 local size = 8 // opt.maps
 local net = nn.sequential{
@@ -21,6 +21,15 @@ if not opt.loop then
 end
 local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = opt.batch,
                            out = "run"}
+if opt.left then
+  for _ in run:epochs() do
+    for _ in run:batches() do break end
+    break
+  end
+  getmetatable(run).__close(run)
+  net(lt.zeros{2, 8, 8, 2})
+  return
+end
 for _ in run:epochs() do
   for x, y in run:batches() do
     if opt.frozen then net.norm:eval() end
@@ -90,6 +99,7 @@ T.test("nets and batches that train to the end", function()
   accepts("--ranks 2", "--n 39 --maps 2 --accumulate 4")
   accepts("--ranks 2", "--n 38 --norm sync_batch_norm")
   accepts("", "--loop --frozen")
+  accepts("", "--loop --left")           -- before the first step, then uses the net
 end)
 
 T.test("lt.run warns, because its loop may end earlier", function()

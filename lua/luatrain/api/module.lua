@@ -276,11 +276,17 @@ function Module:count()
   return n
 end
 
-local function set_training(self, on)
-  self.training = on
+-- A module and all modules in its tree.
+local function modules(self)
+  local list = {self}
   for _, entry in ipairs(tree(self)) do
-    if is_module(entry.value) then entry.value.training = on end
+    if is_module(entry.value) then list[#list + 1] = entry.value end
   end
+  return list
+end
+
+local function set_training(self, on)
+  for _, module in ipairs(modules(self)) do module.training = on end
   return self
 end
 
@@ -294,19 +300,16 @@ end
 
 -- Whether a module, or a module in its tree, is in training mode.
 function exports.is_training(self)
-  if self.training then return true end
-  for _, entry in ipairs(tree(self)) do
-    if is_module(entry.value) and entry.value.training then return true end
+  for _, module in ipairs(modules(self)) do
+    if module.training then return true end
   end
   return false
 end
 
 -- Returns a function that restores the current mode of every module in the tree.
 function exports.save_modes(self)
-  local before = {[self] = self.training}
-  for _, entry in ipairs(tree(self)) do
-    if is_module(entry.value) then before[entry.value] = entry.value.training end
-  end
+  local before = {}
+  for _, module in ipairs(modules(self)) do before[module] = module.training end
   return function()
     for module, training in pairs(before) do module.training = training end
   end

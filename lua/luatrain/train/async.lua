@@ -252,9 +252,10 @@ local function batch_at(self, open_pass, epoch, position, rows)
   return x, y
 end
 
--- The result of run:evaluate on ranks other than 0, which do not evaluate.
+-- The result of run:evaluate on ranks other than 0, which do not evaluate: nan by all names that
+-- rank 0 may use.
 function async.no_result(given)
-  local result = {loss = 0 / 0}
+  local result = {loss = 0 / 0, cross_entropy = 0 / 0}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
     result[metric.name] = 0 / 0
   end

@@ -32,6 +32,15 @@ local function read_events(path)
   end
 end
 
+-- The number of workers of a start event, or nil if it has none.
+local function workers_of(path, start)
+  local workers = math.tointeger(start.workers)
+  if start.workers and (not workers or workers < 1 or workers > MOST_WORKERS) then
+    refuse("%s has an invalid number of workers, %s", path, start.workers)
+  end
+  return workers
+end
+
 -- Checks that a run with settings `run` can repeat the steps after a start event.
 local function check_start(path, start, run)
   for _, item in ipairs{
@@ -83,7 +92,7 @@ function trace.read(path, rule, run)
   local least = math.huge                      -- in the start events since the last step
   for event in read_events(path) do
     if event.event == "start" then
-      start, event.workers = event, math.tointeger(event.workers)
+      start, event.workers = event, workers_of(path, event)
       least = math.min(least, event.workers or math.huge)
     elseif event.event == "step" then
       n = n + 1

@@ -240,26 +240,20 @@ local function newest(folder)
   return nil, nil, nil, wrong
 end
 
--- Whether a checkpoint has the number of steps of each parameter. An older version saved only
--- "optim.steps".
-local function has_counts(file)
-  for _, name in ipairs(file:names()) do
-    if name:find "^optim%d*%.step%." then return true end
-  end
-  return false
-end
-
--- Reads the tensors of a checkpoint into net and optimizers.
+-- Reads the tensors of a checkpoint into net and optimizers. An older version saved "optim.steps",
+-- but not the number of steps of each parameter.
 local function restore(file, path, net, list)
+  local saved = {}
+  for _, name in ipairs(file:names()) do saved[name] = true end
   read_file(file, path, "net.", net:state())
   for i, optim in ipairs(list) do
-    local state, slots = optim:state(), {}
-    for name in pairs(has_counts(file) and {} or state) do
-      if name:find "^step%." then state[name] = nil end
+    local prefix, state, slots = optims.prefix(i), optim:state(), {}
+    for name in pairs(state) do
+      if name:find "^step%." and not saved[prefix .. name] then state[name] = nil end
     end
     local keys = sorted(state)
     for k, key in ipairs(keys) do slots[k] = state[key] end
-    read_file(file, path, optims.prefix(i), keys, slots, "optimizer")
+    read_file(file, path, prefix, keys, slots, "optimizer")
     optim:load(state)
   end
 end

@@ -98,14 +98,14 @@ function log.lines(path)
   end
 end
 
--- Iterates over the events of a file up to a step; over all events if up_to_step is nil. Each event
--- is a table with its name, `event`, its numbers and, if it has one, `amp`.
-function log.read(path, up_to_step)
+-- Iterates over the events of a file. Each event is a table with its name, `event`, its numbers and
+-- `amp`, if it has that.
+function log.read(path)
   local lines = log.lines(path)
   return function()
     local line = lines()
     while line and not is_whole(line) do line = lines() end
-    if not line or step_in(line) > (up_to_step or math.huge) then return nil end
+    if not line then return nil end
     local event = {event = line:match '^{"event":"([^"]*)"', amp = line:match '"amp":"(%l+%d*)"'}
     for key, number in line:gmatch '"([%w_]+)":(-?%d[%d.e+-]*)' do event[key] = tonumber(number) end
     return event

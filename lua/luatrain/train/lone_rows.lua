@@ -16,8 +16,8 @@ function lone.divide(k, n) parts, rows = k, n end
 
 function lone.refuse(run) refused = run end
 
--- Images of the smallest part of a batch on this rank. Without mixup, rank 0 has a smallest one of
--- all ranks.
+-- Images of the smallest part of a batch on this rank. Without mixup, no other rank has a smaller
+-- one than rank 0.
 local function least_of(run, batch)
   local least = batch
   for i = 1, core.shards(batch, run.grain) do
@@ -47,13 +47,15 @@ local function text_of(run, last)
                  #how > 0 and " for " .. table.concat(how, " and ") or "")
 end
 
--- Called at the beginning of an epoch. Batch norm tells it about its inputs until lone.stop().
+-- Called at the beginning of an epoch. Until lone.stop(), batch norm calls core.on_norm with its
+-- inputs; those outside of run:step do not count.
 function lone.watch(run)
   local last = #run.settings.train % run.phase.batch
   lone.stop()
   if last == 0 or core.on_run or not gets_to_the_end(run) then return end
   local least = least_of(run, last)
   core.on_norm = function(x, sync)
+    if not run.inside then return end
     local _, here = core.shard(run.rows, run.shard, run.grain)
     local is_lone = sync and last == 1 or not sync and least // math.min(parts, least) == 1
     if not is_lone or x:count() // x:dim(-1) ~= (rows or math.max(here, 1)) then return end

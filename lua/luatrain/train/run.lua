@@ -46,6 +46,7 @@ local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
 local phases = require "luatrain.train.phases"
 local state = require "luatrain.train.state"
+local step_loss = require "luatrain.train.step_loss"
 local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
@@ -350,7 +351,10 @@ local function continue_trial(self, seconds)
   self.log:note(text)
 end
 
-local inside_meta = {__close = function(self) self.run.inside, core.on_step = false, false end}
+local inside_meta = {__close = function(self)
+  self.run.inside, core.on_step = false, false
+  lone_rows.stop()
+end}
 
 -- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
 -- stays in use from the first micro-batch to the last.
@@ -380,19 +384,7 @@ local function call_inside(self, fn, ...)
   end
   core.end_shard()
   self.other_loss = core.calls_of_cross_entropy() == 0
-  lone_rows.stop()
   return given
-end
-
-local function times(a, b) return a * b end
-
--- In a pipeline: this rank's part of the loss of a micro-batch, times its share.
-local function share_of(given, share)
-  if core.is_tensor(given) then given = core.step(core.no_grad, times, given, share) end
-  local loss = pipeline.own(given, function(value)
-    return check.number(value, "run:step: the function", "the loss")
-  end)
-  return core.is_tensor(given) and loss or loss * share
 end
 
 -- Runs fn on one shard of the batch. Returns its loss, and the value that run:step returns for it.
@@ -407,7 +399,7 @@ local function step_shard(self, fn, ...)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
   if in_pipeline then
-    self.losses[self.shard] = count > 0 and share_of(given, count / rows) or 0.0
+    self.losses[self.shard] = count > 0 and step_loss.share_of(given, count / rows) or 0.0
     return loss, given
   end
   if not self.alone then
@@ -415,44 +407,6 @@ local function step_shard(self, fn, ...)
     self.losses[self.shard] = count > 0 and loss * (count / self.rows) or 0.0
   end
   return loss, type(loss) == "number" and loss or given
-end
-
--- In a pipeline: the loss of the batch. Sets `stop` if a rank has requested it, and `save_due`.
--- Raises an error if optimizers of stages have other settings.
-local function loss_of_stages(self)
-  local _, _, rows = core.shard(self.rows, 1, self.grain)
-  local _, signal = core.stop_reason()
-  local loss = 0.0
-  for part = 1, self.shards do loss = loss + self.losses[part] end
-  local times = pipeline.times(self.spent)
-  local own = {loss * (rows / self.rows), signal or 0, signal and 1 or 0,
-               self.root and ending.is_save_due(self, true) and 1 or 0,
-               times.forward, times.backward, times.weights, times.waiting,
-               core.settings_digest()}
-  local all, list, same = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own), true
-  for i = 1, #list, #own do
-    for k = 1, #all do all[k] = all[k] + list[i + k - 1] end
-    same = same and list[i + #own - 1] == list[#own]
-  end
-  if not same then core.compare_step() end
-  self.spent.own, self.spent.stages = times, {}
-  local _, stages, _, replicas = core.pipeline()
-  for stage = 1, stages do            -- takes the times of its first replica
-    local first = (stage - 1) * replicas * #own + #all + 1
-    self.spent.stages[stage] = table.move(list, first, first + 3, 1, {})
-  end
-  self.stop = all[3] > 0 and core.stop_reason(math.tointeger(all[2] // all[3])) or false
-  self.save_due = all[4] > 0
-  return all[1]
-end
-
--- The loss of the batch over all ranks. Sets `stop` if a rank requested it in this step's exchange.
-local function loss_of_all(self, loss)
-  if core.pipeline() then return loss_of_stages(self) end
-  if self.alone then return loss end
-  local _, _, _, signal = core.reduced()
-  self.stop = core.stop_reason(signal) or false
-  return ranks.sum_shards("the loss", self.losses)
 end
 
 -- Ends a step after its last shard: updates the position, logs, saves if due, stops if requested.
@@ -467,7 +421,7 @@ local function end_step(self, loss)
   end
   optims.end_step(self)
   if self.async then return self.async:end_step(loss) end
-  loss = loss_of_all(self, loss)
+  loss = step_loss.of_all(self, loss)
   local is_here = type(loss) == "number"
   if is_here then deferred.check_finite(loss, self.steps + 1) end
   self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false

@@ -187,22 +187,30 @@ local function changed_text(path, name, was, is)
          :format(path, name, shown(was), shown(is))
 end
 
--- Restores the optimizer's settings as described above. Appends a warning for each setting that the
--- user has changed.
-local function restore_settings(run, s, path, warnings)
-  local initial, current, all = part(s, "initial."), part(s, "current."), {}
-  local now = run.initial.settings
-  for _, list in ipairs{initial, current, now} do
+-- Compares values by name, in order: at the start of the run, when it was saved, and now. Calls
+-- restore(name, saved) for those that the run has changed, and changed(name, saved) for those that
+-- the user has changed.
+local function compare(initial, saved, now, restore, changed)
+  local all = {}
+  for _, list in ipairs{initial, saved, now} do
     for name in pairs(list) do all[name] = true end
   end
   for _, name in ipairs(sorted(all)) do
-    local is = now[name]
-    if is == initial[name] then
-      if current[name] ~= is then optims.set(run.settings.optims, name, current[name]) end
-    elseif is ~= current[name] then
-      warnings[#warnings + 1] = changed_text(path, name, current[name], is)
+    if now[name] ~= saved[name] then
+      (now[name] == initial[name] and restore or changed)(name, saved[name])
     end
   end
+end
+
+-- Restores the optimizer's settings as described above. Appends a warning for each setting that the
+-- user has changed.
+local function restore_settings(run, s, path, warnings)
+  local now = run.initial.settings
+  compare(part(s, "initial."), part(s, "current."), now, function(name, saved)
+    optims.set(run.settings.optims, name, saved)
+  end, function(name, saved)
+    warnings[#warnings + 1] = changed_text(path, name, saved, now[name])
+  end)
 end
 
 local KINDS_OF_SWITCH = {
@@ -211,8 +219,7 @@ local KINDS_OF_SWITCH = {
           "%s in training mode, but the script now has %s in eval mode"},
 }
 
--- Freezes or unfreezes parameters, and sets modes, like the script did in the run. on: a table by
--- the names of switches().
+-- Freezes or unfreezes parameters, and sets modes. on: true or false by the names of switches().
 local function apply_switches(net, on)
   local names, values = module.contents(net)
   if on["eval."] ~= nil then net.training = not on["eval."] end
@@ -230,21 +237,15 @@ end
 -- warning for each kind of change by the user.
 local function restore_switches(run, s, path, warnings)
   if not s.switches then return end    -- an older version did not save them
-  local initial, current = part(s, "initial_net."), part(s, "current_net.")
-  local now, all, on, changed = run.initial.net, {}, {}, {}
-  for _, list in ipairs{initial, current, now} do
-    for name in pairs(list) do all[name] = true end
-  end
-  for _, name in ipairs(sorted(all)) do
-    if now[name] == initial[name] then
-      on[name] = current[name] or false
-    elseif now[name] ~= current[name] then
-      local kind, own = name:match "^(%l+)%.(.*)$"
-      local text = KINDS_OF_SWITCH[kind][current[name] and 1 or 2]
-      changed[text] = changed[text] or {}
-      table.insert(changed[text], own == "" and "the net" or own)
-    end
-  end
+  local on, changed = {}, {}
+  compare(part(s, "initial_net."), part(s, "current_net."), run.initial.net, function(name, saved)
+    on[name] = saved or false
+  end, function(name, saved)
+    local kind, own = name:match "^(%l+)%.(.*)$"
+    local text = KINDS_OF_SWITCH[kind][saved and 1 or 2]
+    changed[text] = changed[text] or {}
+    table.insert(changed[text], own == "" and "the net" or own)
+  end)
   apply_switches(run.settings.net, on)
   for _, text in ipairs(sorted(changed)) do
     local names = changed[text]
