@@ -386,8 +386,8 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     struct lt_autograd *ag = loss->ctx->slots.autograd;
     if (ag && ag->has_stages && !ag->dry_run.on) {
         LT_TRY(ag->stages.backward(ag->stages.ud, loss, grad));
-        keep_bn_stats(ag); /* its backward pass may run later */
-        lt__count_backward(ag);
+        keep_bn_stats(ag);      /* its backward pass may run later */
+        lt__count_backward(ag); /* the pass has a number of its own; numbers need only increase */
         ag->grads_complete = false;
         return LT_OK;
     }

@@ -134,6 +134,8 @@ void lt_optim_free(lt_optim *o)
         for (int k = 0; k < o->n_slots; k++)
             lt__storage_release(o->arenas[a].slot[k]);
     }
+    lt_release(o->squares);
+    lt__free(ctx, o->numbers, (size_t)o->capacity * sizeof *o->numbers);
     lt__free(ctx, o->items, (size_t)o->capacity * sizeof *o->items);
     lt__free(ctx, o->arenas, (size_t)o->capacity * sizeof *o->arenas);
     lt__free(ctx, o, sizeof *o);

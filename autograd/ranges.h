@@ -31,6 +31,8 @@ struct lt_optim {
     uint64_t backwards;   /* count of the context's backwards at the last step */
     lt_pending_step last; /* the last step */
     lt_tensor *mixed;     /* see lt_optim_mixed() */
+    lt_tensor *squares;   /* (capacity) f64: of the gradient of each parameter; NULL before use */
+    double *numbers;      /* (capacity) squares on the host; NULL before use */
 };
 
 /* The item of a parameter. Borrowed. NULL with LT_EINVAL if the optimizer does not have it. */

@@ -1,6 +1,4 @@
 /* squares.c - the sum of squares of an optimizer's gradients, for their norm. */
-#include <stdlib.h>
-
 #include "autograd/ranges.h"
 
 /* Adds the squares of a range of gradients to total. */
@@ -37,20 +35,19 @@ static lt_status add_each(lt_optim *o, lt_tensor *squares)
 static lt_status add_in_order(lt_optim *o, lt_tensor *total)
 {
     int64_t n = o->capacity;
-    double *number = calloc((size_t)n + 1, sizeof *number), sum = 0;
-    lt_tensor *squares = lt__tensor_new(o->ctx, total->storage->device, LT_F64, 1, &n, true);
-    lt_status status = !squares ? lt_errcode()
-                       : number ? add_each(o, squares)
-                                : lt_fail(LT_ENOMEM, "out of memory for %lld norms", (long long)n);
-    if (status == LT_OK)
-        status = lt_read(squares, number);
-    if (status == LT_OK)
-        status = lt_sum_stages(o->ctx, number, n);
-    for (int64_t i = 0; status == LT_OK && i < n; i++)
-        sum += number[i];
-    free(number);
-    lt_release(squares);
-    return status == LT_OK ? lt_fill(total, sum) : status;
+    double sum = 0;
+    if (!o->squares)
+        o->squares = lt__tensor_new(o->ctx, total->storage->device, LT_F64, 1, &n, true);
+    if (!o->numbers)
+        o->numbers = lt__alloc(o->ctx, (size_t)n * sizeof *o->numbers);
+    if (!o->squares || !o->numbers)
+        return LT_ENOMEM;
+    LT_TRY(add_each(o, o->squares));
+    LT_TRY(lt_read(o->squares, o->numbers));
+    LT_TRY(lt_sum_stages(o->ctx, o->numbers, n));
+    for (int64_t i = 0; i < n; i++)
+        sum += o->numbers[i];
+    return lt_fill(total, sum);
 }
 
 /* The same in the stream of an accelerator, with one kernel call for each range. */

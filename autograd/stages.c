@@ -20,6 +20,13 @@ bool lt_has_stages(const lt_ctx *ctx)
     return ag && ag->has_stages;
 }
 
+lt_status lt_check_no_stages(const lt_ctx *ctx)
+{
+    if (!lt_has_stages(ctx))
+        return LT_OK;
+    return lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
+}
+
 bool lt_is_remote(const lt_tensor *x) { return x->remote; }
 
 lt_tensor *lt__tensor_with_history(lt_tensor *x)

@@ -61,6 +61,8 @@ typedef struct lt_stages {
  * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 bool lt_has_stages(const lt_ctx *ctx);
+/* LT_EINVAL if the program is split already. */
+LT_MUST lt_status lt_check_no_stages(const lt_ctx *ctx);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
 /* The values of x on all ranks: x itself if all have them, else a tensor with the values that its

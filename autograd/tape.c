@@ -128,10 +128,14 @@ void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
     ctx->slots.autograd->has_callbacks = callbacks != NULL;
 }
 
-bool lt_has_grad_callbacks(const lt_ctx *ctx)
+lt_status lt_check_no_grad_callbacks(const lt_ctx *ctx, const char *who)
 {
-    LT_NEED_CTX(ctx, false);
-    return ctx->slots.autograd->has_callbacks;
+    LT_NEED_CTX(ctx, LT_EINVAL);
+    if (!ctx->slots.autograd->has_callbacks)
+        return LT_OK;
+    return lt_fail(LT_EINVAL,
+                   "%s: this context already has a reducer or asynchronous training; free it first",
+                   who);
 }
 
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)

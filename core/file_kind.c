@@ -10,6 +10,12 @@
     ", not a safetensors file; convert it in Python with "                                         \
     "safetensors.numpy.save_file({name: array}, 'new.safetensors')"
 
+#define TEXT_OF(number) #number
+#define TOO_LONG(bytes)                                                                            \
+    "not a safetensors file: its header would be longer than the " TEXT_OF(                        \
+        bytes) " bytes that "                                                                      \
+               "the format allows"
+
 static const struct {
     size_t n; /* bytes of begin; at most 8 */
     const char *begin, *text;
@@ -27,6 +33,5 @@ const char *lt__kind_of(const char begin[8])
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (memcmp(begin, kinds[i].begin, kinds[i].n) == 0)
             return kinds[i].text;
-    return "not a safetensors file: its header would be longer than the 100000000 bytes that the "
-           "format allows";
+    return TOO_LONG(LT_MAX_HEADER);
 }

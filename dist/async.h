@@ -36,14 +36,15 @@ typedef struct lt_async_config { /* zero means default, except for staleness and
     int64_t steps;     /* that the optimizer took before this call, including those of the
                         * training that lt_async_restore() continues */
 
+    lt_tensor *const *buffers; /* (n_buffers) of the net, such as running statistics; the same on
+                                * all ranks. Kept, but the list is borrowed for the call */
+    int n_buffers;
+
     /* Live: the ranks of a group are the workers. */
     struct lt_group *group; /* borrowed; NULL: a simulation */
     const bool *lost;       /* (ranks) on rank 0: which ones were lost in an earlier run; borrowed
                              * for the call. NULL: none */
     lt_ctx *server;         /* on rank 0: an unused context on the CPU with the same ops. Taken */
-    lt_tensor *const
-        *buffers;  /* (n_buffers) of the net, such as running statistics; borrowed for */
-    int n_buffers; /* the call. The same on all ranks */
 
     /* Replay: this process computes the steps of a trace, in their order. */
     const lt_async_step *trace; /* (n_trace) borrowed for the call; NULL: a simulation */
@@ -80,7 +81,8 @@ typedef struct lt_async_event {
     int64_t delay;      /* versions made between the worker's pull and this push */
     bool dropped;       /* its ticket is issued again */
     int64_t done_below; /* every ticket below this one is applied or skipped */
-    double loss, lr;    /* loss: sum over the batch's backward passes; lr: of group 0 */
+    double loss, lr;    /* loss: sum over the batch's backward passes; lr: see
+                         * lt_async_set_lr() */
     double time;        /* in seconds: virtual; live: of a clock with an arbitrary zero */
 } lt_async_event;
 
@@ -95,7 +97,8 @@ LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_confi
 /* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
  * optimizer slots of the server. Rank 0 stops the workers that are still training. The other ranks
  * block until rank 0 calls it; the tickets that they hold are issued again. LT_EPEER if rank 0 is
- * lost; the server's error. In a simulation it does nothing. */
+ * lost; the server's error. LT_EINVAL, after training has ended, if something else has written to
+ * the net. In a simulation it does nothing else. */
 LT_MUST lt_status lt_async_finish(lt_async *async);
 /* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
  * it is rank 0, all of them fail. NULL is allowed. */
@@ -103,8 +106,8 @@ LT_API void lt_async_free(lt_async *async);
 /* Sets the number of tickets; it must not decrease. On rank 0 of a live run, the first call begins
  * the training, from the values that the net has then. Each rank must begin with the same ones, or
  * rank 0 gets LT_EDESYNC. Until lt_async_finish(), nothing else may write to the parameters and
- * buffers: the next function that would overwrite them fails with LT_EINVAL. LT_EINVAL; or the
- * device's error. */
+ * buffers: the next function that would use or overwrite them fails with LT_EINVAL. LT_EINVAL; or
+ * the device's error. */
 LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
@@ -112,6 +115,9 @@ LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
  * net has the weights that the server has now. LT_EUSAGE if the optimizer step is missing; the
  * errors of kernels; LT_ENOMEM. */
 LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
+/* Sets the learning rate that the PUSH event of the present ticket reports. Call it after the
+ * optimizer step. The default is that of group 0, which may have an lr of its own. */
+LT_API void lt_async_set_lr(lt_async *async, double lr);
 /* Ends the computation of a ticket: pushes its gradient. lt_async_next() does so, too, but that may
  * be much later if the caller evaluates first. The errors of lt_async_next(). */
 LT_MUST lt_status lt_async_push(lt_async *async);
@@ -158,8 +164,9 @@ typedef struct lt_async_stats { /* of rank 0, or of a simulation */
 LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
 
 /* Tensor i of the state, for a checkpoint, and its name. New. NULL past the last one, with an empty
- * name, or with LT_ENOMEM. With the parameters and the optimizer's slots, these tensors are the
- * state of the server. Only rank 0 has one. A replay has none. */
+ * name, or with LT_ENOMEM or LT_EINVAL: see lt_async_set_limit(). With the parameters
+ * and the optimizer's slots, these tensors are the state of the server. Only rank 0 has one. A
+ * replay has none. */
 enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All

@@ -254,10 +254,10 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
 
 /* Makes a reducer, which sets the gradient callbacks of ctx (lt_set_grad_callbacks()). All ranks
  * must make one, but do not wait for each other. ctx is kept; group is borrowed and must outlive
- * the reducer. config is copied and may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE in
- * these cases: vranks is not a valid number of shards; vranks is used with a wire other than f32,
- * on an accelerator, or on nodes that do not have the same number of consecutive ranks; the
- * injected fault of ctx names a rank that does not exist. */
+ * the reducer. config is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has
+ * gradient callbacks, or with LT_EUSAGE in these cases: vranks is not a valid number of shards;
+ * vranks is used with a wire other than f32, on an accelerator, or on nodes that do not have the
+ * same number of consecutive ranks; the injected fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for a running exchange, resets the gradient callbacks of ctx and frees the reducer. If
  * gradients are summed on accelerators, all ranks must call it: it waits at most 10 s until they

@@ -52,7 +52,8 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     LT_NEED_CTX(ctx, NULL);
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
-    if ((config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
+    if (lt_check_no_grad_callbacks(ctx, "lt_reducer_new") != LT_OK ||
+        (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK)
         return NULL;

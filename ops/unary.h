@@ -41,9 +41,11 @@
 /* clang-format on */
 
 /* The cumulative distribution function and the density of the standard normal distribution, for
- * gelu (Hendrycks and Gimpel, Gaussian Error Linear Units, 2016). */
+ * gelu (Hendrycks and Gimpel, Gaussian Error Linear Units, 2016). Beyond 40 the density is 0 in f64
+ * too, and x * x might overflow. */
 #define LT_NORMAL_P(x) ((T)0.5 * (1 + erf((x) * (T)0.70710678118654752440)))
-#define LT_NORMAL_DENSITY(x) ((T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
+#define LT_NORMAL_DENSITY(x)                                                                       \
+    ((x) < -40 || (x) > 40 ? 0 : (T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
 /* The logistic function, for sigmoid and silu (Elfwing, Uchibe and Doya, 2018). Below LT_EXP_MIN,
  * exp(-x) overflows. The result is still right, 1 / inf = 0, but some programs trap overflows. */
 #define LT_LOGISTIC(x) ((x) < LT_EXP_MIN ? 0 : 1 / (1 + exp(-(x))))

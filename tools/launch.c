@@ -99,13 +99,13 @@ static const char **make_command(const settings *s, const char *program, char *c
  * resumes it. */
 static lt_status export_settings(const settings *s)
 {
-    char text[4096];
-    int n = snprintf(text, sizeof text, "-n %d%s%s%s%s", s->processes, s->hosts ? " -H " : "",
+    char *text;
+    int n = asprintf(&text, "-n %d%s%s%s%s", s->processes, s->hosts ? " -H " : "",
                      s->hosts ? s->hosts : "", s->host_file ? " --hostfile " : "",
                      s->host_file ? s->host_file : "");
-    if (n >= (int)sizeof text)
-        return lt_fail(LT_EUSAGE, "launch: -H has too many hosts");
-    bool is_set = setenv("LUATRAIN_LAUNCH", text, 1) == 0;
+    bool is_set = n >= 0 && setenv("LUATRAIN_LAUNCH", text, 1) == 0;
+    if (n >= 0)
+        free(text);
     if (s->hosts || s->host_file) /* of Open MPI 4 and 5 */
         is_set &= setenv("OMPI_MCA_orte_keep_fqdn_hostnames", "1", 0) == 0 &&
                   setenv("PRTE_MCA_prte_keep_fqdn_hostnames", "1", 0) == 0;
@@ -284,6 +284,15 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
     w->sent = true;
 }
 
+/* Real-time signals have no name. */
+static lt_status fail_killed(int number)
+{
+    const char *name = sigabbrev_np(number);
+    if (name)
+        return lt_fail(LT_EPEER, "mpirun was killed by SIG%s, and its ranks with it", name);
+    return lt_fail(LT_EPEER, "mpirun was killed by signal %d, and its ranks with it", number);
+}
+
 /* Waits until mpirun ends, and forwards signals. Sets *code to mpirun's exit code. LT_EPEER if
  * mpirun was killed, by this process because it hung or by another one. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
@@ -309,8 +318,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     }
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     if (status == LT_OK && WIFSIGNALED(ended))
-        status = lt_fail(LT_EPEER, "mpirun was killed by SIG%s, and its ranks with it",
-                         sigabbrev_np(WTERMSIG(ended)));
+        status = fail_killed(WTERMSIG(ended));
     return status;
 }
 
@@ -319,13 +327,23 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
 /* What mpirun prints if it cannot start its daemon on another host. */
 static const char no_daemon[] = "unable to reliably start one or more daemons";
 
+/* The name in "name", "name:slots", "[IPv6 address]:slots" or "IPv6 address", of n bytes. New; NULL
+ * with LT_ENOMEM. */
+static char *host_in(const char *at, size_t n)
+{
+    const char *colon = memchr(at, ':', n), *end = memchr(at, ']', n);
+    if (*at == '[' && end)
+        return strndup(at + 1, (size_t)(end - at) - 1);
+    return strndup(at, colon && colon == memrchr(at, ':', n) ? (size_t)(colon - at) : n);
+}
+
 /* The first host of a list "a,b:2" that the system does not know, or the whole list. New; NULL with
  * LT_ENOMEM. */
 static char *find_unknown(const char *hosts)
 {
     for (const char *at = hosts; *at; at += *at == ',') {
         size_t n = strcspn(at, ",");
-        char *host = strndup(at, strcspn(at, ",:"));
+        char *host = host_in(at, n);
         struct addrinfo *found = NULL;
         if (!host || getaddrinfo(host, NULL, NULL, &found) != 0)
             return host;

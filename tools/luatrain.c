@@ -2,9 +2,11 @@
  * script, and converts the status to an exit code. The library never prints or exits; this program
  * does both.
  */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -417,32 +419,36 @@ static void warn_of_limit(const settings *s)
                 limit, s->config.threads);
 }
 
-/* Warns if mpirun has bound the ranks to too few CPUs. By default it binds each to one core. */
-static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
+static int machine_cpus(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+
+/* Whether mpirun has bound this process to some of the CPUs, and no quota allows fewer. By default
+ * mpirun binds each rank to one core. */
+static bool is_bound(void)
 {
-    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (s->config.threads > cpus)
-        fprintf(stderr,
-                "luatrain: warning: rank %d has %d CPU%s for its %d threads; mpirun "
-                "--bind-to none gives it all CPUs\n",
-                lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads);
-    else if (lt_group_rank(group) == 0 && getenv("OMPI_MCA_orte_bound_at_launch") &&
-             lt_group_size(group) * cpus < machine)
-        fprintf(stderr,
-                "luatrain: warning: mpirun binds each rank to %d of %d CPUs; use "
-                "mpirun --bind-to none to avoid this\n",
-                cpus, machine);
+    cpu_set_t set;
+    return getenv("OMPI_MCA_orte_bound_at_launch") && sched_getaffinity(0, sizeof set, &set) == 0 &&
+           CPU_COUNT(&set) < machine_cpus() && CPU_COUNT(&set) == lt_cpu_count();
 }
 
-/* The same for mpirun -np 1, under which the process is not a rank. */
-static void warn_of_bound_process(int cpus)
+/* Warns if mpirun has bound the ranks, or the process with mpirun -np 1, to too few CPUs. */
+static void warn_if_bound(const char *what, int n, int cpus)
 {
-    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (getenv("OMPI_MCA_orte_bound_at_launch") && cpus < machine)
+    if (is_bound() && n * cpus < machine_cpus())
         fprintf(stderr,
-                "luatrain: warning: mpirun binds this process to %d of %d CPUs; use "
-                "mpirun --bind-to none to avoid this\n",
-                cpus, machine);
+                "luatrain: warning: mpirun binds %s to %d of %d CPUs; use mpirun --bind-to none to "
+                "avoid this\n",
+                what, cpus, machine_cpus());
+}
+
+/* Warns of too few CPUs for the threads of this rank, or for all ranks. */
+static void warn_of_cpus(const settings *s, const lt_group *group, int cpus)
+{
+    if (s->config.threads > cpus)
+        fprintf(stderr, "luatrain: warning: rank %d has %d CPU%s for its %d threads%s\n",
+                lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads,
+                is_bound() ? "; mpirun --bind-to none gives it all CPUs" : "");
+    else if (lt_group_rank(group) == 0)
+        warn_if_bound("each rank", lt_group_size(group), cpus);
 }
 
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
@@ -450,7 +456,7 @@ static lt_status run_process(void *ud, lt_group *group)
 {
     settings *s = ud;
     int cpus = lt_group_cpus(group);
-    warn_of_binding(s, group, cpus);
+    warn_of_cpus(s, group, cpus);
     if (lt_group_rank(group) == 0)
         warn_of_limit(s);
     LT_TRY(compare_options(group));
@@ -516,7 +522,7 @@ static lt_status run_all(settings *s)
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
-    warn_of_bound_process(cpus);
+    warn_if_bound("this process", 1, cpus);
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));

@@ -1,5 +1,8 @@
 /* async.c - the public functions of asynchronous training, which call those of a simulation, a
  * replay or a live run; see async.h. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "core/tensor.h"
 #include "dist/async/worker.h"
 
@@ -28,10 +31,28 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
     if (c->steps < 0 || c->steps > MOST)
         return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
                        (long long)MOST, (long long)c->steps);
-    if (lt_has_grad_callbacks(ctx))
-        return lt_fail(LT_EINVAL, "lt_async_new: this context already has asynchronous training or "
-                                  "a reducer; free it first");
+    return lt_check_no_grad_callbacks(ctx, "lt_async_new");
+}
+
+/* Keeps the buffers, whose writes are watched. */
+static lt_status keep_buffers(lt_async *a, const lt_async_config *c)
+{
+    a->buffers = calloc((size_t)c->n_buffers + 1, sizeof(lt_tensor *));
+    if (!a->buffers)
+        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    while (a->n_buffers < c->n_buffers) {
+        a->buffers[a->n_buffers] = lt_retain(c->buffers[a->n_buffers]);
+        a->n_buffers++;
+    }
     return LT_OK;
+}
+
+static void free_async(lt_async *a)
+{
+    for (int i = 0; i < a->n_buffers; i++)
+        lt_release(a->buffers[i]);
+    free(a->buffers);
+    a->of->free(a);
 }
 
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
@@ -51,6 +72,10 @@ lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
         a = config->group   ? lt__live_new(ctx, optim, config)
             : config->trace ? lt__replay_new(ctx, optim, config)
                             : lt__simulation_new(ctx, optim, config);
+    if (a && keep_buffers(a, config) != LT_OK) {
+        free_async(a);
+        a = NULL;
+    }
     if (!a)
         return NULL;
     a->ctx = lt__ctx_retain(ctx);
@@ -66,25 +91,55 @@ void lt_async_free(lt_async *a)
         return;
     lt_ctx *ctx = a->ctx;
     lt_set_grad_callbacks(ctx, NULL);
-    a->of->free(a);
+    free_async(a);
     lt__ctx_release(ctx);
 }
 
-/* Called before a function that writes to the net. */
+/* ==== Writes to the net ======================================================================= */
+
+/* The number of writes to the parameters and buffers, modulo 2^32. A storage counts once for each
+ * of them in it. */
+static uint32_t count_writes(const lt_async *a)
+{
+    uint32_t count = 0;
+    int n = lt_optim_count(a->optim);
+    for (int i = 0; i < n + a->n_buffers; i++) {
+        const lt_tensor *x = i < n ? lt_optim_param(a->optim, i) : a->buffers[i - n];
+        count += atomic_load_explicit(&x->storage->version, memory_order_relaxed);
+    }
+    return count;
+}
+
+/* Whether something else than asynchronous training has written to the net since accept(). */
+static bool is_written(const lt_async *a) { return a->has_begun && count_writes(a) != a->written; }
+
+static lt_status refuse_write(void)
+{
+    return lt_fail(LT_EINVAL, "the weights or buffers of the net were written during asynchronous "
+                              "training, in which only the server changes them; write to them "
+                              "before the first batch or after the training");
+}
+
+static lt_status check_writes(const lt_async *a) { return is_written(a) ? refuse_write() : LT_OK; }
+
+/* Called before a function that uses or writes to the net. */
 static lt_status check(const lt_async *a)
 {
     if (a->status != LT_OK)
         return lt_fail(a->status, "asynchronous training has failed before");
-    return lt__async_check_writes(a);
+    return check_writes(a);
 }
 
 /* Called after it. Training of this rank begins with its first batch, or before. */
 static lt_status accept(lt_async *a, lt_status status, bool begins)
 {
-    if (status == LT_OK && (begins || a->has_begun))
-        lt__async_accept_writes(a);
+    a->has_begun |= status == LT_OK && begins;
+    if (status == LT_OK && a->has_begun)
+        a->written = count_writes(a);
     return status;
 }
+
+/* ==== The public functions ==================================================================== */
 
 lt_status lt_async_next(lt_async *a, lt_async_event *event)
 {
@@ -93,27 +148,29 @@ lt_status lt_async_next(lt_async *a, lt_async_event *event)
     return accept(a, a->status, event->kind == LT_ASYNC_COMPUTE);
 }
 
+void lt_async_set_lr(lt_async *a, double lr) { a->lr = lr; }
+
 lt_status lt_async_push(lt_async *a)
 {
-    if (a->status != LT_OK)
-        return lt_fail(a->status, "asynchronous training has failed before");
+    LT_TRY(check(a));
     a->status = a->of->push(a);
     return a->status;
 }
 
 lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release(a) : LT_OK; }
 
+/* Other ranks wait for this one, so training ends before a write is refused. */
 lt_status lt_async_finish(lt_async *a)
 {
-    LT_TRY(lt__async_check_writes(a));
+    bool written = is_written(a);
     lt_status status = a->of->finish ? a->of->finish(a) : LT_OK;
     a->has_begun &= status != LT_OK;
-    return status;
+    return status == LT_OK && written ? refuse_write() : status;
 }
 
 lt_status lt_async_set_limit(lt_async *a, int64_t tickets)
 {
-    LT_TRY(lt__async_check_writes(a));
+    LT_TRY(check_writes(a));
     return accept(a, a->of->set_limit(a, tickets), true);
 }
 
@@ -127,7 +184,7 @@ lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
 
 lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
 {
-    LT_TRY(lt__async_check_writes(a));
+    LT_TRY(check_writes(a));
     return accept(a, a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK, false);
 }
 
@@ -139,7 +196,7 @@ void lt_async_forget(lt_async *a, int64_t ticket)
 
 lt_status lt_async_read(lt_async *a)
 {
-    LT_TRY(lt__async_check_writes(a));
+    LT_TRY(check_writes(a));
     return accept(a, a->of->read && a->has_begun ? a->of->read(a) : LT_OK, false);
 }
 
@@ -178,7 +235,10 @@ lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
 lt_tensor *lt_async_state(const lt_async *a, int i, char name[LT_ASYNC_NAME])
 {
     name[0] = '\0';
-    return a->of->state(a, i, name);
+    if (check_writes(a) == LT_OK)
+        return a->of->state(a, i, name);
+    strcpy(name, "state");
+    return NULL;
 }
 
 lt_status lt_async_restore(lt_async *a, const char *const *names, lt_tensor *const *tensors, int n,

@@ -384,8 +384,6 @@ static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async
     lt_status status = lt__fault_check(ctx, lt_group_size(l->group));
     if (status == LT_OK)
         status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
-    l->async.buffers = l->layout.buffer;
-    l->async.n_buffers = l->layout.n_buffers;
     if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
         status = lt_errcode();
     l->run = status == LT_OK ? lt__mail_next_run(l->mail) : 0;

@@ -47,12 +47,14 @@ const char *lt__rule_name(lt_rule rule) { return rules[rule].name; }
 
 lt_status lt__rule_find(const char *name, lt_rule *rule)
 {
+    const char *names[LT_RULES];
     char list[128] = "";
     for (int i = 0; i < LT_RULES; i++) {
         if (strcmp(name, rules[i].name) == 0) {
             *rule = (lt_rule)i;
             return LT_OK;
         }
+        names[i] = rules[i].name;
         size_t n = strlen(list);
         snprintf(list + n, sizeof list - n, "%s%s",
                  i == 0             ? ""
@@ -60,7 +62,11 @@ lt_status lt__rule_find(const char *name, lt_rule *rule)
                                     : " or ",
                  rules[i].name);
     }
-    return lt_fail(LT_EUSAGE, "the rule must be %s, but is '%s'", list, name);
+    int near = lt_nearest(name, names, LT_RULES);
+    return lt_fail(LT_EUSAGE,
+                   near >= 0 ? "the rule must be %s, but is '%s' (did you mean '%s'?)"
+                             : "the rule must be %s, but is '%s'",
+                   list, name, near >= 0 ? names[near] : "");
 }
 
 /* ==== Opening ================================================================================= */
@@ -196,14 +202,20 @@ size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
 
 /* ==== Options ================================================================================= */
 
+/* The index of an option of an update op; -1, and not an error, if it does not have that option. */
+static int index_of(const lt_def *def, const char *name)
+{
+    int k = def->schema.n_opt;
+    while (k-- > 0 && strcmp(def->schema.opt[k].name, name) != 0)
+        ;
+    return k;
+}
+
 /* The value of an option of an update op; 0 if it does not have that option. */
 static double option_of(const lt_def *def, const lt_opt *options, const char *name)
 {
-    const lt_schema *schema = &def->schema;
-    for (int k = 0; k < schema->n_opt; k++)
-        if (strcmp(schema->opt[k].name, name) == 0)
-            return options[k].kind == LT_NUMBER ? options[k].f : (double)options[k].i[0];
-    return 0;
+    int k = index_of(def, name);
+    return k < 0 ? 0 : options[k].kind == LT_NUMBER ? options[k].f : (double)options[k].i[0];
 }
 
 lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
@@ -241,19 +253,23 @@ static call call_of(const lt_rule_state *s, const char *op)
     return c;
 }
 
-static void set(call *c, const char *option, double value)
+static void set_at(call *c, int k, double value)
 {
-    int k = c->def ? lt_schema_find(&c->def->schema, option) : -1;
-    if (k < 0) {
-        c->status = c->status == LT_OK ? LT_EINVAL : c->status;
-        return;
-    }
     c->opt[k].n = 1;
     c->opt[k].kind = c->def->schema.opt[k].value.kind;
     if (c->opt[k].kind == LT_NUMBER)
         c->opt[k].f = value;
     else
         c->opt[k].i[0] = (int64_t)value;
+}
+
+static void set(call *c, const char *option, double value)
+{
+    int k = c->def ? lt_schema_find(&c->def->schema, option) : -1;
+    if (k >= 0)
+        set_at(c, k, value);
+    else if (c->status == LT_OK)
+        c->status = LT_EINVAL;
 }
 
 /* Appends the range of a flat to the inputs. */
@@ -325,9 +341,9 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     call c = {.def = lt_optim_def(s->optim)};
     memcpy(c.opt, p->opt, (size_t)schema->n_opt * sizeof *c.opt);
     set(&c, "scale", scale);
-    for (int k = 0; k < schema->n_opt; k++)
-        if (strcmp(schema->opt[k].name, "step") == 0)
-            set(&c, "step", (double)(p->range->steps + 1));
+    int step = index_of(c.def, "step");
+    if (step >= 0)
+        set_at(&c, step, (double)(p->range->steps + 1));
     add(&c, &s->values, p->range);
     add(&c, &s->grads, p->range);
     for (int k = 0; k < schema->n_in - 2; k++) {

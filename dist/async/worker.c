@@ -53,36 +53,6 @@ void lt__async_set_callbacks(lt_async *a)
         a->ctx, &(lt_grad_callbacks){.ud = a, .overlaps = true, .begin = add_loss, .apply = store});
 }
 
-/* ==== Writes to the net ======================================================================= */
-
-/* The number of writes to the parameters and buffers, modulo 2^32. A storage counts once for each
- * of them in it. */
-static uint32_t count_writes(const lt_async *a)
-{
-    uint32_t count = 0;
-    int n = lt_optim_count(a->optim);
-    for (int i = 0; i < n + a->n_buffers; i++) {
-        const lt_tensor *x = i < n ? lt_optim_param(a->optim, i) : a->buffers[i - n];
-        count += atomic_load_explicit(&x->storage->version, memory_order_relaxed);
-    }
-    return count;
-}
-
-void lt__async_accept_writes(lt_async *a)
-{
-    a->has_begun = true;
-    a->written = count_writes(a);
-}
-
-lt_status lt__async_check_writes(const lt_async *a)
-{
-    if (!a->has_begun || count_writes(a) == a->written)
-        return LT_OK;
-    return lt_fail(LT_EINVAL, "the weights or buffers of the net were written during asynchronous "
-                              "training, in which only the server changes them; write to them "
-                              "before the first batch or after the training");
-}
-
 /* ==== A batch ================================================================================= */
 
 void lt__async_begin(lt_async *a, int64_t ticket, lt_gradient *gradient)

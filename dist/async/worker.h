@@ -46,16 +46,11 @@ struct lt_async { /* the first member of a simulation, a replay or a live run */
     int rank;                   /* for injected faults; -1: none */
     int64_t computed;           /* batches that the caller has begun */
     /* The caller must not write to the net once training has begun: */
-    lt_tensor *const *buffers; /* (n_buffers) of the net; borrowed */
+    lt_tensor **buffers; /* (n_buffers) of the net; kept */
     int n_buffers;
     bool has_begun;
     uint32_t written; /* number of writes that are known */
 };
-
-/* Takes note that the writes to the net so far are those of asynchronous training. */
-void lt__async_accept_writes(lt_async *async);
-/* LT_EINVAL if there are others since then. */
-LT_MUST lt_status lt__async_check_writes(const lt_async *async);
 
 /* Sets the gradient callbacks of async->ctx. */
 void lt__async_set_callbacks(lt_async *async);

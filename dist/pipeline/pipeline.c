@@ -426,12 +426,9 @@ lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_con
 {
     LT_NEED_CTX(ctx, NULL);
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
-    if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK)
+    if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK ||
+        lt_check_no_stages(ctx) != LT_OK)
         return NULL;
-    if (lt_has_stages(ctx)) {
-        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
-        return NULL;
-    }
     lt_pipeline *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a pipeline");

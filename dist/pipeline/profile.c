@@ -395,10 +395,8 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
         lt_fail(LT_EINVAL, "a profile has at least 0 timed passes, not %d", passes);
         return NULL;
     }
-    if (lt_has_stages(ctx)) {
-        lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
+    if (lt_check_no_stages(ctx) != LT_OK)
         return NULL;
-    }
     lt_profile *p = calloc(1, sizeof *p);
     if (!p) {
         lt_fail(LT_ENOMEM, "out of memory for a profile of the net");

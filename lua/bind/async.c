@@ -16,14 +16,25 @@ static int check_int(lua_State *L, int index)
     return (int)value;
 }
 
-/* The options that all kinds have in common, from the table that is argument 2: rule, a string;
- * steps; and staleness, drop, window and lam, which may be nil. See async.h. rule is borrowed from
- * the table. */
+/* What all kinds have in common: the options in the table that is argument 2, which are rule, a
+ * string; steps; and staleness, drop, window and lam, which may be nil; and argument 3, the list of
+ * the net's buffers. See async.h. rule is borrowed from the table, and the array of buffers, which
+ * is pushed, from the stack. */
 static lt_async_config read_config(lua_State *L)
 {
+    lt_lua *s = lt__lua(L);
+    int n = (int)luaL_len(L, 3);
+    lt_tensor **buffers = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *buffers, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 3, i + 1);
+        buffers[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a buffer");
+        lua_pop(L, 1);
+    }
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_getfield(L, 2, "rule");
     lt_async_config config = {.rule = luaL_checkstring(L, -1),
+                              .buffers = buffers,
+                              .n_buffers = n,
                               .lam = lt__number_field(L, 2, "lam", 0),
                               .staleness = lt__integer_field(L, 2, "staleness", LT_ASYNC_UNBOUNDED),
                               .drop = lt__integer_field(L, 2, "drop", LT_ASYNC_UNBOUNDED),
@@ -45,16 +56,16 @@ static int start(lua_State *L, void **handle, lt_optim *optim, const lt_async_co
     return 1;
 }
 
-/* simulate(optim, o, times): starts a simulation. optim is a handle of new_optim(); o has the
- * options, also workers and sigma; times is a list of numbers. */
+/* simulate(optim, o, buffers, times): starts a simulation. optim is a handle of new_optim(); o has
+ * the options, also workers and sigma; times is a list of numbers. */
 static int simulate(lua_State *L)
 {
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    int n = (int)luaL_len(L, 3);
+    int n = (int)luaL_len(L, 4);
     double *times = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *times, 0);
     for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 3, i + 1);
+        lua_rawgeti(L, 4, i + 1);
         times[i] = luaL_checknumber(L, -1);
         lua_pop(L, 1);
     }
@@ -65,23 +76,23 @@ static int simulate(lua_State *L)
     return start(L, lt__push_handle(L, async_class), optim, &config);
 }
 
-/* replay(optim, o, workers, trace): replays a trace: a list with worker, ticket and read of each
- * step in turn. The rest is as for simulate(). */
+/* replay(optim, o, buffers, workers, trace): replays a trace: a list with worker, ticket and read
+ * of each step in turn. The rest is as for simulate(). */
 static int replay(lua_State *L)
 {
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    lua_Integer n = luaL_len(L, 4) / 3;
+    lua_Integer n = luaL_len(L, 5) / 3;
     lt_async_step *trace = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *trace, 0);
     for (lua_Integer i = 0; i < n; i++) {
         for (int k = 1; k <= 3; k++)
-            lua_rawgeti(L, 4, 3 * i + k);
+            lua_rawgeti(L, 5, 3 * i + k);
         trace[i] = (lt_async_step){.worker = check_int(L, lua_gettop(L) - 2),
                                    .ticket = luaL_checkinteger(L, -2),
                                    .read = luaL_checkinteger(L, -1)};
         lua_pop(L, 3);
     }
-    config.workers = check_int(L, 3);
+    config.workers = check_int(L, 4);
     config.trace = trace;
     config.n_trace = n;
     return start(L, lt__push_handle(L, async_class), optim, &config);
@@ -105,23 +116,14 @@ static const bool *check_lost(lua_State *L, int index, int ranks)
     return lost;
 }
 
-/* live(optim, o, buffers, lost): starts asynchronous training on the ranks of the group. buffers:
- * the list of the net's buffers; lost: nil, or a list of the ranks that were lost before. The rest
- * is as for simulate(). Until the handle is closed, there are no collectives. */
+/* live(optim, o, buffers, lost): starts asynchronous training on the ranks of the group. lost: nil,
+ * or a list of the ranks that were lost before. The rest is as for simulate(). Until the handle is
+ * closed, there are no collectives. */
 static int live(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    int n = (int)luaL_len(L, 3);
-    lt_tensor **buffers = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *buffers, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 3, i + 1);
-        buffers[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a buffer");
-        lua_pop(L, 1);
-    }
-    config.buffers = buffers;
-    config.n_buffers = n;
     config.held = (int)lt__integer_field(L, 2, "held", 1);
     config.lost = check_lost(L, 4, lt_group_size(s->group));
     config.group = s->group;
@@ -136,7 +138,8 @@ static int live(lua_State *L)
 static int needs_async(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt__check(L, s, lt_async_check_rule(luaL_checkstring(L, 1)));
+    lt_status status = lt_async_check_rule(luaL_checkstring(L, 1));
+    lt__check(L, s, status == LT_OK ? LT_OK : lt_fail_prefix("--parallel"));
     s->needs_async = true;
     return 0;
 }
@@ -228,10 +231,12 @@ static int next(lua_State *L)
     return push_event(L, &e);
 }
 
-/* async:push(), async:release(), async:finish(): see async.h. */
+/* async:push(lr), async:release(), async:finish(): see async.h. */
 static int push(lua_State *L)
 {
-    lt__check(L, lt__lua(L), lt_async_push(lt__check_handle(L, async_class)));
+    lt_async *async = lt__check_handle(L, async_class);
+    lt_async_set_lr(async, luaL_checknumber(L, 2));
+    lt__check(L, lt__lua(L), lt_async_push(async));
     return 0;
 }
 

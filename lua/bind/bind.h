@@ -59,20 +59,19 @@ typedef struct lt_lua {
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     lt_group *job_group;             /* in a profile: for lt.barrier, borrowed; or NULL */
     int micro;                       /* micro-batches of a batch and replica */
-    bool joins_async; /* the ranks train asynchronously, without a reducer; see async.c */
-    bool needs_async; /* optimizer steps require asynchronous training, perhaps simulated */
-    bool is_async;    /* which has begun: there are no collectives, shards or other ranks */
-    bool no_sync;     /* bench dist: this rank skips the gradient exchange for now */
-    bool on_root;     /* inside lt.on_root, which only rank 0 runs; see dist.c */
-    const lt_def *cross_entropy; /* of ctx */
-    int n_cross_entropy;         /* its calls; see calls_of_cross_entropy() in ops.c */
-    bool micro_warned;           /* see warn_of_micro() in run.c */
-    int part, parts;    /* shard of the batch, or micro-batch, from 1, and their number; part is 0
+    bool joins_async;    /* the ranks train asynchronously, without a reducer; see async.c */
+    bool needs_async;    /* optimizer steps require asynchronous training, perhaps simulated */
+    bool is_async;       /* which has begun: there are no collectives, shards or other ranks */
+    bool no_sync;        /* bench dist: this rank skips the gradient exchange for now */
+    bool on_root;        /* inside lt.on_root, which only rank 0 runs; see dist.c */
+    int n_cross_entropy; /* calls of that op; see calls_of_cross_entropy() in ops.c */
+    bool micro_warned;   /* see warn_of_micro() in run.c */
+    int part, parts;     /* shard of the batch, or micro-batch, from 1, and their number; part is 0
                          * outside of batches */
-    int done_parts;     /* parts that had their optimizer step; 0 after the last one */
-    int64_t first_row;  /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows; /* rows of this shard, at least 1; 0 before the first batch */
-    int64_t least_rows; /* rows of the smallest shard, at least 1 */
+    int done_parts;      /* parts that had their optimizer step; 0 after the last one */
+    int64_t first_row;   /* this shard's first row in the batch, from 0 */
+    int64_t shard_rows;  /* rows of this shard, at least 1; 0 before the first batch */
+    int64_t least_rows;  /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -244,6 +243,10 @@ int lt__shards(const lt_lua *s);
 /* Returns x, or in a pipeline a tensor on top of the stack that has its values on all ranks. The
  * ranks must call it together. Raises its errors. */
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
+/* Called before the script writes to x. Returns whether this rank has x. If not, the rank that has
+ * it must make the same write, which pipeline.check_writes() in Lua verifies later. Raises inside
+ * lt.on_root if x belongs to a stage of a pipeline. */
+bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
 /* The schedule whose name is the argument at index. */
 lt_schedule_kind lt__schedule_kind(lua_State *L, int index);
 void lt__close_pipeline(lt_lua *s); /* does nothing without one */

@@ -76,7 +76,7 @@ static int file_read_into(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_file *f = lt__check_handle(L, file_class);
     lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
-    if (lt_is_remote(x))
+    if (!lt__begin_write(L, s, x))
         return 0;
     lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
     return 0;

@@ -373,7 +373,6 @@ static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
-    s->n_cross_entropy += def == s->cross_entropy;
     inputs in;
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
@@ -407,6 +406,12 @@ static int call(lua_State *L)
 static int negate(lua_State *L)
 {
     lua_settop(L, 1);
+    return call(L);
+}
+
+static int cross_entropy(lua_State *L)
+{
+    lt__lua(L)->n_cross_entropy++;
     return call(L);
 }
 
@@ -497,14 +502,13 @@ void lt__open_ops(lua_State *L, lt_lua *s)
         {"__idiv", "floor_divide"}, {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
-    s->cross_entropy = lt_op_find(s->ctx, "cross_entropy");
     lt__register(L, functions);
     lua_getfield(L, core, "tensor_methods");
     lua_newtable(L);
     lua_newtable(L);
     for (int i = 0; (def = lt_op_at(s->ctx, i)) != NULL; i++) {
         const char *name = def->schema.name;
-        push_op(L, def, call);
+        push_op(L, def, strcmp(name, "cross_entropy") == 0 ? cross_entropy : call);
         if (is_public(def)) {
             lua_pushvalue(L, -1);
             lua_setfield(L, -5, name); /* a method */

@@ -12,6 +12,10 @@
 struct lt_lua_plan {
     int n, next; /* entries; the one after the last one that was placed */
     struct {
+        uint32_t count;
+        char at[64];         /* where the script made the last one */
+    } writes[LT_MAX_STAGES]; /* of this rank's script to tensors of each stage */
+    struct {
         char *name; /* owned */
         int stage;
     } entries[];
@@ -216,6 +220,32 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
     return *box;
 }
 
+bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x)
+{
+    if (!s->pipeline || x->stage == 0)
+        return !lt_is_remote(x); /* false in a profile */
+    if (s->on_root)
+        lt__refuse(L, s,
+                   "in a pipeline, writing to a tensor of the net requires all ranks, but "
+                   "lt.on_root runs on rank 0 only");
+    int stage = x->stage - 1;
+    s->plan->writes[stage].count++;
+    lt__where(s, s->plan->writes[stage].at, sizeof s->plan->writes[stage].at);
+    return !lt_is_remote(x);
+}
+
+/* writes(stage): returns the number of writes of this rank's script to tensors of a stage, from 0,
+ * and the place of the last one, "train.lua:7: ". */
+static int writes(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_Integer stage = luaL_checkinteger(L, 1);
+    luaL_argcheck(L, s->plan && stage >= 0 && stage < LT_MAX_STAGES, 1, "no such stage");
+    lua_pushinteger(L, s->plan->writes[stage].count);
+    lua_pushstring(L, s->plan->writes[stage].at);
+    return 2;
+}
+
 static const luaL_Reg functions[] = {{"schedules", schedules},
                                      {"open_pipeline", open_pipeline},
                                      {"joins_pipeline", joins_pipeline},
@@ -223,6 +253,7 @@ static const luaL_Reg functions[] = {{"schedules", schedules},
                                      {"counts", counts},
                                      {"own_item", own_item},
                                      {"is_remote", is_remote},
+                                     {"writes", writes},
                                      {"pipeline_times", pipeline_times},
                                      {NULL, NULL}};
 

@@ -341,7 +341,7 @@ static int set(lua_State *L)
     lt_tensor *x = lt__self(L, "set");
     int64_t count = lt_count(x), place = check_indices(L, s, x, lua_gettop(L) - 2, "set");
     lt__check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
-    if (lt_is_remote(x)) /* its own stage writes it */
+    if (!lt__begin_write(L, s, x))
         return 0;
     lt_tensor *flat = lt_view(x, 1, &count);
     lt_tensor *one = flat ? lt_rows(flat, place, 1) : NULL;
@@ -394,7 +394,7 @@ static int fill(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "fill");
     lt__check_element(L, s, 2, "fill", lt_tensor_dtype(x));
-    if (!lt_is_remote(x))
+    if (lt__begin_write(L, s, x))
         lt__check(L, s, lt__fill_with(L, 2, x));
     lua_settop(L, 1);
     return 1;
@@ -405,7 +405,7 @@ static int copy(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "copy");
     lt_tensor *source = lt__check_tensor(L, s, 2, "copy", "the source");
-    if (!lt_is_remote(x))
+    if (lt__begin_write(L, s, x))
         lt__check(L, s, lt_copy(x, source));
     lua_settop(L, 1);
     return 1;

@@ -80,6 +80,21 @@ static double value(const net *n, int i)
     return x;
 }
 
+/* The memory for the squares of the parameters is kept; views of it and of gradients are not. */
+TEST(the_norm_of_gradients_allocates_no_scratch)
+{
+    double norm;
+    net n = make("sgd_step", "lr=0.1");
+    backward(&n, 7);
+    CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
+    uint64_t before = lt_memory_stats(n.ctx).allocations;
+    CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
+    enum { RESULT = 3, VIEWS = 3 };
+    CHECK_EQ(lt_memory_stats(n.ctx).allocations - before, RESULT + N * VIEWS);
+    CHECK_NEAR(norm, sqrt(12), 1e-12);
+    destroy(&n);
+}
+
 TEST(each_parameter_has_its_own_count)
 {
     net n = make("adam_step", "lr=0.01");

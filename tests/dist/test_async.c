@@ -288,7 +288,8 @@ TEST(wrong_settings_are_refused)
     lt_async_config c = usual;
     c.rule = "dcc";
     refuse("sgd_step", "lr=0.1", &c,
-           "the rule must be asgd, sa, dc-c, dc-a, dc-m, gap, dana, ormo or ddc, but is 'dcc'");
+           "the rule must be asgd, sa, dc-c, dc-a, dc-m, gap, dana, ormo or ddc, but is 'dcc' "
+           "(did you mean 'dc-c'?)");
     c = usual;
     c.workers = 0;
     refuse("sgd_step", "lr=0.1", &c, "the number of workers must be from 1 to 4096, but is 0");
@@ -347,7 +348,7 @@ TEST(invalid_arguments_are_refused)
     lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
     lt_async_stats stats;
     CHECK(a != NULL);
-    refuse_new(&n, &usual, "lt_async_new: this context already has asynchronous training or a");
+    refuse_new(&n, &usual, "lt_async_new: this context already has a reducer or asynchronous");
     CHECK_FAILS(lt_async_read_stats(a, -1, &stats), LT_EINVAL, "group must be at least 0");
     CHECK_FAILS(lt_async_read_stats(a, INT32_MIN, &stats), LT_EINVAL, "but is -2147483648");
     CHECK_OK(lt_async_read_stats(a, INT32_MAX, &stats));

@@ -22,6 +22,8 @@ typedef struct job { /* what all ranks share */
     int asks;          /* rank that asks rank 0 to stop after some tickets; -1: none */
     int releases;      /* rank that gives each third ticket back; -1: none */
     bool ends;         /* rank 0 finishes after HALF tickets */
+    bool writes;       /* rank 0 writes to the net before it finishes */
+    atomic_int n_over; /* ranks that have finished */
     bool late;         /* rank 0 has read values of later steps when it begins its first batch */
     atomic_bool gone;  /* the rank that leaves or sleeps has come to that point */
     int stops_at;      /* rank 0 stops training after this many pushes; 0: never */
@@ -162,9 +164,14 @@ static void *run_rank(void *ud)
     }
     if (r->status == LT_OK)
         r->status = train(r, &n, a);
+    if (root && r->job->writes)
+        CHECK_OK(lt_fill(n.w1, 2));
     snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
     if (r->status == LT_OK)
         r->status = lt_async_finish(a);
+    r->job->n_over++;
+    for (int i = 0; i < 800 && root && r->job->writes && r->job->n_over < RANKS; i++)
+        sleep_ms(10); /* the others must not wait until it leaves */
     if (r->status == LT_OK)
         CHECK_OK(lt_params_sha256(n.params, r->end));
     r->steps = lt_optim_steps(n.optim, n.scale);
@@ -412,6 +419,7 @@ static void check_write(lt_group *group, bool is_buffer, double first)
 {
     static const char wrong[] =
         "the weights or buffers of the net were written during asynchronous";
+    char name[LT_ASYNC_NAME];
     lt_async_event e;
     double value;
     net n = make("momentum_step", "lr=0.1 momentum=0.9");
@@ -426,7 +434,10 @@ static void check_write(lt_group *group, bool is_buffer, double first)
     CHECK_NEAR(value, first, 0);
     compute(&n, e.ticket, 0);
     CHECK_OK(lt_fill(x, 2));
+    CHECK_FAILS(lt_async_push(a), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_next(a, &e), LT_EINVAL, wrong);
+    CHECK(!lt_async_state(a, 0, name) && name[0]);
+    CHECK_FAILS(lt_errcode(), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_read(a), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_read_kept(a, HALF), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_finish(a), LT_EINVAL, wrong);
@@ -440,9 +451,21 @@ TEST(only_the_training_writes_to_the_net)
     for (int i = 0; i < 2; i++) {
         CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
         check_write(group, i == 1, 0.25);
+        check_write(NULL, i == 1, 0.25);
         lt_group_close(group);
     }
-    check_write(NULL, false, 0.25);
+}
+
+TEST(a_write_at_the_end_is_refused_and_the_other_ranks_finish)
+{
+    rank ranks[RANKS];
+    job j = usual;
+    j.writes = true;
+    run_job(&j, ranks, RANKS);
+    CHECK_EQ(ranks[0].status, LT_EINVAL);
+    CHECK_EQ(ranks[1].status, LT_OK);
+    CHECK_EQ(ranks[2].status, LT_OK);
+    CHECK_STR(ranks[1].end, ranks[2].end);
 }
 
 TEST(values_of_a_run_without_batches_remain)

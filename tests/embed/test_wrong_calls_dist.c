@@ -100,6 +100,8 @@ TEST(reducers)
     REDUCER("f16", .vranks = 2, .wire = LT_F16);
     lt_reducer *r = lt_reducer_new(n.ctx, g, NULL);
     CHECK(r != NULL);
+    NONE(LT_EINVAL, lt_reducer_new(n.ctx, g, NULL),
+         "lt_reducer_new: this context already has a reducer or asynchronous training; free it");
     lt_tensor *x = lt_tensor_full(n.ctx, LT_F32, 1, (int64_t[]){3}, 1);
     lt_bucket bucket;
     REFUSES(LT_EINVAL, lt_reducer_add(r, &x, 1), "parameter");
@@ -296,7 +298,8 @@ TEST(pipelines)
     lt_pipeline_config config = {.stages = 1, .stage_of = stage_of, .ud = &stage};
     lt_pipeline *p = lt_pipeline_new(ctx, g, &config);
     CHECK(p != NULL);
-    NONE(LT_EINVAL, lt_pipeline_new(ctx, g, &config), "pipeline");
+    NONE(LT_EINVAL, lt_pipeline_new(ctx, g, &config),
+         "already has a pipeline or a profile; free it first");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, -1, 2, 0.5),
             "a micro-batch has a number from 0 to n - 1, n of at least 1 and a share of 0 to 1, "
             "but they are -1, 2 and 0.5");
@@ -328,7 +331,7 @@ TEST(profiles)
     NONE(LT_EINVAL, lt_profile_new(ctx, -5), "a profile has at least 0 timed passes, not -5");
     lt_profile *p = lt_profile_new(ctx, 0);
     CHECK(p != NULL);
-    NONE(LT_EINVAL, lt_profile_new(ctx, 2), "profile");
+    NONE(LT_EINVAL, lt_profile_new(ctx, 2), "already has a pipeline or a profile; free it first");
     QUIET(!lt_profile_is_complete(p) && !lt_profile_unit_at(p, -1) && !lt_profile_unit_at(p, 9));
     QUIET(!lt_profile_param_at(p, -1, &name, &unit) && !lt_profile_param_at(p, 9, &name, &unit));
     QUIET(!lt_profile_value_at(p, -1, &value) && !lt_profile_value_at(p, 9, &value));

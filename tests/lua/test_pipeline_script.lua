@@ -8,7 +8,7 @@ local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{mode = "none", norm = "batch_norm", fit = false, accumulate = 1, batch = 8,
                     epochs = 2, mixup = 0.0, sizes = false, stop_at = 0, stop_rank = 0,
-                    scale = 0.0}
+                    scale = 0.0, write = "", write_rank = -1}
 local mode = opt.mode
 local train, test = lt.data.open("synthetic:8x8x1/4/64")
 local norm = nn[opt.norm]
@@ -38,10 +38,20 @@ elseif mode == "probe" then
 end
 local sgd = lt.optim.sgd(net, {lr = 0.05})
 
+local function write(at)
+  if at ~= opt.write or opt.write_rank >= 0 and opt.write_rank ~= lt.rank() then return end
+  net.fc2.w:fill(0)
+  net.fc2.b:set(1, 0.5)
+  net.conv1.w:copy(lt.ones{4, 3, 3, 1})
+end
+write "before"
+
 if mode == "root_save" then
   lt.on_root(function() lt.save("root.lt", net) end)
 elseif mode == "root_sha256" then
   lt.on_root(function() return net:sha256() end)
+elseif mode == "root_write" then
+  lt.on_root(function() net.fc2.b:fill(1) end)
 elseif mode == "root_get" then
   lt.on_root(function() return net.fc2.b:get(1) end)
 elseif mode == "reads" then
@@ -64,6 +74,7 @@ end
 
 local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = opt.epochs,
                            batch = opt.batch, out = "run"}
+write "start"
 if mode == "evaluates" then run:evaluate(test) end
 local count = 0
 for epoch in run:epochs() do
@@ -89,6 +100,7 @@ for epoch in run:epochs() do
   local half = {name = "half", count = function(_, labels) return labels:dim(1) / 2 end}
   local result = run:evaluate(test, {metrics = {lt.metrics.top1, half}})
   if mode == "metrics" then print(result.half) end
+  write "evaluation"
   run:report(result)
 end
 ]]
@@ -142,10 +154,23 @@ T.test("a net is read, printed and saved before the training, and loaded again",
   T.equal(sha_of(PIPE, "--mode load"), sha_of(PIPE))
 end)
 
-T.test("rank 0 alone cannot read or save the net", function()
+T.test("rank 0 alone cannot read, write or save the net", function()
   fails(PIPE, "--mode root_save", 1, "saving requires all ranks, but lt.on_root runs")
   fails(PIPE, "--mode root_sha256", 1, "sha256 requires all ranks, but lt.on_root runs")
+  fails(PIPE, "--mode root_write", 1,
+        "t.lua:48: in a pipeline, writing to a tensor of the net requires all ranks")
   fails(PIPE, "--mode root_get", 1, "requires all ranks, but lt.on_root runs on rank 0 only")
+end)
+
+T.test("all ranks write to the net, or the write of one is an error", function()
+  for _, at in ipairs{"before", "start", "evaluation"} do
+    local flags = "--write " .. at
+    T.equal(sha_of(PIPE, flags), sha_of("--ranks 1 --parallel pipe=1,micro=4", flags))
+    local text = "writes to tensors of stage %d, which all ranks must make: rank 0 has '%s', "
+                 .. "rank 1 has '%s'"
+    fails(PIPE, flags .. " --write_rank 0", 9, text:format(1, "2, the last at t.lua:38", "none"))
+    fails(PIPE, flags .. " --write_rank 1", 9, text:format(0, "none", "1, the last at t.lua:39"))
+  end
 end)
 
 T.test("a step may call backward twice", function()

@@ -226,6 +226,32 @@ static void check_dtypes(lt_ctx *reference, lt_ctx *fast, const op_case *c)
         check(reference, fast, c, LT_BF16);
 }
 
+/* The square of such a number overflows in f32, but neither gelu nor its gradient does. */
+TEST(gelu_of_huge_numbers)
+{
+    static const float huge[] = {3e19f, -3e19f, 3e38f, -3e38f};
+    for (int k = 0; k < 2; k++) {
+        lt_ctx *ctx = lt_open(&(lt_config){.reference = k == 0, .threads = 1});
+        lt_tensor *x = lt_tensor_from(ctx, LT_F32, 1, (int64_t[]){4}, huge);
+        CHECK_OK(lt_set_requires_grad(x, true));
+        clear_flags();
+        lt_tensor *y = lt_run(ctx, "gelu", NULL, x, NULL);
+        lt_tensor *loss = lt_run(ctx, "sum", NULL, y, NULL);
+        CHECK_OK(lt_backward(loss, NULL));
+        CHECK_EQ(flags() & TRAPPED, 0);
+        for (int i = 0; i < 4; i++) {
+            double value, slope;
+            CHECK_OK(lt_item(y, i, &value));
+            CHECK_OK(lt_item(lt_grad(x), i, &slope));
+            CHECK(value == (huge[i] > 0 ? huge[i] : 0) && slope == (huge[i] > 0));
+        }
+        lt_release(loss);
+        lt_release(y);
+        lt_release(x);
+        lt_ctx_free(ctx);
+    }
+}
+
 TEST(no_kernel_computes_with_what_was_in_memory)
 {
     lt_ctx *reference = open_soiled(true), *fast = open_soiled(false);

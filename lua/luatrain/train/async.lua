@@ -95,9 +95,21 @@ local function check_issued(self, saved)
          .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
 end
 
--- The buffers of a net; an empty list if `net` is not a module.
+-- EUSAGE if the epoch must still be evaluated, but its final weights, which a live run has kept,
+-- are not the newest ones. A simulation has no others.
+local function check_kept(self, saved)
+  local run, ticket = self.run, self.first[self.run.epoch + 1]
+  if self.is_live or not ticket or not saved.tensors["kept/" .. ticket]
+     or self.ended[run.epoch] == run.steps then
+    return
+  end
+  refuse("the run cannot resume at step %d with --simulate: epoch %d ended before and was not "
+         .. "evaluated, and a simulation has only the newest weights; resume with ranks (--ranks N "
+         .. "or mpirun)", run.steps, run.epoch)
+end
+
+-- The buffers of a net.
 function async.buffers_of(net)
-  if not net.state then return {} end
   local list, _, tensors = {}, net:state()
   for _, tensor in ipairs(tensors) do
     if core.role(tensor) == "buffer" then list[#list + 1] = tensor end
@@ -110,8 +122,8 @@ end
 function async.open(inner, buffers, o, gone)
   core.count_pending(inner)
   o.steps, o.held = inner.steps, HELD
-  if o.trace then return core.replay(inner.handle, o, o.trace_workers, o.trace_steps) end
-  if o.workers then return core.simulate(inner.handle, o, o.times) end
+  if o.trace then return core.replay(inner.handle, o, buffers, o.trace_workers, o.trace_steps) end
+  if o.workers then return core.simulate(inner.handle, o, buffers, o.times) end
   return core.live(inner.handle, o, buffers, gone)
 end
 
@@ -135,6 +147,7 @@ function async.new(run, o, saved, warnings)
     ticket = false, epoch = 1, place = 0, rows = 0,      -- of the batch that is computed
     stream = false, stream_epoch = 0, stream_next = 0,   -- a pass, and what it yields next
     loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
+    ended = {}, seen = {},             -- per epoch: run.steps and samples when it ended
     skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
     delays = {},                       -- numbers of steps by delay: see bin_of()
     rule = o.rule, workers = o.trace_workers or o.workers or run.ranks,
@@ -157,7 +170,10 @@ function async.new(run, o, saved, warnings)
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
-  if saved then restore(self, saved, warnings) end
+  if saved then
+    restore(self, saved, warnings)
+    check_kept(self, saved)
+  end
   self.done_below = self.handle:done_below()
   self.first_step = run.steps
   local max_steps = run.settings.max_steps
@@ -180,7 +196,7 @@ function Async:numbers()
   local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
                 total_delay = self.total_delay, largest_delay = self.largest_delay}
   for bin, count in pairs(self.delays) do list["delays." .. bin] = count end
-  for _, name in ipairs{"loss", "done"} do
+  for _, name in ipairs{"loss", "done", "ended", "seen"} do
     for epoch, value in pairs(self[name]) do
       if epoch >= self.run.epoch then list[name .. "." .. epoch] = value end
     end
@@ -291,6 +307,16 @@ local function count_delay(self, delay)
   self.largest_delay = math.max(self.largest_delay, delay)
 end
 
+-- Notes the numbers of steps and samples of the epochs that the last push has ended.
+local function note_ends(self)
+  local epoch = self.run.epoch
+  while self.first[epoch + 1] and self.done_below >= self.first[epoch + 1] do
+    self.ended[epoch] = self.ended[epoch] or self.run.steps
+    self.seen[epoch] = self.seen[epoch] or self.samples
+    epoch = epoch + 1
+  end
+end
+
 -- Records a push: one step, unless it was dropped.
 local function take_push(self, worker, ticket, _, applied, delay, dropped, loss, rate, time,
                          done_below)
@@ -312,11 +338,12 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
   self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + (applied and loss * step.rows or 0.0)
   show_epoch(self)
   run.saved = false
+  run.steps = applied or run.steps
+  note_ends(self)
   if not applied then
     self.skipped = self.skipped + 1
     return
   end
-  run.steps = applied
   count_delay(self, delay)
   deferred.check_finite(loss, run.steps)
   step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
@@ -451,6 +478,12 @@ function Async:ask_to_stop()
   self.asked = self.asked or signal ~= nil
 end
 
+-- The numbers of steps and samples when the run's epoch ended. Since then, others may have trained.
+function Async:end_of_epoch()
+  local run = self.run
+  return self.ended[run.epoch] or run.steps, self.seen[run.epoch] or self.samples
+end
+
 -- Rank 0: the run's epoch is reported, so its final values are no longer saved.
 function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1]) end
 
@@ -508,7 +541,7 @@ function Async:end_step(loss)
                                 scaled = run.settings.scaler and run.settings.scaler:latest()}
   end
   loss = deferred.number(loss)
-  self.handle:push()
+  self.handle:push(run.rate)
   return loss
 end
 

@@ -12,6 +12,7 @@
 
 local core = ...
 local async = require "luatrain.train.async"
+local is_module = require "luatrain.api.module".is_module
 local options = require "luatrain.train.async_options"
 
 local loop = {}
@@ -28,12 +29,25 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- Notes a new optimizer (see core.inner_of), and the net or list of parameters that it is for. With
+-- The buffers of what an optimizer is for: a net, or groups with nets.
+local function buffers_of(what)
+  if is_module(what) then return async.buffers_of(what) end
+  local list, known = {}, {}
+  for _, group in ipairs(what) do
+    local net = type(group) == "table" and group.params
+    for _, buffer in ipairs(is_module(net) and async.buffers_of(net) or {}) do
+      if not known[buffer] then list[#list + 1], known[buffer] = buffer, true end
+    end
+  end
+  return list
+end
+
+-- Notes a new optimizer (see core.inner_of), and the argument that it is for. With
 -- --parallel async=RULE, its steps must be asynchronous.
 function loop.use(inner, what)
   local settings = options.read()
   if settings then core.needs_async(settings.rule) end
-  newest.optim, buffers[inner] = inner, async.buffers_of(what)
+  newest.optim, buffers[inner] = inner, settings and buffers_of(what)
 end
 
 local function warn(text) io.stderr:write("luatrain: warning: ", text, "\n") end

@@ -192,6 +192,31 @@ function pipeline.check(o)
   end
 end
 
+-- Appends to a list what check_writes() needs of this rank: the number of its writes to tensors of
+-- each stage. Returns the length of the list before.
+function pipeline.add_writes(list)
+  local length, _, stages = #list, core.pipeline()
+  for stage = 1, stages do list[length + stage] = core.writes(stage - 1) end
+  return length
+end
+
+-- EDESYNC if a rank has written to tensors of a stage, but the rank that has them has not, so that
+-- the write is lost. list: the numbers of all ranks, each a row of `width`, of which those of
+-- add_writes() are the last.
+function pipeline.check_writes(list, width)
+  local _, stages, _, replicas = core.pipeline()
+  for rank = 0, stages * replicas - 1 do
+    for stage = 0, stages - 1 do
+      local at, owner = width - stages + stage + 1, stage * replicas + rank % replicas
+      if list[rank * width + at] > list[owner * width + at] then
+        local n, place = core.writes(stage)
+        core.compare(("writes to tensors of stage %d, which all ranks must make"):format(stage),
+                     n == 0 and "none" or ("%d, the last at %s"):format(n, place:sub(1, -3)))
+      end
+    end
+  end
+end
+
 -- The seconds of a step on this rank: {forward =, backward =, weights =, waiting =, optimizer =}.
 -- spent: see run.lua.
 function pipeline.times(spent)

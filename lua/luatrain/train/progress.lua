@@ -22,6 +22,12 @@ function progress.samples(run)
   return (run.epoch - 1) * #run.settings.train + run.done
 end
 
+-- The numbers of steps and samples at the end of the run's epoch, to be reported.
+function progress.end_of_epoch(run)
+  if run.async then return run.async:end_of_epoch() end
+  return run.steps, progress.samples(run)
+end
+
 -- "8 of 16 steps were skipped", after the prefix `before`; nil if none was skipped.
 function progress.skipped(run, before)
   local scale = run.settings.scaler

@@ -71,6 +71,16 @@ function ranks.gather(what, list)
   return {core.sum(what, table.unpack(all))}
 end
 
+-- Raises an error if another rank used different settings in the last step or, in a pipeline, if a
+-- write was lost; see pipeline.check_writes().
+function ranks.compare_step()
+  core.compare_step()
+  if not core.pipeline() then return end
+  local own = {}
+  pipeline.add_writes(own)
+  pipeline.check_writes(ranks.gather("the writes to the net", own), #own)
+end
+
 -- The total bytes that this rank has sent to others, or that they have read from it.
 function ranks.sent()
   local _, _, bytes = core.reduced()

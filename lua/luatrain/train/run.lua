@@ -231,7 +231,7 @@ local function stop_if_wanted(self)
   ending.close_step(self)
   if reason and self.observer then self.observer:stop(reason) end
   if self.async then self.async:stop(early and 0 or 75) end
-  core.compare_step()
+  ranks.compare_step()
   state.check_weights(self)
   local saved, err = ending.save(self)
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
@@ -521,15 +521,15 @@ function Run:report(numbers)
   local before = core.clock()
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
-  core.compare_step()
+  ranks.compare_step()
   state.check_weights(self)
   ending.close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
   for name, value in pairs(numbers or {}) do
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
-  fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
-  fields.samples, fields.size = progress.samples(self), self.phase.size
+  fields.epoch, fields.epochs, fields.size = self.epoch, self.settings.epochs, self.phase.size
+  fields.step, fields.samples = progress.end_of_epoch(self)
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))

@@ -33,12 +33,14 @@ local function loss_of_stages(run)
                run.root and ending.is_save_due(run, true) and 1 or 0,
                times.forward, times.backward, times.weights, times.waiting,
                core.settings_digest()}
+  local digest = pipeline.add_writes(own)
   local all, list, same = {0.0, 0.0, 0.0, 0.0}, ranks.gather("the step", own), true
   for i = 1, #list, #own do
     for k = 1, #all do all[k] = all[k] + list[i + k - 1] end
-    same = same and list[i + #own - 1] == list[#own]
+    same = same and list[i + digest - 1] == list[digest]
   end
   if not same then core.compare_step() end
+  pipeline.check_writes(list, #own)
   run.spent.own, run.spent.stages = times, {}
   local _, stages, _, replicas = core.pipeline()
   for stage = 1, stages do            -- takes the times of its first replica
