@@ -67,9 +67,12 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
 
 #define CHECK(cond) ((cond) ? (void)0 : FAIL("%s is false", #cond))
 
-/* Checks that two integers are equal. */
+#define IS_INTEGER(x) _Generic((x), float : false, double : false, default : true)
+
+/* Checks that two integers are equal. For floats, use CHECK_NEAR with a tolerance of 0. */
 #define CHECK_EQ(got, want)                                                                        \
     do {                                                                                           \
+        _Static_assert(IS_INTEGER(got) && IS_INTEGER(want), "for integers; use CHECK_NEAR");       \
         long long got_ = (long long)(got), want_ = (long long)(want);                              \
         if (got_ != want_)                                                                         \
             FAIL("%s is %lld, not %s = %lld", #got, got_, #want, want_);                           \

@@ -1,9 +1,11 @@
 /* plan_check.c - checks the numbers of a net and of a job; see dist/plan.h. */
-#include <math.h>
-
 #include "dist/pipeline/costs.h"
 
-static bool is_amount(double x) { return isfinite(x) && x >= 0; }
+/* Sums and products of a few amounts must not overflow. */
+#define MOST 1e100
+
+static bool is_amount(double x) { return x >= 0 && x <= MOST; }
+static bool is_positive(double x) { return x >= 1 / MOST && x <= MOST; }
 
 /* ==== Nets ==================================================================================== */
 
@@ -13,10 +15,10 @@ static lt_status check_sizes(const lt_pipe_net *p)
         return lt_fail(LT_EINVAL, "a net is measured at 1 to %d sizes of micro-batches, not %d",
                        LT_PIPE_SIZES, p->n_sizes);
     for (int i = 0; i < p->n_sizes; i++)
-        if (!isfinite(p->sizes[i]) || p->sizes[i] <= 0)
+        if (!is_positive(p->sizes[i]))
             return lt_fail(LT_EINVAL,
                            "a net was measured with a micro-batch of %g images; the number must be "
-                           "positive",
+                           "from 1e-100 to 1e100",
                            p->sizes[i]);
     return LT_OK;
 }
@@ -26,8 +28,8 @@ static lt_status check_seconds(const double *seconds, int n, int unit, const cha
     for (int i = 0; i < n; i++)
         if (!is_amount(seconds[i]))
             return lt_fail(LT_EINVAL,
-                           "unit %d of the net has %g seconds for its %s; times must be finite "
-                           "and not negative",
+                           "unit %d of the net has %g seconds for its %s; times must be from 0 "
+                           "to 1e100",
                            unit, seconds[i], what);
     return LT_OK;
 }
@@ -44,7 +46,7 @@ static lt_status check_unit(const lt_pipe_net *p, int i)
         return lt_fail(LT_EINVAL,
                        "unit %d of the net has %g bytes of gradients, %g of state, %g of saved "
                        "results, %g of their gradients and %g of work memory; they must be "
-                       "finite and not negative",
+                       "from 0 to 1e100",
                        i, u->grad_bytes, u->state_bytes, u->saved_bytes, u->back_bytes,
                        u->work_bytes);
     return LT_OK;
@@ -68,8 +70,8 @@ static lt_status check_value(const lt_pipe_net *p, int i)
                            i, v->unit, v->uses[k], before, p->n_units - 1);
     if (!is_amount(v->bytes))
         return lt_fail(LT_EINVAL,
-                       "value %d of the net has %g bytes; they must be finite and "
-                       "not negative",
+                       "value %d of the net has %g bytes; they must be from 0 to "
+                       "1e100",
                        i, v->bytes);
     return LT_OK;
 }
@@ -90,10 +92,10 @@ lt_status lt__pipe_net_check(const lt_pipe_net *p)
 
 static lt_status check_link(const lt_pipe_link *link, const char *what)
 {
-    if (!is_amount(link->latency) || !(link->bytes_per_s > 0))
+    if (!is_amount(link->latency) || !(link->bytes_per_s >= 1 / MOST))
         return lt_fail(LT_EINVAL,
                        "planning: the link of the %s has a latency of %g s and %g bytes/s; the "
-                       "latency must not be negative, and the rate must be positive",
+                       "latency must be from 0 to 1e100, and the rate at least 1e-100",
                        what, link->latency, link->bytes_per_s);
     return LT_OK;
 }

@@ -75,15 +75,13 @@ end
 local function read_string(text, at)
   local last = at + 1
   while true do
-    local mark = text:find('["\\]', last) or refuse(at, "a closing quote")
+    local mark = text:find('["\\\0-\31]', last) or refuse(at, "a closing quote")
+    local escape = text:match('^\\["\\/bfnrt]()', mark) or text:match("^\\u%x%x%x%x()", mark)
     if text:sub(mark, mark) == '"' then
       local inside = text:sub(at + 1, mark - 1):gsub("\\(.)(%x?%x?%x?%x?)", unescape)
       return inside, mark + 1
     end
-    if text:find("^\\u", mark) and not text:find("^%x%x%x%x", mark + 2) then
-      refuse(mark, "a character")
-    end
-    last = mark + 2
+    last = escape or refuse(mark, "a character")
   end
 end
 
@@ -123,8 +121,9 @@ function read_value(text, at)
   local word, after = text:match("^([%w.+-]+)()", at)
   local known = WORDS[word]
   if known then return known[1], after end
-  local number = word and word:find "^-?%d" and not word:find "[xX]" and tonumber(word)
-  return number or refuse(at, "a value"), after
+  local is_number = word and word:find "^-?%d" and not word:find "^-?0%d"
+                    and not (word .. " "):find "%.%D" and not word:find "[xX]"
+  return is_number and tonumber(word) or refuse(at, "a value"), after
 end
 
 -- Parses JSON text and returns its value. Raises EDATA with the byte position of a syntax error.

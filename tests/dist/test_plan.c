@@ -250,9 +250,10 @@ TEST(invalid_nets_are_refused)
     REFUSE(units[1].inputs[0] = NAN, "nan seconds for its gradients of inputs");
     REFUSE(units[0].weights[0] = INFINITY, "inf seconds for its gradients of weights");
     REFUSE(units[0].update = -1, "unit 0 of the net has -1 seconds for its update");
+    REFUSE(units[0].update = 2e100, "2e+100 seconds for its update; times must be from 0 to 1e100");
     REFUSE(units[0].saved_bytes = -1, "4 bytes of gradients, 100 of state, -1 of saved results");
     REFUSE(units[0].back_bytes = -1, "-1 of their gradients and 0 of work memory");
-    REFUSE(units[0].work_bytes = -1, "gradients and -1 of work memory; they must be finite");
+    REFUSE(units[0].work_bytes = -1, "gradients and -1 of work memory; they must be from 0");
     REFUSE(values[0].unit = 2, "value 0 of the net is made by unit 2, but the units are 0");
     REFUSE(values[0].n = 0, "value 0 of the net is used by no unit");
     REFUSE(uses[0][0] = 0, "used by unit 0 after unit 0; the units that use it must be in");
@@ -279,6 +280,7 @@ TEST(invalid_jobs_and_plans_are_refused)
     REFUSE(least_micro = -1, "micro-batches have at least 1 image, not -1");
     REFUSE(most_micro = 1025, "a step has at most 1024 micro-batches, not 1025");
     REFUSE(link.bytes_per_s = 0, "the link of the messages has a latency of 0.5 s and 0 bytes/s");
+    REFUSE(link.bytes_per_s = 1e-101, "the rate at least 1e-100");
     REFUSE(exchange.latency = NAN, "the link of the gradient exchange has a latency of nan s");
     REFUSE(stages = 3, "the number of stages must be from 1 to 2 for this job, but");
     REFUSE(replicas = 0, "the number of replicas must be from 1 to 2");

@@ -342,18 +342,31 @@ TEST(profiles)
 
 /* ==== Plans =================================================================================== */
 
+/* A number, rarely an odd one. */
 static double number(unsigned *seed)
 {
-    static const double odd[] = {NAN, INFINITY, -1, 0, 1e308, 1e-308};
-    int k = rand_r(seed) % 16;
-    return k < 6 ? odd[k] : rand_r(seed) / (double)RAND_MAX;
+    static const double odd[] = {NAN, INFINITY, -1, 0, 1e100, 1e-100, 1e308};
+    int k = rand_r(seed) % 600;
+    return k < 7 ? odd[k] : rand_r(seed) / (double)RAND_MAX;
 }
 
-/* A net and a job of random numbers, most of them out of range. A plan that is found has a finite
- * time, and the same when it is predicted. */
-static void plan_any(unsigned seed)
+/* An integer from low to high, rarely one less or one more. */
+static int integer(unsigned *seed, int low, int high)
 {
-    enum { MOST = 8 };
+    int k = rand_r(seed) % 100;
+    return k == 0 ? low - 1 : k == 1 ? high + 1 : low + rand_r(seed) % (high - low + 1);
+}
+
+static int choice(unsigned *seed, int low, int high)
+{
+    return rand_r(seed) % 2 ? LT_PIPE_ANY : integer(seed, low, high);
+}
+
+/* A net and a job of random numbers, in about half of the cases with one out of range. A plan that
+ * is found has the same time when it is predicted. Returns the number of plans. */
+static int plan_any(unsigned seed)
+{
+    enum { MOST = 6 };
     lt_pipe_net_unit units[MOST] = {{0}};
     lt_pipe_net_value values[MOST];
     int uses[MOST][3];
@@ -363,53 +376,55 @@ static void plan_any(unsigned seed)
         for (int s = 0; s < LT_PIPE_SIZES; s++)
             u->forward[s] = number(&seed), u->inputs[s] = u->weights[s] = number(&seed);
         u->update = number(&seed), u->grad_bytes = number(&seed), u->state_bytes = number(&seed);
-        for (int k = 0; k < 3; k++)
-            uses[i][k] = rand_r(&seed) % 12 - 2;
-        values[i] = (lt_pipe_net_value){.unit = rand_r(&seed) % 10 - 1,
+        uses[i][0] = integer(&seed, i + 1, i + 1);
+        uses[i][1] = integer(&seed, i + 2, i + 3);
+        uses[i][2] = i + 4;
+        values[i] = (lt_pipe_net_value){.unit = integer(&seed, i, i),
                                         .uses = uses[i],
-                                        .n = rand_r(&seed) % 5 - 1,
-                                        .bytes = number(&seed)};
+                                        .n = integer(&seed, 1, 2),
+                                        .bytes = number(&seed),
+                                        .tracked = rand_r(&seed) % 2};
     }
-    lt_pipe_net parts = {.n_sizes = rand_r(&seed) % 5 - 1,
-                         .sizes = {1, 2 * number(&seed), 4},
+    lt_pipe_net parts = {.n_sizes = integer(&seed, 1, LT_PIPE_SIZES),
+                         .sizes = {1, 2 + number(&seed), 4},
                          .units = units,
-                         .n_units = rand_r(&seed) % (MOST + 2) - 1,
-                         .values = values,
-                         .n_values = rand_r(&seed) % (MOST + 2) - 1};
-    if (parts.n_units > MOST)
-        parts.n_units = MOST;
-    if (parts.n_values > MOST)
-        parts.n_values = MOST;
-    lt_pipe_job job = {.ranks = rand_r(&seed) % 8 - 1,
-                       .batch = rand_r(&seed) % 64 - 2,
+                         .n_units = 1 + rand_r(&seed) % MOST,
+                         .values = values};
+    parts.n_values = parts.n_units > 3 ? parts.n_units - 3 : 0;
+    lt_pipe_job job = {.ranks = integer(&seed, 1, 6),
+                       .batch = integer(&seed, 1, 40),
                        .link = {number(&seed), number(&seed)},
                        .exchange = {number(&seed), number(&seed)},
-                       .memory = number(&seed),
-                       .wire_bytes = rand_r(&seed) % 6,
-                       .stages = rand_r(&seed) % 4 - 1,
-                       .replicas = rand_r(&seed) % 4 - 1,
-                       .micro = rand_r(&seed) % 6 - 1,
-                       .lag = rand_r(&seed) % 4 - 1,
-                       .kind = rand_r(&seed) % 5 - 1};
+                       .memory = rand_r(&seed) % 4 ? 0 : 200 * number(&seed),
+                       .wire_bytes = 2 * integer(&seed, 0, 2),
+                       .stages = choice(&seed, 1, 3),
+                       .replicas = choice(&seed, 1, 2),
+                       .micro = choice(&seed, 1, 4),
+                       .lag = choice(&seed, 0, 3),
+                       .kind = choice(&seed, 0, LT_SCHEDULE_KINDS - 1)};
     lt_pipe_plans plans = {0};
     lt_status status = lt_pipe_plans_find(&parts, &job, &plans);
     if (status != LT_OK) {
         CHECK_EQ(status, LT_EINVAL);
-        return;
+        return 0;
     }
-    for (int i = 0; i < plans.n; i++) {
+    int n = plans.n;
+    for (int i = 0; i < n; i++) {
         double seconds = plans.plan[i].seconds;
         CHECK(seconds >= 0);
         CHECK_OK(lt_pipe_plan_predict(&parts, &job, &plans.plan[i]));
         CHECK_NEAR(plans.plan[i].seconds, seconds, 0);
     }
     lt_pipe_plans_free(&plans);
+    return n;
 }
 
 TEST(plans_of_any_numbers)
 {
+    int found = 0;
     for (unsigned seed = 1; seed <= 500; seed++)
-        plan_any(seed);
+        found += plan_any(seed) > 0;
+    CHECK(found > 100 && found < 400);
     lt_pipe_plans_free(&(lt_pipe_plans){0});
 }
 

@@ -288,6 +288,10 @@ T.test("invalid JSON is an error with its position", function()
   refused("[1]]", "the end", 4)
   refused('["\\u00e9\\u12 "]', "a character", 9)
   refused("[0x10]", "a value", 2)
+  for _, number in ipairs{"01", "-00.5", "1.", "1.e5", "+1"} do refused(number, "a value", 1) end
+  for text, at in pairs{['"a\n"'] = 3, ['"\0"'] = 2, ['{"\27": 1}'] = 3, ['"\\x"'] = 2} do
+    refused(text, "a character", at)
+  end
   refused("nan", "a value", 1)
   refused("[1", "a comma", 3)
 end)

@@ -231,14 +231,14 @@ TEST(ddc_step_follows_its_formula)
             check_near("v", &c.in[DDC_V], &want.in[DDC_V], 16);
             check_near("s", &c.in[DDC_S], &want.in[DDC_S], 0);
             CHECK_NEAR(c.in[DDC_STATS].at[0], want.in[DDC_STATS].at[0], k ? 1e-5 : 1e-12);
-            CHECK_EQ(c.in[DDC_STATS].at[1], want.in[DDC_STATS].at[1]);
-            CHECK_EQ(c.in[DDC_STATS].at[2], j + 1);
+            CHECK_NEAR(c.in[DDC_STATS].at[1], want.in[DDC_STATS].at[1], 0);
+            CHECK_NEAR(c.in[DDC_STATS].at[2], j + 1, 0);
             for (int i = 0; i < DDC_STATS; i++) { /* continue with the same values */
                 block_free(&want.in[i]);
                 want.in[i] = block_copy(&c.in[i]);
             }
         }
-        CHECK_EQ(c.in[DDC_STATS].at[1], 3);
+        CHECK_NEAR(c.in[DDC_STATS].at[1], 3, 0);
         call_free(&c);
         call_free(&want);
     }
