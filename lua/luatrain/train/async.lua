@@ -104,7 +104,7 @@ local function check_kept(self, saved)
      or self.ended[run.epoch] == run.steps then
     return
   end
-  refuse("the run cannot resume at step %d with --simulate: epoch %d ended before and was not "
+  refuse("the run cannot resume at step %d with --simulate: epoch %d has ended but was not "
          .. "evaluated, and a simulation has only the newest weights; resume with ranks (--ranks N "
          .. "or mpirun)", run.steps, run.epoch)
 end
@@ -271,8 +271,8 @@ local function batch_at(self, open_pass, epoch, position, rows)
   return x, y
 end
 
--- The result of run:evaluate on ranks other than 0, which do not evaluate: nan by all names that
--- rank 0 may use.
+-- The result of run:evaluate on ranks other than 0, which do not evaluate: nan under each name that
+-- the result of rank 0 may have.
 function async.no_result(given)
   local result = {loss = core.nan, cross_entropy = core.nan}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
@@ -296,7 +296,7 @@ local function step_of_other(self, ticket, rate)
           spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = 0, total = false}}
 end
 
--- Notes the numbers of steps and samples of the epochs that the last push has ended.
+-- For each epoch that the last push has ended, stores the numbers of steps and samples.
 local function note_ends(self)
   local epoch = self.run.epoch
   while self.first[epoch + 1] and self.done_below >= self.first[epoch + 1] do
@@ -479,7 +479,7 @@ function Async:ask_to_stop()
   self.asked = self.asked or signal ~= nil
 end
 
--- The numbers of steps and samples when the run's epoch ended. Since then, others may have trained.
+-- The numbers of steps and samples when the run's epoch ended. Other ranks may have trained since.
 function Async:end_of_epoch()
   local run = self.run
   return self.ended[run.epoch] or run.steps, self.seen[run.epoch] or self.samples

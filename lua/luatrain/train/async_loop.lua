@@ -63,8 +63,9 @@ function loop.finish(who)
   pass.data:close()
   local _ <close> = setmetatable({}, {__close = function() pass.handle:close() end})
   if left > 0 then
-    refuse("%s%s%d batch%s of the pass over the training set %s not done; with --parallel, a loop "
-           .. "over batches must not end early, and nothing else can train meanwhile",
+    refuse("%s%s%d batch%s of the pass over the training set %s not done; with --parallel "
+           .. "async=RULE, a loop over batches must not end early, and nothing else can train "
+           .. "before it ends",
            pass.line, who or "", left, left == 1 and "" or "es", left == 1 and "is" or "are")
   end
   if is_root then names, tensors = pass.handle:state() end
