@@ -3,8 +3,8 @@
 
 #include "dist/pipeline/internal.h"
 
-/* Kinds of messages. READ acknowledges values. WAITING says for which rank, NUMBER, the sender has
- * waited for half of the timeout. */
+/* Kinds of messages. READ acknowledges values. WAITING says that the sender has waited for half of
+ * the timeout; NUMBER is the rank that it waits for. */
 enum { VALUES, GRAD, READ, WAITING };
 /* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
  * that the sender has completed. The receiver has completed the same number, unless it has skipped
@@ -119,8 +119,8 @@ static lt_status store(lt_pipeline *p, lt_message *m)
     return LT_OK;
 }
 
-/* Stores whether the sender of a message waits, and for which rank. Returns whether the message
- * says only that. */
+/* Stores whether the sender of a message waits, and which rank it waits for. Returns whether the
+ * message is of kind WAITING, with nothing else to store. */
 static bool store_waiting(lt_pipeline *p, const lt_message *m)
 {
     if (!is_current(p, m))

@@ -96,8 +96,8 @@ local function check_issued(self, saved)
          .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
 end
 
--- EUSAGE if the epoch must still be evaluated, but its final weights, which a live run has kept,
--- are not the newest ones. A simulation has no others.
+-- For a simulation, which has only the newest weights: EUSAGE if the epoch must still be evaluated,
+-- and the run on ranks that saved the checkpoint has trained since its end.
 local function check_kept(self, saved)
   local run, ticket = self.run, self.first[self.run.epoch + 1]
   if self.is_live or not ticket or not saved.tensors["kept/" .. ticket]
@@ -358,8 +358,8 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- The warning for a rank that has failed or called os.exit(0), or from which rank 0 has not heard
--- for too long.
+-- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
+-- too long.
 function async.loss_text(worker, was_silent)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
     worker, was_silent and "was silent for too long" or "has failed or left")
