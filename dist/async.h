@@ -112,7 +112,7 @@ LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
  * so random numbers depend on it. The net has the weights of version `read` then. After PUSH, the
- * net has the weights that the server has now. LT_EUSAGE if the optimizer step is missing; the
+ * net has the weights that the server has now. LT_EINVAL if the optimizer step is missing; the
  * errors of kernels; LT_ENOMEM. */
 LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
 /* Sets the learning rate that the PUSH event of the current ticket reports. Call it after the
