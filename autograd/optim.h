@@ -43,11 +43,11 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
-/* A parameter for which the last step of optim used leftover gradients along with new ones.
- * Gradients are left over because the backward of a loss adds to the gradients of all parameters
- * that it reaches, but an optimizer's step discards only those of its own. Call lt_zero_grad() on
- * the others after such a step, unless this is intended. NULL if the last step had no leftover
- * gradients, or no new ones, as when two optimizers step after one backward. Borrowed. */
+/* If the last step of optim used leftover gradients along with new ones, a parameter with leftover
+ * ones; else NULL. Borrowed. The backward of a loss adds to the gradients of all parameters that it
+ * reaches, but an optimizer's step discards only those of its own parameters. The rest are left
+ * over: call lt_zero_grad() on them after that step, unless they are meant to be used. A step that
+ * uses no new gradients is not reported, as when two optimizers step after one backward. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use; 0 if it would use none. The squares are
  * summed in double in a fixed order. On the CPU this is done parameter by parameter, so the norm

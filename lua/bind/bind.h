@@ -126,8 +126,7 @@ bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */
 void lt__where(void *ud, char *where, size_t bytes);
 
-/* Pushes an element of a tensor or a sum. Makes nan positive: Lua prints a negative one as "-nan".
- */
+/* Pushes an element of a tensor, or a sum, without the sign of a nan: Lua would print "-nan". */
 static inline void lt__push_number(lua_State *L, double value)
 {
     lua_pushnumber(L, value == value ? value : (double)NAN);
