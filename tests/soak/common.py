@@ -1,4 +1,4 @@
-"""What the programs of this folder share: they run luatrain, read what a run has written, and draw
+"""Shared by the programs of this folder: runs luatrain, reads what a run has written, and draws
 numbered cases that can be repeated."""
 import argparse
 import json
@@ -178,7 +178,7 @@ def same_trace(live, again):
 
 
 def check_case(name, given, root, index, trial):
-    """Runs a case and returns what to count it as."""
+    """Runs a case. Returns its verdict, for the counts of the last line."""
     folder = root / str(index)
     folder.mkdir()
     case = Case(str(Path(given.build).resolve() / "luatrain"), has_mpi(given.build), folder,
