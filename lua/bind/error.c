@@ -309,7 +309,8 @@ static void push_odd(lua_State *L)
     lua_remove(L, -2);
 }
 
-/* If Lua could not call a method that has another name here, pushes a hint; else pushes "". */
+/* If the error is that Lua cannot call a method that has another name in luatrain, pushes a hint
+ * with that name; else pushes "". */
 static void push_hint(lua_State *L)
 {
     static const char call[] = "attempt to call a nil value (method '";

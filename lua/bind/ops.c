@@ -130,8 +130,8 @@ static bool has_names(lua_State *L, int index)
     return names;
 }
 
-/* For too many options from argument first on: if they are integers and the op's only option is a
- * list, the hint to write one, as in "; write a list: {4, 12}"; else "". Pushes the string. */
+/* For a call with too many options, from argument `first` on. If they are integers and the op's
+ * only option is a list, a hint such as "; write a list: {4, 12}"; else "". Pushes the string. */
 static const char *list_hint(lua_State *L, const lt_schema *schema, int first)
 {
     int top = lua_gettop(L);
@@ -185,8 +185,8 @@ typedef struct inputs {
     lt_device *device; /* for numbers: device of the last tensor, or the context's */
 } inputs;
 
-/* Whether the script calls this function, by name: not a file of luatrain, such as nn.lua, nor an
- * operator, as in {} - x. */
+/* Whether the script itself calls this function by name. False if a file of luatrain, such as
+ * nn.lua, calls it, and for an operator, as in {} - x. */
 static bool is_called_by_script(lua_State *L)
 {
     lua_Debug own, ar;
@@ -359,7 +359,8 @@ static void name_line(lt_lua *s)
     lt_fail(LT_EUSAGE, "%s%s", where, lt_errmsg());
 }
 
-/* calls_of_cross_entropy(): returns the number of calls of that op since the last call. */
+/* calls_of_cross_entropy(): returns the number of calls of cross_entropy since this function was
+ * last called. */
 static int calls_of_cross_entropy(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

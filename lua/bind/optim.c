@@ -246,7 +246,7 @@ static int optim_slot(lua_State *L)
 }
 
 /* optim:steps(parameter): returns the number of steps of the parameter, as an i64 scalar. In a
- * pipeline, the tensor is where the parameter is. */
+ * pipeline, the scalar is on the stage of the parameter. */
 static int optim_steps(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
