@@ -392,3 +392,5 @@ lt_tensor *lt_saved(const lt_tensor *x, int i)
             return node->saved_out[k];
     return NULL;
 }
+
+int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }

@@ -381,7 +381,7 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 }
 
 /* Computes the factor that clips the gradients. *factor points to it: to *own on the CPU, to the
- * step check on an accelerator. */
+ * step check on an accelerator. *squares: the norm squared; new. */
 static lt_status clip(lt_optim *o, double most, double *own, const double **factor,
                       lt_tensor **squares)
 {
@@ -397,9 +397,10 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
     *factor = is_here ? own : &ag->deferred.on_device->factor;
     lt_status status = is_here ? clip_here(o->ctx, most, total, own)
                                : clip_there(o->ctx, most, total);
-    if (squares && status == LT_OK)
-        *squares = lt_retain(total);
-    lt_release(total);
+    if (status == LT_OK)
+        *squares = total;
+    else
+        lt_release(total);
     return status;
 }
 
@@ -532,10 +533,23 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most
     return apply_or_not(o, options, factor);
 }
 
+/* The same, and records that it was taken. */
+static lt_status take_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
+                           lt_tensor **squares)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    LT_TRY(run_step(o, options, most, squares));
+    note(ag, o, true);
+    return ag->step_status == LT_ACCUMULATING
+               ? LT_OK
+               : lt__record_settings(ag, o->number, o->def, options, n_groups, most);
+}
+
 lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,
                                 double most, lt_tensor **squares, lt_step_status *step_status)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
+    lt_tensor *total = NULL;
     if (!(most >= 0))
         return lt_fail(LT_EINVAL,
                        "an optimizer step: the norm to clip to must be at least 0, but is %g",
@@ -547,10 +561,11 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     LT_TRY(lt__check_settings(o, options, n_groups));
     lt__optim_count_pending(o);
     LT_TRY(complete_grads(o, "an optimizer step"));
-    LT_TRY(run_step(o, options, most, squares));
-    note(ag, o, true);
-    if (ag->step_status != LT_ACCUMULATING)
-        LT_TRY(lt__record_settings(ag, o->number, o->def, options, n_groups, most));
+    lt_status status = take_step(o, options, n_groups, most, &total);
+    if (status == LT_OK && total && squares)
+        *squares = lt_retain(total);
+    lt_release(total);
+    LT_TRY(status);
     ag->grads_complete = false;
     ag->period += !ag->is_accumulating;
     o->backwards = ag->backwards;

@@ -87,8 +87,8 @@ lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype)
     return LT_OK;
 }
 
-bool lt_is_param(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_PARAM; }
-bool lt_is_buffer(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_BUFFER; }
+bool lt_is_param(const lt_tensor *x) { return x && x->leaf && x->leaf->role == LT_PARAM; }
+bool lt_is_buffer(const lt_tensor *x) { return x && x->leaf && x->leaf->role == LT_BUFFER; }
 
 /* ==== Half copies ============================================================================= */
 

@@ -565,7 +565,10 @@ lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn
     r->scaling = ag->scaling;
     r->op_hook = ag->op_hook;
     r->op_hook_ud = ag->op_hook_ud;
+    r->seed = ctx->config.seed;
+    r->seeded_at = ctx->seeded_at;
     r->draws = ctx->draws;
+    r->trees = ctx->trees;
     r->tape.first_row = ag->tape->first_row;
     memcpy(r->tape.draws, ag->tape->draws, sizeof r->tape.draws);
     ag->tape = &r->tape;
@@ -588,8 +591,9 @@ void lt_dry_run_end(lt_ctx *ctx)
     ag->scaling = r->scaling;
     ag->op_hook = r->op_hook;
     ag->op_hook_ud = r->op_hook_ud;
+    ctx->config.seed = r->seed;
+    ctx->seeded_at = r->seeded_at;
     ctx->draws = r->draws;
+    ctx->trees = r->trees;
     r->on = false;
 }
-
-int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }

@@ -122,7 +122,8 @@ typedef struct lt_dry_run {
     lt_scaling scaling;
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
-    uint64_t draws; /* ctx->draws */
+    uint64_t seed, draws, trees; /* of the context, also seeded_at: the pass may set the seed */
+    int64_t seeded_at;
 } lt_dry_run;
 
 typedef struct lt_pending_step { /* the last step of an optimizer, which embeds it */

@@ -71,12 +71,12 @@ void lt_set_step(lt_ctx *ctx, int64_t step)
 int64_t lt_random_step(const lt_ctx *ctx)
 {
     LT_NEED_CTX(ctx, 0);
-    return ctx->step - ctx->seeded_at;
+    return (int64_t)((uint64_t)ctx->step - (uint64_t)ctx->seeded_at); /* any step may be set */
 }
 void lt_set_random_step(lt_ctx *ctx, int64_t step)
 {
     LT_NEED_CTX(ctx, );
-    ctx->seeded_at = ctx->step - step;
+    ctx->seeded_at = (int64_t)((uint64_t)ctx->step - (uint64_t)step);
 }
 uint64_t lt_next_draw(lt_ctx *ctx)
 {

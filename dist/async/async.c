@@ -22,10 +22,25 @@ static lt_status check_list(const char *name, const void *list, int64_t n)
     return LT_OK;
 }
 
+/* Only rank 0 of a live run has a server. */
+static lt_status check_server(const lt_async_config *c)
+{
+    if (c->server && !c->group)
+        return lt_fail(LT_EINVAL, "lt_async_new: server must be NULL, because there is no group");
+    if (!c->server && c->group && lt_group_rank(c->group) == 0)
+        return lt_fail(LT_EINVAL,
+                       "lt_async_new: server is NULL on rank 0; check the result of lt_open()");
+    return LT_OK;
+}
+
 /* Checks the part of the configuration that does not depend on the rule. */
 static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
 {
+    LT_TRY(check_server(c));
     LT_TRY(check_list("buffers", c->buffers, c->n_buffers));
+    for (int i = 0; i < c->n_buffers; i++)
+        if (!c->buffers[i])
+            return lt_fail(LT_EINVAL, "lt_async_new: buffer %d is NULL", i);
     LT_TRY(check_list("times", c->times, c->n_times));
     LT_TRY(check_list("trace", c->trace, c->n_trace));
     if (c->steps < 0 || c->steps > MOST)

@@ -47,14 +47,15 @@ lt_status lt__gradient_reserve(lt_gradient *g, lt_optim *optim, int n_groups)
         return out_of_memory();
     if (!g->flat.arena)
         LT_TRY(lt__flat_new(optim, &g->flat));
-    if (n_groups > g->capacity) {
-        lt_opt *opt = realloc(g->opt, (size_t)n_groups * LT_MAX_OPT * sizeof *opt);
+    int room = n_groups > 0 ? n_groups : 1; /* without gradients there are no groups */
+    if (room > g->capacity) {
+        lt_opt *opt = realloc(g->opt, (size_t)room * LT_MAX_OPT * sizeof *opt);
         g->opt = opt ? opt : g->opt;
-        const lt_opt **list = realloc(g->options, (size_t)n_groups * sizeof *list);
+        const lt_opt **list = realloc(g->options, (size_t)room * sizeof *list);
         g->options = list ? list : g->options;
         if (!opt || !list)
             return out_of_memory();
-        g->capacity = n_groups;
+        g->capacity = room;
     }
     g->n_groups = n_groups;
     for (int i = 0; i < n_groups; i++)

@@ -356,6 +356,10 @@ static int seed(lua_State *L)
     const char *fixed = getenv("LUATRAIN_SEED");
     if (!lua_isnoneornil(L, 1)) {
         int64_t value = check_count(L, "lt.seed");
+        if (s->is_async)
+            lt__refuse(L, s,
+                       "lt.seed: in asynchronous training, random numbers depend on the ticket; "
+                       "call it before the run or after its end");
         if (!fixed || !*fixed)
             lt_set_seed(s->ctx, (uint64_t)value);
     }

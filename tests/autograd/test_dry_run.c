@@ -168,6 +168,23 @@ TEST(a_training_is_the_same_with_dry_runs)
     }
 }
 
+TEST(a_dry_run_may_set_the_seed)
+{
+    net n = make(NULL);
+    lt_set_step(n.ctx, 3);
+    lt_set_seed(n.ctx, 7);
+    lt_set_step(n.ctx, 5);
+    uint64_t trees = n.ctx->trees, draw = lt_next_draw(n.ctx);
+    CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
+    lt_set_seed(n.ctx, 8);
+    lt_dry_run_end(n.ctx);
+    CHECK_EQ(lt_seed(n.ctx), 7);
+    CHECK_EQ(lt_random_step(n.ctx), 2);
+    CHECK_EQ(lt_next_draw(n.ctx), draw + 1);
+    CHECK_EQ(n.ctx->trees, trees);
+    end(&n);
+}
+
 /* Hooks, callbacks, faults, running statistics and other ranks are not affected. */
 TEST(a_dry_run_has_no_side_effects)
 {

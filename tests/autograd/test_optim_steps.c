@@ -80,6 +80,33 @@ static double value(const net *n, int i)
     return x;
 }
 
+static lt_status refuse(void *ud, lt_optim *optim, const lt_opt *const *options,
+                        lt_step_status step_status, double factor)
+{
+    (void)ud, (void)optim, (void)options, (void)step_status, (void)factor;
+    return lt_fail(LT_EINVAL, "no step");
+}
+
+TEST(a_step_that_fails_has_no_norm)
+{
+    lt_tensor *squares = NULL;
+    const lt_opt *options[1];
+    double norm;
+    net n = make("sgd_step", "lr=0.1");
+    options[0] = n.opt;
+    backward(&n, 7);
+    lt_set_grad_callbacks(n.ctx, &(lt_grad_callbacks){.apply = refuse});
+    CHECK_FAILS(lt_optim_step_clipped(n.optim, options, 1, 1, &squares, NULL), LT_EINVAL,
+                "no step");
+    CHECK(!squares);
+    lt_set_grad_callbacks(n.ctx, NULL);
+    CHECK_OK(lt_optim_step_clipped(n.optim, options, 1, 1, &squares, NULL));
+    CHECK_OK(lt_item(squares, 0, &norm));
+    CHECK_NEAR(norm, 12, 0);
+    lt_release(squares);
+    destroy(&n);
+}
+
 /* The memory for the squares of the parameters is kept; views of it and of gradients are not. */
 TEST(the_norm_of_gradients_allocates_no_scratch)
 {

@@ -484,6 +484,31 @@ TEST(values_of_a_run_without_batches_remain)
     lt_group_close(group);
 }
 
+TEST(a_batch_may_have_no_gradients)
+{
+    lt_group *group;
+    lt_async_event e;
+    CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    lt_async *a = begin_alone(&n, group);
+    CHECK_OK(lt_async_set_limit(a, 1));
+    CHECK_OK(lt_async_next(a, &e));
+    lt_tensor *rest[6] = {0}, *loss = loss_of(&n, e.ticket, rest);
+    CHECK_OK(lt_backward(loss, NULL));
+    for (int i = 0; i < lt_optim_count(n.optim); i++)
+        lt_zero_grad(lt_optim_param(n.optim, i));
+    CHECK_OK(lt_optim_step(n.optim, (const lt_opt *[]){n.opt[0], n.opt[1]}, 2, NULL));
+    CHECK_OK(lt_async_next(a, &e));
+    CHECK_EQ(e.applied, 1);
+    CHECK_OK(lt_async_finish(a));
+    lt_release(loss);
+    for (int i = 0; i < 6; i++)
+        lt_release(rest[i]);
+    lt_async_free(a);
+    destroy(&n);
+    lt_group_close(group);
+}
+
 TEST(running_statistics_must_be_buffers_of_the_net)
 {
     rank ranks[RANKS];

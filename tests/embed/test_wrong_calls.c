@@ -33,6 +33,18 @@ TEST(configs)
     NONE(LT_EUSAGE, lt_open(&(lt_config){.device = "cpu", .fault = "x:y=z"}), "fault");
 }
 
+TEST(steps)
+{
+    lt_ctx *ctx = open_ctx();
+    lt_set_step(ctx, INT64_MIN);
+    lt_set_seed(ctx, 1);
+    lt_set_step(ctx, INT64_MAX);
+    QUIET(lt_random_step(ctx) == -1);
+    lt_set_random_step(ctx, INT64_MIN);
+    QUIET(lt_random_step(ctx) == INT64_MIN);
+    lt_ctx_free(ctx);
+}
+
 TEST(tensors)
 {
     lt_ctx *ctx = open_ctx();
@@ -327,7 +339,7 @@ TEST(optimizers)
     lt_init init = {LT_INIT_CONSTANT, 1, 0};
     lt_tensor *w = lt_param_new(ctx, LT_F32, 1, one, init),
               *b = lt_param_new(ctx, LT_F32, 1, one, init);
-    lt_tensor *t = lt_tensor_full(ctx, LT_F32, 1, one, 1), *pair[] = {w, w};
+    lt_tensor *t = lt_tensor_full(ctx, LT_F32, 1, one, 1), *pair[] = {w, w}, *no_tensor = NULL;
     const lt_opt *null = NULL;
     lt_opt zero[LT_MAX_OPT] = {{0}}, right[LT_MAX_OPT];
     const lt_opt *zeros[] = {zero}, *rights[] = {right};
@@ -341,6 +353,8 @@ TEST(optimizers)
     NONE(LT_EINVAL, lt_optim_new(ctx, NULL, &w, 1), "op");
     NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", pair, 2), "twice");
     NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &t, 1), "parameter");
+    NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &no_tensor, 1), "parameter");
+    REFUSES(LT_EINVAL, lt_params_add(params, "x", NULL), "neither");
     NONE(LT_EINVAL, lt_optim_new(ctx, "momentum_step", &w, -1), "at least 0, but is -1");
     lt_optim *optim = lt_optim_new(ctx, "momentum_step", &w, 1);
     CHECK(optim != NULL);

@@ -162,6 +162,13 @@ TEST(configs_of_asynchronous_training)
     ASYNC(LT_EUSAGE, "trace", c.trace = ticket, c.n_trace = 1);
     ASYNC(LT_EUSAGE, "trace", c.trace = read, c.n_trace = 1);
     ASYNC(LT_EUSAGE, "trace", c.trace = twice, c.n_trace = 2);
+    lt_tensor *buffers[] = {n.w, NULL};
+    lt_group *g = NULL;
+    CHECK_OK(lt_local_open(1, NULL, &g));
+    ASYNC(LT_EINVAL, "buffer 1 is NULL", c.buffers = buffers, c.n_buffers = 2);
+    ASYNC(LT_EINVAL, "no group", c.server = lt_open(&(lt_config){.threads = 1, .device = "cpu"}));
+    ASYNC(LT_EINVAL, "server is NULL on rank 0", c.group = g);
+    lt_group_close(g);
     CHECK_OK(train(&n, 1)); /* ordinary training is still possible */
     close_net(&n);
 }
