@@ -236,6 +236,59 @@ T.test("a resumed run with two optimizers equals the unbroken run, in each mode"
                    .. "has 2", 1, true), text)
 end)
 
+-- What the body of the loop does after run:step, and not again when the run is resumed.
+local AFTER = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local how = arg[1]
+local train = lt.data.open "synthetic:4x4x3/4/32"
+local net = nn.sequential{flat = nn.flatten(), body = nn.linear{48, 6}, act = nn.relu(),
+                          drop = nn.dropout{0.5}, head = nn.linear{6, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 8}
+local function train_step(x, y)
+  local loss = lt.cross_entropy(net(x), y)
+  loss:backward()
+  sgd:step()
+  return loss
+end
+local steps = run.steps
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    run:step(train_step, x, y)
+    if run.steps > steps then                    -- in a pipeline, after the last micro-batch
+      steps = run.steps
+      net.body.w:copy(lt.clamp(net.body.w, -0.05, 0.05))
+      if steps == 3 then net.head:freeze() end
+      if steps == 6 then net.drop:eval() end
+      if how == "fail" and steps == 7 then error "boom" end
+      if how == "leave" and steps == 3 then break end
+    end
+  end
+  if how == "leave" then return end
+end
+]]
+
+T.test("a checkpoint has what the body of the loop does after run:step, in each mode", function()
+  local out = T.folder(AFTER)
+  for i, mode in ipairs{"", "--ranks 2", "--ranks 2 --deterministic --vranks 4",
+                        "--ranks 2 --parallel pipe=2,micro=2,cut=head"} do
+    local function run(name, more)
+      return select(2, T.run(out, ("--quiet --threads 1 --out %s%d %s %s"):format(
+        name, i, mode, more)))
+    end
+    local codes = {run("whole", "t.lua"), run("stops", "--max-steps 3 t.lua"),
+                   run("stops", "--max-steps 6 t.lua"), run("stops", "t.lua"),
+                   run("fails", "--save-every 3 t.lua fail"), run("fails", "t.lua")}
+    local function sum(name) return T.sha(("%s/%s%d"):format(out, name, i)) end
+    local whole = sum "whole"
+    T.equal({mode, codes, sum "stops", sum "fails"}, {mode, {0, 0, 0, 0, 1, 0}, whole, whole})
+  end
+  local text, code = T.run(out, "--quiet --out left --max-steps 3 t.lua leave")
+  T.equal({code, text:match "^[^\n]*"},
+          {0, "luatrain: stopped by --max-steps at step 3, saved in left; resume with:"})
+end)
+
 T.test("other optimizers than those of the checkpoint are refused", function()
   local out = T.folder()
   local function train_net(makes, stop)

@@ -163,6 +163,7 @@ local function new(given)
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
     stepped = false,                   -- set of the optimizers that stepped for this batch
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
+    is_settled = true,                 -- whether the last step had its settle()
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
@@ -188,39 +189,6 @@ end
 
 -- ==== Ending =====================================================================================
 
--- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
-local function expect_whole_batch(self, who)
-  if not self.is_partial then return end
-  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
-       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
-       self.shards, core.pipeline() and "micro-batches" or "shards")
-end
-
--- Called when the script closes the run or ends; exit: the process's exit code.
-function meta.__exit(self, exit)
-  if self.status == "over" then return end
-  local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(function()
-    if exit == 0 then expect_whole_batch(self, "lt.run") end
-    return (is_done and ending.complete or ending.leave)(self, exit)
-  end)
-  if ok then return end
-  if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
-  error(why, 0)
-end
-
-function meta.__close(self, err)
-  if err == nil then return meta.__exit(self, 0) end
-  if self.status ~= "over" then ending.finish(self, core.exit_code(err), true) end
-end
-
-function meta.__gc(self)
-  if self.status == "over" then return end
-  self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
-                :format(self.folder))
-  ending.finish(self, nil, true)
-end
-
 -- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
 local function stop_if_wanted(self)
   if self.async and not self.root then return self.async:ask_to_stop() end
@@ -242,6 +210,52 @@ local function stop_if_wanted(self)
   local change = early and not flag and "remove or raise it, then " or ""
   core.fail(early and "EDONE" or "ESTOPPED", ("%s, saved in %s%s"):format(
     what, self.folder, ending.resume_hint(self, change, flag)))
+end
+
+-- What follows a step: stops if wanted, and saves if a checkpoint is due. Not in run:step, since
+-- what the body of the loop does after it, such as to clamp weights, belongs to the step: a resumed
+-- run does not repeat it.
+local function settle(self)
+  if self.is_settled then return end
+  self.is_settled = true
+  stop_if_wanted(self)
+  ending.save_if_due(self)
+end
+
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
+       self.shards, core.pipeline() and "micro-batches" or "shards")
+end
+
+-- Called when the script closes the run or ends; exit: the process's exit code.
+function meta.__exit(self, exit)
+  if self.status == "over" then return end
+  local is_done = exit == 0 and self.epoch > self.settings.epochs
+  local ok, why = pcall(function()
+    if exit == 0 then
+      expect_whole_batch(self, "lt.run")
+      settle(self)
+    end
+    return (is_done and ending.complete or ending.leave)(self, exit)
+  end)
+  if ok then return end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
+  error(why, 0)
+end
+
+function meta.__close(self, err)
+  if err == nil then return meta.__exit(self, 0) end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(err), true) end
+end
+
+function meta.__gc(self)
+  if self.status == "over" then return end
+  self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
+                :format(self.folder))
+  ending.finish(self, nil, true)
 end
 
 -- Ends an asynchronous run for another reason than stop_if_wanted().
@@ -304,6 +318,7 @@ function Run:batches()
                                        .. "before the report")
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
+  settle(self)
   if self.done >= #o.train and not self.async then return function() end end
   warn_of_eval_mode(self)
   lone_rows.watch(self)
@@ -315,6 +330,7 @@ function Run:batches()
     if self.status == "over" then fail "run:batches: this run is over" end
     if self.loader ~= loader then fail "run:batches: another loop over the batches was started" end
     if self.rows then fail "run:batches: the previous batch had no run:step" end
+    settle(self)
     local before = core.clock()
     local x, y = loader:next()
     core.trace("wait for data", before)
@@ -439,8 +455,7 @@ local function end_step(self, loss)
   if text then self.log:warn(text) end
   if self.settings.trial then continue_trial(self, self.spent.inside) end
   if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
-  stop_if_wanted(self)
-  ending.save_if_due(self)
+  self.is_settled = false
   agree.step(o, self.steps)
   return loss
 end
@@ -518,6 +533,7 @@ function Run:report(numbers)
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
   progress.check_report(numbers)
+  settle(self)
   local before = core.clock()
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
