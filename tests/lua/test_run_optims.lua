@@ -457,4 +457,56 @@ T.test("a stop during an evaluation saves the modes of the training", function()
   assert(text:find("false\ttrue\n", 1, true), text)
 end)
 
+-- Evaluates other weights, and lowers the learning rate before it. Is stopped in an evaluation.
+local AVERAGES = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local train = lt.data.open "synthetic:4x4x3/4/32"
+local net = nn.sequential{flat = nn.flatten(), body = nn.linear{48, 6}, head = nn.linear{6, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 3, batch = 8}
+local sent = lt.rank() > 0                         -- a second signal would kill
+local kill = {name = "kill", count = function()
+  if arg[1] == "kill" and run.epoch == 2 and not sent then
+    os.execute "kill -USR1 $PPID"
+    sent = true
+  end
+  return 0
+end}
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    run:step(function()
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      sgd:step()
+      return loss
+    end)
+    if run.steps == 6 and arg[2] then
+      run:evaluate(train, {metrics = {kill}})
+      net.head.w:fill(0.5)
+    end
+  end
+  if arg[2] then sgd.lr = sgd.lr * 0.5 end
+  local old = net.body.w:detach() * 1
+  net.body.w:fill(0)
+  local result = run:evaluate(train, {metrics = {kill}})
+  net.body.w:copy(old)
+  run:report(result)
+end
+]]
+
+T.test("a stop waits for the end of an evaluation of other weights", function()
+  local out = T.folder(AVERAGES)
+  for i, mode in ipairs{"", "--ranks 2", "--ranks 1 --parallel async=asgd"} do
+    local more = mode:find "async" and "" or "more"          -- what such training refuses
+    local function run(name, kill)
+      return select(2, T.run(out, ("--quiet --threads 1 --out %s%d %s t.lua %s %s"):format(
+        name, i, mode, kill, more)))
+    end
+    local codes = {run("whole", "-"), run("parts", "kill"), run("parts", "-")}
+    local whole, parts = T.sha(("%s/whole%d"):format(out, i)), T.sha(("%s/parts%d"):format(out, i))
+    T.equal({mode, codes, parts}, {mode, {0, 75, 0}, whole})
+  end
+end)
+
 T.finish()

@@ -19,6 +19,7 @@ local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local phases = require "luatrain.train.phases"
+local state = require "luatrain.train.state"
 local report = require "luatrain.train.async_report"
 local trace = require "luatrain.train.async_trace"
 
@@ -439,6 +440,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     if x then return x, y end
     if run.root then self:read_epoch() end
     self.sha256 = run.settings.net:sha256()
+    run.mark_of_state = state.mark(run)
   end
 end
 

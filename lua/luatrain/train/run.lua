@@ -129,6 +129,7 @@ local function start(self)
     self.log:note "all epochs are already done; start a new run with another --out"
   end
   exits.add(self)
+  self.mark_of_state = state.mark(self)
 end
 
 -- Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
@@ -164,6 +165,7 @@ local function new(given)
     stepped = false,                   -- set of the optimizers that stepped for this batch
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
     is_settled = true,                 -- whether the last step had its settle()
+    mark_of_state = "",                -- state.mark() at the end of the last loop over batches
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
@@ -319,7 +321,10 @@ function Run:batches()
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
   settle(self)
-  if self.done >= #o.train and not self.async then return function() end end
+  if self.done >= #o.train and not self.async then
+    self.mark_of_state = state.mark(self)
+    return function() end
+  end
   warn_of_eval_mode(self)
   lone_rows.watch(self)
   self.mark = core.clock()
@@ -336,7 +341,10 @@ function Run:batches()
     core.trace("wait for data", before)
     if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
     self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
-    if not x then return ending.close_loader(self) end
+    if not x then
+      self.mark_of_state = state.mark(self)
+      return ending.close_loader(self)
+    end
     self.rows, self.counter = math.min(phase.batch, #o.train - self.done), core.steps()
     self.shards = core.shards(self.rows, self.grain)
     return x, y
@@ -502,7 +510,8 @@ end
 -- needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
 -- entropy; if the training step does not call lt.cross_entropy either, the result has it under the
 -- name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
--- metrics.lua. Resizes images to the phase's size.
+-- metrics.lua. Resizes images to the phase's size. A stop ends it, unless the script has changed
+-- something since the end of the loop: a resumed run would change it twice. Then the stop waits.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
@@ -510,11 +519,12 @@ function Run:evaluate(set, given)
   if self.async then self.async:refresh() end
   ending.close_step(self)
   local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
-                other_loss = self.other_loss}
+                other_loss = self.other_loss,
+                stop_waits = not self.is_settled or state.mark(self) ~= self.mark_of_state}
   local _ <close> = state.hold(self)
-  local result = evaluate(o.net, set, given, like, function(reason)
-    self.stop = reason
-    stop_if_wanted(self)
+  local result = evaluate(o.net, set, given, like, function(reason, waits)
+    self.stop = reason or self.stop
+    if not waits then stop_if_wanted(self) end
   end)
   ending.exclude_time_since(self, before)
   progress.warn_of_result(self, result)
@@ -554,6 +564,7 @@ function Run:report(numbers)
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
   ending.save_or_warn(self)
+  self.mark_of_state = state.mark(self)
   return result
 end
 
