@@ -178,7 +178,9 @@ static int reduce(lua_State *L)
         own += !lt_is_remote(params[own]);
         lua_pop(L, 1);
     }
-    lt__check(L, s, lt_reducer_add(s->reducer, params, own));
+    lt_status status = lt_reducer_add(s->reducer, params, own);
+    lt__name_line(L, status);
+    lt__check(L, s, status);
     return 0;
 }
 

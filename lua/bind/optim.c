@@ -193,6 +193,7 @@ static int optim_step(lua_State *L)
     lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
+    lt__name_line(L, status);
     lt__check(L, s, status);
     if (step_status == LT_ACCUMULATING) {
         s->done_parts = s->part > 0 ? s->part : 1;

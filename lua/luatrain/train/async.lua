@@ -469,8 +469,8 @@ end
 -- EUSAGE unless rank 0 may report the run's epoch.
 function Async:check_report()
   if self.run.root and not is_over(self) then
-    refuse("run:report: epoch %d is not over; with --parallel, a loop over run:batches() must not "
-           .. "end early", self.run.epoch)
+    refuse("%srun:report: epoch %d is not over; with --parallel, a loop over run:batches() must "
+           .. "not end early", core.where(), self.run.epoch)
   end
 end
 
