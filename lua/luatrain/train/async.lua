@@ -123,6 +123,10 @@ end
 -- its net; gone: list of the ranks that were lost before.
 function async.open(inner, buffers, o, gone)
   core.count_pending(inner)
+  if inner.has_loaded_slots and (o.rule == "ddc" or o.rule == "dana") then
+    refuse("%swith --parallel async=%s, each worker has a velocity of its own, so the one that "
+           .. "optim:load has loaded would not be used; choose another rule", core.where(), o.rule)
+  end
   o.steps, o.held = inner.steps, HELD
   if o.trace then return core.replay(inner.handle, o, buffers, o.trace_workers, o.trace_steps) end
   if o.workers then return core.simulate(inner.handle, o, buffers, o.times) end
@@ -173,6 +177,7 @@ function async.new(run, o, saved, warnings)
   core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
+  if saved then self.inner.has_loaded_slots = false end    -- by the run, which resumes
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
   if saved then
     restore(self, saved, warnings)
