@@ -93,7 +93,9 @@ local function print_start(self)
   self.log:start{
     version = core.version, script = command_line.script(), folder = self.folder,
     device = core.device(), backend = core.backend(), ranks = self.ranks,
-    workers = self.async and self.async.workers or nil, threads = core.threads(),
+    workers = self.async and self.async.workers or nil,
+    rule = self.async and self.async.text or nil,
+    threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
