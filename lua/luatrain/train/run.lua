@@ -550,6 +550,7 @@ function Run:report(numbers)
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
   ranks.compare_step()
+  agree.epoch(self)
   state.check_weights(self)
   ending.close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
