@@ -438,7 +438,7 @@ static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_de
     return LT_OK;
 }
 
-/* For lt_op.to_floats: replaces integer inputs. Releases what it replaces. */
+/* For lt_op.to_floats: casts integer inputs. Releases the tensors that it replaces. */
 static lt_status cast_integers(lt_ctx *ctx, lt_tensor **in, int n_in)
 {
     char to[24] = "dtype=f32";
@@ -512,8 +512,8 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
     return lt_apply(ctx, def, in, n_in, options ? opts : NULL, out) == LT_OK ? out[0] : NULL;
 }
 
-/* Whether n inputs are too few for an op. The message then includes the last one, because the next
- * input may be the NULL of a nested call that failed. */
+/* Whether n inputs are too few for an op. If so, extends the message of the last error: the missing
+ * input may be the NULL of the nested call that failed with it. */
 static bool misses_input(lt_ctx *ctx, const char *op, int n)
 {
     const lt_def *def = ctx ? lt_op_find(ctx, op) : NULL;

@@ -126,8 +126,8 @@ struct lt_call {
     bool summed;              /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
-    /* of random numbers: the seed, and lt_random_step() << 32 | index of this call among the random
-     * calls of its pass. With gradients off, bit 63 is set and the count is another one */
+    /* for random numbers. stream is lt_random_step() << 32 | index of this call among the random
+     * calls of its pass. With gradients off, bit 63 is set, and the calls are counted separately */
     uint64_t seed, stream;
     uint64_t number;   /* of this forward call in its context; backward: of its forward call */
     int64_t first_row; /* index in the global batch of row 0 */
@@ -196,7 +196,7 @@ struct lt_op {
      * Lua API */
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
-    bool to_floats;    /* integer inputs are cast to the dtype of a float input, or to f32 */
+    bool to_floats;    /* integer inputs are cast to the dtype of the float input, else to f32 */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
     /* the fast kernels take bf16 directly. Some tensors of such a call are f32: parameters, and the
      * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel
@@ -218,8 +218,9 @@ struct lt_op {
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
-     * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums; then
-     * call->summed is set and it uses them. Otherwise call->sums is NULL, and it uses its own. */
+     * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums in the
+     * first run, and in the second, with call->summed set, uses the sums over all ranks. Otherwise
+     * call->sums is NULL, and the kernel uses the numbers that it computes itself. */
     int64_t (*sums)(const lt_call *call, bool backward);
     /* An op without bwd, fast_bwd and same_grad is not differentiable. */
     lt_kernel fwd, bwd; /* reference kernels, or NULL. Views need no fwd */
@@ -267,8 +268,8 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply(). If a required input is missing, the NULL may come from a nested call that failed. So
- * this call fails with the code of the thread's last error, and appends the message of that error.
+ * lt_apply(). A missing input may be the NULL of a nested call that failed. If the thread has an
+ * earlier error, this call then fails with its code, and its message ends with that message.
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));

@@ -48,8 +48,9 @@ typedef struct lt_grad_callbacks {
      * the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_grad_callbacks;
-LT_API void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *copied); /* or NULL */
-/* LT_EINVAL if callbacks are set. who: the function that is about to set them, for the message. */
+/* callbacks is copied; NULL removes the current ones. */
+LT_API void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks);
+/* LT_EINVAL if callbacks are set. who: the caller, which is about to set some, for the message. */
 LT_MUST lt_status lt_check_no_grad_callbacks(const lt_ctx *ctx, const char *who);
 
 /* For the reducer: where the gradient of a placed parameter is stored. The arena is created if

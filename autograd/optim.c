@@ -441,7 +441,7 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
     return status;
 }
 
-/* Counts a step of a range. If it is pending, lt__optim_count_pending() does. */
+/* Counts a step for a range. If it is pending, lt__optim_count_pending() counts it later. */
 static void count_step(lt_optim *o, const lt_optim_range *r)
 {
     if (o->ctx->slots.autograd->step_status != LT_PENDING)
@@ -538,7 +538,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     struct lt_autograd *ag = o->ctx->slots.autograd;
     if (!(most >= 0))
         return lt_fail(LT_EINVAL,
-                       "an optimizer step clips gradients to a norm of at least 0, not to %g",
+                       "an optimizer step: the norm to clip to must be at least 0, but is %g",
                        most);
     if (o->ctx->inf.step > 0 && !o->ctx->inf.armed)
         return lt_fail(LT_EUSAGE, "the fault names %s, which is not a parameter of an optimizer",

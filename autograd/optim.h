@@ -10,8 +10,8 @@ extern "C" {
 
 /* An optimizer runs an update op such as "momentum_step(w, g, v; lr#, ...)" over flat arenas. The
  * inputs after w and g are its slots: state in the layout of the parameters, initially zero. It
- * counts the steps that were applied to each parameter. If the op has an option `step`, as Adam
- * has, the optimizer sets it to the number of the parameter's step, from 1. */
+ * counts the steps applied to each parameter. If the op has an option `step`, as Adam does, the
+ * optimizer sets it to the number of this step for the parameter, from 1. */
 typedef struct lt_optim lt_optim;
 
 /* An optimizer for n placed parameters, all in group 0. They are kept. New. NULL with LT_EINVAL if
@@ -43,15 +43,15 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
-/* A parameter with leftover gradients: in the last step of optim, its gradient also came from a
- * backward whose gradients another optimizer had already used. The backward of a loss that depends
- * on parameters of both adds to all their gradients, and the step of one discards only its own.
- * Call lt_zero_grad() after that step, unless this is intended. NULL if there is none, or if that
- * step used the last backward too, as when optimizers step in turn. Borrowed. */
+/* If the last step of optim used leftover gradients along with new ones, a parameter with leftover
+ * ones; else NULL. Borrowed. The backward of a loss adds to the gradients of all parameters that it
+ * reaches, but an optimizer's step discards only those of its own parameters. The rest are left
+ * over: call lt_zero_grad() on them after that step, unless they are meant to be used. A step that
+ * uses no new gradients is not reported, as when two optimizers step after one backward. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
-/* The 2-norm of all gradients that the next step would use, summed in double in a fixed order: on
- * the CPU parameter by parameter, with the same bits in a pipeline; 0 if it would use none.
- * LT_ENUMERIC if it is not finite. */
+/* The 2-norm of all gradients that the next step would use; 0 if it would use none. The squares are
+ * summed in double in a fixed order. On the CPU this is done parameter by parameter, so the norm
+ * has the same bits in a pipeline. LT_ENUMERIC if the norm is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A digest of the sequence of all steps and norms in ctx so far, and of the optimizers they use. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
@@ -71,11 +71,12 @@ LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
 /* The name of slot k in the signature; NULL past the last one. Borrowed. */
 LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
 /* The number of steps applied to a parameter. Like lt_optim_step_status(), blocks while the last
- * step is pending. -1 for a parameter that the optimizer does not have; 0 in a pipeline for one of
- * another stage. */
+ * step is pending. -1 for a parameter that the optimizer does not have; in a pipeline, 0 for a
+ * parameter of another stage. */
 LT_API int64_t lt_optim_steps(lt_optim *optim, const lt_tensor *param);
-/* Sets it, to resume from a checkpoint. LT_EINVAL unless it is from 0 to 2^62, or if the optimizer
- * does not have the parameter. Does nothing for a parameter of another stage. */
+/* Sets the number of steps applied to a parameter, to resume from a checkpoint. Does nothing for a
+ * parameter of another stage. LT_EINVAL if steps is not from 0 to 2^62, or if the optimizer does
+ * not have the parameter. */
 LT_MUST lt_status lt_optim_set_steps(lt_optim *optim, const lt_tensor *param, int64_t steps);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 
@@ -93,7 +94,7 @@ typedef struct lt_optim_range {
     int first, end; /* parameters [first, end) */
     int arena, group;
     int64_t offset, count; /* elements of the arena, including padding between parameters */
-    int64_t steps;         /* applied so far to the first parameter */
+    int64_t steps;         /* steps applied so far to the first parameter */
 } lt_optim_range;
 /* Replaces *range by the next one; false if there is none. present (lt_optim_count()) selects
  * parameters; NULL means those of lt_optim_has_grad(). whole_params: each parameter is a range. */
@@ -107,7 +108,7 @@ enum { LT_OPTIM_VALUES, LT_OPTIM_GRADS, LT_OPTIM_SLOT };
 LT_API lt_tensor *lt_optim_arena(lt_optim *optim, int arena, int part);
 /* Must be called after the values of a range were written through lt_optim_arena(). */
 LT_API void lt_optim_updated(lt_optim *optim, const lt_optim_range *range);
-/* Must be called after the update op was applied to a range: counts a step of its parameters. */
+/* Must be called after the update op was applied to a range. Counts a step for its parameters. */
 LT_API void lt_optim_count_step(lt_optim *optim, const lt_optim_range *range);
 
 #ifdef __cplusplus

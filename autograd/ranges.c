@@ -18,7 +18,7 @@ static bool is_present(const lt_optim *o, const bool *present, int i)
     return present ? present[i] : lt_optim_has_grad(o, i);
 }
 
-/* Whether two parameters may be in one range: an op with `step` gets one number for all of it. */
+/* Whether two parameters may be in one range. An op with `step` needs equal counts of steps. */
 static bool fits(const lt_optim *o, const lt_optim_item *a, const lt_optim_item *b)
 {
     return a->arena == b->arena && a->group == b->group && (o->step < 0 || a->steps == b->steps);
@@ -65,7 +65,7 @@ void lt__optim_use_grads(lt_optim *o)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     const lt_leaf *newest = NULL;
-    lt_tensor *left = NULL; /* the first parameter with gradients that another step has used */
+    lt_tensor *left = NULL; /* the first parameter with gradients of a used backward */
     for (int i = 0; i < o->n_items; i++) {
         const lt_leaf *leaf = o->items[i].x->leaf;
         if (!lt_optim_has_grad(o, i))

@@ -10,8 +10,8 @@ enum { LT_MAX_SLOTS = LT_MAX_IN - 2 };
 typedef struct lt_optim_item { /* a parameter */
     lt_tensor *x;              /* kept */
     int arena, group;
-    int64_t steps;   /* applied so far */
-    bool is_pending; /* the last step, which is pending, is not counted yet */
+    int64_t steps;   /* steps applied so far */
+    bool is_pending; /* its last step is pending, and `steps` does not include it yet */
     int index; /* in the list of lt_optim_new(), which is the same on all stages of a pipeline */
 } lt_optim_item;
 
@@ -31,8 +31,8 @@ struct lt_optim {
     uint64_t backwards;   /* count of the context's backwards at the last step */
     lt_pending_step last; /* the last step */
     lt_tensor *mixed;     /* see lt_optim_mixed() */
-    lt_tensor *squares;   /* (capacity) f64: of the gradient of each parameter; NULL before use */
-    double *numbers;      /* (capacity) squares on the host; NULL before use */
+    lt_tensor *squares;   /* (capacity) f64: sum of squares of each gradient; NULL before use */
+    double *numbers;      /* (capacity) the same on the host; NULL before use */
 };
 
 /* The item of a parameter. Borrowed. NULL with LT_EINVAL if the optimizer does not have it. */
@@ -40,7 +40,7 @@ lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x);
 /* LT_EINVAL unless options has complete options for each group in use, without `step`, which the
  * optimizer sets. */
 LT_MUST lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
-/* Notes which backward passes the gradients of a step are from. */
+/* Called in each step: sets o->mixed, and records that this step uses the newest backward. */
 void lt__optim_use_grads(lt_optim *o);
 /* Counts the last step for its parameters if it was pending and is applied. Blocks until the
  * accelerator has decided. */

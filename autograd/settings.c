@@ -13,7 +13,7 @@
 #include "core/hash.h"
 #include "core/locale.h"
 
-/* LT_EINVAL unless the options of a group are complete. */
+/* LT_EINVAL unless the options of a group are complete and leave `step` unset. */
 static lt_status check_group(const lt_optim *o, const lt_opt *options, int group)
 {
     const lt_schema *s = &o->def->schema;

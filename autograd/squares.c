@@ -1,7 +1,7 @@
 /* squares.c - the sum of squares of an optimizer's gradients, for their norm. */
 #include "autograd/ranges.h"
 
-/* Adds the squares of a range of gradients to total. */
+/* Adds the sum of squares of a range of gradients to total. */
 static lt_status add_range(lt_optim *o, const lt_optim_range *r, lt_tensor *total)
 {
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
@@ -15,7 +15,7 @@ static lt_status add_range(lt_optim *o, const lt_optim_range *r, lt_tensor *tota
     return status;
 }
 
-/* squares (n) = the sum of squares of each parameter's gradient. */
+/* Sets squares (n) to the sum of squares of each parameter's gradient. */
 static lt_status add_each(lt_optim *o, lt_tensor *squares)
 {
     lt_optim_range r = {0};
@@ -30,8 +30,8 @@ static lt_status add_each(lt_optim *o, lt_tensor *squares)
     return LT_OK;
 }
 
-/* Adds up the squares of the parameters, on all stages of a pipeline, in the order of
- * lt_optim_new(). So the sum has the same bits with any number of stages. */
+/* Adds the parameters' sums of squares, of all stages of a pipeline, in the order of
+ * lt_optim_new(). So the total has the same bits for any number of stages. */
 static lt_status add_in_order(lt_optim *o, lt_tensor *total)
 {
     int64_t n = o->capacity;

@@ -1,20 +1,21 @@
 /* stages.h - each op runs on the stage of a pipeline that has its parameters. For dist. Not
  * installed.
  *
- * Every rank of a pipeline runs the whole program. A parameter belongs to one stage. An op runs on
- * the latest stage of any of its inputs, so a value only moves to later stages. An op without
- * parameters, such as a cast, runs on the latest stage that has any of its inputs, so that the uses
- * of a value are in the order of the stages. On the other ranks only the shape rule runs, and the
- * results are remote tensors: they have a dtype and dims, but no memory. Tensors that are made from
- * data alone belong to no stage: all ranks have them.
+ * Every rank of a pipeline runs the whole program. A parameter belongs to one stage, and a value to
+ * the stage that computed it. An op with parameters runs on the latest stage to which one of its
+ * inputs belongs, so values only move to later stages. An op without parameters, such as a cast,
+ * runs on the latest stage that has or has received one of its inputs, so that a value is used in
+ * the order of the stages. On the other ranks only the shape rule runs, and the results are remote
+ * tensors: they have a dtype and dims, but no memory. Tensors that are made from data alone belong
+ * to no stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
  * stage receives it at the same place of the program. So all ranks know which values are sent
  * between which stages, and in which order. A received value is a leaf here, and its gradient is
  * returned. If several stages use a value, the last one returns its gradient to the one before,
  * which adds its own gradient and returns the sum, and so on to the stage that has the value. So
- * gradients are added in the order of one process, unless an op with parameters uses a value that a
- * later stage has used before.
+ * gradients are added in the same order as in one process, unless an op with parameters uses a
+ * value after a later stage has used it.
  */
 #ifndef LT_AUTOGRAD_STAGES_H
 #define LT_AUTOGRAD_STAGES_H
@@ -61,7 +62,7 @@ typedef struct lt_stages {
  * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 bool lt_has_stages(const lt_ctx *ctx);
-/* LT_EINVAL if the program is split already. */
+/* LT_EINVAL if stages are already set in ctx. */
 LT_MUST lt_status lt_check_no_stages(const lt_ctx *ctx);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);

@@ -48,8 +48,8 @@ typedef struct lt_leaf {
     struct lt_segment *segment; /* of a placed parameter or buffer */
     int64_t offset;             /* of its first element in the segment */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
-    uint64_t last;              /* the backward that added to grad last: see lt__leaf_added() */
-    bool is_mixed; /* it also has gradients of an earlier backward, which a step has used since */
+    uint64_t last; /* number of the backward that added to grad last: see lt__leaf_added() */
+    bool is_mixed; /* grad also includes an earlier backward, which a step has used since */
 } lt_leaf;
 
 /* Changes whenever the elements of x are written in place. Saved tensors are checked against it. */
@@ -79,7 +79,7 @@ typedef struct lt_node {
     lt_device *device; /* of all its tensors */
     lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t seed, stream; /* of random numbers, as in lt_call, also number */
+    uint64_t seed, stream; /* as in lt_call; so is number */
     uint64_t number;
     int64_t first_row;
     uint32_t same_grad;           /* as in lt_call */
@@ -180,7 +180,7 @@ struct lt_autograd {
     const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
     uint64_t period;     /* incremented when gradients are used or discarded */
     uint64_t backwards;  /* completed so far, excluding dry runs */
-    uint64_t used;       /* bit k % 64: a step has used gradients of backward k, of the last 64 */
+    uint64_t used;       /* bit k % 64: a step has used backward k, for the last 64 backwards */
     uint64_t calls;      /* forward calls so far */
     uint32_t optims;     /* created so far */
     uint32_t digest;     /* see lt_steps_digest() */
@@ -196,11 +196,11 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx);
 lt_leaf *lt__leaf_of(lt_tensor *x); /* created if x has none. Borrowed. NULL with LT_ENOMEM */
 void lt__leaf_release(lt_leaf *leaf);
 void lt__leaf_forget_grad(lt_leaf *leaf);
-/* The running backward, or the last one, has added to the gradient of leaf. */
+/* Records that the running backward, or else the last one, has added to the gradient of leaf. */
 void lt__leaf_added(lt_leaf *leaf);
 /* Whether an optimizer step has used gradients of backward k, counted from 0. */
 bool lt__backward_is_used(const struct lt_autograd *ag, uint64_t k);
-/* Counts a backward. */
+/* Increments ag->backwards. */
 void lt__count_backward(struct lt_autograd *ag);
 /* Creates leaf->grad if needed: in the leaf's arena, or with memory of its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);

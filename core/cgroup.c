@@ -1,6 +1,7 @@
-/* cgroup.c - the quota of CPU time that a container or a service has. A group of cgroup v2 has it
- * in cpu.max, "50000 100000" or "max 100000"; one of v1 in cpu.cfs_quota_us, which is -1 without a
- * quota, and cpu.cfs_period_us. The groups around a group limit it too.
+/* cgroup.c - reads the CPU quota of a container or service, in microseconds of CPU time per period.
+ * In cgroup v2, the file cpu.max has the quota and the period: "50000 100000", or "max 100000"
+ * without a quota. In v1, cpu.cfs_quota_us has the quota, or -1, and cpu.cfs_period_us the period.
+ * The quotas of the enclosing cgroups apply, too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ static int read_numbers(const char *folder, const char *name, double *first, dou
     return n > 0 ? n : 0;
 }
 
-/* The CPUs of one group, rounded up; 0 if it has no quota. */
+/* The quota of one cgroup in CPUs, rounded up; 0 if it has none. */
 static int cpus_of(const char *folder)
 {
     double quota, period, none;
@@ -35,8 +36,8 @@ static int cpus_of(const char *folder)
     return whole + (whole < quota / period);
 }
 
-/* The smallest quota of the group `path` below folder and of the groups around it. In a container,
- * this may be the path on the host; then only some of its folders exist. */
+/* The smallest quota of the cgroup `path` below folder and of the cgroups that enclose it. In a
+ * container, path may be the one on the host; then only some of its folders exist. */
 static int least_of(const char *folder, char *path)
 {
     char full[2 * MOST];

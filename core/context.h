@@ -31,7 +31,8 @@ typedef struct lt_slots {
                    bool gone);      /* autograd: drops x's history; if gone, also its gradient */
     void (*closed)(lt_ctx *ctx);    /* autograd: ends all graphs; called by lt_ctx_free() */
     void (*ctx_freed)(lt_ctx *ctx); /* autograd: frees its state; called with the last reference */
-    void (*seeded)(lt_ctx *ctx);    /* autograd: restarts its count of random calls */
+    void (*seeded)(lt_ctx *ctx);    /* autograd: restarts its count of random calls; called by
+                                     * lt_set_seed() */
     struct lt_autograd *autograd;
     void (*ops_freed)(lt_ctx *ctx); /* ops: the same */
     struct lt_ops *ops;
@@ -65,7 +66,7 @@ struct lt_ctx {
     lt_config config;
     int threads;
     int64_t step;
-    int64_t seeded_at; /* the step at which the seed was set; see lt_random_step() */
+    int64_t seeded_at; /* `step` when the seed was set; see lt_random_step() */
     uint64_t draws;
     uint64_t trees; /* parameter trees that were initialised since the seed was set */
     lt_atomic_int listeners, stop_reason; /* lock-free, for signal handlers */
@@ -94,8 +95,8 @@ void lt__ctx_release(lt_ctx *ctx);
 /* LT_EINVAL after lt_ctx_free(). With who = "backward" the message is "backward: the context was
  * closed by lt_ctx_free()". */
 lt_status lt__check_open(const lt_ctx *ctx, const char *who);
-/* If ctx is NULL, because the caller has not checked the result of lt_open(), sets a message and
- * returns from a public function with the value that follows. */
+/* For public functions: if ctx is NULL, usually because the caller did not check the result of
+ * lt_open(), fails with LT_EINVAL and returns the value that follows, if any. */
 #define LT_NEED_CTX(ctx, ...)                                                                      \
     do {                                                                                           \
         if (!(ctx)) {                                                                              \

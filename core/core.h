@@ -170,9 +170,9 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
-/* Sets the seed, and restarts lt_random_step(), the draws of LT_RNG_USER, the count of random calls
- * in a pass, and the count of trees for lt_params_place(): after it, the same calls have the same
- * results again. */
+/* Sets the seed, and restarts all that random numbers depend on: lt_random_step(), the draws of
+ * LT_RNG_USER, the count of random calls in a pass, and the count of trees for lt_params_place().
+ * The same calls then give the same results again. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */
@@ -180,8 +180,8 @@ LT_API const char *lt_device_name(const lt_ctx *ctx);
 /* The number of CPUs that this process may use: those of its affinity mask, or fewer if a container
  * (cgroup v1 or v2) has a quota of CPU time, rounded up. */
 LT_API int lt_cpu_count(void);
-/* The number of threads in OMP_NUM_THREADS, for the outermost level, at most 1024; 0 if it is not
- * set or not a positive number. */
+/* The number of threads in OMP_NUM_THREADS, at most 1024: the first number of a list. 0 if it is
+ * not set or not a positive number. */
 LT_API int lt_omp_threads(void);
 /* The maximum number of threads OpenMP allows a kernel: OMP_THREAD_LIMIT, or 1 if
  * OMP_MAX_ACTIVE_LEVELS is 0. INT_MAX if there is no limit. */
@@ -190,8 +190,8 @@ LT_API int lt_thread_limit(void);
 /* The number of optimizer steps so far, applied or skipped. */
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
-/* The number of steps since lt_set_seed(), on which the random numbers of a step depend.
- * lt_set_random_step() is for resuming a run, after lt_set_step(). */
+/* The number of steps since lt_set_seed(). The random numbers of a step depend on it. To resume a
+ * run, call lt_set_random_step() after lt_set_step(). */
 LT_API int64_t lt_random_step(const lt_ctx *ctx);
 LT_API void lt_set_random_step(lt_ctx *ctx, int64_t step);
 

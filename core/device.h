@@ -106,8 +106,8 @@ void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 
-/* The CPUs of the quota of this process's cgroup, 0 if it has none. root: where the file system of
- * cgroups is; self: the file that names the group. */
+/* The CPU quota of this process's cgroup in CPUs, rounded up; 0 if it has none. root: where cgroups
+ * are mounted, "/sys/fs/cgroup"; self: the file that names the cgroup, "/proc/self/cgroup". */
 int lt__cgroup_cpus(const char *root, const char *self);
 
 /* The device number in "cuda:1"; 0 for "cuda"; -1 for any other text. */

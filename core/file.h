@@ -25,7 +25,8 @@ extern const char *const lt__format_names[LT_DTYPE_COUNT];
 
 /* Fails with LT_EFILE and "PATH: reason". */
 lt_status lt__bad(const char *path, const char *fmt, ...) LT_PRINTF(2, 3);
-/* What a file is that begins with these bytes, and how to convert it: a static string. */
+/* The format of a file with these first 8 bytes, for messages: "a GGUF file, not a safetensors
+ * file; ...", and how to convert it. A static string. */
 const char *lt__kind_of(const char begin[8]);
 /* Makes a string from a file safe to show: truncated, and without terminal control codes. */
 const char *lt__printable(const char *text, char buffer[72]);

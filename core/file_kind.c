@@ -5,7 +5,7 @@
 
 #define TORCH                                                                                      \
     " of PyTorch, not a safetensors file; in Python, "                                             \
-    "safetensors.torch.save_file(torch.load(FILE), 'new.safetensors') converts a table of tensors"
+    "safetensors.torch.save_file(torch.load(FILE), 'new.safetensors') converts a dict of tensors"
 #define NUMPY                                                                                      \
     ", not a safetensors file; convert it in Python with "                                         \
     "safetensors.numpy.save_file({name: array}, 'new.safetensors')"

@@ -34,8 +34,8 @@ static inline void lt__leave_c_locale(lt_locale l)
         freelocale(l.c);
 }
 
-/* vsnprintf() and snprintf() in the C locale. A number "-nan", as 0.0 / 0.0 is on x86, becomes
- * "nan". */
+/* vsnprintf() and snprintf() in the C locale. Writes "nan" for a number "-nan", which is what
+ * 0.0 / 0.0 prints as on x86. */
 LT_PRINTF(3, 0)
 static inline int lt__vformat(char *text, size_t bytes, const char *fmt, va_list args)
 {

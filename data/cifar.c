@@ -40,7 +40,7 @@ static lt_status count_records(int n, const char *const *paths, lt_bytes *file, 
 {
     *total = 0;
     if (n < 1)
-        return lt_fail(LT_EINVAL, "cifar10: give at least one file, not %d", n);
+        return lt_fail(LT_EINVAL, "cifar10: the number of files must be at least 1, but is %d", n);
     for (int k = 0; k < n; k++) {
         int64_t count;
         LT_TRY(read_records(paths[k], file, &count));

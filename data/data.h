@@ -48,13 +48,13 @@ LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *l
 /* A source of u8 images from files path/CLASS/NAME.jpg, .jpeg or .png, in upper or lower case.
  * channels is 1 or 3. Classes and files are sorted by name, bytewise; class numbers count from 0. A
  * file is decoded when a batch needs it. An image whose size is not height x width (at most 16384
- * each) is resized, as a whole unless lt_batch_options say otherwise. 0 x 0 means no resizing: all
- * images must have the size of the first. Names that start with a dot are ignored. Symbolic links
- * are followed. Everything else in a folder of a class is left out: other files, folders, broken
- * links; and so are images beside these folders. One warning in the log counts what is left out, by
- * kind, and gives the first name. An unreadable file is an error when a batch needs it. New. NULL
- * with LT_EINVAL (channels, sizes), LT_EDATA (no folder, no class, a class without images, or with
- * 0 x 0 an unreadable first image) or LT_ENOMEM. */
+ * each) is resized, uncropped unless lt_batch_options sets center_crop or area. 0 x 0 means no
+ * resizing: all images must have the size of the first. Names that start with a dot are ignored.
+ * Symbolic links are followed. Other files, folders within a class, images outside of a class and
+ * broken links are left out; one warning in the log counts them by kind and gives the first name.
+ * An unreadable file is an error when a batch needs it. New. NULL with LT_EINVAL (channels, sizes),
+ * LT_EDATA (no folder, no class, a class without images, or with 0 x 0 an unreadable first image)
+ * or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
 /* A source of generated u8 images, for trials without data: noise with a class-specific colour.
@@ -133,10 +133,10 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
-    /* An image that is resized, but not by a random crop (area below), is first cropped to the
-     * largest region in its centre with the aspect ratio of the result, and of that to this
-     * fraction of the height and width. ImageNet results usually use 0.875: of an image whose short
-     * side is 256, the central 224. 0: the whole image is resized, whatever its aspect ratio */
+    /* Above 0 and up to 1: before an image is resized, it is cropped to the centre. The crop is the
+     * largest region with the aspect ratio of the result, scaled by this factor. ImageNet results
+     * usually use 0.875: the central 224 pixels of an image whose short side is 256. 0: the whole
+     * image is resized, and its aspect ratio may change. Does not apply to random crops (area) */
     double center_crop;
 
     /* Augmentation of sample i; its random choices are a function of (seed, epoch, i). */

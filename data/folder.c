@@ -117,8 +117,9 @@ typedef struct left_out {
     int error;                   /* why the link cannot be followed */
 } left_out;
 
-/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a broken link, or a
- * link that cannot be followed and need not be (wanted is false). */
+/* Sets *kind to the file type of an entry, or of its target if it is a link: S_IFREG, S_IFDIR and
+ * so on. 0 for a broken link, with the reason in *error. A link that cannot be followed for another
+ * reason fails with LT_EDATA if the entry is wanted; otherwise it counts as broken. */
 static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, bool wanted,
                            mode_t *kind, int *error)
 {

@@ -41,7 +41,7 @@ static uint32_t version_of(const lt_tensor *x)
     return atomic_load_explicit(&x->storage->version, memory_order_relaxed);
 }
 
-/* Running statistics i: the mean and the variance of each batch norm in turn. */
+/* Tensor i of the running statistics: the mean, then the variance, of each batch norm in turn. */
 static lt_tensor *running(const lt_reducer *r, int i)
 {
     const lt_bn_layer *layer = &r->record.bn_layers.list[i / 2];

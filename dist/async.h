@@ -86,7 +86,7 @@ typedef struct lt_async_event {
     double time;        /* in seconds: virtual; live: of a clock with an arbitrary zero */
 } lt_async_event;
 
-/* LT_EUSAGE, with all names, if this is not the name of a rule. */
+/* LT_EUSAGE if this is not the name of a rule; the message lists all names. */
 LT_MUST lt_status lt_async_check_rule(const char *rule);
 /* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
  * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
@@ -97,26 +97,26 @@ LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_confi
 /* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
  * optimizer slots of the server. Rank 0 stops the workers that are still training. The other ranks
  * block until rank 0 calls it; the tickets that they hold are issued again. LT_EPEER if rank 0 is
- * lost; the server's error. LT_EINVAL, after training has ended, if something else has written to
- * the net. In a simulation it does nothing else. */
+ * lost; the server's error. LT_EINVAL if the caller has written to the net, but training has ended
+ * then too. In a simulation it only checks for such writes. */
 LT_MUST lt_status lt_async_finish(lt_async *async);
 /* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
  * it is rank 0, all of them fail. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
 /* Sets the number of tickets; it must not decrease. On rank 0 of a live run, the first call begins
- * the training, from the values that the net has then. Each rank must begin with the same ones, or
- * rank 0 gets LT_EDESYNC. Until lt_async_finish(), nothing else may write to the parameters and
- * buffers: the next function that would use or overwrite them fails with LT_EINVAL. LT_EINVAL; or
- * the device's error. */
+ * the training, from the values that the net has then. The net must have the same values on all
+ * ranks, or rank 0 gets LT_EDESYNC. Until lt_async_finish(), the caller must not write to the
+ * parameters and buffers: the next function of async.h that uses or overwrites them would fail with
+ * LT_EINVAL. LT_EINVAL if the number decreases; the device's error. */
 LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
 /* Continues until the next event. After COMPUTE, the caller runs forward and backward on the batch
  * of the ticket and calls lt_optim_step() once before it calls this again. lt_step() is the ticket,
  * so random numbers depend on it. The net has the weights of version `read` then. After PUSH, the
- * net has the weights that the server has now. LT_EUSAGE if the optimizer step is missing; the
+ * net has the weights that the server has now. LT_EINVAL if the optimizer step is missing; the
  * errors of kernels; LT_ENOMEM. */
 LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
-/* Sets the learning rate that the PUSH event of the present ticket reports. Call it after the
- * optimizer step. The default is that of group 0, which may have an lr of its own. */
+/* Sets the learning rate that the PUSH event of the current ticket reports. Call it after the
+ * optimizer step. The default is the lr of group 0, which may differ from the optimizer's. */
 LT_API void lt_async_set_lr(lt_async *async, double lr);
 /* Ends the computation of a ticket: pushes its gradient. lt_async_next() does so, too, but that may
  * be much later if the caller evaluates first. The errors of lt_async_next(). */
@@ -125,16 +125,16 @@ LT_MUST lt_status lt_async_push(lt_async *async);
  * long operation, such as an evaluation, and when a batch is abandoned. The next call of
  * lt_async_next() gets others. In a simulation it does nothing. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
-/* Rank 0, live: keeps the values of the moment when all tickets below `ticket` are done, to
- * evaluate them. lt_async_read_kept() writes them to the net. They are part of the state for a
- * checkpoint until lt_async_forget() frees them. In a simulation all three do nothing. LT_EINVAL if
- * the moment was not kept or has not come; LT_ENOMEM. */
+/* Rank 0, live: plans a snapshot of the server's values, to evaluate them. It is taken when all
+ * tickets below `ticket` are done. lt_async_read_kept() writes it to the net. It is part of the
+ * state for a checkpoint until lt_async_forget() frees it. In a simulation all three do nothing.
+ * LT_EINVAL if the snapshot was not planned or has not been taken yet; LT_ENOMEM. */
 LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
 LT_API void lt_async_forget(lt_async *async, int64_t ticket);
-/* Whether others than this library have written to the net since training began. The next function
- * that uses the net refuses that, unless these writes are accepted because they have restored its
- * values. */
+/* Whether the caller has written to the net since training began. If so, the next function of
+ * async.h that uses the net fails, unless lt_async_accept_writes() is called first. Call that only
+ * after the writes have restored the values of the net. */
 LT_API bool lt_async_is_written(const lt_async *async);
 LT_API void lt_async_accept_writes(lt_async *async);
 /* Rank 0, live: writes the server's current values and slots to the net and the optimizer, to save
@@ -169,9 +169,9 @@ typedef struct lt_async_stats { /* of rank 0, or of a simulation */
 LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats *stats);
 
 /* Tensor i of the state, for a checkpoint, and its name. New. NULL past the last one, with an empty
- * name, or with LT_ENOMEM or LT_EINVAL: see lt_async_set_limit(). With the parameters
- * and the optimizer's slots, these tensors are the state of the server. Only rank 0 has one. A
- * replay has none. */
+ * name, or with LT_ENOMEM, or LT_EINVAL as in lt_async_set_limit(). With the parameters and the
+ * optimizer's slots, these tensors are the state of the server. Only rank 0 has one. A replay has
+ * none. */
 enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All

@@ -28,7 +28,7 @@ typedef struct lt_transport {
     lt_status (*receive)(void *self, int from, void *data, size_t bytes);
     lt_status (*add_as_tree)(void *self); /* NULL if it always sums as a tree */
     uint64_t (*bytes)(const void *self);
-    /* where the ranks of a job share failures, states, locations and waits; borrowed */
+    /* memory in which the ranks of a job share failures, states, locations and waits; borrowed */
     lt_shm *(*shm)(void *self);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     bool (*has_left)(const void *self, int rank); /* see lt__group_has_left(); or NULL */
@@ -59,13 +59,13 @@ double lt__group_timeout(const lt_group *group); /* seconds */
 /* Whether the process of another rank has left the group without a failure. Threads instead send
  * LT_MAIL_LOST. */
 bool lt__group_has_left(const lt_group *group, int rank);
-/* For waits for messages; in collectives, this is done for the caller. Tells the other ranks that
- * this one waits for a message of a rank of the job, or with -1 that the wait is over. */
+/* Tells the other ranks that this one waits for a message from a rank of the job; -1: the wait is
+ * over. Collectives announce their waits themselves. */
 void lt__group_set_awaited(lt_group *group, int rank);
-/* The rank of the job that holds up `rank`, as far as the waits of ranks on this node show it: see
+/* The rank of the job that holds up `rank`, as far as the ranks on this node know: see
  * lt__shm_find_hung(). */
 int lt__group_find_hung(const lt_group *group, int rank, char seen[LT_SEEN_BYTES]);
-/* Like lt_group_fail(), but the cause is another rank of the job. */
+/* Like lt_group_fail(), but names another rank of the job as the cause. */
 void lt__group_blame(lt_group *group, int rank);
 bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
 

@@ -93,8 +93,9 @@ LT_API uint64_t lt_pipeline_bytes(const lt_pipeline *pipeline);
 LT_MUST lt_status lt_pipeline_sha256(lt_pipeline *pipeline, lt_params *params, char hex[65]);
 /* lt_file_save() over all stages: rank 0 writes the file, and the other ranks of its replica send
  * it their tensors, one after the other. A collective of the job, with the same names and tensors
- * on all ranks. All return when the file is complete, or has failed. Only rank 0 returns the errors
- * of the file; it returns no other errors, so LT_OK means that the file is complete. */
+ * on all ranks. All return when the file is complete, or has failed. Rank 0 returns the errors of
+ * the file and no others, so LT_OK from rank 0 means that the file is complete. The other ranks do
+ * not return errors of the file. */
 LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int n,
                                    const char *const *names, lt_tensor *const *tensors, int n_meta,
                                    const char *const *meta);
@@ -108,8 +109,9 @@ typedef struct lt_profile lt_profile;
 
 typedef struct lt_profile_unit {
     const char *name; /* of its first parameter; borrowed */
-    /* From here on, no parameter of an earlier unit is used, nor one with a value that this unit
-     * has used. */
+    /* Whether a stage may begin with this unit. It may not if an op of this unit or a later one
+     * uses a parameter of an earlier unit, or if an op of an earlier unit uses a value that this
+     * unit or a later one has already used. */
     bool may_begin_stage;
     int64_t state_bytes; /* of its parameters and buffers */
     int64_t grad_bytes;  /* of their gradients */

@@ -78,13 +78,13 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
 /* Writes the last location of a rank of the job to text, for the end of a message: "; it was last
  * seen at train.lua:31, step 7", or "" if it is not known here. Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int rank, char text[LT_SEEN_BYTES]);
-/* Shows the other ranks of the node for which rank this one waits, so that they can name the rank
- * that holds up all of them. channel: of the collective, or LT_SHM_CHANNELS for a message. rank: of
- * the job, or -1 when the wait is over. */
+/* Tells the other ranks of this node that this rank waits for `rank`, a rank of the job, so that
+ * they can name the rank that holds them all up; -1: the wait is over. channel: of the collective,
+ * or LT_SHM_CHANNELS if it waits for a message. */
 void lt__shm_set_awaited(lt_shm *shm, int channel, int rank);
-/* The rank of the job that holds up `rank`: for which it waits, or the one for which that waits,
- * and so on; `rank` itself if it is not known to wait, or if the ranks wait for each other. seen:
- * where it was last seen, as by lt__shm_last_seen(). */
+/* The rank of the job that holds up `rank`: the last one in the chain of ranks in which each waits
+ * for the next. `rank` itself if it is not known to wait, or if the chain is a cycle. seen: where
+ * the result was last seen, as by lt__shm_last_seen(). */
 int lt__shm_find_hung(const lt_shm *shm, int rank, char seen[LT_SEEN_BYTES]);
 /* Like lt_group_is_reporter(), for the ranks of this communicator. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);

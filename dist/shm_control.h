@@ -41,7 +41,7 @@ typedef struct slot {
     _Alignas(128) atomic_int state;
     _Atomic int64_t step;
     _Atomic uint64_t where[WHERE_WORDS];     /* text; other ranks may read it at any time */
-    atomic_int owner;                        /* 1 + its rank, once it has waited */
+    atomic_int owner;                        /* 1 + its rank in the job; 0: not known yet */
     atomic_int awaited[LT_SHM_CHANNELS + 1]; /* see lt__shm_set_awaited() */
 } slot;
 

@@ -75,7 +75,8 @@ void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
     atomic_store_explicit(&s->step, step, memory_order_relaxed);
 }
 
-/* The slot of a rank of the job that has waited or has a location; NULL if it has none here. */
+/* The slot of a rank of the job. NULL if the rank is on another node, or has neither waited nor set
+ * a location yet. */
 static const slot *find_owned(const lt_shm *shm, int rank)
 {
     const lt_shm_control *b = job_of(shm);
@@ -105,8 +106,8 @@ void lt__shm_set_awaited(lt_shm *shm, int channel, int rank)
     atomic_store(&s->awaited[channel], 1 + rank);
 }
 
-/* The rank for which a rank waits, or -1. If its own thread waits for a message and its group's
- * thread is in a collective, only the message holds up the rank. */
+/* The rank that `rank` waits for, or -1. If its own thread waits for a message while its group's
+ * thread is in a collective, the message counts, because only that holds up the rank. */
 static int awaited_by(const lt_shm *shm, int rank)
 {
     const slot *s = find_owned(shm, rank);

@@ -49,8 +49,8 @@ LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_co
  * the number of ranks of the job, then the script, then the function that attach() has returned.
  * *text: what that returns; new, freed with free(). */
 typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **text);
-/* For an lt_profile_fn: makes lt.barrier in its state wait for all ranks of group, which is
- * borrowed and must outlive the state. */
+/* For an lt_profile_fn: makes lt.barrier in its Lua state wait for all ranks of group, which is
+ * borrowed and must outlive that state. */
 LT_API void lt_lua_join_profile(lua_State *L, lt_group *group);
 /* Like lt_lua_join(), for training in a pipeline, which the variable LUATRAIN_PARALLEL must
  * describe: each rank has a stage of the net, see dist/pipeline.h. config is for the gradient
@@ -59,8 +59,8 @@ LT_API void lt_lua_join_profile(lua_State *L, lt_group *group);
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
                                        const lt_reducer_config *config, lt_profile_fn fn, void *ud);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
- * computes whole batches, see dist/async.h. Optimizer steps outside of lt.run, lt.fit and shuffled
- * batches are errors then. The group may have one rank. LT_ENOMEM. */
+ * computes whole batches, see dist/async.h. Optimizer steps are then errors outside of lt.run,
+ * lt.fit and loops over shuffled batches. The group may have one rank. LT_ENOMEM. */
 LT_MUST lt_status lt_lua_join_async(lua_State *L, lt_group *group);
 
 /* Runs a script with the arguments argv, which are also in the global table arg = {[0] = path,

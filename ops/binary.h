@@ -7,8 +7,8 @@
 
 /* The columns of a row are:
  *   name, types of the forward kernel (NUMERICS; WRAPPING: the same with unsigned integers, so that
- *   overflow wraps; FLOATS: integers are converted), cost, autocast policy, inputs saved for
- *   backward (BOTH or NONE),
+ *   overflow wraps; FLOATS: only floats, and integer inputs are cast first), cost, autocast policy,
+ *   inputs saved for backward (BOTH or NONE),
  *   inputs whose gradient is dz itself (bit i for input i), the documentation text,
  *   z as a formula of x and y,
  *   dx and dy as formulas of dz and, if saved, of x and y.
@@ -28,8 +28,8 @@
       "the other tensor.",                                                                         \
       x / y, dz / y, -dz * ((x / y) / y))                                                          \
     X(floor_divide, NUMERICS, LT_CHEAP, LT_CAST_WIDEST, NONE, 0,                                   \
-      "x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype "      \
-      "stays. Gradients are 0.",                                                                   \
+      "x / y rounded down to an integer, in the same dtype, with broadcasting; an integer // 0 "   \
+      "is 0. Gradients are 0.",                                                                    \
       LT_FLOOR_QUOTIENT(x, y), 0, 0)                                                               \
     X(pow, NUMERICS, LT_COSTLY, LT_CAST_F32, BOTH, 0,                                              \
       "x^y, with broadcasting. An integer to a negative power is truncated toward zero.",         \

@@ -1,6 +1,6 @@
 /* ids.h - the messages for labels and ids that are out of range, for the CPU and CUDA. The
- * arguments, each a long long, are the number of the integer, from 1, its value, and the number of
- * classes or rows. */
+ * arguments, each a long long, are the position of the label or id, from 1, its value, and the
+ * number of classes or rows. */
 #ifndef LT_OPS_IDS_H
 #define LT_OPS_IDS_H
 

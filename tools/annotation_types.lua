@@ -89,9 +89,9 @@ types.signatures = {
   ["lt.run"] = "given: @ -> Run",
   ["lt.save"] = "path: string; what: Module|table<string, Tensor>; "
                 .. "meta?: table<string, string|number|boolean>",
-  ["lt.seed"] = "n?: integer -> integer -- Sets the seed, if n is given, and returns it. All "
-                .. "random numbers then repeat. A net gets its values at its first use. --seed and "
-                .. "LUATRAIN_SEED override n.",
+  ["lt.seed"] = "n?: integer -> integer -- Returns the seed. If n is given, first sets the seed to "
+                .. "n and restarts all random numbers; --seed or LUATRAIN_SEED disables this. The "
+                .. "initial values of a net are drawn at its first use.",
   ["lt.step"] = "fn: function; ...: any -> any ...",
   ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",

@@ -337,8 +337,8 @@ static char *host_in(const char *at, size_t n)
     return strndup(at, colon && colon == memrchr(at, ':', n) ? (size_t)(colon - at) : n);
 }
 
-/* The first host of a list "a,b:2" that the system does not know, or the whole list. New; NULL with
- * LT_ENOMEM. */
+/* The first host of a list "a,b:2" whose name cannot be resolved; the whole list if all can. New.
+ * NULL with LT_ENOMEM. */
 static char *find_unknown(const char *hosts)
 {
     for (const char *at = hosts; *at; at += *at == ',') {

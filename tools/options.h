@@ -28,7 +28,7 @@ typedef struct settings {
     bool launches;         /* the subcommand is launch */
     int processes;         /* launch -n: number of processes; 0 if not given */
     const char *hosts;     /* launch -H: hosts; NULL for this machine */
-    const char *host_file; /* launch --hostfile: their file; or NULL */
+    const char *host_file; /* launch --hostfile: a file that lists the hosts; or NULL */
     const char *text;      /* "help" or "version" to print that and run nothing; or NULL */
     int argc;              /* subcommand or script, and its arguments */
     char **argv;           /* borrowed from main() */

@@ -9,8 +9,8 @@ typedef struct ranks {
     int n; /* ranks in this process */
     lt_group_config group;
     lt_group *mpi_group; /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
-    /* For threads: the job ends with the status of rank 0, even if others have failed before or
-     * still run a few seconds later; except for failures that is_of_all(). */
+    /* For threads: the job ends with the status of rank 0, even if other ranks have failed before
+     * or still run a few seconds later. A failure for which is_of_all() is true always ends it. */
     bool first_decides;
     /* Runs one rank, in its own thread. group is borrowed. */
     lt_status (*run)(void *ud, lt_group *group);
@@ -27,7 +27,7 @@ LT_MUST lt_status run_ranks(const ranks *r);
 /* Whether a rank with this status failed: not LT_OK, LT_EDONE or LT_ESTOPPED. */
 bool is_failure(lt_status status);
 
-/* Whether a failure of one rank is one of the whole job, in asynchronous training too: a usage
+/* Whether this failure of one rank ends the whole job, even in asynchronous training: a usage
  * error, or os.exit() with a code other than 0. */
 bool is_of_all(lt_status status);
 

@@ -13,8 +13,8 @@ typedef struct relay {
     atomic_bool ended; /* the child has ended */
     pthread_t thread;
     const char *phrase; /* to look for in the output, or NULL */
-    size_t matched;     /* the output so far ends with this many of its bytes */
-    bool is_found;      /* set when the thread has ended */
+    size_t matched;     /* the output so far ends with this many bytes of the phrase */
+    bool is_found;      /* whether the phrase occurred; valid when the thread has ended */
 } relay;
 
 /* Creates a pipe and starts a thread that copies its contents to the descriptor `to`. *end is the

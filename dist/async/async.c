@@ -22,7 +22,7 @@ static lt_status check_list(const char *name, const void *list, int64_t n)
     return LT_OK;
 }
 
-/* What does not depend on the rule. */
+/* Checks the part of the configuration that does not depend on the rule. */
 static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
 {
     LT_TRY(check_list("buffers", c->buffers, c->n_buffers));
@@ -34,7 +34,7 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
     return lt_check_no_grad_callbacks(ctx, "lt_async_new");
 }
 
-/* Keeps the buffers, whose writes are watched. */
+/* Keeps the buffers, to detect writes to them. */
 static lt_status keep_buffers(lt_async *a, const lt_async_config *c)
 {
     a->buffers = calloc((size_t)c->n_buffers + 1, sizeof(lt_tensor *));
@@ -138,7 +138,7 @@ static lt_status check(const lt_async *a)
     return check_writes(a);
 }
 
-/* Called after it. Training of this rank begins with its first batch, or before. */
+/* Called after such a function, with its status. begins: training of this rank has begun. */
 static lt_status accept(lt_async *a, lt_status status, bool begins)
 {
     a->has_begun |= status == LT_OK && begins;

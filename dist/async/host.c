@@ -175,8 +175,8 @@ static lt_status pull(lt_host *h, const lt_message *m)
     /* rank 0 may read values of the server, such as those of a finished epoch, before it pulls */
     if (m->from > 0 && m->number[0] == 1 && m->number[LT_PULL_DIGEST] != h->digest)
         return lt_fail(LT_EDESYNC,
-                       "the net of rank %d begins the asynchronous training with other "
-                       "weights or buffers than that of rank 0",
+                       "rank %d begins asynchronous training with other weights or buffers than "
+                       "rank 0; initialise or load the same values on all ranks",
                        m->from);
     h->members[m->from].pull = m->number[0];
     h->members[m->from].owes = false;

@@ -14,7 +14,7 @@
 
 /* Kinds of messages, with their numbers. */
 enum {
-    LT_HOST_PULL, /* to the host: the number of the pull, from 1; in the first one, a digest */
+    LT_HOST_PULL, /* to the host: the number of the pull, from 1; the first has a digest, too */
     LT_HOST_PUSH, /* to the host, with a gradient: see lt__gradient_pack(), and the numbers below */
     LT_HOST_RELEASE,      /* to the host: the worker gives its tickets back */
     LT_HOST_LEAVE,        /* to the host: the worker has failed. To a worker: rank 0 has failed */
@@ -46,9 +46,9 @@ typedef struct lt_host lt_host;
  * a wrong setting, or LT_ENOMEM. */
 lt_host *lt__host_open(lt_mail *mail, lt_ctx *ctx, const lt_layout *of,
                        const lt_async_config *config, int64_t run, double silence);
-/* Stops all workers, ends the thread, and sends the final values to the workers that are not lost:
- * those of `from`, the layout of rank 0, if training has not begun. The server's failure;
- * LT_ENOMEM. */
+/* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.
+ * If training has not begun, these are the values of `from`, the layout of rank 0. The server's
+ * failure; LT_ENOMEM. */
 LT_MUST lt_status lt__host_finish(lt_host *host, const lt_layout *from);
 /* Frees the host. If it has not finished, all workers fail. NULL is allowed. */
 void lt__host_close(lt_host *host);
@@ -59,8 +59,8 @@ lt_inbox *lt__host_inbox(lt_host *host);
 
 /* The first failure of the server, with its message; or LT_OK. */
 LT_MUST lt_status lt__host_status(lt_host *host);
-/* The host handles no message before the first call, in which it gets the values, buffers and slots
- * of `from`, the layout of rank 0. */
+/* The host handles no message before the first call, which copies the values, buffers and slots of
+ * `from`, the layout of rank 0. */
 LT_MUST lt_status lt__host_set_limit(lt_host *host, int64_t tickets, const lt_layout *from);
 int64_t lt__host_done_below(lt_host *host);
 int64_t lt__host_steps(lt_host *host); /* see lt_async_steps() */
@@ -72,11 +72,11 @@ void lt__host_stop_at(lt_host *host, int64_t version, int code);
 void lt__host_pause(lt_host *host, bool on);
 /* Copies the server's values, buffers and optimizer slots to a layout. The device's error. */
 LT_MUST lt_status lt__host_read(lt_host *host, const lt_layout *to);
-/* Keeps the values and buffers of the moment when all tickets below `ticket` are done.
+/* Plans a snapshot of the values and buffers when all tickets below `ticket` are done.
  * LT_ENOMEM. */
 LT_MUST lt_status lt__host_keep_at(lt_host *host, int64_t ticket);
-/* Writes the values and buffers that were kept for `ticket` to a layout. LT_EINVAL if the moment
- * has not come, or was not kept. */
+/* Writes the snapshot for `ticket` to a layout. LT_EINVAL if it has not been taken yet, or was not
+ * planned. */
 LT_MUST lt_status lt__host_read_kept(lt_host *host, int64_t ticket, const lt_layout *to);
 void lt__host_forget(lt_host *host, int64_t ticket); /* see lt_async_forget() */
 /* See lt_async_read_stats(). */

@@ -31,8 +31,8 @@ struct lt_host {
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t resumed;
-    bool paused; /* handles no message */
-    bool begun;
+    bool paused;    /* handles no message */
+    bool begun;     /* lt__host_begin() has copied the initial values */
     int64_t digest; /* of the initial values */
     lt_ctx *ctx;
     lt_mirror mirror;
@@ -49,8 +49,8 @@ struct lt_host {
     char text[512];   /* and its message */
 };
 
-/* The first call copies the values, buffers and slots of rank 0, with which training begins. The
- * host must be locked. */
+/* The first call copies the values, buffers and slots of rank 0, with which training begins; later
+ * calls do nothing. The host must be locked. */
 LT_MUST lt_status lt__host_begin(lt_host *host, const lt_layout *from);
 /* Takes the planned snapshots whose moment has come. The host must be locked. */
 lt_status lt__host_take_snapshots(lt_host *host);

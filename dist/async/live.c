@@ -135,8 +135,8 @@ static lt_status take_final(live *l, const lt_message *m)
     return LT_OK;
 }
 
-/* The mailbox of a rank was closed. If rank 0 has ended before this training, the job fails: it is
- * not this rank that was lost. */
+/* The mailbox of a rank was closed. If rank 0 ended before this training began, the job fails: rank
+ * 0 has left it, and this rank has done nothing wrong. */
 static lt_status lose(const live *l, int rank)
 {
     if (rank != 0 || rank_of(l) == 0)

@@ -36,7 +36,9 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
         return lt_fail(LT_EINVAL, "this optimizer step belongs to no batch of the asynchronous "
                                   "training; while a run is open, loop over run:batches()");
     if (a->stepped)
-        return lt_fail(LT_EINVAL, "in asynchronous training, each batch has one optimizer step");
+        return lt_fail(LT_EINVAL,
+                       "in asynchronous training, each batch has exactly one optimizer step, "
+                       "but this is another");
     if (optim != a->optim)
         return lt_fail(LT_EINVAL, "asynchronous training supports one optimizer; this is another");
     LT_TRY(lt__gradient_store(a->gradient, a->ctx, optim, options, step_status, factor));
@@ -68,7 +70,8 @@ void lt__async_begin(lt_async *a, int64_t ticket, lt_gradient *gradient)
 lt_status lt__async_end(lt_async *a)
 {
     if (a->gradient && !a->stepped)
-        return lt_fail(LT_EINVAL, "ticket %lld had no optimizer step", (long long)a->ticket);
+        return lt_fail(LT_EINVAL, "ticket %lld had no optimizer step; each batch requires one",
+                       (long long)a->ticket);
     a->gradient = NULL;
     return LT_OK;
 }

@@ -45,11 +45,11 @@ struct lt_async { /* the first member of a simulation, a replay or a live run */
     bool has_backward, stepped; /* a backward has begun; it has taken the optimizer step */
     int rank;                   /* for injected faults; -1: none */
     int64_t computed;           /* batches that the caller has begun */
-    /* The caller must not write to the net once training has begun: */
+    /* To detect writes of the caller to the net, which are errors once training has begun: */
     lt_tensor **buffers; /* (n_buffers) of the net; kept */
     int n_buffers;
     bool has_begun;
-    uint32_t written; /* number of writes that are known */
+    uint32_t written; /* number of writes to the net that were ours or were accepted */
 };
 
 /* Sets the gradient callbacks of async->ctx. */

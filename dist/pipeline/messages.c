@@ -3,8 +3,8 @@
 
 #include "dist/pipeline/internal.h"
 
-/* Kinds of messages. READ acknowledges values. WAITING says for which rank, NUMBER, the sender has
- * waited for half of the timeout. */
+/* Kinds of messages. READ acknowledges values. WAITING says that the sender has waited for half of
+ * the timeout; NUMBER is the rank that it waits for. */
 enum { VALUES, GRAD, READ, WAITING };
 /* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
  * that the sender has completed. The receiver has completed the same number, unless it has skipped
@@ -119,8 +119,8 @@ static lt_status store(lt_pipeline *p, lt_message *m)
     return LT_OK;
 }
 
-/* Stores whether the sender of a message waits, and for which rank. Returns whether the message
- * says only that. */
+/* Stores whether the sender of a message waits, and which rank it waits for. Returns whether the
+ * message is of kind WAITING, with nothing else to store. */
 static bool store_waiting(lt_pipeline *p, const lt_message *m)
 {
     if (!is_current(p, m))
@@ -167,8 +167,8 @@ static int first_of(const lt_pipeline *p, uint64_t stages)
     return stages ? __builtin_ctzll(stages) : p->schedule.stage;
 }
 
-/* The rank for which a rank waits: ranks on this node show it, and stages of this replica send it.
- * -1 if none is known. */
+/* The rank that `rank` waits for, or -1 if it is not known: ranks of this node announce it in
+ * shared memory, and stages of this replica in messages. */
 static int next_awaited(const lt_pipeline *p, int rank, char seen[LT_SEEN_BYTES])
 {
     int next = lt__group_find_hung(p->group, rank, seen), stage = rank / p->replicas;
@@ -177,7 +177,7 @@ static int next_awaited(const lt_pipeline *p, int rank, char seen[LT_SEEN_BYTES]
     return rank == lt__stage_rank(p, stage) ? p->waits_for[stage] - 1 : -1;
 }
 
-/* The rank that holds up `rank`, for which this stage waits. */
+/* The rank that holds up `rank`, which this stage waits for. */
 static int find_hung(const lt_pipeline *p, int rank, char seen[LT_SEEN_BYTES])
 {
     int hung = rank, own = lt_group_rank(p->group);
@@ -206,8 +206,8 @@ static lt_status fail_silent(const lt_pipeline *p, int rank, double seconds)
     char seen[LT_SEEN_BYTES];
     int hung = find_hung(p, rank, seen);
     lt_fail(LT_EPEER,
-            "stage %d of the pipeline waits for rank %d, stage %d, and has got no message for %g "
-            "s%s",
+            "stage %d of the pipeline waits for rank %d, stage %d, and has received no message for "
+            "%g s%s",
             p->schedule.stage, hung, hung / p->replicas, seconds, seen);
     lt__group_blame(p->group, hung);
     return LT_EPEER;

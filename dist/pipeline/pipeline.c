@@ -297,9 +297,9 @@ lt_status lt_pipeline_set_micro_batch(lt_pipeline *p, int i, int n, double share
     if (n < 1 || i < 0 || i >= n || !(share >= 0 && share <= 1))
         return lt_fail(
             LT_EINVAL,
-            "a micro-batch has a number from 0 to n - 1, n of at least 1 and a share of 0 "
-            "to 1, but they are %d, %d and %g",
-            i, n, share);
+            "lt_pipeline_set_micro_batch: n must be at least 1, i from 0 to n - 1 and share from 0 "
+            "to 1, but n is %d, i is %d and share is %g",
+            n, i, share);
     if (i == 0 && p->began && more_follow(p))
         return lt_fail(LT_EUSAGE,
                        "in a pipeline, a batch begins after %d of %d micro-batches of the one "

@@ -151,9 +151,9 @@ static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
     p->n_units++;
 }
 
-/* The unit of an op, or -1 if no input has one: the latest unit of its inputs, and without
- * parameters the latest one that has used its inputs, as in lt_stages. *first: the earliest unit of
- * its parameters. */
+/* The unit of an op: the latest unit to which one of its inputs belongs. If it has no parameters,
+ * the latest unit that has made or used one of its inputs, as in lt_stages. -1 if there is none.
+ * *first: the earliest unit of its parameters; n_units if it has none. */
 static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
 {
     int unit = -1, latest = -1;
@@ -238,9 +238,10 @@ static void add_forward(lt_profile *p, int unit)
     p->last_call = 0;
 }
 
-/* Adds what the first pass shows: where stages may begin, and what is used and kept. A stage may
- * not begin between a parameter and a value that a later unit has used already: the gradients of
- * the value would be added in another order than in one process. */
+/* Notes what only the first pass shows: where stages may begin, and which values are used and
+ * saved. If an op uses a value that a later unit has already used, no stage may begin between its
+ * parameters and that unit: the gradients of the value would be added in another order than in one
+ * process. */
 static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in, int first,
                        int unit)
 {
@@ -252,7 +253,7 @@ static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
         end = v && v->tracked && v->latest > end ? v->latest : end;
     }
     for (int i = first + 1; i <= end; i++)
-        p->units[i].may_begin_stage = false; /* a parameter of unit `first` is used here */
+        p->units[i].may_begin_stage = false; /* see lt_profile_unit */
     note_saved(p, def, in, n_in, unit);
 }
 
@@ -392,7 +393,7 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
 {
     LT_NEED_CTX(ctx, NULL);
     if (passes < 0) {
-        lt_fail(LT_EINVAL, "a profile has at least 0 timed passes, not %d", passes);
+        lt_fail(LT_EINVAL, "the number of timed passes must be at least 0, but is %d", passes);
         return NULL;
     }
     if (lt_check_no_stages(ctx) != LT_OK)

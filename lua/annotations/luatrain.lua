@@ -235,8 +235,8 @@ function Set:batches(given) end
 function Set:open_batches(given) end
 
 ---Returns a set with the same images resized to size x size; they must be u8. Returns the set
----itself if size is nil or the images already have this size. center_crop: see data.open; default:
----that of the set. It requires a size.
+---itself if size is nil or the images already have this size. center_crop requires a size: see
+---data.open. It defaults to the set's center_crop.
 ---@param size? integer
 ---@param given? {center_crop?: number}
 ---@return luatrain.Set
@@ -284,9 +284,11 @@ function Run:epochs() end
 ---run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 ---eval mode over the set, each sample counted once. batch defaults to the training batch, which
 ---needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
----entropy; if the training step does not call lt.cross_entropy either, the result has it under the
----name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
----metrics.lua. Resizes images to the phase's size.
+---entropy. If that is not the training's loss, because the step does not call lt.cross_entropy, the
+---result has it as cross_entropy instead of loss, so that the log never mixes two losses. metrics:
+---see metrics.lua. Resizes images to the phase's size.
+---A stop ends it, unless the script has changed something since the end of the loop: a resumed run
+---would change it twice. Then the stop waits.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report
@@ -635,10 +637,11 @@ function lt.data.image(path, channels) end
 ---`data.open{size?, center_crop?}`
 ---
 ---lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
----Returns the training set and the test set. Images of images:DIR are resized to size x size, as a
----whole. With center_crop = 0.875, as in most ImageNet results, the largest square in the centre is
----used, and of that 7/8 of the height and width: Resize(256) and CenterCrop(224) of torchvision. It
----does not apply to random crops (area), nor to images that need no resizing.
+---Returns the training set and the test set. Images of images:DIR are resized to size x size.
+---center_crop = 0.875, as in most ImageNet results, first crops them to 7/8 of the height and width
+---of the largest square in the centre, like Resize(256) and CenterCrop(224) of torchvision. Without
+---it, whole images are resized. It does not apply to random crops (area), nor to images that need
+---no resizing.
 ---@param what string
 ---@param given? luatrain.data.open.Options
 ---@return luatrain.Set
@@ -714,7 +717,7 @@ function lt.fit(given) end
 
 ---`floor_divide(x, y)`
 ---
----x / y rounded down to an integer, with broadcasting; an integer // 0 is 0. The dtype stays. Gradients are 0.
+---x / y rounded down to an integer, in the same dtype, with broadcasting; an integer // 0 is 0. Gradients are 0.
 ---@param x luatrain.Tensor|number
 ---@param y luatrain.Tensor|number
 ---@return luatrain.Tensor
@@ -1539,7 +1542,7 @@ function lt.schedule.polynomial(given) end
 ---@return luatrain.Schedule
 function lt.schedule.step(given) end
 
----Sets the seed, if n is given, and returns it. All random numbers then repeat. A net gets its values at its first use. --seed and LUATRAIN_SEED override n.
+---Returns the seed. If n is given, first sets the seed to n and restarts all random numbers; --seed or LUATRAIN_SEED disables this. The initial values of a net are drawn at its first use.
 ---@param n? integer
 ---@return integer
 function lt.seed(n) end

@@ -16,10 +16,10 @@ static int check_int(lua_State *L, int index)
     return (int)value;
 }
 
-/* What all kinds have in common: the options in the table that is argument 2, which are rule, a
- * string; steps; and staleness, drop, window and lam, which may be nil; and argument 3, the list of
- * the net's buffers. See async.h. rule is borrowed from the table, and the array of buffers, which
- * is pushed, from the stack. */
+/* Reads the arguments that all kinds of asynchronous training have. Argument 2 is a table of
+ * options: rule, a string; steps; and staleness, drop, window and lam, which may be nil. Argument 3
+ * is the list of the net's buffers. See async.h. rule is borrowed from the table. Pushes the memory
+ * of the array of buffers, which must stay on the stack while the result is in use. */
 static lt_async_config read_config(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -76,8 +76,8 @@ static int simulate(lua_State *L)
     return start(L, lt__push_handle(L, async_class), optim, &config);
 }
 
-/* replay(optim, o, buffers, workers, trace): replays a trace: a list with worker, ticket and read
- * of each step in turn. The rest is as for simulate(). */
+/* replay(optim, o, buffers, workers, trace): replays a trace, a flat list of worker, ticket and
+ * read for each step. The rest is as for simulate(). */
 static int replay(lua_State *L)
 {
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
@@ -134,7 +134,8 @@ static int live(lua_State *L)
     return start(L, handle, optim, &config);
 }
 
-/* needs_async(rule): checks the rule. Optimizer steps then require asynchronous training. */
+/* needs_async(rule): checks the rule. From then on, optimizer steps outside of asynchronous
+ * training are errors. */
 static int needs_async(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -95,7 +95,7 @@ lt_tensor *lt__self(lua_State *L, const char *who)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__to_tensor(L, s, 1);
     if (!x)
-        lt__refuse(L, s, "x:%s must be called with a colon, as here", who);
+        lt__refuse(L, s, "x:%s must be called with a colon: x:%s(...)", who, who);
     return x;
 }
 

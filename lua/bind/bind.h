@@ -58,19 +58,19 @@ typedef struct lt_lua {
     lt_profile_fn profile_script; /* see lt_lua_join_pipeline() */
     void *profile_ud;
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
-    lt_group *job_group;             /* in a profile: for lt.barrier, borrowed; or NULL */
+    lt_group *job_group;             /* in a profile: the group of lt.barrier; borrowed, or NULL */
     int micro;                       /* micro-batches of a batch and replica */
     bool joins_async;    /* the ranks train asynchronously, without a reducer; see async.c */
     bool needs_async;    /* optimizer steps require asynchronous training, perhaps simulated */
-    bool is_async;       /* which has begun: there are no collectives, shards or other ranks */
+    bool is_async;       /* it has begun: there are no collectives, shards or other ranks */
     bool no_sync;        /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;        /* inside lt.on_root, which only rank 0 runs; see dist.c */
-    int n_cross_entropy; /* calls of that op; see calls_of_cross_entropy() in ops.c */
+    int n_cross_entropy; /* calls of cross_entropy; see calls_of_cross_entropy() in ops.c */
     bool micro_warned;   /* see warn_of_micro() in run.c */
-    int part, parts;     /* shard of the batch, or micro-batch, from 1, and their number; part is 0
-                         * outside of batches */
+    int part, parts;     /* current shard or micro-batch of the batch, from 1, and their number;
+                         * part is 0 outside of batches */
     int done_parts;      /* parts that had their optimizer step; 0 after the last one */
-    int slice, slices;   /* micro-batch of lt.micro_batches, from 1, and their number; or 0, 0 */
+    int slice, slices;   /* the same for lt.micro_batches; 0, 0 outside of it */
     bool has_grads;      /* a backward pass has run since the batch began or the last step */
     char batch_line[LT_WHERE_BYTES]; /* where the script took the part or the slice */
     int64_t first_row;               /* this shard's first row in the batch, from 0 */
@@ -115,21 +115,21 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
 /* Raises "tensor: unknown method or field 'name' (did you mean 'near'?)". The candidates are the
  * string keys of the table on top. */
 noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
-/* What luatrain has for a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
+/* What to use instead of a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
  * string. NULL for other names. */
 const char *lt__foreign(const char *name);
 /* Raises if the script has left lt.micro_batches early, after a backward pass. what: what it does
  * now; at: its line, or "" for the one that is running. */
 void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at);
-/* Whether a function is in an embedded file. ar has the field source. */
+/* Whether a function is defined in an embedded Lua file. ar->source must be set. */
 bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */
 void lt__where(void *ud, char *where, size_t bytes);
 /* Adds the script's line to the usage error of an op, a backward or an optimizer. lt__raise() does
- * not, since the cause of most usage errors is a flag. */
-void lt__name_line(lua_State *L, lt_status status);
+ * not, since the cause of most usage errors is a flag. Returns status. */
+lt_status lt__name_line(lua_State *L, lt_status status);
 
-/* Pushes a number of a tensor or a sum. Makes nan positive: Lua prints a negative one as "-nan". */
+/* Pushes an element of a tensor, or a sum, without the sign of a nan: Lua would print "-nan". */
 static inline void lt__push_number(lua_State *L, double value)
 {
     lua_pushnumber(L, value == value ? value : (double)NAN);
@@ -155,8 +155,8 @@ lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
 /* Like lt__to_tensor(), but raises "who: what must be a tensor, but is 5" for other values. */
 lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
 
-/* Returns argument 1 of a method, a tensor. Raises "x:who must be called with a colon, as here" for
- * other values. */
+/* Returns argument 1 of a method, a tensor. Raises "x:who must be called with a colon: x:who(...)"
+ * for other values. */
 lt_tensor *lt__self(lua_State *L, const char *who);
 
 /* Describes the value at index for a message: "2", "'abc'", "nil", "a table". Pushes the string. */

@@ -178,9 +178,7 @@ static int reduce(lua_State *L)
         own += !lt_is_remote(params[own]);
         lua_pop(L, 1);
     }
-    lt_status status = lt_reducer_add(s->reducer, params, own);
-    lt__name_line(L, status);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
     return 0;
 }
 

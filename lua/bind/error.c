@@ -156,13 +156,13 @@ static bool is_scripts(lt_status status)
     return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;
 }
 
-void lt__name_line(lua_State *L, lt_status status)
+lt_status lt__name_line(lua_State *L, lt_status status)
 {
     place p;
     if (status != LT_EUSAGE || has_line(lt_errmsg()))
-        return;
+        return status;
     find_place(L, 0, true, &p);
-    lt_fail(LT_EUSAGE, "%s%s%s", p.line, p.module, lt_errmsg());
+    return lt_fail(LT_EUSAGE, "%s%s%s", p.line, p.module, lt_errmsg());
 }
 
 noreturn void lt__raise(lua_State *L, lt_lua *s)
@@ -318,7 +318,8 @@ static void push_odd(lua_State *L)
     lua_remove(L, -2);
 }
 
-/* If Lua could not call a method that has another name here, pushes a hint; else pushes "". */
+/* If the error is that Lua cannot call a method that has another name in luatrain, pushes a hint
+ * with that name; else pushes "". */
 static void push_hint(lua_State *L)
 {
     static const char call[] = "attempt to call a nil value (method '";

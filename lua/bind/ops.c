@@ -130,8 +130,8 @@ static bool has_names(lua_State *L, int index)
     return names;
 }
 
-/* For too many options from argument first on: if they are integers and the op's only option is a
- * list, the hint to write one, as in "; write a list: {4, 12}"; else "". Pushes the string. */
+/* For a call with too many options, from argument `first` on. If they are integers and the op's
+ * only option is a list, a hint such as "; write a list: {4, 12}"; else "". Pushes the string. */
 static const char *list_hint(lua_State *L, const lt_schema *schema, int first)
 {
     int top = lua_gettop(L);
@@ -185,8 +185,8 @@ typedef struct inputs {
     lt_device *device; /* for numbers: device of the last tensor, or the context's */
 } inputs;
 
-/* Whether the script calls this function, by name: not a file of luatrain, such as nn.lua, nor an
- * operator, as in {} - x. */
+/* Whether the script itself calls this function by name. False if a file of luatrain, such as
+ * nn.lua, calls it, and for an operator, as in {} - x. */
 static bool is_called_by_script(lua_State *L)
 {
     lua_Debug own, ar;
@@ -351,7 +351,8 @@ static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
     lua_call(L, n_args + 2, 0);
 }
 
-/* calls_of_cross_entropy(): returns the number of calls of that op since the last call. */
+/* calls_of_cross_entropy(): returns the number of calls of cross_entropy since this function was
+ * last called. */
 static int calls_of_cross_entropy(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -385,8 +386,7 @@ static int call(lua_State *L)
         status = lt_apply(s->ctx, def, in.x, in.n, options ? opts : NULL, out);
     release_numbers(&in);
     s->running = outer;
-    lt__name_line(L, status);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     for (int i = 0; i < n_out; i++)
         lt__fill_box(L, s, box[i], out[i]);
     call_observer(L, def->schema.name, n_args, n_out);

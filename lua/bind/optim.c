@@ -193,8 +193,7 @@ static int optim_step(lua_State *L)
     lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
-    lt__name_line(L, status);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     if (step_status == LT_ACCUMULATING) {
         s->done_parts = s->part > 0 ? s->part : 1;
     } else {
@@ -255,7 +254,7 @@ static int optim_slot(lua_State *L)
 }
 
 /* optim:steps(parameter): returns the number of steps of the parameter, as an i64 scalar. In a
- * pipeline, the tensor is where the parameter is. */
+ * pipeline, the scalar is on the stage of the parameter. */
 static int optim_steps(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -83,10 +83,9 @@ static int backward(lua_State *L)
     lt_release(grad);
     lt_release(x);
     s->running = outer;
-    lt__name_line(L, status);
     s->backward_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "backward", start, lt__seconds() - start);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     if (s->dry_run.on)
         lt__end_dry_run(L, s);
     return 0;

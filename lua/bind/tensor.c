@@ -544,8 +544,7 @@ static int assign(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     if (lua_type(L, 2) == LUA_TNUMBER)
-        lt__refuse(L, s, "tensor: x[%s] cannot be assigned to; use x:set(..., value)",
-                   lt__text(L, 2));
+        lt__refuse(L, s, "tensor: cannot assign to x[%s]; use x:set(..., value)", lt__text(L, 2));
     const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
     const char *use = strcmp(name, "requires_grad") == 0 ? "; use x:requires_grad(true)"
                       : strcmp(name, "grad") == 0        ? "; use x:zero_grad()"

@@ -2,7 +2,7 @@
 -- would drop them silently. Trailing nils do not count.
 --
 --   local Run = arity.methods("run:", "luatrain.Run")   a new table that checks each method put
---                                               into it, also that it is called with a colon
+--                                               into it, and that calls have a colon
 --   arity.functions(nn, "nn.")                  checks all functions of a table
 --   arity.of(core.seed, "lt.seed", {"n"})       checks a C function, given its parameters' names
 --
@@ -89,7 +89,8 @@ function arity.methods(prefix, class)
     rawset(methods, name, function(self, ...)
       local meta = type(self) == "table" and getmetatable(self)
       if not meta or meta.__name ~= class then
-        core.fail("EINVAL", prefix .. name .. " must be called with a colon, as here")
+        local who = prefix .. name
+        core.fail("EINVAL", who .. " must be called with a colon: " .. who .. "(...)")
       end
       return fn(self, ...)
     end)

@@ -410,12 +410,13 @@ TEST(each_ticket_needs_one_step_of_one_optimizer)
     lt_tensor *loss = lt_run(n.ctx, "sum", NULL, n.b2, NULL);
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_FAILS(lt_optim_step(n.optim, options, 2, NULL), LT_EINVAL,
-                "each batch has one optimizer step");
+                "each batch has exactly one optimizer step, but this is another");
     lt_async_free(async);
     async = lt_async_new(n.ctx, n.optim, &usual);
     CHECK_OK(lt_async_set_limit(async, 2));
     CHECK_OK(lt_async_next(async, &e));
-    CHECK_FAILS(lt_async_next(async, &e), LT_EINVAL, "ticket 0 had no optimizer step");
+    CHECK_FAILS(lt_async_next(async, &e), LT_EINVAL,
+                "ticket 0 had no optimizer step; each batch requires one");
     CHECK_FAILS(lt_async_next(async, &e), LT_EINVAL, "has failed before");
     lt_release(loss);
     lt_async_free(async);

@@ -393,8 +393,8 @@ TEST(a_rank_with_another_net_is_refused)
     run_job(&j, ranks, RANKS);
     CHECK_EQ(ranks[0].status, LT_EDESYNC);
     CHECK_STR(ranks[0].text,
-              "the net of rank 1 begins the asynchronous training with other weights "
-              "or buffers than that of rank 0");
+              "rank 1 begins asynchronous training with other weights or buffers than rank 0; "
+              "initialise or load the same values on all ranks");
     CHECK_EQ(ranks[1].status, LT_EPEER);
 }
 

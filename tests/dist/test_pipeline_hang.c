@@ -57,6 +57,6 @@ TEST(the_rank_that_all_wait_for_is_named)
                "it was last seen at train.lua:31, step 3");
     check_hung(
         false, 2,
-        "linear: stage 1 of the pipeline waits for rank 3, stage 1, and has got no message for 1.2 "
-        "s; it was last seen at train.lua:31, step 3");
+        "linear: stage 1 of the pipeline waits for rank 3, stage 1, and has received no message "
+        "for 1.2 s; it was last seen at train.lua:31, step 3");
 }

@@ -355,7 +355,7 @@ TEST(optimizers)
     REFUSES(LT_EINVAL, lt_optim_step(optim, &null, 1, NULL), "option");
     REFUSES(LT_EINVAL, lt_optim_step(optim, zeros, 1, NULL), "option");
     REFUSES(LT_EINVAL, lt_optim_step_clipped(optim, rights, 1, -1, NULL, NULL),
-            "a norm of at least 0, not to -1");
+            "the norm to clip to must be at least 0, but is -1");
     REFUSES(LT_EINVAL, lt_optim_step_clipped(optim, rights, 1, NAN, NULL, NULL), "nan");
     CHECK_OK(lt_optim_grad_norm(optim, &norm));
     CHECK_NEAR(norm, sqrt(3), 1e-6); /* the gradient is still there */

@@ -301,8 +301,8 @@ TEST(pipelines)
     NONE(LT_EINVAL, lt_pipeline_new(ctx, g, &config),
          "already has a pipeline or a profile; free it first");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, -1, 2, 0.5),
-            "a micro-batch has a number from 0 to n - 1, n of at least 1 and a share of 0 to 1, "
-            "but they are -1, 2 and 0.5");
+            "lt_pipeline_set_micro_batch: n must be at least 1, i from 0 to n - 1 and share from 0 "
+            "to 1, but n is 2, i is -1 and share is 0.5");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 2, 2, 0.5), "2");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, 0, 1), "0");
     REFUSES(LT_EINVAL, lt_pipeline_set_micro_batch(p, 0, INT_MIN, 1), "-2147483648");
@@ -328,7 +328,7 @@ TEST(profiles)
     const char *name;
     int unit;
     lt_profile_value value;
-    NONE(LT_EINVAL, lt_profile_new(ctx, -5), "a profile has at least 0 timed passes, not -5");
+    NONE(LT_EINVAL, lt_profile_new(ctx, -5), "timed passes must be at least 0, but is -5");
     lt_profile *p = lt_profile_new(ctx, 0);
     CHECK(p != NULL);
     NONE(LT_EINVAL, lt_profile_new(ctx, 2), "already has a pipeline or a profile; free it first");

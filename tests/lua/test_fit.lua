@@ -386,7 +386,7 @@ T.test("calls in the wrong order are errors", function()
     T.fails(function() run:step(5) end, "run:step requires a function, but got 5")
     T.fails(function() run:step() end, "run:step requires a function, but got nil")
     T.fails(function() run.step(learn, x, y) end,
-            "run:step must be called with a colon, as here")
+            "run:step must be called with a colon: run:step(...)")
     T.fails(function() run:step(function() run:evaluate(o.train) end) end,
             "run:evaluate must not be called inside run:step")
     T.fails(function() run:step(function() run:save() end) end,

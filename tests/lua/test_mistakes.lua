@@ -20,31 +20,33 @@ function env.s(changes)
   return s
 end
 
-local COLON = " must be called with a colon, as here"
+local function colon(name)             -- the method, after the line if that is not 1
+  return name .. " must be called with a colon: " .. name:gsub("^%d+: ", "") .. "(...)"
+end
 local METHOD = "; call a method with a colon, as in x:"
 
 -- A script, and its message. The line is 1 unless the message says another.
 local rows = {
   -- a dot instead of a colon
-  {"net.eval()", "net:eval" .. COLON},
-  {"net.load('w.safetensors')", "net:load" .. COLON},
-  {"net.freeze(false)", "net:freeze" .. COLON},
-  {"net.parameters()", "net:parameters" .. COLON},
-  {"sgd.step()", "optim:step" .. COLON},
-  {"sgd.zero_grad()", "optim:zero_grad" .. COLON},
-  {"sgd.step(net)", "optim:step" .. COLON},
-  {"set.batches{batch = 2}", "set:batches" .. COLON},
-  {"set.sized(32)", "set:sized" .. COLON},
-  {"local scaler <close> = lt.amp.scaler{}\nscaler.state()", "2: scaler:state" .. COLON},
-  {"local run <close> = lt.run(s())\nrun.report{}", "2: run:report" .. COLON},
-  {"local run <close> = lt.run(s())\nrun.evaluate(set)", "2: run:evaluate" .. COLON},
-  {"local run <close> = lt.run(s())\nrun.mixup(x, x)", "2: run:mixup" .. COLON},
-  {"x.item()", "x:item" .. COLON},
-  {"x.backward()", "x:backward" .. COLON},
-  {"x.totable()", "x:totable" .. COLON},
-  {"x.detach()", "x:detach" .. COLON},
-  {"x.to('cpu')", "x:to" .. COLON},
-  {"x.get(1, 1)", "x:get" .. COLON},
+  {"net.eval()", colon "net:eval"},
+  {"net.load('w.safetensors')", colon "net:load"},
+  {"net.freeze(false)", colon "net:freeze"},
+  {"net.parameters()", colon "net:parameters"},
+  {"sgd.step()", colon "optim:step"},
+  {"sgd.zero_grad()", colon "optim:zero_grad"},
+  {"sgd.step(net)", colon "optim:step"},
+  {"set.batches{batch = 2}", colon "set:batches"},
+  {"set.sized(32)", colon "set:sized"},
+  {"local scaler <close> = lt.amp.scaler{}\nscaler.state()", colon "2: scaler:state"},
+  {"local run <close> = lt.run(s())\nrun.report{}", colon "2: run:report"},
+  {"local run <close> = lt.run(s())\nrun.evaluate(set)", colon "2: run:evaluate"},
+  {"local run <close> = lt.run(s())\nrun.mixup(x, x)", colon "2: run:mixup"},
+  {"x.item()", colon "x:item"},
+  {"x.backward()", colon "x:backward"},
+  {"x.totable()", colon "x:totable"},
+  {"x.detach()", colon "x:detach"},
+  {"x.to('cpu')", colon "x:to"},
+  {"x.get(1, 1)", colon "x:get"},
   {"x.relu()", "relu: x must be a tensor, but is nil" .. METHOD .. "relu()"},
   {"x.reshape{3, 4}", "reshape: x must be a tensor, but is a table" .. METHOD .. "reshape()"},
   {"x.sum(1)", "sum: x must be a tensor, but is 1" .. METHOD .. "sum()"},
@@ -72,7 +74,7 @@ local rows = {
   {"x:to 'gpu'", "to: device 'gpu' is not available; this context has 'cpu'"},
   -- elements and fields
   {"return x[1]", "tensor: x[1] is not an element; use x:get(...) and x:set(..., value)"},
-  {"x[1] = 2", "tensor: x[1] cannot be assigned to; use x:set(..., value)"},
+  {"x[1] = 2", "tensor: cannot assign to x[1]; use x:set(..., value)"},
   {"x.requires_grad = true", "tensor: the field 'requires_grad' cannot be set; use "
                              .. "x:requires_grad(true)"},
   {"x.grad = nil", "tensor: the field 'grad' cannot be set; use x:zero_grad()"},
@@ -214,7 +216,7 @@ end)
 -- Files of other programs.
 T.test("a file that is no safetensors file is named", function()
   local TORCH = " of PyTorch, not a safetensors file; in Python, safetensors.torch.save_file("
-                .. "torch.load(FILE), 'new.safetensors') converts a table of tensors"
+                .. "torch.load(FILE), 'new.safetensors') converts a dict of tensors"
   local path = T.folder() .. "/file"
   for begin, is in pairs{
     ["PK\3\4\0\0\8\8\0\0"] = "this is a zip archive, such as a .pth file" .. TORCH,

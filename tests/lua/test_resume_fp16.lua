@@ -220,7 +220,7 @@ T.test("invalid calls of a scaler", function()
   T.fails(function() scaler:at "x" end, "scaler:at requires the number of a step, but got 'x'")
   T.fails(function() scaler:at(1.5) end, "scaler:at requires the number of a step, but got 1.5")
   for _, name in ipairs{"inside", "begin", "latest", "at", "close", "settings", "state", "load"} do
-    local wanted = ("scaler:%s must be called with a colon, as here"):format(name)
+    local wanted = ("scaler:%s must be called with a colon: scaler:%s(...)"):format(name, name)
     T.fails(function() scaler[name]() end, wanted)
     T.fails(function() scaler[name]{} end, wanted)
   end

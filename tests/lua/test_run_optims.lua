@@ -163,8 +163,9 @@ T.test("a step with gradients that another optimizer's loss has left is told onc
   local out = T.folder(MIXED)
   T.equal(T.run(out, "t.lua gan"),
           "luatrain: warning: t.lua:12: optim.adam: this step also uses leftover gradients, such "
-          .. "as that of w: another optimizer has already used those of their backward; call "
-          .. "zero_grad() after its step, unless this is intended\nend\n")
+          .. "as that of w, from a backward pass that another optimizer has already used; call "
+          .. "zero_grad() of this optimizer after the step of the other, unless this is intended\n"
+          .. "end\n")
   for _, how in ipairs{"zero", "joint", "rare", "probe"} do
     T.equal(how .. ": " .. T.run(out, "t.lua " .. how), how .. ": end\n")
   end

@@ -134,8 +134,8 @@ end
 local sized = check "set:sized(size, {; center_crop?:share})"
 
 -- Returns a set with the same images resized to size x size; they must be u8. Returns the set
--- itself if size is nil or the images already have this size. center_crop: see data.open; default:
--- that of the set. It requires a size.
+-- itself if size is nil or the images already have this size. center_crop requires a size: see
+-- data.open. It defaults to the set's center_crop.
 function Set:sized(size, given)
   local crop = check_center_crop("set:sized", sized(given).center_crop)
   if crop and not size then
@@ -380,10 +380,11 @@ local forms = "fashion-mnist[:DIR], cifar10:DIR, images:DIR, synthetic:HxWxC/CLA
 local options = check "data.open{; size?, center_crop?:share}"
 
 -- lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
--- Returns the training set and the test set. Images of images:DIR are resized to size x size, as a
--- whole. With center_crop = 0.875, as in most ImageNet results, the largest square in the centre is
--- used, and of that 7/8 of the height and width: Resize(256) and CenterCrop(224) of torchvision. It
--- does not apply to random crops (area), nor to images that need no resizing.
+-- Returns the training set and the test set. Images of images:DIR are resized to size x size.
+-- center_crop = 0.875, as in most ImageNet results, first crops them to 7/8 of the height and width
+-- of the largest square in the centre, like Resize(256) and CenterCrop(224) of torchvision. Without
+-- it, whole images are resized. It does not apply to random crops (area), nor to images that need
+-- no resizing.
 function data.open(what, given)
   local name, rest = tostring(what):match "^([^:]*):?(.*)$"
   local o = options(given)

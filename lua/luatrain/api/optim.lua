@@ -250,14 +250,14 @@ local function count_pending(inner)
   if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
--- Warns once that a step used gradients that the loss of another optimizer has left, as in a GAN.
+-- Warns once that a step used leftover gradients, as in a GAN: see lt_optim_mixed().
 local function warn_of_mixed_grads(inner, log)
   inner.warned = true
   for _, item in ipairs(inner.parameters) do
     if inner.handle:mixed(item.tensor) then
-      local text = ("%s: this step also uses leftover gradients, such as that of %s: another "
-                    .. "optimizer has already used those of their backward; call zero_grad() "
-                    .. "after its step, unless this is intended")
+      local text = ("%s: this step also uses leftover gradients, such as that of %s, from a "
+                    .. "backward pass that another optimizer has already used; call zero_grad() of "
+                    .. "this optimizer after the step of the other, unless this is intended")
                    :format(core.where() .. inner.spec.name, item.name)
       if log then return log:warn(text) end
       if core.rank() == 0 or core.pipeline() then

@@ -98,15 +98,15 @@ local function check_issued(self, saved)
          .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
 end
 
--- EUSAGE if the epoch must still be evaluated, but its final weights, which a live run has kept,
--- are not the newest ones. A simulation has no others.
+-- For a simulation, which has only the newest weights: EUSAGE if the epoch must still be evaluated,
+-- and the run on ranks that saved the checkpoint has trained since its end.
 local function check_kept(self, saved)
   local run, ticket = self.run, self.first[self.run.epoch + 1]
   if self.is_live or not ticket or not saved.tensors["kept/" .. ticket]
      or self.ended[run.epoch] == run.steps then
     return
   end
-  refuse("the run cannot resume at step %d with --simulate: epoch %d ended before and was not "
+  refuse("the run cannot resume at step %d with --simulate: epoch %d has ended but was not "
          .. "evaluated, and a simulation has only the newest weights; resume with ranks (--ranks N "
          .. "or mpirun)", run.steps, run.epoch)
 end
@@ -280,8 +280,8 @@ local function batch_at(self, open_pass, epoch, position, rows)
   return x, y
 end
 
--- The result of run:evaluate on ranks other than 0, which do not evaluate: nan by all names that
--- rank 0 may use.
+-- The result of run:evaluate on ranks other than 0, which do not evaluate: nan under each name that
+-- the result of rank 0 may have.
 function async.no_result(given)
   local result = {loss = core.nan, cross_entropy = core.nan}
   for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
@@ -305,7 +305,7 @@ local function step_of_other(self, ticket, rate)
           spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = 0, total = false}}
 end
 
--- Notes the numbers of steps and samples of the epochs that the last push has ended.
+-- For each epoch that the last push has ended, stores the numbers of steps and samples.
 local function note_ends(self)
   local epoch = self.run.epoch
   while self.first[epoch + 1] and self.done_below >= self.first[epoch + 1] do
@@ -379,8 +379,8 @@ local function begin(self, open_pass, ticket, ...)
   return x, y
 end
 
--- The warning for a rank that has failed or called os.exit(0), or from which rank 0 has not heard
--- for too long.
+-- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
+-- too long.
 function async.loss_text(worker, was_silent)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
     worker, was_silent and "was silent for too long" or "has failed or left")
@@ -489,8 +489,8 @@ end
 -- EUSAGE unless rank 0 may report the run's epoch.
 function Async:check_report()
   if self.run.root and not is_over(self) then
-    refuse("%srun:report: epoch %d is not over; with --parallel, a loop over run:batches() must "
-           .. "not end early", core.where(), self.run.epoch)
+    refuse("%srun:report: epoch %d is not over; with --parallel async=RULE, a loop over "
+           .. "run:batches() must not end early", core.where(), self.run.epoch)
   end
 end
 
@@ -501,7 +501,7 @@ function Async:ask_to_stop()
   self.asked = self.asked or signal ~= nil
 end
 
--- The numbers of steps and samples when the run's epoch ended. Since then, others may have trained.
+-- The numbers of steps and samples when the run's epoch ended. Other ranks may have trained since.
 function Async:end_of_epoch()
   local run = self.run
   return self.ended[run.epoch] or run.steps, self.seen[run.epoch] or self.samples

@@ -30,7 +30,7 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
 function loop.is_wanted() return options.read() and not async.running end
 
--- The buffers of what an optimizer is for: a net, or groups with nets.
+-- The buffers of the modules that an optimizer was made for: a net, or groups with nets.
 local function buffers_of(what)
   if is_module(what) then return async.buffers_of(what) end
   local list, known = {}, {}
@@ -43,8 +43,8 @@ local function buffers_of(what)
   return list
 end
 
--- Notes a new optimizer (see core.inner_of), and the argument that it is for. With
--- --parallel async=RULE, its steps must be asynchronous.
+-- Called for each new optimizer. inner: see core.inner_of; what: the net or groups that it is for.
+-- With --parallel async=RULE, its steps must be asynchronous.
 function loop.use(inner, what)
   local settings = options.read()
   if settings then core.needs_async(settings.rule) end
@@ -64,8 +64,9 @@ function loop.finish(who)
   pass.data:close()
   local _ <close> = setmetatable({}, {__close = function() pass.handle:close() end})
   if left > 0 then
-    refuse("%s%s%d batch%s of the pass over the training set %s not done; with --parallel, a loop "
-           .. "over batches must not end early, and nothing else can train meanwhile",
+    refuse("%s%s%d batch%s of the pass over the training set %s not done; with --parallel "
+           .. "async=RULE, a loop over batches must not end early, and nothing else can train "
+           .. "before it ends",
            pass.line, who or "", left, left == 1 and "" or "es", left == 1 and "is" or "are")
   end
   if is_root then names, tensors = pass.handle:state() end

@@ -13,8 +13,8 @@ local trace = {}
 
 local function refuse(...) core.fail("EUSAGE", "--simulate: " .. string.format(...)) end
 
--- Iterates over the events of a file, any JSON objects with one per line: tables of numbers and
--- strings. Leaves out torn lines. A missing step is noticed by check_step().
+-- Iterates over the events of a file, which are tables of numbers and strings: the JSON objects of
+-- its lines. Skips torn lines; check_step() detects missing steps.
 local function read_events(path)
   local ok, lines = pcall(log.lines, path)
   if not ok then refuse("%s", lines) end
@@ -72,8 +72,9 @@ local function check_step(path, event, n, workers)
   end
 end
 
--- Checks the number of workers of a resumed run: now, that of the run before, and the largest one
--- so far. A checkpoint has the velocities of those workers that the run had when it was saved.
+-- Checks the number of workers of a resumed run: `now`, `before` it was resumed, and the `largest`
+-- one so far. A checkpoint has the velocities of only those workers that the run had when it was
+-- saved.
 local function check_workers(path, rule, now, before, largest)
   if rule == "ormo" and now ~= largest then
     refuse("%s was resumed with another number of workers: %d, before %d; ormo cannot replay it",

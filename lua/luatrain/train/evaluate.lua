@@ -61,9 +61,10 @@ end
 
 -- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
 -- options of run:evaluate; like: the run's loss, batch, amp and image size, and whether a stop must
--- wait. Without any loss, it is cross entropy, called cross_entropy if like.other_loss. Calls
--- stop(reason, waits) after each batch, with the signal by which a stop was requested on any rank,
--- or false, and whether it must wait for any rank. Restores the net's mode, even after an error.
+-- wait. If neither has a loss, computes cross entropy; like.other_loss: names it cross_entropy
+-- instead of loss, because the training has another loss. Calls stop(reason, waits) after each
+-- batch, with the signal by which a stop was requested on any rank, or false, and whether it must
+-- wait for any rank. Restores the net's mode, even after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
   o.loss, o.metrics = o.loss or like.loss, metrics.read(o.metrics, "run:evaluate")

@@ -1,13 +1,12 @@
--- lone_rows.lua - batch norm in training requires more than one value per channel. If the last
--- batch of an epoch leaves one image to a rank, shard or micro-batch, a net whose batch norm sees
--- 1x1 maps fails there, at the end of the first epoch. The first step of an epoch shows whether it
--- will.
+-- lone_rows.lua - in training, batch norm requires more than one value per channel. If a rank,
+-- shard or micro-batch gets a single image of the last batch of an epoch, batch norm over 1x1 maps
+-- fails at the end of the first epoch. This file detects that in the first step.
 
 local core = ...
 
 local lone = {}
 
-local refused = false          -- the run of lt.fit, which certainly gets to its last batch
+local refused = false          -- the run of lt.fit, which always reaches its last batch
 local parts = 1                -- micro-batches of lt.micro_batches in this step
 local rows = false             -- images of the current one; false outside of lt.micro_batches
 
@@ -27,7 +26,7 @@ local function least_of(run, batch)
   return math.max(least, 1)
 end
 
--- Whether the run takes the last batch of its epoch before its max_steps.
+-- Whether the run reaches the last batch of its epoch before max_steps.
 local function gets_to_the_end(run)
   local o = run.settings
   local left = (#o.train - run.done + run.phase.batch - 1) // run.phase.batch

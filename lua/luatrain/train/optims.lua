@@ -19,7 +19,7 @@ local function text_of(names)
 end
 optims.text_of = text_of
 
--- The names of the parameters that are trained, in a list of {name, tensor}, and not in a set.
+-- The names of the parameters in a list of {name, tensor} that are not frozen and not in `set`.
 local function missing(list, set)
   local names = {}
   for _, item in ipairs(list) do
@@ -34,8 +34,8 @@ local function set_of(list)
   return set
 end
 
--- EINVAL unless the optimizers of a run belong to its net. Returns a warning if none has some of
--- the net's parameters that are not frozen, else nil.
+-- EINVAL unless the optimizers of a run belong to its net. Returns a warning with the parameters of
+-- the net that no optimizer has, though they are not frozen; nil if there are none.
 function optims.check(net, list)
   local of_net, held, is_listed = {}, {}, {}
   for name, tensor in net:named_parameters() do
@@ -100,9 +100,9 @@ end
 
 -- ==== Names ======================================================================================
 
--- For each optimizer, the names of its parameters in the net, in order: "body.w,body.b". Inside of
--- an optimizer, parameters of a list are numbered and those of a part of the net have its names, so
--- those names do not tell whether a checkpoint is of the same parameters.
+-- For each optimizer, the names of its parameters in the net, in order: "body.w,body.b". The names
+-- inside an optimizer are numbers, or start at the part of the net that it was made for, so they do
+-- not show whether a checkpoint has the same parameters.
 function optims.held(net, list)
   local names, all = {}, {}
   for name, tensor in net:named_parameters() do names[tensor] = name end
@@ -116,7 +116,7 @@ function optims.held(net, list)
   return all
 end
 
--- EFILE unless optims.held() is as a checkpoint has it. Older checkpoints do not have it.
+-- EFILE unless optims.held() equals `saved`, that of a checkpoint. Older checkpoints have none.
 function optims.check_held(net, list, saved, path)
   for i, held in ipairs(optims.held(net, list)) do
     local was = saved[tostring(i)]

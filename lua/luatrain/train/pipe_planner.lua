@@ -17,15 +17,15 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 -- ==== The net ====================================================================================
 
 -- Ends the script because it called os.exit() in a profile. With code 0 that is an error, because
--- the script has not done what it does before.
+-- the training that the script does before its os.exit() has not been done.
 function planner.leave(exit, why)
   local text = exit.text .. " in the profile for --parallel pipe=P, " .. why
   if exit.code > 0 then core.exit(exit.code, text) end
   refuse("%s", text)
 end
 
--- The dry profile of the script, or nil if the script exits before its first backward pass, on all
--- ranks. planner.exit is then its exit.
+-- The dry profile of the script. nil if the script exits before its first backward pass on all
+-- ranks; planner.exit then has the exit code and message.
 function planner.profile()
   local profile, rank, ranks = json.read(core.run_profile(0, 0)), core.job_rank()
   planner.exit = profile.exit

@@ -191,17 +191,17 @@ function pipeline.check(o)
   end
 end
 
--- Appends to a list what check_writes() needs of this rank: the number of its writes to tensors of
--- each stage. Returns the length of the list before.
+-- Appends this rank's numbers for check_writes() to a list: of its writes to tensors of each stage.
+-- Returns the previous length of the list.
 function pipeline.add_writes(list)
   local length, _, stages = #list, core.pipeline()
   for stage = 1, stages do list[length + stage] = core.writes(stage - 1) end
   return length
 end
 
--- EDESYNC if a rank has written to tensors of a stage, but the rank that has them has not, so that
--- the write is lost. list: the numbers of all ranks, each a row of `width`, of which those of
--- add_writes() are the last.
+-- EDESYNC if a write is lost: a rank has written to tensors of a stage, but the rank that has them
+-- has not. list: the gathered numbers of all ranks, `width` for each rank, of which the last ones
+-- are from add_writes().
 function pipeline.check_writes(list, width)
   local _, stages, _, replicas = core.pipeline()
   for rank = 0, stages * replicas - 1 do

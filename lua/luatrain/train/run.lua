@@ -510,10 +510,11 @@ end
 -- run:evaluate(set[, {batch = , loss = , metrics = }]): returns {loss = , top1 = } of the net in
 -- eval mode over the set, each sample counted once. batch defaults to the training batch, which
 -- needs no more memory than training. loss defaults to the run's setting `loss`, then to cross
--- entropy; if the training step does not call lt.cross_entropy either, the result has it under the
--- name cross_entropy instead of loss, so that the log never mixes two losses. metrics: see
--- metrics.lua. Resizes images to the phase's size. A stop ends it, unless the script has changed
--- something since the end of the loop: a resumed run would change it twice. Then the stop waits.
+-- entropy. If that is not the training's loss, because the step does not call lt.cross_entropy, the
+-- result has it as cross_entropy instead of loss, so that the log never mixes two losses. metrics:
+-- see metrics.lua. Resizes images to the phase's size.
+-- A stop ends it, unless the script has changed something since the end of the loop: a resumed run
+-- would change it twice. Then the stop waits.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings

@@ -20,8 +20,8 @@ local function process_id()
   return file and file:read "n"
 end
 
--- The script that wrote the first event of a metrics.jsonl, as its JSON text; false if the file has
--- another kind of first line; nil if it has no whole line.
+-- The script named in the first event of a metrics.jsonl, as JSON text; false if the first line is
+-- not an event; nil if there is no complete line.
 local function writer_of(path)
   for line in log.lines(path) do
     if line:sub(-1) == "\n" and line ~= "\n" then
@@ -30,8 +30,9 @@ local function writer_of(path)
   end
 end
 
--- Raises EENV if a folder has files that the run would overwrite, but which another script's run or
--- another program has written. A folder with checkpoints but without metrics.jsonl is a run's.
+-- Raises EENV if a folder has files that the run would overwrite, and another script's run or
+-- another program has written them. A folder with checkpoints but no metrics.jsonl belongs to a
+-- run.
 local function check_owner(name, resume)
   local metrics = name .. "/metrics.jsonl"
   local ok, writer

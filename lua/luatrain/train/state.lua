@@ -70,8 +70,8 @@ function state.begin(run)
   run.initial = {settings = state.settings(run.settings), net = switches(run.settings.net)}
 end
 
--- Until the result is closed, a checkpoint has the present modes of the net: an evaluation, which
--- changes them, may be stopped.
+-- For evaluations, which change the modes of the net and may be stopped: until the result is
+-- closed, checkpoints have the current modes.
 function state.hold(run)
   run.before = switches(run.settings.net)
   return setmetatable({}, {__close = function() run.before = false end})
@@ -203,9 +203,10 @@ local function changed_text(path, name, was, is)
          :format(path, name, shown(was), shown(is))
 end
 
--- Compares values by name, in order: at the start of the run, when it was saved, and now. Calls
--- restore(name, saved) for those that the run has changed, and changed(name, saved) for those that
--- the user has changed.
+-- Compares tables of values by name: `initial` from the start of the run, `saved` from its
+-- checkpoint, `now` from the script. In the order of the names, calls restore(name, saved value)
+-- for each value that the run has changed, and changed(name, saved value) for each that the user
+-- has.
 local function compare(initial, saved, now, restore, changed)
   local all = {}
   for _, list in ipairs{initial, saved, now} do
@@ -249,7 +250,7 @@ local function apply_switches(net, on)
   end
 end
 
--- Restores what the script has frozen, and the modes of modules, as described above. Appends a
+-- Restores which parameters are frozen, and the modes of modules, as described above. Appends a
 -- warning for each kind of change by the user.
 local function restore_switches(run, s, path, warnings)
   if not s.switches then return end    -- an older version did not save them
