@@ -287,6 +287,8 @@ function Run:epochs() end
 ---entropy. If that is not the training's loss, because the step does not call lt.cross_entropy, the
 ---result has it as cross_entropy instead of loss, so that the log never mixes two losses. metrics:
 ---see metrics.lua. Resizes images to the phase's size.
+---A stop ends it, unless the script has changed something since the end of the loop: a resumed run
+---would change it twice. Then the stop waits.
 ---@param set luatrain.Set
 ---@param given? {batch?: integer, loss?: function, metrics?: luatrain.metric.Options[]}
 ---@return luatrain.Report

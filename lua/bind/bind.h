@@ -125,6 +125,9 @@ void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
 bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */
 void lt__where(void *ud, char *where, size_t bytes);
+/* Adds the script's line to the usage error of an op, a backward or an optimizer. lt__raise() does
+ * not, since the cause of most usage errors is a flag. Returns status. */
+lt_status lt__name_line(lua_State *L, lt_status status);
 
 /* Pushes an element of a tensor, or a sum, without the sign of a nan: Lua would print "-nan". */
 static inline void lt__push_number(lua_State *L, double value)

@@ -178,7 +178,7 @@ static int reduce(lua_State *L)
         own += !lt_is_remote(params[own]);
         lua_pop(L, 1);
     }
-    lt__check(L, s, lt_reducer_add(s->reducer, params, own));
+    lt__check(L, s, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
     return 0;
 }
 

@@ -156,6 +156,15 @@ static bool is_scripts(lt_status status)
     return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;
 }
 
+lt_status lt__name_line(lua_State *L, lt_status status)
+{
+    place p;
+    if (status != LT_EUSAGE || has_line(lt_errmsg()))
+        return status;
+    find_place(L, 0, true, &p);
+    return lt_fail(LT_EUSAGE, "%s%s%s", p.line, p.module, lt_errmsg());
+}
+
 noreturn void lt__raise(lua_State *L, lt_lua *s)
 {
     const char *text = lt_errmsg();

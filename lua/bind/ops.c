@@ -351,14 +351,6 @@ static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
     lua_call(L, n_args + 2, 0);
 }
 
-/* Adds the script's line to the usage error of an op. lt__raise() does not. */
-static void name_line(lt_lua *s)
-{
-    char where[160] = "";
-    lt__where(s, where, sizeof where);
-    lt_fail(LT_EUSAGE, "%s%s", where, lt_errmsg());
-}
-
 /* calls_of_cross_entropy(): returns the number of calls of cross_entropy since this function was
  * last called. */
 static int calls_of_cross_entropy(lua_State *L)
@@ -393,10 +385,8 @@ static int call(lua_State *L)
     if (status == LT_OK)
         status = lt_apply(s->ctx, def, in.x, in.n, options ? opts : NULL, out);
     release_numbers(&in);
-    if (status == LT_EUSAGE)
-        name_line(s);
     s->running = outer;
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     for (int i = 0; i < n_out; i++)
         lt__fill_box(L, s, box[i], out[i]);
     call_observer(L, def->schema.name, n_args, n_out);

@@ -36,6 +36,14 @@ static int role(lua_State *L)
     return 1;
 }
 
+/* tensor_version(tensor): returns the number of in-place writes to its memory. */
+static int tensor_version(lua_State *L)
+{
+    const lt_tensor *x = lt__self(L, "tensor_version");
+    lua_pushinteger(L, x->storage ? (lua_Integer)atomic_load(&x->storage->version) : 0);
+    return 1;
+}
+
 static int set_dtype(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -185,7 +193,7 @@ static int optim_step(lua_State *L)
     lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     if (step_status == LT_ACCUMULATING) {
         s->done_parts = s->part > 0 ? s->part : 1;
     } else {
@@ -286,6 +294,7 @@ static const luaL_Reg methods[] = {{"set_group", optim_set_group},
 
 static const luaL_Reg functions[] = {{"new_parameter", new_parameter},
                                      {"role", role},
+                                     {"tensor_version", tensor_version},
                                      {"set_dtype", set_dtype},
                                      {"place", place},
                                      {"sha256", sha256},

@@ -85,7 +85,7 @@ static int backward(lua_State *L)
     s->running = outer;
     s->backward_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "backward", start, lt__seconds() - start);
-    lt__check(L, s, status);
+    lt__check(L, s, lt__name_line(L, status));
     if (s->dry_run.on)
         lt__end_dry_run(L, s);
     return 0;

@@ -4,10 +4,24 @@
 local core = ...
 local arity = require "luatrain.arity"
 local check = require "luatrain.check"
+local exits = require "luatrain.train.exits"
 local sorted = require "luatrain.keys"
 local is_module = require "luatrain.api.module".is_module
 
+local function fail(...) core.fail("EINVAL", string.format(...)) end
+
+-- lt.seed(n): sets the seed to n, unless n is nil or the user gave --seed, and restarts all random
+-- numbers. Returns the seed. Not during a run, which would resume with other random numbers.
+local function seed(n)
+  if n ~= nil and exits.has_open_run() then
+    fail("lt.seed: a run has begun, and would resume with other random numbers; call it before "
+         .. "lt.run")
+  end
+  return core.seed(n)
+end
+
 local lt = {
+  seed = seed,
   nn = require "luatrain.api.nn",
   optim = require "luatrain.api.optim",
   schedule = require "luatrain.api.schedule",
@@ -33,7 +47,6 @@ local lt = {
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): calls fn without recording the tape
   autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): mixed precision; "off": none
   amp = require "luatrain.api.amp",
-  seed = core.seed,
   steps = core.steps,
   memory = core.memory,
 }
@@ -60,8 +73,6 @@ for name, names in pairs{
 end
 
 core.tensor_meta.__tostring = require "luatrain.api.show"
-
-local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- The names and tensors that lt.save writes for a net or a table of tensors, in a fixed order.
 local function contents(what)

@@ -187,6 +187,41 @@ T.test("a run after other training and lt.seed resumes with the same random numb
   T.equal(T.run(folder, "--quiet --out part t.lua run"):match "^(%x+)\t", out:match "^(%x+)\t")
 end)
 
+-- Calls lt.seed within a run: a resumed run would draw and shuffle otherwise.
+local SEEDS = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local data = lt.data.open "synthetic:4x4x1/3/64"
+local net = nn.sequential{nn.flatten(), nn.linear{16, 8}, nn.linear{8, 3}}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+do
+  local run <close> = lt.run{net = net, optim = sgd, train = data, epochs = 2, batch = 16}
+  print(lt.seed(), pcall(lt.seed, 7))
+  for _ in run:epochs() do
+    for x, y in run:batches() do run:step(function()
+      if run.steps == 1 then lt.seed(8) end
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      sgd:step()
+      return loss
+    end) end
+  end
+end
+]]
+
+T.test("lt.seed within a run is refused in every mode", function()
+  local folder = T.folder(SEEDS)
+  local refusal = "lt.seed: a run has begun, and would resume with other random numbers; call it "
+                  .. "before lt.run"
+  for _, mode in ipairs{"", "--ranks 2", "--ranks 2 --parallel pipe=2,micro=2,cut=3",
+                        "--ranks 1 --parallel async=asgd"} do
+    local out, code = T.run(folder, ("--resume never --quiet --out out %s t.lua"):format(mode))
+    assert(out:find("0\tfalse\tt.lua:8: " .. refusal, 1, true), out)
+    assert(out:find("t.lua:11: " .. refusal, 1, true), out)
+    T.equal({mode, code}, {mode, 1})
+  end
+end)
+
 local folder = T.folder()
 
 local function command(inside, between, micro_batches, options)

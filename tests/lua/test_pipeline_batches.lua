@@ -120,8 +120,9 @@ T.test("a step between two micro-batches", function()
 end)
 
 T.test("several updates with a batch", function()
-  refuses("--updates 2", 2, "all backward passes of a micro-batch must run before its optimizer "
-                            .. "steps, but this one follows a step; use --parallel with micro=1")
+  refuses("--updates 2", 2, "t.lua:15: in a pipeline, all backward passes of a micro-batch must "
+                            .. "run before its optimizer steps, but this one follows a step; use "
+                            .. "--parallel with micro=1")
   T.equal({run("--ranks 2 --parallel pipe=2,micro=1,cut=b", "--updates 2")},
           {run("", "--updates 2")})
 end)

@@ -237,6 +237,59 @@ T.test("a resumed run with two optimizers equals the unbroken run, in each mode"
                    .. "has 2", 1, true), text)
 end)
 
+-- What the body of the loop does after run:step, and not again when the run is resumed.
+local AFTER = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local how = arg[1]
+local train = lt.data.open "synthetic:4x4x3/4/32"
+local net = nn.sequential{flat = nn.flatten(), body = nn.linear{48, 6}, act = nn.relu(),
+                          drop = nn.dropout{0.5}, head = nn.linear{6, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 8}
+local function train_step(x, y)
+  local loss = lt.cross_entropy(net(x), y)
+  loss:backward()
+  sgd:step()
+  return loss
+end
+local steps = run.steps
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    run:step(train_step, x, y)
+    if run.steps > steps then                    -- in a pipeline, after the last micro-batch
+      steps = run.steps
+      net.body.w:copy(lt.clamp(net.body.w, -0.05, 0.05))
+      if steps == 3 then net.head:freeze() end
+      if steps == 6 then net.drop:eval() end
+      if how == "fail" and steps == 7 then error "boom" end
+      if how == "leave" and steps == 3 then break end
+    end
+  end
+  if how == "leave" then return end
+end
+]]
+
+T.test("a checkpoint has what the body of the loop does after run:step, in each mode", function()
+  local out = T.folder(AFTER)
+  for i, mode in ipairs{"", "--ranks 2", "--ranks 2 --deterministic --vranks 4",
+                        "--ranks 2 --parallel pipe=2,micro=2,cut=head"} do
+    local function run(name, more)
+      return select(2, T.run(out, ("--quiet --threads 1 --out %s%d %s %s"):format(
+        name, i, mode, more)))
+    end
+    local codes = {run("whole", "t.lua"), run("stops", "--max-steps 3 t.lua"),
+                   run("stops", "--max-steps 6 t.lua"), run("stops", "t.lua"),
+                   run("fails", "--save-every 3 t.lua fail"), run("fails", "t.lua")}
+    local function sum(name) return T.sha(("%s/%s%d"):format(out, name, i)) end
+    local whole = sum "whole"
+    T.equal({mode, codes, sum "stops", sum "fails"}, {mode, {0, 0, 0, 0, 1, 0}, whole, whole})
+  end
+  local text, code = T.run(out, "--quiet --out left --max-steps 3 t.lua leave")
+  T.equal({code, text:match "^[^\n]*"},
+          {0, "luatrain: stopped by --max-steps at step 3, saved in left; resume with:"})
+end)
+
 T.test("other optimizers than those of the checkpoint are refused", function()
   local out = T.folder()
   local function train_net(makes, stop)
@@ -403,6 +456,58 @@ T.test("a stop during an evaluation saves the modes of the training", function()
   assert(text:find("stopped by SIGUSR1 at step 1", 1, true), text)
   text = T.run(out, "--quiet --out a t.lua")
   assert(text:find("false\ttrue\n", 1, true), text)
+end)
+
+-- Evaluates other weights, and lowers the learning rate before it. Is stopped in an evaluation.
+local AVERAGES = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local train = lt.data.open "synthetic:4x4x3/4/32"
+local net = nn.sequential{flat = nn.flatten(), body = nn.linear{48, 6}, head = nn.linear{6, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 3, batch = 8}
+local sent = lt.rank() > 0                         -- a second signal would kill
+local kill = {name = "kill", count = function()
+  if arg[1] == "kill" and run.epoch == 2 and not sent then
+    os.execute "kill -USR1 $PPID"
+    sent = true
+  end
+  return 0
+end}
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    run:step(function()
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      sgd:step()
+      return loss
+    end)
+    if run.steps == 6 and arg[2] then
+      run:evaluate(train, {metrics = {kill}})
+      net.head.w:fill(0.5)
+    end
+  end
+  if arg[2] then sgd.lr = sgd.lr * 0.5 end
+  local old = net.body.w:detach() * 1
+  net.body.w:fill(0)
+  local result = run:evaluate(train, {metrics = {kill}})
+  net.body.w:copy(old)
+  run:report(result)
+end
+]]
+
+T.test("a stop waits for the end of an evaluation of other weights", function()
+  local out = T.folder(AVERAGES)
+  for i, mode in ipairs{"", "--ranks 2", "--ranks 1 --parallel async=asgd"} do
+    local more = mode:find "async" and "" or "more"          -- what such training refuses
+    local function run(name, kill)
+      return select(2, T.run(out, ("--quiet --threads 1 --out %s%d %s t.lua %s %s"):format(
+        name, i, mode, kill, more)))
+    end
+    local codes = {run("whole", "-"), run("parts", "kill"), run("parts", "-")}
+    local whole, parts = T.sha(("%s/whole%d"):format(out, i)), T.sha(("%s/parts%d"):format(out, i))
+    T.equal({mode, codes, parts}, {mode, {0, 75, 0}, whole})
+  end
 end)
 
 T.finish()

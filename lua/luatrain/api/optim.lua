@@ -388,11 +388,14 @@ function Optim:load(state, _)
     if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
   end
   agree.state(self:class(), steps, state)
+  local has_slots = false
   for name, tensor in pairs(mine) do
+    has_slots = has_slots or not name:find "^steps?%f[%z.]"
     if name ~= "steps" and not core.is_remote(tensor) then tensor:copy(state[name]) end
   end
   for i, count in ipairs(own) do inner.handle:set_steps(inner.parameters[i].tensor, count) end
   inner.steps, inner.pending = steps, false
+  inner.has_loaded_slots = has_slots
 end
 
 -- For asynchronous training: {handle = of the core, steps = taken so far} of an optimizer.

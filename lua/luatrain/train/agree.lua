@@ -204,6 +204,21 @@ function agree.start(run)
   if o.scaler then o.scaler:compare() end
 end
 
+-- Called at the end of each epoch: compares the weights and buffers. A script may have written
+-- values to them that depend on this rank's part of the batches.
+function agree.epoch(run)
+  if is_alone() or run.async then return end
+  local net, lines = run.settings.net, {}
+  if core.pipeline() then
+    lines[1] = net:sha256()
+  else
+    local names, tensors = net:state()
+    for i, name in ipairs(names) do lines[i] = name .. " " .. core.digest(tensors[i]) end
+  end
+  core.compare(("the weights and buffers at the end of epoch %d"):format(run.epoch),
+               table.concat(lines, "\n"))
+end
+
 -- ==== With --check-sync ==========================================================================
 
 -- Called before a step of an optimizer: compares the gradients if due, once they are summed over

@@ -19,6 +19,7 @@ local options = require "luatrain.train.async_options"
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local phases = require "luatrain.train.phases"
+local state = require "luatrain.train.state"
 local report = require "luatrain.train.async_report"
 local trace = require "luatrain.train.async_trace"
 
@@ -61,7 +62,8 @@ function async.read(run)
     refuse("--simulate trace:FILE cannot be combined with amp fp16: each worker of a run has a "
            .. "loss scale of its own")
   end
-  if o.trace then o.trace_steps, o.trace_workers = trace.read(o.trace, o.rule, run) end
+  o.text = o.lam and ("%s,lam=%.14g"):format(o.rule, o.lam) or o.rule
+  if o.trace then o.trace_steps, o.trace_workers, o.trace_losses = trace.read(o, run) end
   return o
 end
 
@@ -122,6 +124,10 @@ end
 -- its net; gone: list of the ranks that were lost before.
 function async.open(inner, buffers, o, gone)
   core.count_pending(inner)
+  if inner.has_loaded_slots and (o.rule == "ddc" or o.rule == "dana") then
+    refuse("%swith --parallel async=%s, each worker has a velocity of its own, so the one that "
+           .. "optim:load has loaded would not be used; choose another rule", core.where(), o.rule)
+  end
   o.steps, o.held = inner.steps, HELD
   if o.trace then return core.replay(inner.handle, o, buffers, o.trace_workers, o.trace_steps) end
   if o.workers then return core.simulate(inner.handle, o, buffers, o.times) end
@@ -151,9 +157,11 @@ function async.new(run, o, saved, warnings)
     ended = {}, seen = {},             -- per epoch: run.steps and samples when it ended
     skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
     delays = {},                       -- numbers of steps by delay: see async_report.lua
-    rule = o.rule, workers = o.trace_workers or o.workers or run.ranks,
+    rule = o.rule, text = o.text,      -- its name; the same with lam, if that was given
+    workers = o.trace_workers or o.workers or run.ranks,
     began = core.clock(), first_step = 0,  -- of this process
     is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
+    trace_losses = o.trace_losses or {},   -- in a replay: by step, until one differs
     pushed = core.clock(),             -- when the last push arrived
     done_below = 0,                    -- all tickets below it are done
     pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
@@ -172,6 +180,7 @@ function async.new(run, o, saved, warnings)
   core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
+  if saved then self.inner.has_loaded_slots = false end    -- by the run, which resumes
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
   if saved then
     restore(self, saved, warnings)
@@ -306,6 +315,17 @@ local function note_ends(self)
   end
 end
 
+-- In a replay, warns of the first step whose loss is not that of the run.
+local function compare_loss(self, step, loss)
+  local was = self.trace_losses[step]
+  if not was or math.abs(loss - was) <= 1e-5 * math.abs(was) then return end
+  self.trace_losses = {}
+  self.run.log:warn(("step %d has the loss %.6g, but in the trace it has %.6g: the replay differs "
+                     .. "from the run. What a script changes between epochs, such as a learning "
+                     .. "rate, each rank of a run changes at another step; use a schedule")
+                    :format(step, loss, was))
+end
+
 -- Records a push: one step, unless it was dropped.
 local function take_push(self, worker, ticket, _, applied, delay, dropped, loss, rate, time,
                          done_below)
@@ -335,6 +355,7 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
   end
   report.count_delay(self, delay)
   deferred.check_finite(loss, run.steps)
+  compare_loss(self, run.steps, loss)
   step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
   progress.record(run, step)
 end
@@ -439,6 +460,7 @@ function Async:batches(open_pass, stop_if_wanted, stopped)
     if x then return x, y end
     if run.root then self:read_epoch() end
     self.sha256 = run.settings.net:sha256()
+    run.mark_of_state = state.mark(run)
   end
 end
 
@@ -467,8 +489,8 @@ end
 -- EUSAGE unless rank 0 may report the run's epoch.
 function Async:check_report()
   if self.run.root and not is_over(self) then
-    refuse("run:report: epoch %d is not over; with --parallel async=RULE, a loop over "
-           .. "run:batches() must not end early", self.run.epoch)
+    refuse("%srun:report: epoch %d is not over; with --parallel async=RULE, a loop over "
+           .. "run:batches() must not end early", core.where(), self.run.epoch)
   end
 end
 

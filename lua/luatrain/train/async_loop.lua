@@ -21,6 +21,7 @@ local newest = setmetatable({}, {__mode = "v"})          -- {optim = the newest 
 local buffers = setmetatable({}, {__mode = "k"})         -- by optimizer: the buffers of its net
 local first = 0                        -- first ticket of the pass
 local names, tensors = {}, {}          -- state of the server between passes; on rank 0
+local of                               -- the optimizer that it belongs to
 local lost = {}                        -- ranks that were lost; on rank 0
 local active = false                   -- the pass that has begun; false if there is none
 
@@ -69,6 +70,7 @@ function loop.finish(who)
            pass.line, who or "", left, left == 1 and "" or "es", left == 1 and "is" or "are")
   end
   if is_root then names, tensors = pass.handle:state() end
+  of = pass.optim
   pass.handle:finish()
   pass.optim.steps = pass.handle:steps()
   first = pass.last
@@ -79,6 +81,18 @@ end
 function loop.end_script()
   loop.finish()
   core.end_script()
+end
+
+-- Another optimizer than that of the last pass starts anew: keeps only the tickets.
+local function forget_others(optim)
+  if optim == of then return end
+  local own, values = {}, {}
+  for i, name in ipairs(names) do
+    if name == "order" or name == "numbers" then
+      own[#own + 1], values[#values + 1] = name, tensors[i]
+    end
+  end
+  names, tensors = own, values
 end
 
 local function open(settings)
@@ -96,6 +110,7 @@ function loop.batches(set, o, open_batches)
   local settings = options.read()
   loop.finish()
   local handle = open(settings)
+  forget_others(newest.optim)
   local count = (set.count - o.first + o.batch - 1) // o.batch
   local skipped = o.first              -- images at the beginning of the epoch
   o.on_request, o.first, o.shard = true, 0, false

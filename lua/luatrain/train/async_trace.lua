@@ -23,7 +23,7 @@ local function read_events(path)
       local is_json, value = pcall(json.read, line)
       if is_json and type(value) == "table" then
         for key, item in pairs(value) do
-          local is_name = key == "event" or key == "amp"
+          local is_name = key == "event" or key == "amp" or key == "rule"
           if type(item) ~= (is_name and "string" or "number") then value[key] = nil end
         end
         return value
@@ -85,10 +85,12 @@ local function check_workers(path, rule, now, before, largest)
   end
 end
 
--- Reads the steps of a run. Returns a list with worker, ticket and read of each step in turn, and
--- the number of workers. rule, run: the rule and the settings of the replay.
-function trace.read(path, rule, run)
-  local steps, largest, n, start, checked = {}, 0, 0, {}, nil
+-- Reads the steps of a run. Returns a list with worker, ticket and read of each step in turn, the
+-- number of workers, and by step, the losses of those that had the rule of the replay. o, run: the
+-- options and the settings of the replay.
+function trace.read(o, run)
+  local path, rule = o.trace, o.rule
+  local steps, losses, largest, n, start, checked = {}, {}, 0, 0, {}, nil
   local given                                  -- number of workers in the start events with steps
   local least = math.huge                      -- in the start events since the last step
   for event in read_events(path) do
@@ -110,10 +112,11 @@ function trace.read(path, rule, run)
       steps[#steps + 1] = event.worker
       steps[#steps + 1] = event.ticket
       steps[#steps + 1] = n - 1 - event.delay
+      losses[n] = start.rule == o.text and event.loss or nil
     end
   end
   if n == 0 then refuse("%s has no steps of an asynchronous run", path) end
-  return steps, math.max(largest, given)
+  return steps, math.max(largest, given), losses
 end
 
 return trace

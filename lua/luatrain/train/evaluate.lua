@@ -60,10 +60,11 @@ local function evaluate_shards(pass, rows, amp, net, o)
 end
 
 -- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
--- options of run:evaluate; like: the run's loss, batch, amp and image size. If neither has a loss,
--- computes cross entropy; like.other_loss: names it cross_entropy instead of loss, because the
--- training has another loss. Calls stop(reason) after each batch, with the signal by which a stop
--- was requested on any rank, or false. Restores the net's mode, even after an error.
+-- options of run:evaluate; like: the run's loss, batch, amp and image size, and whether a stop must
+-- wait. If neither has a loss, computes cross entropy; like.other_loss: names it cross_entropy
+-- instead of loss, because the training has another loss. Calls stop(reason, waits) after each
+-- batch, with the signal by which a stop was requested on any rank, or false, and whether it must
+-- wait for any rank. Restores the net's mode, even after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
   o.loss, o.metrics = o.loss or like.loss, metrics.read(o.metrics, "run:evaluate")
@@ -80,11 +81,12 @@ return function(net, set, given, like, stop)
   for done = 0, #set - 1, batch do
     local list = evaluate_shards(pass, math.min(batch, #set - done), like.amp, net, o)
     local _, signal = core.stop_reason()
-    local signals, ranks_stop = core.sum("an evaluation", signal or 0, signal and 1 or 0)
+    local signals, ranks_stop, waits = core.sum("an evaluation", signal or 0, signal and 1 or 0,
+                                                like.stop_waits and 1 or 0)
     for i, sum in ipairs(ranks.gather("an evaluation", list)) do
       totals[(i - 1) % n + 1] = totals[(i - 1) % n + 1] + sum
     end
-    stop(ranks_stop > 0 and core.stop_reason(math.tointeger(signals // ranks_stop)))
+    stop(ranks_stop > 0 and core.stop_reason(math.tointeger(signals // ranks_stop)), waits > 0)
   end
   local result = {[loss_name] = totals[1] / #set}
   for i, metric in ipairs(o.metrics) do result[metric.name] = totals[i + 1] / #set end

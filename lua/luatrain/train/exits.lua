@@ -26,6 +26,14 @@ end
 -- over.
 function exits.add(run) runs[run] = true end
 
+-- Whether there is a run that is not over.
+function exits.has_open_run()
+  for run in pairs(runs) do
+    if run.status ~= "over" then return true end
+  end
+  return false
+end
+
 function os.exit(code, ...)
   local number = number_of(code)
   for run in pairs(number and runs or {}) do pcall(getmetatable(run).__exit, run, number) end

@@ -93,7 +93,9 @@ local function print_start(self)
   self.log:start{
     version = core.version, script = command_line.script(), folder = self.folder,
     device = core.device(), backend = core.backend(), ranks = self.ranks,
-    workers = self.async and self.async.workers or nil, threads = core.threads(),
+    workers = self.async and self.async.workers or nil,
+    rule = self.async and self.async.text or nil,
+    threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
@@ -129,6 +131,7 @@ local function start(self)
     self.log:note "all epochs are already done; start a new run with another --out"
   end
   exits.add(self)
+  self.mark_of_state = state.mark(self)
 end
 
 -- Starts or resumes a training run and returns it. lua/luatrain/train/run.lua describes the loop.
@@ -163,6 +166,8 @@ local function new(given)
     loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
     stepped = false,                   -- set of the optimizers that stepped for this batch
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step is calling fn
+    is_settled = true,                 -- whether the last step had its settle()
+    mark_of_state = "",                -- state.mark() at the end of the last loop over batches
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
@@ -188,39 +193,6 @@ end
 
 -- ==== Ending =====================================================================================
 
--- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
-local function expect_whole_batch(self, who)
-  if not self.is_partial then return end
-  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
-       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
-       self.shards, core.pipeline() and "micro-batches" or "shards")
-end
-
--- Called when the script closes the run or ends; exit: the process's exit code.
-function meta.__exit(self, exit)
-  if self.status == "over" then return end
-  local is_done = exit == 0 and self.epoch > self.settings.epochs
-  local ok, why = pcall(function()
-    if exit == 0 then expect_whole_batch(self, "lt.run") end
-    return (is_done and ending.complete or ending.leave)(self, exit)
-  end)
-  if ok then return end
-  if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
-  error(why, 0)
-end
-
-function meta.__close(self, err)
-  if err == nil then return meta.__exit(self, 0) end
-  if self.status ~= "over" then ending.finish(self, core.exit_code(err), true) end
-end
-
-function meta.__gc(self)
-  if self.status == "over" then return end
-  self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
-                :format(self.folder))
-  ending.finish(self, nil, true)
-end
-
 -- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
 local function stop_if_wanted(self)
   if self.async and not self.root then return self.async:ask_to_stop() end
@@ -242,6 +214,52 @@ local function stop_if_wanted(self)
   local change = early and not flag and "remove or raise it, then " or ""
   core.fail(early and "EDONE" or "ESTOPPED", ("%s, saved in %s%s"):format(
     what, self.folder, ending.resume_hint(self, change, flag)))
+end
+
+-- What follows a step: stops if wanted, and saves if a checkpoint is due. Not in run:step, since
+-- what the body of the loop does after it, such as to clamp weights, belongs to the step: a resumed
+-- run does not repeat it.
+local function settle(self)
+  if self.is_settled then return end
+  self.is_settled = true
+  stop_if_wanted(self)
+  ending.save_if_due(self)
+end
+
+-- Raises an error if a loop over run:batches has ended between two shards or micro-batches.
+local function expect_whole_batch(self, who)
+  if not self.is_partial then return end
+  fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
+       .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
+       self.shards, core.pipeline() and "micro-batches" or "shards")
+end
+
+-- Called when the script closes the run or ends; exit: the process's exit code.
+function meta.__exit(self, exit)
+  if self.status == "over" then return end
+  local is_done = exit == 0 and self.epoch > self.settings.epochs
+  local ok, why = pcall(function()
+    if exit == 0 then
+      expect_whole_batch(self, "lt.run")
+      settle(self)
+    end
+    return (is_done and ending.complete or ending.leave)(self, exit)
+  end)
+  if ok then return end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(why), true) end
+  error(why, 0)
+end
+
+function meta.__close(self, err)
+  if err == nil then return meta.__exit(self, 0) end
+  if self.status ~= "over" then ending.finish(self, core.exit_code(err), true) end
+end
+
+function meta.__gc(self)
+  if self.status == "over" then return end
+  self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
+                :format(self.folder))
+  ending.finish(self, nil, true)
 end
 
 -- Ends an asynchronous run for another reason than stop_if_wanted().
@@ -304,7 +322,11 @@ function Run:batches()
                                        .. "before the report")
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
-  if self.done >= #o.train and not self.async then return function() end end
+  settle(self)
+  if self.done >= #o.train and not self.async then
+    self.mark_of_state = state.mark(self)
+    return function() end
+  end
   warn_of_eval_mode(self)
   lone_rows.watch(self)
   self.mark = core.clock()
@@ -315,12 +337,16 @@ function Run:batches()
     if self.status == "over" then fail "run:batches: this run is over" end
     if self.loader ~= loader then fail "run:batches: another loop over the batches was started" end
     if self.rows then fail "run:batches: the previous batch had no run:step" end
+    settle(self)
     local before = core.clock()
     local x, y = loader:next()
     core.trace("wait for data", before)
     if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
     self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
-    if not x then return ending.close_loader(self) end
+    if not x then
+      self.mark_of_state = state.mark(self)
+      return ending.close_loader(self)
+    end
     self.rows, self.counter = math.min(phase.batch, #o.train - self.done), core.steps()
     self.shards = core.shards(self.rows, self.grain)
     return x, y
@@ -439,8 +465,7 @@ local function end_step(self, loss)
   if text then self.log:warn(text) end
   if self.settings.trial then continue_trial(self, self.spent.inside) end
   if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
-  stop_if_wanted(self)
-  ending.save_if_due(self)
+  self.is_settled = false
   agree.step(o, self.steps)
   return loss
 end
@@ -488,6 +513,8 @@ end
 -- entropy. If that is not the training's loss, because the step does not call lt.cross_entropy, the
 -- result has it as cross_entropy instead of loss, so that the log never mixes two losses. metrics:
 -- see metrics.lua. Resizes images to the phase's size.
+-- A stop ends it, unless the script has changed something since the end of the loop: a resumed run
+-- would change it twice. Then the stop waits.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
@@ -495,11 +522,12 @@ function Run:evaluate(set, given)
   if self.async then self.async:refresh() end
   ending.close_step(self)
   local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
-                other_loss = self.other_loss}
+                other_loss = self.other_loss,
+                stop_waits = not self.is_settled or state.mark(self) ~= self.mark_of_state}
   local _ <close> = state.hold(self)
-  local result = evaluate(o.net, set, given, like, function(reason)
-    self.stop = reason
-    stop_if_wanted(self)
+  local result = evaluate(o.net, set, given, like, function(reason, waits)
+    self.stop = reason or self.stop
+    if not waits then stop_if_wanted(self) end
   end)
   ending.exclude_time_since(self, before)
   progress.warn_of_result(self, result)
@@ -518,10 +546,12 @@ function Run:report(numbers)
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
   progress.check_report(numbers)
+  settle(self)
   local before = core.clock()
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
   ranks.compare_step()
+  agree.epoch(self)
   state.check_weights(self)
   ending.close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
@@ -538,6 +568,7 @@ function Run:report(numbers)
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
   ending.save_or_warn(self)
+  self.mark_of_state = state.mark(self)
   return result
 end
 

@@ -52,6 +52,19 @@ local function switches(net)
   return list
 end
 
+-- A text that differs after the script has written to the net, frozen a part, set a mode or an
+-- option of an optimizer, or drawn random numbers.
+function state.mark(run)
+  local words, _, tensors = {core.draws()}, run.settings.net:state()
+  for _, tensor in ipairs(tensors) do words[#words + 1] = core.tensor_version(tensor) end
+  for _, list in ipairs{optims.settings(run.settings.optims), switches(run.settings.net)} do
+    for _, name in ipairs(sorted(list)) do
+      words[#words + 1] = ("%s=%s"):format(name, list[name])
+    end
+  end
+  return table.concat(words, " ")
+end
+
 -- Notes the state of the net and the settings of the optimizers when lt.run is called.
 function state.begin(run)
   run.initial = {settings = state.settings(run.settings), net = switches(run.settings.net)}
