@@ -349,7 +349,8 @@ static int64_t check_count(lua_State *L, const char *who)
     return n;
 }
 
-/* seed(n): sets the seed to n, unless n is nil or the user set LUATRAIN_SEED. Returns the seed. */
+/* seed(n): unless n is nil, sets the seed to n, or keeps that of LUATRAIN_SEED, and restarts all
+ * random numbers. Returns the seed. */
 static int seed(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -360,8 +361,7 @@ static int seed(lua_State *L)
             lt__refuse(L, s,
                        "lt.seed: in asynchronous training, random numbers depend on the ticket; "
                        "call it before the run or after its end");
-        if (!fixed || !*fixed)
-            lt_set_seed(s->ctx, (uint64_t)value);
+        lt_set_seed(s->ctx, fixed && *fixed ? lt_seed(s->ctx) : (uint64_t)value);
     }
     lua_pushinteger(L, (lua_Integer)lt_seed(s->ctx));
     return 1;

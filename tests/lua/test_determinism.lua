@@ -97,6 +97,16 @@ T.test("after lt.seed, nets and random numbers repeat", function()
   lt.seed(before)
 end)
 
+T.test("with --seed, lt.seed keeps that seed, and random numbers repeat", function()
+  local folder = T.folder [[
+    local lt = require "luatrain"
+    for i = 5, 7 do print(lt.seed(i), lt.randn{1}:item()) end]]
+  local lines = {}
+  for line in T.run(folder, "--seed 3 t.lua"):gmatch "[^\n]+" do lines[#lines + 1] = line end
+  T.equal(lines, {lines[1], lines[1], lines[1]})
+  assert(lines[1]:find "^3\t", lines[1])
+end)
+
 T.test("same seed, same bits", function()
   T.equal(train(1), train(1))
   assert(train(1) ~= train(2))
