@@ -5,6 +5,7 @@
 
 #include "core/tensor.h"
 #include "dist/async/worker.h"
+#include "dist/group.h"
 
 lt_status lt_async_check_rule(const char *rule)
 {
