@@ -5,7 +5,7 @@
 
 #include "core/tensor.h"
 #include "dist/async/worker.h"
-#include "dist/group.h"
+#include "dist/dist.h"
 
 lt_status lt_async_check_rule(const char *rule)
 {
