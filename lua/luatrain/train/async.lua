@@ -344,7 +344,7 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
   end
   self.samples = self.samples + step.rows
   self.done[step.epoch] = (self.done[step.epoch] or 0) + step.rows
-  self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + (applied and loss * step.rows or 0.0)
+  self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + loss * step.rows
   show_epoch(self)
   run.saved = false
   run.steps = applied or run.steps
