@@ -34,8 +34,8 @@ LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, i
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
  * `most`, they are multiplied by most / norm. If most is 0, they are not clipped. If most > 0,
- * *squares is the norm squared, an f64 scalar on the device of the gradients, new; otherwise, and if
- * the step fails, it is not set. squares may be NULL. LT_EINVAL if most is negative or NaN.
+ * *squares is the norm squared, an f64 scalar on the device of the gradients, new. Otherwise, and
+ * if the step fails, it is not set. squares may be NULL. LT_EINVAL if most is negative or NaN.
  * LT_ENUMERIC if the norm is not finite; on an accelerator this error is deferred, see
  * lt_synchronize(). */
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options, int n_groups,

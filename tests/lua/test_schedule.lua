@@ -160,7 +160,7 @@ T.test("invalid arguments", function()
   T.fails(function() schedule.cosine{warmup = -1} end,
           "schedule.cosine: 'warmup' must be a non-negative number, but is -1")
   T.fails(function() schedule.linear{final = 0 / 0} end,
-          "schedule.linear: 'final' must be a non-negative number, but is " .. tostring(0 / 0))
+          "schedule.linear: 'final' must be a non-negative number, but is nan")
   T.fails(function() schedule.cosine{warm_up = 1} end,
           "schedule.cosine: unknown key 'warm_up' (did you mean 'warmup'?)")
   T.fails(function() schedule.constant(5) end,

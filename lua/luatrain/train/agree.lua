@@ -205,9 +205,10 @@ function agree.start(run)
 end
 
 -- Called at the end of each epoch: compares the weights and buffers. A script may have written
--- values to them that depend on this rank's part of the batches.
+-- values to them that depend on this rank's part of the batches. `bench dist` trains the ranks
+-- apart in some steps.
 function agree.epoch(run)
-  if is_alone() or run.async then return end
+  if is_alone() or run.async or run.observer then return end
   local net, lines = run.settings.net, {}
   if core.pipeline() then
     lines[1] = net:sha256()
