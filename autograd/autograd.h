@@ -74,7 +74,9 @@ typedef struct lt_schema {
 /* Parses a signature. LT_EINVAL, with the position, if it is malformed. The schema borrows
  * signature. */
 LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
-/* Index of an option by name, or -1 with "unknown option 'strides' (did you mean 'stride'?)". */
+/* Index of an option by name, or -1, which is no error. */
+LT_API int lt_schema_index(const lt_schema *schema, const char *option);
+/* The same, but -1 is an error: "unknown option 'strides' (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
 /* Index of a word among those of option k, an LT_WORD; or -1 with "option 'act' must be none, relu
  * or relu6, but is 'rellu' (did you mean 'relu'?)". */

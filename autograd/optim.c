@@ -48,15 +48,6 @@ static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
     return LT_OK;
 }
 
-/* The index of the option `step`, or -1. */
-static int step_option(const lt_schema *s)
-{
-    for (int k = 0; k < s->n_opt; k++)
-        if (strcmp(s->opt[k].name, "step") == 0)
-            return k;
-    return -1;
-}
-
 lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n)
 {
     LT_NEED_CTX(ctx, NULL);
@@ -80,7 +71,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->def = def;
     o->number = ++ctx->slots.autograd->optims;
     o->backwards = ctx->slots.autograd->backwards;
-    o->step = step_option(&def->schema);
+    o->step = lt_schema_index(&def->schema, "step");
     o->n_slots = def->schema.n_in - 2;
     o->capacity = n;
     o->last.status = LT_ACCUMULATING;

@@ -127,9 +127,7 @@ static bool read_default(const char **p, lt_schema *s, int k)
     if (n < sizeof word) {
         memcpy(word, *p, n);
         word[n] = 0;
-        for (int i = 0; i < k; i++)
-            if (strcmp(s->opt[i].name, word) == 0)
-                s->opt[k].same_as = (int8_t)i;
+        s->opt[k].same_as = (int8_t)lt_schema_index(s, word); /* of the options before k */
         if (s->opt[k].same_as >= 0) {
             *p += n;
             return true;
@@ -200,14 +198,22 @@ lt_status lt_schema_parse(const char *signature, lt_schema *s)
 
 /* ==== Options of a call ======================================================================= */
 
+int lt_schema_index(const lt_schema *s, const char *option)
+{
+    int k = s->n_opt;
+    while (k-- > 0 && strcmp(s->opt[k].name, option) != 0)
+        ;
+    return k;
+}
+
 int lt_schema_find(const lt_schema *s, const char *option)
 {
     const char *names[LT_MAX_OPT];
-    for (int i = 0; i < s->n_opt; i++) {
-        if (strcmp(s->opt[i].name, option) == 0)
-            return i;
+    int k = lt_schema_index(s, option);
+    if (k >= 0)
+        return k;
+    for (int i = 0; i < s->n_opt; i++)
         names[i] = s->opt[i].name;
-    }
     int near = lt_nearest(option, names, s->n_opt);
     if (near >= 0)
         lt_fail(LT_EINVAL, "%s: unknown option '%s' (did you mean '%s'?)", s->name, option,

@@ -11,10 +11,8 @@
     "safetensors.numpy.save_file({name: array}, 'new.safetensors')"
 
 #define TEXT_OF(number) #number
-#define TOO_LONG(bytes)                                                                            \
-    "not a safetensors file: its header would be longer than the " TEXT_OF(                        \
-        bytes) " bytes that "                                                                      \
-               "the format allows"
+#define TEXT(number) TEXT_OF(number)
+#define LIMIT TEXT(LT_MAX_HEADER)
 
 static const struct {
     size_t n; /* bytes of begin; at most 8 */
@@ -33,5 +31,6 @@ const char *lt__kind_of(const char begin[8])
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (memcmp(begin, kinds[i].begin, kinds[i].n) == 0)
             return kinds[i].text;
-    return TOO_LONG(LT_MAX_HEADER);
+    return "not a safetensors file: its header would be longer than the " LIMIT
+           " bytes that the format allows";
 }

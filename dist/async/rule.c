@@ -202,19 +202,10 @@ size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
 
 /* ==== Options ================================================================================= */
 
-/* The index of an option of an update op; -1, and not an error, if it does not have that option. */
-static int index_of(const lt_def *def, const char *name)
-{
-    int k = def->schema.n_opt;
-    while (k-- > 0 && strcmp(def->schema.opt[k].name, name) != 0)
-        ;
-    return k;
-}
-
 /* The value of an option of an update op; 0 if it does not have that option. */
 static double option_of(const lt_def *def, const lt_opt *options, const char *name)
 {
-    int k = index_of(def, name);
+    int k = lt_schema_index(&def->schema, name);
     return k < 0 ? 0 : options[k].kind == LT_NUMBER ? options[k].f : (double)options[k].i[0];
 }
 
@@ -341,7 +332,7 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     call c = {.def = lt_optim_def(s->optim)};
     memcpy(c.opt, p->opt, (size_t)schema->n_opt * sizeof *c.opt);
     set(&c, "scale", scale);
-    int step = index_of(c.def, "step");
+    int step = lt_schema_index(schema, "step");
     if (step >= 0)
         set_at(&c, step, (double)(p->range->steps + 1));
     add(&c, &s->values, p->range);

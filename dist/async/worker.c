@@ -24,7 +24,7 @@ static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss)
 /* The learning rate of the first group, or 0. */
 static double lr_of(const lt_optim *optim, const lt_gradient *g)
 {
-    int k = lt_schema_find(&lt_optim_def(optim)->schema, "lr");
+    int k = lt_schema_index(&lt_optim_def(optim)->schema, "lr");
     return k >= 0 && g->n_groups > 0 ? g->options[0][k].f : 0;
 }
 

@@ -398,9 +398,10 @@ TEST(a_rank_with_another_net_is_refused)
     CHECK_EQ(ranks[1].status, LT_EPEER);
 }
 
-/* Training of one rank, or of a simulation if group is NULL. */
+/* Makes a net, and training of one rank, or of a simulation if group is NULL. */
 static lt_async *begin_alone(net *n, lt_group *group)
 {
+    *n = make("momentum_step", "lr=0.1 momentum=0.9");
     lt_async_config config = {.rule = "ddc",
                               .staleness = LT_ASYNC_UNBOUNDED,
                               .drop = LT_ASYNC_UNBOUNDED,
@@ -422,7 +423,7 @@ static void check_write(lt_group *group, bool is_buffer, double first)
     char name[LT_ASYNC_NAME];
     lt_async_event e;
     double value;
-    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    net n;
     lt_async *a = begin_alone(&n, group);
     lt_tensor *x = is_buffer ? n.mean : n.w1;
     CHECK_OK(lt_fill(x, first));
@@ -473,7 +474,7 @@ TEST(values_of_a_run_without_batches_remain)
     lt_group *group;
     double value;
     CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
-    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    net n;
     lt_async *a = begin_alone(&n, group);
     CHECK_OK(lt_fill(n.w1, 0.25));
     CHECK_OK(lt_async_finish(a));
@@ -489,7 +490,7 @@ TEST(a_batch_may_have_no_gradients)
     lt_group *group;
     lt_async_event e;
     CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
-    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    net n;
     lt_async *a = begin_alone(&n, group);
     CHECK_OK(lt_async_set_limit(a, 1));
     CHECK_OK(lt_async_next(a, &e));

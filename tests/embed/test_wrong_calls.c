@@ -229,6 +229,8 @@ TEST(signatures_and_options)
     REFUSES(LT_EINVAL, lt_schema_parse("f(x; a=b)", &s), "b");
     CHECK_OK(lt_schema_parse("f(x; stride=1, lr#, act=none|relu)", &s));
     QUIET(lt_schema_find(&s, "lr") == 1);
+    QUIET(lt_schema_index(&s, "lr") == 1);
+    QUIET(lt_schema_index(&s, "step") == -1);
     REFUSES(LT_EINVAL, lt_opts_parse(&s, NULL, opts), "lr");
     REFUSES(LT_EINVAL, lt_opts_parse(&s, "lr=x", opts), "lr");
     REFUSES(LT_EINVAL, lt_opts_parse(&s, "lr=1 lr=2", opts), "lr");
