@@ -70,9 +70,9 @@ typedef struct lt_lua {
     int part, parts;     /* current shard or micro-batch of the batch, from 1, and their number;
                          * part is 0 outside of batches */
     int done_parts;      /* parts that had their optimizer step; 0 after the last one */
-    int slice, slices;   /* the same for lt.micro_batches; 0, 0 outside of it */
-    bool has_grads;      /* a backward pass has run since the batch began or the last step */
-    char batch_line[LT_WHERE_BYTES]; /* where the script took the part or the slice */
+    int micro_batch, micro_batches; /* the same for lt.micro_batches; 0, 0 outside of it */
+    bool has_grads; /* a backward pass has run since the batch began or the last step */
+    char batch_line[LT_WHERE_BYTES]; /* where the script took the part or the micro-batch */
     int64_t first_row;               /* this shard's first row in the batch, from 0 */
     int64_t shard_rows;              /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows;              /* rows of the smallest shard, at least 1 */
@@ -120,7 +120,7 @@ noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
 const char *lt__foreign(const char *name);
 /* Raises if the script has left lt.micro_batches early, after a backward pass. what: what it does
  * now; at: its line, or "" for the one that is running. */
-void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at);
+void lt__check_micro_batches(lua_State *L, lt_lua *s, const char *what, const char *at);
 /* Whether a function is defined in an embedded Lua file. ar->source must be set. */
 bool lt__is_embedded(const lua_Debug *ar);
 /* The lt_where_fn of the binding: writes the location that a tape node stores. ud is the lt_lua. */

@@ -272,17 +272,17 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-void lt__check_slices(lua_State *L, lt_lua *s, const char *what, const char *at)
+void lt__check_micro_batches(lua_State *L, lt_lua *s, const char *what, const char *at)
 {
-    if (s->has_grads && s->slice < s->slices)
+    if (s->has_grads && s->micro_batch < s->micro_batches)
         lt__refuse(L, s,
                    "%s%s after %d of the %d micro-batches of a batch; leave a loop over "
                    "lt.micro_batches only after the last one, and then take the optimizer's step",
-                   at, what, s->slice, s->slices);
+                   at, what, s->micro_batch, s->micro_batches);
 }
 
 /* Raises if the script has left a batch after some of its parts. Arguments: see
- * lt__check_slices(). */
+ * lt__check_micro_batches(). */
 static void check_whole_batch(lua_State *L, lt_lua *s, const char *what, const char *at)
 {
     if (s->done_parts > 0 || (s->has_grads && s->part < s->parts))
@@ -292,7 +292,7 @@ static void check_whole_batch(lua_State *L, lt_lua *s, const char *what, const c
                    at, what, s->done_parts > 0 ? s->done_parts : s->part,
                    s->part > 0 ? s->parts : lt__shards(s),
                    s->pipeline ? "micro-batches" : "shards");
-    lt__check_slices(L, s, what, at);
+    lt__check_micro_batches(L, s, what, at);
 }
 
 /* end_script(): raises if the script has ended within a batch. */
@@ -325,7 +325,7 @@ static int take_shard(lua_State *L)
     if (i == 0)
         check_whole_batch(L, s, "a batch begins", "");
     s->has_grads &= i > 0;
-    s->slice = s->slices = 0;
+    s->micro_batch = s->micro_batches = 0;
     lt__where(s, s->batch_line, sizeof s->batch_line);
     s->part = i + 1;
     s->parts = p.n;

@@ -418,7 +418,8 @@ static int fail(lua_State *L)
     lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
 }
 
-/* where(): returns the script's line that is running, as "train.lua:9: "; "" if there is none. */
+/* where(): returns the line of the script that is running, such as "train.lua:9: "; "" if there is
+ * none. */
 static int where(lua_State *L)
 {
     place p;

@@ -184,7 +184,7 @@ static int optim_step(lua_State *L)
         lt__refuse(L, s,
                    "--parallel pipe=P: the script called os.exit() in the profile, before its "
                    "first backward pass, so there is no plan");
-    lt__check_slices(L, s, "an optimizer step", "");
+    lt__check_micro_batches(L, s, "an optimizer step", "");
     lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;

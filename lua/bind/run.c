@@ -349,8 +349,8 @@ static int64_t check_count(lua_State *L, const char *who)
     return n;
 }
 
-/* seed(n): unless n is nil, sets the seed to n, or keeps that of LUATRAIN_SEED, and restarts all
- * random numbers. Returns the seed. */
+/* seed(n): if n is not nil, sets the seed to n and restarts all random numbers. LUATRAIN_SEED has
+ * precedence over n. Returns the seed. */
 static int seed(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -381,8 +381,8 @@ static int random_step(lua_State *L)
     return 1;
 }
 
-/* set_step(n[, random]): sets the number of steps taken to n, and that of random_step(), if given;
- * the next step starts at row 0 of the batch. */
+/* set_step(n[, random]): sets the number of steps taken to n and, if `random` is given, the result
+ * of random_step() to it. The next step starts at row 0 of the batch. */
 static int set_step(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -409,18 +409,26 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-/* take_slice(i, n, row): begins micro-batch i of the n that lt.micro_batches makes of this rank's
- * shard. row: its first row in the shard, from 0. */
-static int take_slice(lua_State *L)
+/* set_first_row(n): declares that the next pass starts at row n, from 0, of this rank's shard. */
+static int set_first_row(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    int64_t row = check_count(L, "set_first_row");
+    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + row);
+    return 0;
+}
+
+/* take_micro_batch(i, n): begins micro-batch i of the n that lt.micro_batches makes of this rank's
+ * shard. */
+static int take_micro_batch(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int i = (int)luaL_checkinteger(L, 1);
     if (i == 1)
-        lt__check_slices(L, s, "another loop over lt.micro_batches begins", "");
-    s->slice = i;
-    s->slices = (int)luaL_checkinteger(L, 2);
+        lt__check_micro_batches(L, s, "another loop over lt.micro_batches begins", "");
+    s->micro_batch = i;
+    s->micro_batches = (int)luaL_checkinteger(L, 2);
     lt__where(s, s->batch_line, sizeof s->batch_line);
-    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + luaL_checkinteger(L, 3));
     return 0;
 }
 
@@ -452,7 +460,8 @@ static const luaL_Reg functions[] = {{"step", step},
                                      {"set_step", set_step},
                                      {"draws", draws},
                                      {"set_draws", set_draws},
-                                     {"take_slice", take_slice},
+                                     {"set_first_row", set_first_row},
+                                     {"take_micro_batch", take_micro_batch},
                                      {"times", times},
                                      {NULL, NULL}};
 

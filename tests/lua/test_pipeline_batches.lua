@@ -6,7 +6,7 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{accumulate = 1, updates = 1, outside = "", leave = 0, rate = 0.0, loop = false,
-                    set = false, unreported = false, slices = 0, unstepped = false}
+                    set = false, unreported = false, micro_batches = 0, unstepped = false}
 local train, test = lt.data.open "synthetic:6x6x1/4/32"
 local net = nn.sequential{flatten = nn.flatten(), a = nn.linear{36, 8}, relu = nn.relu(),
                           b = nn.linear{8, 4}}
@@ -19,7 +19,7 @@ local function losses_of(x, y)
     local loss = lt.cross_entropy(net(x_i), y_i) * share
     loss:backward()
     sum, n = sum and sum + loss:detach() or loss:detach(), (n or 0) + 1
-    if n == opt.slices then break end
+    if n == opt.micro_batches then break end
   end
   return sum
 end
@@ -162,13 +162,13 @@ T.test("a loop over lt.micro_batches that ends early", function()
   } do
     for flags, message in pairs{[""] = step, ["--set"] = step,
                                 ["--set --leave 1 --unreported --unstepped"] = unstepped} do
-      local text, code = run(mode, "--accumulate 2 --slices 1 " .. flags)
+      local text, code = run(mode, "--accumulate 2 --micro_batches 1 " .. flags)
       if not text:find "t%.lua:%d+: " or not text:find(message, 1, true) then
         error(("%s %s: expected %s, got %d: %s"):format(mode, flags, message, code, text))
       end
     end
   end
-  local text, code = run("", "--accumulate 2 --slices 1 --set --leave 2 --unstepped")
+  local text, code = run("", "--accumulate 2 --micro_batches 1 --set --leave 2 --unstepped")
   T.equal({text:match "t.lua:%d+:(.*)$", code}, {begun, 1})
 end)
 

@@ -172,6 +172,16 @@ T.test("invalid nets and shapes", function()
           "lt.summary: the net does not run the same ops for 2 images and for 3")
 end)
 
+T.test("lt.summary within a loop over lt.micro_batches", function()
+  local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{16, 3}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  for x, y, share in lt.micro_batches(3, lt.zeros{6, 4, 4, 1}, lt.zeros({6}, {dtype = "i64"})) do
+    (lt.cross_entropy(net(x), y) * share):backward()
+    lt.summary(net, {1, 4, 4, 1})
+  end
+  sgd:step()
+end)
+
 T.test("after attach(), a run shows its net, makes no folder and ends", function()
   local out, code, is_clean = run_script [[
     require "luatrain.commands.summary".attach "script.lua"

@@ -35,7 +35,8 @@ function exports.micro_batches(k, x, y)
     if i == n then return nil end
     local first = last + 1
     i, last = i + 1, (rows * (i + 1) + n - 1) // n
-    core.take_slice(i, n, first - 1)
+    core.take_micro_batch(i, n)
+    core.set_first_row(first - 1)
     lone_rows.divide(n, last - first + 1)
     return ops.slice(x, 1, first, last), ops.slice(y, 1, first, last), (last - first + 1) / rows
   end
