@@ -90,8 +90,8 @@ types.signatures = {
   ["lt.save"] = "path: string; what: Module|table<string, Tensor>; "
                 .. "meta?: table<string, string|number|boolean>",
   ["lt.seed"] = "n?: integer -> integer -- Returns the seed. If n is given, first sets the seed to "
-                .. "n, or keeps that of --seed or LUATRAIN_SEED, and restarts all random numbers. "
-                .. "The initial values of a net are drawn at its first use.",
+                .. "n and restarts all random numbers; --seed and LUATRAIN_SEED have precedence "
+                .. "over n. The initial values of a net are drawn at its first use.",
   ["lt.step"] = "fn: function; ...: any -> any ...",
   ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",

@@ -1542,7 +1542,7 @@ function lt.schedule.polynomial(given) end
 ---@return luatrain.Schedule
 function lt.schedule.step(given) end
 
----Returns the seed. If n is given, first sets the seed to n, or keeps that of --seed or LUATRAIN_SEED, and restarts all random numbers. The initial values of a net are drawn at its first use.
+---Returns the seed. If n is given, first sets the seed to n and restarts all random numbers; --seed and LUATRAIN_SEED have precedence over n. The initial values of a net are drawn at its first use.
 ---@param n? integer
 ---@return integer
 function lt.seed(n) end

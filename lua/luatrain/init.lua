@@ -10,9 +10,9 @@ local is_module = require "luatrain.api.module".is_module
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- lt.seed(n): sets the seed to n, or keeps that of --seed, and restarts all random numbers. Returns
--- the seed. n = nil only returns it. An error during a run, which would resume with other random
--- numbers.
+-- lt.seed(n): sets the seed to n and restarts all random numbers. --seed has precedence over n.
+-- Returns the seed. Without n, it only returns the seed. During a run it is an error, because the
+-- run would resume with other random numbers.
 local function seed(n)
   if n ~= nil and exits.has_open_run() then
     fail("lt.seed: a run has begun, and would resume with other random numbers; call it before "

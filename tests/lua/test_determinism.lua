@@ -145,7 +145,7 @@ T.test("backward draws the mask of its forward pass, also after lt.seed", functi
   T.equal(x.grad:totable(), out:totable())
 end)
 
--- Trains two nets, the second in two runs of which the last may be stopped and resumed.
+-- Trains one net, then another in two runs. The second run may be stopped and resumed.
 local repeated = [[
 local lt = require "luatrain"
 local nn = lt.nn

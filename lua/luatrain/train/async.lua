@@ -315,7 +315,7 @@ local function note_ends(self)
   end
 end
 
--- In a replay, warns of the first step whose loss is not that of the run.
+-- In a replay, warns of the first step with another loss than in the trace.
 local function compare_loss(self, step, loss)
   local was = self.trace_losses[step]
   if not was or math.abs(loss - was) <= 1e-5 * math.abs(was) then return end

@@ -83,7 +83,7 @@ function loop.end_script()
   core.end_script()
 end
 
--- Another optimizer than that of the last pass starts anew: keeps only the tickets.
+-- If the optimizer is not the one of the last pass, keeps only the tickets of the server's state.
 local function forget_others(optim)
   if optim == of then return end
   local own, values = {}, {}

@@ -116,7 +116,7 @@ function optims.held(net, list)
   return all
 end
 
--- EFILE unless optims.held() equals `saved`, that of a checkpoint. Older checkpoints have none.
+-- EFILE unless optims.held() equals the list in a checkpoint, `saved`. Older checkpoints have none.
 function optims.check_held(net, list, saved, path)
   for i, held in ipairs(optims.held(net, list)) do
     local was = saved[tostring(i)]

@@ -191,7 +191,7 @@ function pipeline.check(o)
   end
 end
 
--- Appends this rank's numbers for check_writes() to a list: of its writes to tensors of each stage.
+-- Appends to a list, for check_writes(), how often this rank has written to tensors of each stage.
 -- Returns the previous length of the list.
 function pipeline.add_writes(list)
   local length, _, stages = #list, core.pipeline()
@@ -200,8 +200,7 @@ function pipeline.add_writes(list)
 end
 
 -- EDESYNC if a write is lost: a rank has written to tensors of a stage, but the rank that has them
--- has not. list: the gathered numbers of all ranks, `width` for each rank, of which the last ones
--- are from add_writes().
+-- has not. list: `width` numbers of each rank. The last ones of a rank are from add_writes().
 function pipeline.check_writes(list, width)
   local _, stages, _, replicas = core.pipeline()
   for rank = 0, stages * replicas - 1 do

@@ -435,7 +435,7 @@ local function step_shard(self, fn, ...)
   return loss, type(loss) == "number" and loss or given
 end
 
--- Ends a step after its last shard: updates the position, logs, saves if due, stops if requested.
+-- Ends a step after its last shard: updates the position and logs. settle() saves and stops later.
 -- Returns the loss of the batch. A deferred loss is read at the end of the next step, or earlier by
 -- a call that needs it.
 local function end_step(self, loss)
