@@ -130,9 +130,10 @@ class Case:
             raise Skip("MPI is not installed")
         command = way.command(self.luatrain, out, script, more)
         self.commands.append(" ".join([*(f"{k}={v}" for k, v in (env or {}).items()), *command]))
+        own = {"OMPI_MCA_orte_tmpdir_base": str(self.folder)} # see tools/test
         return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                env={**os.environ, **(env or {})}, start_new_session=True)
+                                env={**os.environ, **own, **(env or {})}, start_new_session=True)
 
     def finish(self, process, out):
         """Waits for a run. A crash, a hang and a message from inside the library are wrong."""
