@@ -54,8 +54,6 @@ function ending.finish(self, exit, failed)
     closed, why = pcall(self.async.close, self.async, failed)
     exit = closed and exit or core.exit_code(why)
   end
-  -- If another rank's signal stopped the run, this rank may still get its own.
-  if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
   if missed then self.log:warn(missed) end
   local known, sha256 = false, nil
   if exit and (core.pipeline() and not failed or not core.pipeline() and self.root) then
@@ -77,6 +75,9 @@ function ending.finish(self, exit, failed)
   end
   self.log:close()
   if self.lock then self.lock:close() end
+  -- Only now can a signal kill the process. If another rank's signal stopped the run, this rank may
+  -- still get its own.
+  if self.stop and not self.alone then self.listener:keep() else self.listener:close() end
   if not closed then error(why, 0) end
 end
 
