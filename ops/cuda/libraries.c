@@ -37,8 +37,9 @@ static int check_version(const char *name, size_t version, size_t oldest, char *
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
 {
     void (*functions[CUBLASLT_NAMES])(void);
-    if (!lt__cuda_open("libcublasLt.so.13", "cu13:cublas", "cuBLAS 13.0", cublaslt_names, functions,
-                       CUBLASLT_NAMES, text, bytes))
+    if (!lt__cuda_open(LT_CUBLASLT_SONAME, "cu" LT_CUDA_MAJOR ":cublas",
+                       "cuBLAS " LT_CUDA_MAJOR ".0", cublaslt_names, functions, CUBLASLT_NAMES,
+                       text, bytes))
         return -1;
     memcpy(table, functions, sizeof *table);
     return check_version("cuBLASLt", table->cublasLtGetVersion(), LT_CUBLASLT_OLDEST, text, bytes);

@@ -14,10 +14,17 @@
 extern "C" {
 #endif
 
+/* "13": the major version of CUDA, of the headers */
+#define LT_CUDA_MAJOR LT_CUDA_MAJOR_OF(CUBLAS_VER_MAJOR)
+#define LT_CUDA_MAJOR_OF(major) LT_CUDA_MAJOR_TEXT(major)
+#define LT_CUDA_MAJOR_TEXT(major) #major
+
+#define LT_CUBLASLT_SONAME "libcublasLt.so." LT_CUDA_MAJOR
+
 /* oldest supported versions; cuDNN 9.8 is the first that can plan for a device described by
- * properties */
+ * properties (tools/cuda.cmake has it, too) */
 #define LT_CUDNN_OLDEST 90800
-#define LT_CUBLASLT_OLDEST 130000
+#define LT_CUBLASLT_OLDEST (10000 * CUBLAS_VER_MAJOR)
 
 /* clang-format off */
 #define LT_CUDNN_LIST(X)                                                                           \

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#ifdef LT_WITH_CUDNN
+#include "ops/cuda/libraries.h"
+#endif
 #include "tests/cuda/stand_in.h"
 #include "tests/cuda/stand_in_nccl.h"
 #include "tests/lt_test.h"
@@ -54,7 +57,7 @@ static inline stand_in_nccl *open_nccl(void)
 static inline void use_libraries(bool yes)
 {
 #ifdef LT_WITH_CUDNN
-    open_stand_in("libcublasLt.so.13")->version = yes ? 0 : 1;
+    open_stand_in(LT_CUBLASLT_SONAME)->version = yes ? 0 : 1;
     open_stand_in("libcudnn.so.9")->version = yes ? 0 : 1;
 #else
     (void)yes; /* built without them */

@@ -1,6 +1,5 @@
-/* stand_in_cublaslt.c - a libcublasLt.so.13 that computes on the CPU, in plain loops over host
- * memory. It has the functions that ops/cuda/cublas.c calls and is at least as strict as the
- * library.
+/* stand_in_cublaslt.c - a libcublasLt.so that computes on the CPU, in plain loops over host memory.
+ * It has the functions that ops/cuda/cublas.c calls and is at least as strict as the library.
  */
 #include <stdbool.h>
 #include <stdio.h>

@@ -43,7 +43,7 @@ static void begin(const lt_cublas_config *config)
 {
     char text[512];
     lt_cublaslt_table table;
-    library = open_stand_in("libcublasLt.so.13");
+    library = open_stand_in(LT_CUBLASLT_SONAME);
     library->engines[0][0].workspace = 100;
     ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
     env = (lt_cuda_env){
@@ -433,9 +433,10 @@ TEST(a_cublaslt_that_is_too_old)
 {
     char text[512];
     lt_cublaslt_table table;
-    open_stand_in("libcublasLt.so.13")->version = 120900;
+    open_stand_in(LT_CUBLASLT_SONAME)->version = 110900;
     CHECK_EQ(lt__cublaslt_open(&table, text, sizeof text), -1);
-    CHECK_STR(text, "cuBLASLt is version 12.9.0, but luatrain requires 13.0.0 or later");
+    CHECK_STR(text,
+              "cuBLASLt is version 11.9.0, but luatrain requires " LT_CUDA_MAJOR ".0.0 or later");
 }
 #else
 TEST(cublas) { SKIP("cuBLASLt's headers are not installed"); }

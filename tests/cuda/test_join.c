@@ -26,7 +26,7 @@ typedef struct libraries {
 
 static libraries both(void)
 {
-    return (libraries){open_stand_in("libcudnn.so.9"), open_stand_in("libcublasLt.so.13")};
+    return (libraries){open_stand_in("libcudnn.so.9"), open_stand_in(LT_CUBLASLT_SONAME)};
 }
 
 static void run(machine *m, const char *op, const char *options, const char *shapes)
@@ -145,7 +145,7 @@ TEST(without_libraries_it_warns_once)
     CHECK_EQ(warnings, 2);
     CHECK(contains(last_warning,
                    "cuda:0 computes matrix products without cuBLASLt, which is slow: cuBLASLt is "
-                   "version 0.0.1, but luatrain requires 13.0.0 or later"));
+                   "version 0.0.1, but luatrain requires " LT_CUDA_MAJOR ".0.0 or later"));
     lt_ctx_free(m.ctx);
 }
 

@@ -18,7 +18,7 @@ typedef struct sides {
 
 static sides open_sides(void)
 {
-    sides s = {.dnn = open_stand_in("libcudnn.so.9"), .blas = open_stand_in("libcublasLt.so.13")};
+    sides s = {.dnn = open_stand_in("libcudnn.so.9"), .blas = open_stand_in(LT_CUBLASLT_SONAME)};
     s.dnn->engines[0][0].workspace = s.blas->engines[0][0].workspace = 4096;
     use_plugins(""); /* the plugin is beside this test program */
     s.ctx = open_device();
