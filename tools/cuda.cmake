@@ -4,7 +4,8 @@
 # Each is searched for by itself, because NVIDIA's apt packages, Python's wheels, conda and
 # environment modules put them into different folders. CMake's FindCUDAToolkit expects one folder.
 #
-# NVCC, CUBLASLT_HEADERS, CUDA_HEADERS and CUDNN_HEADERS are cache variables. Also set:
+# NVCC, CUBLASLT_HEADERS, CUDA_HEADERS, CUDNN_HEADERS and NCCL_LIBRARY are cache variables, because
+# the next configuration may run without the environment. Also set:
 #   NVCC_FLAGS, NVCC_LINK  options of nvcc for compiling and linking
 #   CUDA_MAJOR             the major version of CUDA, of nvcc or else of cublasLt.h
 #   HAVE_CUDNN             whether all headers were found
@@ -103,7 +104,7 @@ endfunction()
 function(check_nccl result path)
   read_nccl_version(version ${path})
   read_cuda_of(major ${path})
-  if(NOT version VERSION_GREATER_EQUAL 2.18 OR major AND NOT major EQUAL CUDA_MAJOR)
+  if(NOT version VERSION_GREATER_EQUAL 2.18 OR (major AND NOT major EQUAL CUDA_MAJOR))
     set(${result} FALSE PARENT_SCOPE)
   endif()
 endfunction()
@@ -158,7 +159,8 @@ endif()
 if(LT_CUDA AND NVCC)
   read_nvcc_version(NVCC_VERSION ${NVCC})
   if(NOT NVCC_VERSION VERSION_GREATER_EQUAL 12)
-    message(FATAL_ERROR "${NVCC} is not the nvcc of CUDA 12.0 or later")
+    message(FATAL_ERROR "${NVCC} is not the nvcc of CUDA 12.0 or later. The option -UNVCC searches "
+      "again.")
   endif()
   string(REGEX MATCH "^[0-9]+" CUDA_MAJOR ${NVCC_VERSION})
   # nvcc may be a link or a script. It prints the folder of its toolkit.
@@ -170,7 +172,7 @@ if(LT_CUDA AND NVCC)
 endif()
 
 set(first ${CUDNN_ROOT} $ENV{CUDNN_ROOT} ${toolkit} ${toolkits} ${include_path} ${active})
-macro(find_headers variable header check) # a cached folder may have changed since
+macro(recheck variable check) # what is cached may have changed since
   set(fits TRUE)
   if(${variable})
     cmake_language(CALL ${check} fits ${${variable}})
@@ -178,6 +180,9 @@ macro(find_headers variable header check) # a cached folder may have changed sin
   if(NOT fits)
     unset(${variable} CACHE)
   endif()
+endmacro()
+macro(find_headers variable header check)
+  recheck(${variable} ${check})
   find_path(${variable} ${header} VALIDATOR ${check} HINTS ${first} PATHS ${others}
     PATH_SUFFIXES include targets/x86_64-linux/include targets/sbsa-linux/include)
 endmacro()
@@ -188,8 +193,9 @@ endif()
 if(CUDA_MAJOR)
   find_headers(CUDA_HEADERS cuda_runtime_api.h check_cuda)
   find_headers(CUDNN_HEADERS cudnn.h check_cudnn)
+  recheck(NCCL_LIBRARY check_nccl)
   find_library(NCCL_LIBRARY libnccl.so.2 VALIDATOR check_nccl HINTS ${library_path} ${first}
-    PATHS ${others} NO_CACHE PATH_SUFFIXES lib64 lib lib/x86_64-linux-gnu lib/aarch64-linux-gnu
+    PATHS ${others} PATH_SUFFIXES lib64 lib lib/x86_64-linux-gnu lib/aarch64-linux-gnu
     targets/x86_64-linux/lib targets/sbsa-linux/lib)
 endif()
 
@@ -224,6 +230,7 @@ if(toolkit) # nvcc itself searches lib64, but wheels have lib
 endif()
 if(rpath)
   list(JOIN rpath : rpath)
+  string(REPLACE " " "\\ " rpath "${rpath}") # nvcc passes this to a shell
   list(APPEND NVCC_LINK -Xlinker=--enable-new-dtags,-rpath,${rpath})
 endif()
 
