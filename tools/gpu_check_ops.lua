@@ -229,7 +229,7 @@ local of_layers = {
 local list, names, kind
 if opt.layers then
   list, kind = read_layers(root .. "/tests/cuda/graphs.txt"), of_layers
-  names = {"conv2d", "depthwise", "max_pool2d", "avg_pool2d", "batch_norm", "linear"}
+  names = {"max_pool2d", "avg_pool2d", "batch_norm", "depthwise", "linear", "conv2d"}
 else
   list, kind = cases.read(root .. "/tests/ops/cases.txt"), of_cases
   names = cases.ops(root .. "/ops/list.h", list)

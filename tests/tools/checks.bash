@@ -28,6 +28,9 @@ expect() {
     fi
 }
 
+# dies COMMAND...: runs the command, which a child kills. The file pid has its process id.
+dies() { bash -c 'echo $$ >pid; exec "$@"' sh "$@" >output 2>&1; } 2>/dev/null
+
 # Prints luatrain's last line in the file output. mpirun adds its own lines, between lines of dashes
 # or after a blank line.
 own_last() { grep '^luatrain: ' output | tail -n 1; }
