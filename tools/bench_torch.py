@@ -368,7 +368,7 @@ def measure(o, mode):
         torch.cuda.reset_peak_memory_stats()
     training = Training(o)
     if mode == 'compile':
-        training.called = torch.compile(training.net)
+        training.called = torch.compile(training.net, mode='max-autotune')
     run = training.graph() if mode == 'graph' else training.step
     for _ in range(o.warm_up):
         run()
@@ -389,10 +389,11 @@ def choose_device(o):
         o.device = device.type
 
 
-# Measures each mode in turn. Prints its result, or {'failed': reason}.
+# Measures each mode in turn. Prints the results so far after each: its result, or
+# {'failed': reason}.
 def modes(o):
     choose_device(o)
-    found = {}
+    found, device = {}, torch.cuda.get_device_name() if o.device != 'cpu' else 'cpu'
     for mode in o.modes.split(','):
         try:
             found[mode] = measure(o, mode)
@@ -403,7 +404,7 @@ def modes(o):
         gc.collect()
         if o.device != 'cpu':
             torch.cuda.empty_cache()
-    say(modes=found, device=torch.cuda.get_device_name() if o.device != 'cpu' else 'cpu')
+        say(modes=found, device=device)
 
 
 # ==== The training of models/train_resnet.lua =====================================================

@@ -50,7 +50,8 @@ function processes.call(words, options)
   local last = ""
   for line in pipe:lines() do last = line end
   local ok, result = pcall(json.read, last)
-  local done, _, code = pipe:close()
+  local done, how, code = pipe:close()
+  if how == "signal" then code = 128 + code end
   result = ok and type(result) == "table" and result or nil
   if done and result then return result end
   return nil, code, result
