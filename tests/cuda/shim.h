@@ -11,10 +11,24 @@
 extern "C" {
 #endif
 
-/* Counters: kernels launched, copies queued, waits of the host for a stream or event, and those
- * waits that emptied a stream with pending work. */
-enum { SHIM_LAUNCHES, SHIM_COPIES, SHIM_WAITS, SHIM_DRAINS, SHIM_COUNTS };
+/* Counters: kernels that have run; waits of the host for a stream or event, and those waits that
+ * emptied a stream with pending work; kernels, copies and fills queued; calls of libraries that
+ * compute. */
+enum {
+    SHIM_LAUNCHES,
+    SHIM_WAITS,
+    SHIM_DRAINS,
+    SHIM_KERNELS,
+    SHIM_COPIES,
+    SHIM_FILLS,
+    SHIM_CALLS,
+    SHIM_COUNTS
+};
 SHIM_API int64_t shim_count(int what);
+/* on: kernels, copies, fills and calls of libraries do nothing and return at once, so that only the
+ * host's work remains. Copies to the host give zeros. The environment variable SHIM=null sets this
+ * when the plugin is loaded. */
+SHIM_API void shim_set_null(int on);
 /* The order in which the threads of a block run. 0: ascending; 1: descending; 2 and above: a
  * permutation seeded with the number. */
 SHIM_API void shim_set_order(int order);

@@ -11,6 +11,8 @@ extern "C" {
 /* Runs everything that is queued in stream (or nothing if NULL), then opens device memory until
  * shim_leave(). */
 void shim_enter_after(void *stream);
+/* Counts a call of a library that computes. Returns whether it must do nothing. */
+bool shim_skips_call(void);
 void shim_leave(void);      /* the next wait checks the guard bytes around all allocations */
 bool shim_has_failed(void); /* a fault is recorded: nothing runs */
 
