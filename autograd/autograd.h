@@ -415,10 +415,10 @@ typedef enum lt_step_status {
 
 /* Batch norm computes the mean and the biased variance of its shard. Running values are updated
  * once per step from the statistics of all shards, weighted by count. This adds one shard's
- * statistics of `count` values per channel for the given running buffers, which are kept; mean and
- * var are copied. Shards of the same buffers are merged by Chan's formula in order of arrival.
- * LT_EINVAL if count is negative or the sum of counts overflows; LT_ENOMEM. This section requires a
- * context from lt_open(). */
+ * statistics of `count` values per channel for the given running buffers. The tensors are kept;
+ * mean and var must not be changed while these statistics are pending. Shards of the same buffers
+ * are merged by Chan's formula in order of arrival. LT_EINVAL if count is negative or the sum of
+ * counts overflows; LT_ENOMEM. This section requires a context from lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Updates the running values from the pending statistics, which it then discards, as each applied

@@ -12,6 +12,22 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
     return lt_apply(ctx, def, in, 4, opts, NULL);
 }
 
+/* Copies the statistics of s, unless they are copies, so that others can be merged into them: until
+ * then they are the tensors given to lt_bn_stats_add(), which backward reads. */
+static lt_status own_statistics(lt_bn_entry *s)
+{
+    lt_tensor **of[] = {&s->mean, &s->var};
+    for (int i = 0; i < 2 && !s->is_merged; i++) {
+        lt_tensor *own = lt__tensor_copy(*of[i], (lt_dtype)(*of[i])->dtype);
+        if (!own)
+            return lt_errcode();
+        lt_release(*of[i]);
+        *of[i] = own;
+    }
+    s->is_merged = true;
+    return LT_OK;
+}
+
 lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                           lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
@@ -33,19 +49,22 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
                 "batch norm statistics: count must be at most %lld, or the sum overflows, but is "
                 "%lld",
                 (long long)(INT64_MAX - s->count), (long long)count);
+        LT_TRY(own_statistics(s));
         LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
                             (double)s->count, (double)count));
         s->count += count;
         s->momentum = momentum;
         return LT_OK;
     }
+    LT_TRY(lt__check_alive(mean));
+    LT_TRY(lt__check_alive(var));
     s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return LT_ENOMEM;
     s->running_mean = lt_retain(running_mean);
     s->running_var = lt_retain(running_var);
-    s->mean = lt__tensor_copy(mean, (lt_dtype)mean->dtype); /* backward needs the original */
-    s->var = lt__tensor_copy(var, (lt_dtype)var->dtype);
+    s->mean = lt__tensor_view(mean, mean->ndim, mean->dims, 0, true); /* outlives its scope */
+    s->var = lt__tensor_view(var, var->ndim, var->dims, 0, true);
     s->count = count;
     s->momentum = momentum;
     if (!s->mean || !s->var) {

@@ -110,6 +110,7 @@ struct lt_weights {
 typedef struct lt_bn_entry { /* merged batch-norm statistics of one pair of running buffers */
     struct lt_bn_entry *next;
     lt_tensor *running_mean, *running_var, *mean, *var;
+    bool is_merged; /* mean and var are copies, with the statistics of several shards */
     int64_t count;
     double momentum;
     uint64_t backward_period; /* 1 + the period in which a backward followed, or 0 */

@@ -329,6 +329,27 @@ TEST(y_is_saved_only_if_x_does_not_suffice)
     lt_ctx_free(ctx);
 }
 
+/* Backward reads the statistics of the first shard after others were merged into them. */
+TEST(merging_does_not_change_the_statistics_of_a_shard)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
+    lt_tensor *x[6];
+    lt_bn_stats merged;
+    for (int i = 0; i < 6; i++)
+        x[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, i);
+    CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], 4, 0.1));
+    CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[4], x[5], 4, 0.1));
+    CHECK(lt_bn_stats_at(ctx, 0, &merged));
+    CHECK_NEAR(((const float *)lt_data(merged.mean))[0], 3, 0);
+    CHECK_NEAR(((const float *)lt_data(merged.var))[0], 5, 0);
+    for (int i = 2; i < 6; i++)
+        CHECK_NEAR(((const float *)lt_data(x[i]))[0], i, 0);
+    lt_bn_stats_clear(ctx);
+    for (int i = 0; i < 6; i++)
+        lt_release(x[i]);
+    lt_ctx_free(ctx);
+}
+
 TEST(the_count_of_a_shard_is_checked)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
