@@ -168,12 +168,6 @@ const char *lt_optim_slot_name(const lt_optim *o, int k)
 
 const lt_def *lt_optim_def(const lt_optim *o) { return o->def; }
 
-/* The next range of parameters that have a gradient, for the update op. */
-static bool next_grads(const lt_optim *o, lt_optim_range *r)
-{
-    return lt_optim_next_range(o, NULL, o->def->op->whole_params, r);
-}
-
 static lt_segment *segment_of(const lt_optim *o, const lt_optim_range *r)
 {
     return o->arenas[r->arena].segment;
@@ -446,7 +440,7 @@ static void count_step(lt_optim *o, const lt_optim_range *r)
 static lt_status update_all(lt_optim *o, const lt_opt *const *options, const double *factor)
 {
     lt_optim_range r = {0};
-    while (next_grads(o, &r)) {
+    while (lt_optim_next_range(o, options, NULL, o->def->op->whole_params, &r)) {
         LT_TRY(update_range(o, &r, options[r.group], factor));
         lt_optim_updated(o, &r);
         count_step(o, &r);

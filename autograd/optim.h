@@ -89,18 +89,20 @@ LT_API lt_tensor *lt_optim_param(const lt_optim *optim, int i);
 /* Whether the next step would update parameter i: it has a gradient and is not frozen. */
 LT_API bool lt_optim_has_grad(const lt_optim *optim, int i);
 
-/* Adjacent parameters of one group in one arena, with equal counts of steps if the op has `step`.
- * All zeros before the first range. */
+/* Adjacent parameters in one arena, of one group or of groups with the same options, with equal
+ * counts of steps if the op has `step`. All zeros before the first range. */
 typedef struct lt_optim_range {
     int first, end; /* parameters [first, end) */
-    int arena, group;
+    int arena;
+    int group;             /* of the first parameter */
     int64_t offset, count; /* elements of the arena, including padding between parameters */
     int64_t steps;         /* steps applied so far to the first parameter */
 } lt_optim_range;
-/* Replaces *range by the next one; false if there is none. present (lt_optim_count()) selects
+/* Replaces *range by the next one; false if there is none. options, those of each group: groups
+ * with the same bits can share a range; NULL: they never do. present (lt_optim_count()) selects
  * parameters; NULL means those of lt_optim_has_grad(). whole_params: each parameter is a range. */
-LT_API bool lt_optim_next_range(const lt_optim *optim, const bool *present, bool whole_params,
-                                lt_optim_range *range);
+LT_API bool lt_optim_next_range(const lt_optim *optim, const lt_opt *const *options,
+                                const bool *present, bool whole_params, lt_optim_range *range);
 LT_API int lt_optim_arenas(const lt_optim *optim); /* number of arenas */
 /* All elements of an arena's part, (count): the values, the gradients, or slot k of the optimizer
  * as LT_OPTIM_SLOT + k. New, outside any scope. NULL if there is no such part, or with

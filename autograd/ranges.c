@@ -1,10 +1,12 @@
 /* ranges.c - ranges of an optimizer's parameters, and the number of steps of each parameter.
  *
- * Parameters that are adjacent in an arena, belong to one group and all have a gradient form one
+ * Parameters that are adjacent in an arena, have the same options and all have a gradient form one
  * range, which takes one kernel call, unless an op must run on whole parameters. If the op has an
  * option `step`, they must also have had the same number of steps. The zero padding
  * between them is updated too: every update op maps zeros to zeros.
  */
+#include <string.h>
+
 #include "autograd/ranges.h"
 
 bool lt_optim_has_grad(const lt_optim *o, int i)
@@ -18,14 +20,32 @@ static bool is_present(const lt_optim *o, const bool *present, int i)
     return present ? present[i] : lt_optim_has_grad(o, i);
 }
 
-/* Whether two parameters may be in one range. An op with `step` needs equal counts of steps. */
-static bool fits(const lt_optim *o, const lt_optim_item *a, const lt_optim_item *b)
+/* Whether two options of one kind have the same bits. */
+static bool same_option(const lt_opt *a, const lt_opt *b)
 {
-    return a->arena == b->arena && a->group == b->group && (o->step < 0 || a->steps == b->steps);
+    size_t bytes = a->kind == LT_NUMBER ? sizeof a->f : a->n * sizeof *a->i;
+    return a->n == b->n && (a->n == 0 || memcmp(a->i, b->i, bytes) == 0);
+}
+
+/* Whether the options of groups a and b are the same, so that one call can update both. */
+static bool same_options(const lt_optim *o, const lt_opt *const *options, int a, int b)
+{
+    bool same = a == b || options;
+    for (int k = 0; a != b && same && k < o->def->schema.n_opt; k++)
+        same = same_option(&options[a][k], &options[b][k]);
+    return same;
+}
+
+/* Whether two parameters may be in one range. An op with `step` needs equal counts of steps. */
+static bool fits(const lt_optim *o, const lt_opt *const *options, const lt_optim_item *a,
+                 const lt_optim_item *b)
+{
+    return a->arena == b->arena && (o->step < 0 || a->steps == b->steps) &&
+           same_options(o, options, a->group, b->group);
 }
 
 /* The first parameter after i that does not continue its range. */
-static int end_of_range(const lt_optim *o, const bool *present, int i)
+static int end_of_range(const lt_optim *o, const lt_opt *const *options, const bool *present, int i)
 {
     const lt_optim_item *last = &o->items[i];
     int64_t step = 64 / (int64_t)lt_dtype_bytes((lt_dtype)last->x->dtype);
@@ -33,22 +53,23 @@ static int end_of_range(const lt_optim *o, const bool *present, int i)
     for (; j < o->n_items; j++) {
         const lt_optim_item *it = &o->items[j];
         int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;
-        if (!fits(o, it, last) || !is_present(o, present, j) || it->x->leaf->offset != next)
+        if (!fits(o, options, it, last) || !is_present(o, present, j) ||
+            it->x->leaf->offset != next)
             break;
         last = it;
     }
     return j;
 }
 
-bool lt_optim_next_range(const lt_optim *o, const bool *present, bool whole_params,
-                         lt_optim_range *r)
+bool lt_optim_next_range(const lt_optim *o, const lt_opt *const *options, const bool *present,
+                         bool whole_params, lt_optim_range *r)
 {
     int i = r->end;
     while (i < o->n_items && !is_present(o, present, i))
         i++;
     if (i == o->n_items)
         return false;
-    int end = whole_params ? i + 1 : end_of_range(o, present, i);
+    int end = whole_params ? i + 1 : end_of_range(o, options, present, i);
     const lt_optim_item *first = &o->items[i];
     const lt_tensor *last = o->items[end - 1].x;
     *r = (lt_optim_range){.first = i,

@@ -20,7 +20,7 @@ static lt_status add_each(lt_optim *o, lt_tensor *squares)
 {
     lt_optim_range r = {0};
     LT_TRY(lt_fill(squares, 0));
-    while (lt_optim_next_range(o, NULL, true, &r)) {
+    while (lt_optim_next_range(o, NULL, NULL, true, &r)) {
         lt_tensor *one =
             lt__tensor_over(squares->storage, LT_F64, 0, NULL, o->items[r.first].index, true);
         lt_status status = one ? add_range(o, &r, one) : LT_ENOMEM;
@@ -54,7 +54,7 @@ static lt_status add_in_order(lt_optim *o, lt_tensor *total)
 static lt_status add_ranges(lt_optim *o, lt_tensor *total)
 {
     lt_optim_range r = {0};
-    while (lt_optim_next_range(o, NULL, o->def->op->whole_params, &r))
+    while (lt_optim_next_range(o, NULL, NULL, o->def->op->whole_params, &r))
         LT_TRY(add_range(o, &r, total));
     return LT_OK;
 }

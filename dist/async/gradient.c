@@ -36,7 +36,7 @@ static int groups_of(const lt_optim *optim, const bool *present)
 {
     lt_optim_range r = {0};
     int n = 0;
-    while (lt_optim_next_range(optim, present, false, &r))
+    while (lt_optim_next_range(optim, NULL, present, false, &r))
         n = r.group >= n ? r.group + 1 : n;
     return n;
 }

@@ -38,7 +38,7 @@ static lt_status open_layout(lt_layout *l, lt_tensor *const *buffers)
         return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
     }
     memset(all, true, (size_t)l->n + 1);
-    for (int i = 0; status == LT_OK && lt_optim_next_range(l->optim, all, true, &r); i++) {
+    for (int i = 0; status == LT_OK && lt_optim_next_range(l->optim, NULL, all, true, &r); i++) {
         l->param[i] = r;
         l->n_groups = r.group >= l->n_groups ? r.group + 1 : l->n_groups;
         l->bytes += bytes_of(lt_optim_param(l->optim, i));

@@ -90,7 +90,7 @@ static lt_status open_groups(lt_rule_state *s)
     if (!(s->all = malloc((size_t)n + 1)))
         return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
     memset(s->all, true, (size_t)n + 1);
-    while (lt_optim_next_range(s->optim, s->all, false, &r))
+    while (lt_optim_next_range(s->optim, NULL, s->all, false, &r))
         if (r.group >= s->n_groups)
             s->n_groups = r.group + 1;
     if (!(s->stats = calloc((size_t)s->n_groups + 1, sizeof *s->stats)))
@@ -435,7 +435,7 @@ lt_status lt__rule_apply(lt_rule_state *s, const lt_rule_push *push)
     s->mean_delay = s->mean_delay < 0 ? delay : 0.99 * s->mean_delay + 0.01 * delay;
     s->pushes++;
     while (lt_optim_next_range(
-        s->optim, push->present,
+        s->optim, push->options, push->present,
         s->config.rule == LT_RULE_DDC || lt_optim_def(s->optim)->op->whole_params, &r)) {
         const lt_opt *opt = push->options[r.group];
         const place p = {.push = push,

@@ -146,13 +146,43 @@ TEST(ranges_have_equal_counts)
         lt_optim_range r = {0};
         backward(&n, 3);
         CHECK_OK(step(&n));
-        CHECK(lt_optim_next_range(n.optim, all, false, &r));
+        CHECK(lt_optim_next_range(n.optim, NULL, all, false, &r));
         CHECK_EQ(r.end, sgd ? 3 : 2);
         CHECK_EQ(r.steps, 1);
-        CHECK_EQ(lt_optim_next_range(n.optim, all, false, &r), !sgd);
+        CHECK_EQ(lt_optim_next_range(n.optim, NULL, all, false, &r), !sgd);
         CHECK_EQ(r.steps, sgd);
         destroy(&n);
     }
+}
+
+/* The end of the first range, given the options of two groups; the last parameter is in the second
+ * group. Every step updates all parameters. */
+static int first_end(const char *first, const char *second)
+{
+    static const bool all[N] = {true, true, true};
+    net n = make("momentum_step", first), other = make("momentum_step", second);
+    const lt_opt *const options[] = {n.opt, other.opt};
+    lt_optim_range r = {0};
+    CHECK_OK(lt_optim_set_group(n.optim, n.w[N - 1], 1));
+    CHECK(lt_optim_next_range(n.optim, options, all, false, &r));
+    int end = r.end;
+    CHECK_EQ(r.group, 0);
+    backward(&n, 7);
+    CHECK_OK(lt_optim_step(n.optim, options, 2, NULL));
+    CHECK_NEAR(value(&n, 0), 1 - 0.125 * 2, 0);
+    CHECK_NEAR(value(&n, N - 1), 1 - other.opt[0].f * 2, 0);
+    destroy(&other);
+    destroy(&n);
+    return end;
+}
+
+TEST(groups_with_the_same_options_share_a_range)
+{
+    CHECK_EQ(first_end("lr=0.125", "lr=0.125"), N);
+    CHECK_EQ(first_end("lr=0.125 nesterov=false", "lr=0.125 momentum=0.9"), N);
+    CHECK_EQ(first_end("lr=0.125", "lr=0.25"), N - 1);
+    CHECK_EQ(first_end("lr=0.125", "lr=0.125 momentum=0.5"), N - 1);
+    CHECK_EQ(first_end("lr=0.125 momentum=0.0", "lr=0.125 momentum=0.0 nesterov=true"), N - 1);
 }
 
 TEST(a_count_can_be_restored)

@@ -59,7 +59,7 @@ static void open_params(server *s)
     CHECK(s->optim != NULL);
     CHECK_OK(lt_optim_set_group(s->optim, s->param[2], 1)); /* the others are adjacent */
     lt_optim_range r = {0};
-    for (int i = 0; lt_optim_next_range(s->optim, all, true, &r); i++)
+    for (int i = 0; lt_optim_next_range(s->optim, NULL, all, true, &r); i++)
         s->range[i] = r;
 }
 
