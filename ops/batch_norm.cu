@@ -68,8 +68,10 @@ static size_t scratch(const lt_call *c, bool backward)
 template <class E> struct sum_pass {
     plan p;
     const E *x, *dy, *y;
-    E *d_residual; /* receives g, the dy that the activation passes, or NULL */
-    const float *coefs;
+    E *d_residual;           /* receives g, the dy that the activation passes, or NULL */
+    const float *mean, *var; /* of each channel; not for MOMENTS */
+    lt_numbers scale, shift;
+    double eps;
     lt_bounds act;
     bool add, wide; /* add to d_residual; arrays are aligned for packs */
 };
@@ -126,6 +128,31 @@ template <int V> struct sums_of {
     float center[V], factor[V], shift[V];
     float sum[V], product[V];
 };
+
+/* Sets the mean and, for ACT_OF_X, the factor and the shift of the thread's lanes. Each thread of
+ * the block computes them for one lane. */
+template <int MODE, class E, int V>
+__device__ void find_coefficients(const sum_pass<E> &q, const lt_column &at,
+                                  float (*all)[LT_THREADS], sums_of<V> &s)
+{
+    int64_t lane = (at.index - at.among) * V + threadIdx.x;
+    if (lane < q.p.width) {
+        int64_t k = lane % q.p.channels;
+        all[0][threadIdx.x] = q.mean[k];
+        if (MODE == ACT_OF_X) {
+            double factor = lt__norm_factor(lt__number_at(q.scale, k), q.var[k], q.eps);
+            all[1][threadIdx.x] = (float)factor;
+            all[2][threadIdx.x] = lt__number_at(q.shift, k);
+        }
+    }
+    __syncthreads();
+    for (int k = 0; k < V; k++) {
+        s.center[k] = all[0][at.among * V + k];
+        s.factor[k] = MODE == ACT_OF_X ? all[1][at.among * V + k] : 0;
+        s.shift[k] = MODE == ACT_OF_X ? all[2][at.among * V + k] : 0;
+    }
+    __syncthreads();
+}
 
 /* Loads a pack. All elements of a WHOLE row exist, so there is no bounds check. */
 template <bool WHOLE, int V, class E>
@@ -191,11 +218,7 @@ __global__ void __launch_bounds__(LT_THREADS)
         for (int k = 0; k < V; k++)
             s.center[k] = centers[k * columns + at.among];
     } else {
-        take<V>(q.coefs + AT_MEAN * p.width, lane, s.center);
-    }
-    if (MODE == ACT_OF_X) {
-        take<V>(q.coefs + AT_FACTOR * p.width, lane, s.factor);
-        take<V>(q.coefs + AT_SHIFT * p.width, lane, s.shift);
+        find_coefficients<MODE>(q, at, all, s);
     }
     if (at.valid) {
 #pragma unroll(MODE == MOMENTS ? 2 : 1)
@@ -252,8 +275,7 @@ __device__ static void set_coefficients(const channels &c, int64_t k, float mean
     set(c, AT_SHIFT, k, c.shift.at ? lt__number_at(c.shift, k) : 0);
 }
 
-/* Sets the coefficients for a given mean and variance, and copies these to `mean` and `var` unless
- * they are NULL. */
+/* Sets the coefficients for a given mean and variance, and copies these to `mean` and `var`. */
 static __global__ void __launch_bounds__(LT_THREADS)
     coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers from,
                        const __grid_constant__ lt_numbers from_var, float *mean, float *var)
@@ -263,10 +285,8 @@ static __global__ void __launch_bounds__(LT_THREADS)
         return;
     float m = lt__number_at(from, k), v = lt__number_at(from_var, k);
     set_coefficients(c, k, m, v);
-    if (mean) {
-        mean[k] = m;
-        var[k] = v;
-    }
+    mean[k] = m;
+    var[k] = v;
 }
 
 typedef struct sample {
@@ -311,11 +331,11 @@ typedef struct gradients { /* gradients of the parameters, and whether to add to
     bool add_scale, add_shift, add_mean, add_var;
 } gradients;
 
-/* Joins the sums of all parts. The running statistics are constants, so their gradients are 0.
- * share: 1 / rows, or 0 in evaluation. */
+/* Joins the sums of all parts, and sets the coefficients. The running statistics are constants, so
+ * their gradients are 0. share: 1 / rows, or 0 in evaluation. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    products_kernel(const __grid_constant__ channels c, const lt_two *parts, const float *var,
-                    const __grid_constant__ gradients d, double share)
+    products_kernel(const __grid_constant__ channels c, const lt_two *parts, const float *mean,
+                    const float *var, const __grid_constant__ gradients d, double share)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column();
@@ -323,6 +343,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
     if (k >= p.channels || threadIdx.x >= LT_JOINED_COLUMNS)
         return;
     float factor = (float)lt__norm_factor(lt__number_at(c.scale, k), var[k], c.eps);
+    set_coefficients(c, k, mean[k], var[k]);
     set(c, AT_SLOPE, k, lt__norm_slope(factor, var[k], c.eps, sums.b, share));
     set(c, AT_OFFSET, k, lt__norm_offset(factor, sums.a, share));
     float product = (float)(1 / sqrt(var[k] + c.eps) * sums.b);
@@ -355,15 +376,12 @@ static lt_status join_parts(const lt_call *c, const plan *p,
                       (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
 }
 
-/* Sets the coefficients for these statistics. give: also copy them to the outputs for the batch
- * statistics. */
-static lt_status use_statistics(const lt_call *c, const plan *p, const lt_tensor *mean,
-                                const lt_tensor *var, bool give)
+/* Sets the coefficients for the running statistics. */
+static lt_status use_statistics(const lt_call *c, const plan *p)
 {
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_THREADS), coefficient_kernel,
-                      channels_of(c, p), lt__numbers_of(mean), lt__numbers_of(var),
-                      give ? (float *)c->out[BATCH_MEAN]->data : (float *)NULL,
-                      give ? (float *)c->out[BATCH_VAR]->data : (float *)NULL);
+                      channels_of(c, p), lt__numbers_of(c->in[MEAN]), lt__numbers_of(c->in[VAR]),
+                      (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
 }
 
 /* ==== Results ================================================================================= */
@@ -473,8 +491,7 @@ template <class E> static lt_status sum_moments(const lt_call *c, const plan *p)
 template <class E> static lt_status forward(const lt_call *c)
 {
     plan p = plan_for(c->in[X]);
-    LT_TRY(lt__flag(c, TRAIN) ? sum_moments<E>(c, &p)
-                              : use_statistics(c, &p, c->in[MEAN], c->in[VAR], true));
+    LT_TRY(lt__flag(c, TRAIN) ? sum_moments<E>(c, &p) : use_statistics(c, &p));
     result_pass<E> q = {};
     q.p = p;
     q.x = (const E *)c->in[X]->data;
@@ -530,6 +547,7 @@ static lt_status join_products(const lt_call *c, const plan *p)
     double share = lt__flag(c, TRAIN) && rows > 0 ? 1 / (double)rows : 0;
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_JOINED_COLUMNS),
                       products_kernel, channels_of(c, p), (const lt_two *)part_sums(c, p),
+                      (const float *)c->out[BATCH_MEAN]->data,
                       (const float *)c->out[BATCH_VAR]->data, d, share);
 }
 
@@ -544,7 +562,11 @@ template <class E> static lt_status sum_products(const lt_call *c, const plan *p
     q.dy = (const E *)c->d_out[Y]->data;
     q.y = (const E *)data_of(c->out[Y]);
     q.d_residual = (E *)data_of(lt__optional(c, c->d_in, RESIDUAL));
-    q.coefs = coefficients(c);
+    q.mean = (const float *)c->out[BATCH_MEAN]->data;
+    q.var = (const float *)c->out[BATCH_VAR]->data;
+    q.scale = lt__numbers_of(c->in[SCALE]);
+    q.shift = lt__numbers_of(c->in[SHIFT]);
+    q.eps = lt__number(c, EPS);
     q.act = lt__bounds(c);
     q.add = lt__adds(c, RESIDUAL);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
@@ -563,7 +585,6 @@ template <class E> static lt_status backward(const lt_call *c)
     int mode = lt__word(c, ACT) == 0 ? PLAIN : c->out[Y] ? ACT_OF_Y : ACT_OF_X;
     /* g was written there, and can be read instead of dy */
     bool passed = d_residual && !lt__adds(c, RESIDUAL);
-    LT_TRY(use_statistics(c, &p, c->out[BATCH_MEAN], c->out[BATCH_VAR], false));
     LT_TRY(sum_products<E>(c, &p, mode));
     if (!c->d_in[X])
         return LT_OK;
