@@ -423,6 +423,43 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     return LT_OK;
 }
 
+static lt_status run_all(const lt_def *def, lt_call *calls, int n)
+{
+    const lt_ctx *ctx = calls->ctx;
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    const lt_kernels *own = lt__kernels_of(ag, def);
+    bool at_once = own && own->fwd_all && !ag->timer && !ctx->trace;
+    for (int i = 0; i < n; i++) {
+        at_once &= !calls[i].device->is_host;
+        calls[i].skip = ag->skip;
+    }
+    if (at_once)
+        return own->fwd_all(calls, n);
+    for (int i = 0; i < n; i++)
+        LT_TRY(lt__run_kernel(&calls[i], def, false));
+    return LT_OK;
+}
+
+lt_status lt__apply_all(lt_ctx *ctx, const lt_def *def, lt_call *calls, int n)
+{
+    for (int i = 0; i < n; i++) {
+        lt_call *c = &calls[i];
+        c->ctx = ctx;
+        c->op = def->op;
+        c->schema = &def->schema;
+        LT_TRY(check_inputs(ctx, def, c->in, c->n_in));
+        if (find_device(def, c->in, c->n_in, &c->device) != LT_OK || def->op->shape(c) != LT_OK)
+            return lt_fail_prefix("%s", def->schema.name);
+    }
+    if (run_all(def, calls, n) != LT_OK)
+        return lt_fail_prefix("%s", def->schema.name);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < calls[i].n_in; k++)
+            if (def->op->in_place >> k & 1)
+                lt__bump_version(calls[i].in[k]);
+    return LT_OK;
+}
+
 static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def,
                                 lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out)
 {

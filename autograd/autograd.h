@@ -169,6 +169,8 @@ typedef struct lt_kernels {
      * NULL, which means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
+    /* Runs n forward calls of an in-place op at once. NULL: fwd runs them one by one */
+    lt_status (*fwd_all)(lt_call *calls, int n);
     /* bwd accepts an f32 d_in for an f16 or bf16 input: the gradient of a parameter that was read
      * through its half copy. Otherwise each d_in has the dtype of its input and is converted after
      * bwd */

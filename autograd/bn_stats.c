@@ -2,14 +2,27 @@
  * batch_norm_merge and batch_norm_update do the arithmetic. */
 #include "autograd/tape.h"
 
-static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in[4], double a,
-                              double b)
+enum { AT_ONCE = 64 }; /* calls of an op, at most */
+
+typedef struct row { /* the arguments of a call */
+    lt_tensor *in[4];
+    double options[2];
+} row;
+
+/* Runs an op once for each of n rows. */
+static lt_status run(lt_ctx *ctx, const char *name, row *rows, int n)
 {
     const lt_def *def = lt_op_find(ctx, name);
+    lt_call calls[AT_ONCE];
+    lt_opt opts[AT_ONCE][2];
     if (!def)
         return LT_EINVAL;
-    lt_opt opts[2] = {{.kind = LT_NUMBER, .n = 1, .f = a}, {.kind = LT_NUMBER, .n = 1, .f = b}};
-    return lt_apply(ctx, def, in, 4, opts, NULL);
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < 2; k++)
+            opts[i][k] = (lt_opt){.kind = LT_NUMBER, .n = 1, .f = rows[i].options[k]};
+        calls[i] = (lt_call){.opt = opts[i], .n_in = 4, .in = rows[i].in};
+    }
+    return lt__apply_all(ctx, def, calls, n);
 }
 
 /* Copies the statistics of s, unless they are copies, so that others can be merged into them: until
@@ -50,8 +63,8 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
                 "%lld",
                 (long long)(INT64_MAX - s->count), (long long)count);
         LT_TRY(own_statistics(s));
-        LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
-                            (double)s->count, (double)count));
+        row merge = {{s->mean, s->var, mean, var}, {(double)s->count, (double)count}};
+        LT_TRY(run(ctx, "batch_norm_merge", &merge, 1));
         s->count += count;
         s->momentum = momentum;
         return LT_OK;
@@ -75,23 +88,41 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
+/* Frees the entries of a list that has the order of the pending ones. */
+static void discard(lt_ctx *ctx, lt_bn_entry *const *list, int n)
+{
+    lt_bn_entry **link = &ctx->slots.autograd->bn_stats;
+    for (int i = 0; i < n;) {
+        if (*link != list[i]) {
+            link = &(*link)->next;
+            continue;
+        }
+        *link = list[i]->next;
+        lt__bn_entry_free(ctx, list[i++]);
+    }
+}
+
 /* Updates the running statistics from the pending ones: from all of them, or only from those that
  * no backward of this period followed. */
 static lt_status commit(lt_ctx *ctx, bool all)
 {
-    struct lt_autograd *ag = ctx->slots.autograd;
-    lt_bn_entry **link = &ag->bn_stats, *s;
-    while ((s = *link)) {
-        if (!all && s->backward_period == ag->period + 1) {
-            link = &s->next;
-            continue;
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    lt_bn_entry *list[AT_ONCE];
+    row rows[AT_ONCE];
+    int n;
+    do {
+        n = 0;
+        for (lt_bn_entry *s = ag->bn_stats; s && n < AT_ONCE; s = s->next) {
+            if (!all && s->backward_period == ag->period + 1)
+                continue;
+            rows[n] = (row){{s->running_mean, s->running_var, s->mean, s->var},
+                            {(double)s->count, s->momentum}};
+            list[n++] = s;
         }
-        LT_TRY(run_in_place(ctx, "batch_norm_update",
-                            (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
-                            (double)s->count, s->momentum));
-        *link = s->next;
-        lt__bn_entry_free(ctx, s);
-    }
+        lt_status status = n > 0 ? run(ctx, "batch_norm_update", rows, n) : LT_OK;
+        discard(ctx, list, n); /* after a failure too: some may have been applied */
+        LT_TRY(status);
+    } while (n == AT_ONCE);
     return LT_OK;
 }
 

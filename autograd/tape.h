@@ -317,6 +317,9 @@ LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);
+/* Like lt_apply() for n > 0 calls of an in-place op, with their `in`, `n_in` and complete `opt`:
+ * checks all, then runs them at once if the device can. Without casts and op hooks. */
+lt_status lt__apply_all(lt_ctx *ctx, const lt_def *def, lt_call *calls, int n);
 /* Whether all n tensors that a kernel of op would write are empty or NULL. The kernel must not run
  * then: another axis may be so long that its loops would practically never end. False if op needs
  * sums over ranks, since the other ranks wait for them. */

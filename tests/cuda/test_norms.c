@@ -4,6 +4,7 @@
  * f32 spacings, at the largest element or at the typical size of a sum of that many rows.
  */
 #include "tests/cuda/reference.h"
+#include "tests/device/emu.h"
 
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
@@ -145,6 +146,48 @@ TEST(running_statistics)
                                  .dtype = floats[d],
                                  .shapes = shapes[i]});
     lt_ctx_free(m.ctx);
+}
+
+enum { LAYERS = 70, MOST = 600 };
+
+/* Commits statistics of LAYERS layers, and stores the resulting running statistics. Returns the
+ * number of kernels that this takes. Takes ctx. */
+static int64_t commit_layers(lt_ctx *ctx, float results[LAYERS][2][MOST])
+{
+    lt_tensor *x[LAYERS][4];
+    int64_t (*count)(int what);
+    *(void **)&count = from_plugin("shim_count");
+    for (int i = 0; i < LAYERS; i++) {
+        int64_t channels = 1 + 97 * i % MOST;
+        for (int k = 0; k < 4; k++)
+            x[i][k] =
+                lt_tensor_full(ctx, i % 7 == k ? LT_BF16 : LT_F32, 1, &channels, 0.1 * i + 0.7 * k);
+        must(lt_bn_stats_add(ctx, x[i][0], x[i][1], x[i][2], x[i][3], 1 + i, 0.3));
+    }
+    int64_t before = count(SHIM_KERNELS);
+    must(lt_bn_stats_commit(ctx));
+    int64_t kernels = count(SHIM_KERNELS) - before;
+    CHECK_EQ(lt_bn_stats_pending(ctx), 0);
+    for (int i = 0; i < LAYERS; i++)
+        for (int k = 0; k < 4; k++) {
+            lt_tensor *wide = lt_run(ctx, "cast", "dtype=f32", x[i][k], NULL);
+            if (k < 2)
+                must(lt_read(wide, results[i][k]));
+            lt_release(wide);
+            lt_release(x[i][k]);
+        }
+    lt_ctx_free(ctx);
+    return kernels;
+}
+
+/* Few kernels update all layers, with the bits of the CPU. */
+TEST(running_statistics_of_many_layers)
+{
+    static float here[LAYERS][2][MOST], there[LAYERS][2][MOST];
+    use_plugins("");
+    CHECK_EQ(commit_layers(open_reference(), here), 0);
+    CHECK(commit_layers(open_device(), there) < 5);
+    CHECK(memcmp(here, there, sizeof here) == 0);
 }
 
 /* ==== layer_norm ============================================================================== */

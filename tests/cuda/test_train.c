@@ -98,6 +98,27 @@ static void check_training(const char *precision, double allowed)
     }
 }
 
+/* An overflow that the host does not know yet changes neither weights nor running statistics. */
+TEST(a_pending_step_that_is_skipped)
+{
+    static const char skipped[] =
+        "local lt = require 'luatrain'\n"
+        "local net = lt.nn.sequential{lt.nn.linear{3, 4}, lt.nn.batch_norm{4}}\n"
+        "local scaler <close> = lt.amp.scaler{scale = 2^24}\n"
+        "local sgd, before, x = lt.optim.sgd(net, {lr = 1}), net:sha256(), lt.randn{8, 3}\n"
+        "lt.step(lt.autocast, 'fp16', function()\n"
+        "  (net(x):cast 'f32' * 1000):sum():backward()\n"
+        "  assert(sgd:step() == 'pending')\n"
+        "end)\n"
+        "assert(scaler.skipped == 1 and net:sha256() == before)\n";
+    lt_ctx *ctx = open_cuda(true);
+    lua_State *L = lt_lua_new(ctx);
+    CHECK(L && luaL_loadstring(L, skipped) == LUA_OK);
+    CHECK_OK(lt_lua_call(L, 0, 0));
+    lt_lua_close(L);
+    lt_ctx_free(ctx);
+}
+
 static int fail_now(lua_State *L)
 {
     void (*fault)(const char *fmt, ...);

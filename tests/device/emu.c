@@ -407,8 +407,10 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     a->check_loss = check_loss;
     a->clip = clip;
     for (int id = 0; id < LT_OPS; id++)
-        a->op[id] =
-            (lt_kernels){scratch, forward, backward, id == LT_OP_conv2d || id == LT_OP_linear};
+        a->op[id] = (lt_kernels){.scratch = scratch,
+                                 .fwd = forward,
+                                 .bwd = backward,
+                                 .f32_grads = id == LT_OP_conv2d || id == LT_OP_linear};
     if (lacks("no-pow"))
         a->op[LT_OP_pow] = (lt_kernels){0};
     snprintf(a->name, sizeof a->name, "emulator (reference kernels)");
