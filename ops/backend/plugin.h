@@ -27,6 +27,15 @@ typedef struct lt_host { /* the functions of the library that a plugin may call 
     void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
 } lt_host;
 
+/* The statistics of one gradient in device memory, as a kernel writes them: in parts, which are
+ * joined later, so that one kernel can join those of all gradients. */
+enum { LT_GRAD_PARTS = 512 };
+typedef struct lt_grad_row {
+    int64_t parts; /* number of parts in use */
+    double by;     /* the joined magnitude is multiplied by it */
+    lt_grad_stats part[LT_GRAD_PARTS];
+} lt_grad_row;
+
 typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
     lt_device *device;          /* new; its close() frees it, once all tensors are freed */
     /* fwd and bwd are NULL if there is no kernel for an op. Views need none. add_squares must
@@ -34,17 +43,18 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
     lt_kernels op[LT_OPS];
     /* The functions below enqueue their work in the device's stream. Statistics and checks are in
      * device memory. */
-    /* Like lt_rescale(), but sets *stats to the statistics of x before scaling. stats may be
-     * NULL. */
-    lt_status (*rescale)(lt_tensor *x, double by, lt_grad_stats *stats);
-    /* *stats = the statistics that by * x would have; x is unchanged. */
-    lt_status (*measure)(const lt_tensor *x, double by, lt_grad_stats *stats);
-    /* check->grads = rows[0..n) combined. Sets check->skip if any value is not finite. */
-    lt_status (*check_grads)(lt_device *device, const lt_grad_stats *rows, int n,
+    /* Like lt_rescale(), but sets *row to the statistics of x before scaling. row may be NULL. */
+    lt_status (*rescale)(lt_tensor *x, double by, lt_grad_row *row);
+    /* *row = the statistics that by * x would have; x is unchanged. */
+    lt_status (*measure)(const lt_tensor *x, double by, lt_grad_row *row);
+    /* stats[i] = the parts of rows[i] joined. */
+    lt_status (*join)(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats);
+    /* check->grads = stats[0..n) combined. Sets check->skip if any value is not finite. */
+    lt_status (*check_grads)(lt_device *device, const lt_grad_stats *stats, int n,
                              lt_step_check *check);
-    /* Sets x to zero if *leftover has non-finite values and rows[0..n) have none. */
+    /* Sets x to zero if *leftover has non-finite values and stats[0..n) have none. */
     lt_status (*zero_leftover)(lt_tensor *x, const lt_grad_stats *leftover,
-                               const lt_grad_stats *rows, int n);
+                               const lt_grad_stats *stats, int n);
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
     char name[96]; /* for lt_backend(): "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */

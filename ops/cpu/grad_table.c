@@ -7,8 +7,10 @@
 
 struct lt_grad_table {
     lt_ctx *ctx;
-    lt_device *device;                  /* the accelerator, or NULL */
-    lt_grad_stats *on_host, *on_device; /* rows on the CPU; on the accelerator, or NULL */
+    lt_device *device;        /* the accelerator, or NULL */
+    lt_grad_stats *on_host;   /* rows on the CPU */
+    lt_grad_row *parts;       /* rows on the accelerator, in parts, or NULL */
+    lt_grad_stats *on_device; /* these rows once joined, or NULL */
     bool *is_on_device;
     int capacity;
 };
@@ -18,9 +20,27 @@ static void free_rows(lt_grad_table *table)
     size_t rows = (size_t)table->capacity;
     lt__free(table->ctx, table->on_host, rows * sizeof *table->on_host);
     lt__free(table->ctx, table->is_on_device, rows * sizeof *table->is_on_device);
+    if (table->parts)
+        lt__device_free(table->ctx, table->device, table->parts, rows * sizeof *table->parts);
     if (table->on_device)
         lt__device_free(table->ctx, table->device, table->on_device,
                         rows * sizeof *table->on_device);
+}
+
+/* Allocates rows on the accelerator, without parts, and copies those of `from` to them. */
+static lt_status make_parts(lt_grad_table *table, const lt_grad_table *from)
+{
+    lt_device *device = table->device;
+    size_t bytes = (size_t)table->capacity * sizeof *table->parts;
+    table->parts = lt__device_alloc(table->ctx, device, bytes);
+    table->on_device =
+        lt__device_alloc(table->ctx, device, (size_t)table->capacity * sizeof *table->on_device);
+    if (!table->parts || !table->on_device)
+        return LT_ENOMEM;
+    LT_TRY(device->fill(device, table->parts, LT_U8, bytes, 0));
+    return from->capacity == 0 ? LT_OK
+                               : device->copy(device, table->parts, from->parts,
+                                              (size_t)from->capacity * sizeof *table->parts);
 }
 
 /* Grows the table to hold `row`. Keeps the existing rows. */
@@ -35,15 +55,11 @@ static lt_status reserve(lt_grad_table *table, int row)
     lt_grad_table more = {.ctx = table->ctx, .device = table->device, .capacity = capacity};
     more.on_host = lt__alloc_zero(table->ctx, rows * sizeof *more.on_host);
     more.is_on_device = lt__alloc_zero(table->ctx, rows * sizeof *more.is_on_device);
-    if (table->device)
-        more.on_device = lt__device_alloc(table->ctx, table->device, rows * sizeof *more.on_device);
-    bool done = more.on_host && more.is_on_device && (more.on_device || !table->device);
+    bool done = more.on_host && more.is_on_device &&
+                (!table->device || make_parts(&more, table) == LT_OK);
     if (done && before > 0) {
         memcpy(more.on_host, table->on_host, before * sizeof *table->on_host);
         memcpy(more.is_on_device, table->is_on_device, before * sizeof *table->is_on_device);
-        done = !table->on_device ||
-               table->device->copy(table->device, more.on_device, table->on_device,
-                                   before * sizeof *table->on_device) == LT_OK;
     }
     free_rows(done ? table : &more);
     if (done)
@@ -84,7 +100,7 @@ lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, dou
     if (!table->is_on_device[row])
         return lt_rescale(x, by, &table->on_host[row]);
     lt__bump_version(x);
-    return lt__accelerator(table->ctx)->rescale(x, by, &table->on_device[row]);
+    return lt__accelerator(table->ctx)->rescale(x, by, &table->parts[row]);
 }
 
 lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by)
@@ -93,7 +109,7 @@ lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, dou
     LT_TRY(lt__check_alive(x));
     table->is_on_device[row] = !x->storage->device->is_host;
     if (table->is_on_device[row])
-        return lt__accelerator(table->ctx)->measure(x, by, &table->on_device[row]);
+        return lt__accelerator(table->ctx)->measure(x, by, &table->parts[row]);
     table->on_host[row] = lt_grad_stats_of(x);
     table->on_host[row].largest *= by;
     return LT_OK;
@@ -103,9 +119,17 @@ lt_status lt_grad_table_clear(lt_grad_table *table, int row)
 {
     LT_TRY(reserve(table, row));
     table->on_host[row] = (lt_grad_stats){0};
-    return table->is_on_device[row] ? table->device->fill(table->device, &table->on_device[row],
-                                                          LT_U8, sizeof *table->on_device, 0)
-                                    : LT_OK;
+    if (!table->is_on_device[row])
+        return LT_OK;
+    int64_t *parts = &table->parts[row].parts;
+    return table->device->fill(table->device, parts, LT_U8, sizeof *parts, 0);
+}
+
+/* Joins the parts of rows first..first+n-1 on the accelerator. */
+static lt_status join(lt_grad_table *table, int first, int n)
+{
+    return lt__accelerator(table->ctx)
+        ->join(table->device, table->parts + first, n, table->on_device + first);
 }
 
 static bool some_are_on_device(const lt_grad_table *table, int first, int n)
@@ -130,6 +154,7 @@ lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_sta
     size_t bytes = (size_t)n * sizeof *come;
     *stats = (lt_grad_stats){0};
     if (some_are_on_device(table, first, n)) {
+        LT_TRY(join(table, first, n));
         if (!(come = lt__alloc(table->ctx, bytes)))
             return LT_ENOMEM;
         lt_status status =
@@ -148,6 +173,7 @@ lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_sta
 
 lt_status lt_grad_table_check(lt_grad_table *table, int first, int n)
 {
+    LT_TRY(join(table, first, n));
     return lt__accelerator(table->ctx)
         ->check_grads(table->device, table->on_device + first, n, lt_step_check_of(table->ctx));
 }
@@ -158,6 +184,8 @@ lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int le
 {
     lt_grad_stats of_x, all;
     if (table->is_on_device[left] && (n == 0 || lt_grad_table_is_on_device(table, first, n))) {
+        LT_TRY(join(table, left, 1));
+        LT_TRY(join(table, first, n));
         lt__bump_version(x);
         return lt__accelerator(table->ctx)
             ->zero_leftover(x, &table->on_device[left], table->on_device + first, n);

@@ -133,13 +133,20 @@ static void rescale_f32(lt_tensor *x, float by, lt_grad_stats *stats)
 /* Waits for the device if stats is not NULL. */
 static lt_status rescale_on_device(lt_tensor *x, double by, lt_grad_stats *stats)
 {
+    const lt_accelerator *accelerator = lt__accelerator(x->ctx);
     lt_device *device = x->storage->device;
-    lt_grad_stats *there = stats ? lt__device_alloc(x->ctx, device, sizeof *there) : NULL, here;
+    struct {
+        lt_grad_row row;
+        lt_grad_stats stats;
+    } *there = stats ? lt__device_alloc(x->ctx, device, sizeof *there) : NULL;
+    lt_grad_stats here;
     if (stats && !there)
         return LT_ENOMEM;
-    lt_status status = lt__accelerator(x->ctx)->rescale(x, by, there);
+    lt_status status = accelerator->rescale(x, by, stats ? &there->row : NULL);
     if (status == LT_OK && stats)
-        status = lt__move(x->ctx->devices[0], &here, device, there, sizeof here);
+        status = accelerator->join(device, &there->row, 1, &there->stats);
+    if (status == LT_OK && stats)
+        status = lt__move(x->ctx->devices[0], &here, device, &there->stats, sizeof here);
     if (status == LT_OK && stats)
         *stats = lt__grad_stats_join(*stats, here);
     lt__device_free(x->ctx, device, there, sizeof *there);

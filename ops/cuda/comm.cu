@@ -19,7 +19,7 @@ struct comm {
     bool begun;        /* whether event is pending */
     bool summing;      /* an allreduce has begun that may not be in the stream yet */
     int n_tail;        /* length of its tail */
-    char *on_device;   /* on the device: statistics, the tail, partial statistics */
+    char *on_device;   /* on the device: statistics, the tail, statistics in parts */
     struct {
         lt_grad_stats found;
         float tail[LT_COMM_TAIL];
@@ -38,9 +38,9 @@ static float *tail_on_device(const comm *p)
 {
     return (float *)(p->on_device + sizeof(lt_grad_stats));
 }
-static char *parts_on_device(const comm *p)
+static lt_grad_row *row_on_device(const comm *p)
 {
-    return p->on_device + LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float);
+    return (lt_grad_row *)(p->on_device + LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float));
 }
 
 static cudaError_t copy(comm *p, void *to, const void *from, size_t bytes)
@@ -107,7 +107,7 @@ static void comm_close(lt_device_comm *given)
 static cudaError_t make(comm *p)
 {
     int least, greatest;
-    size_t bytes = LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float) + lt__cuda_rescale_bytes();
+    size_t bytes = LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float) + sizeof(lt_grad_row);
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (error == cudaSuccess)
         error = cudaStreamCreateWithPriority(&p->side.stream, cudaStreamNonBlocking, greatest);
@@ -184,7 +184,7 @@ static lt_status prepare(lt_device_comm *given, void *data, int64_t count, lt_dt
     }
     if (error == cudaSuccess && finds) {
         LT_TRY(
-            lt__cuda_measure(&p->side, data, count, dtype, parts_on_device(p), stats_on_device(p)));
+            lt__cuda_measure(&p->side, data, count, dtype, row_on_device(p), stats_on_device(p)));
         error = copy(p, &p->on_host->found, stats_on_device(p), sizeof(lt_grad_stats));
     }
     return record_event(p, error);

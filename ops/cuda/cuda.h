@@ -36,7 +36,6 @@ typedef struct lt_cuda {
     const lt_host *host;
     int index;
     cudaStream_t stream;
-    void *partial;   /* workspace of rescale.cu, on the device */
     void *sums;      /* workspace of lt__cuda_sum_rows(), on the device */
     lt_cuda_env env; /* passed to nvidia */
     lt_nvidia *nvidia;
@@ -314,13 +313,13 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 }
 
 /* Functions of lt_accelerator; see plugin.h. */
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
-lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
-size_t lt__cuda_rescale_bytes(void); /* size of cuda->partial */
-lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n,
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_row *row);
+lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_row *row);
+lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats);
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, int n,
                                lt_step_check *check);
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
-                                 const lt_grad_stats *rows, int n);
+                                 const lt_grad_stats *stats, int n);
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
 lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 
@@ -334,10 +333,9 @@ cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* all streams but those
 cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
 
 /* Enqueues kernels in the stream of cuda that measure `count` elements of a float dtype and write
- * the result to *stats. All pointers are device addresses. partial: lt__cuda_rescale_bytes()
- * bytes. */
+ * the result to *stats. All pointers are device addresses. row: workspace. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                           void *partial, lt_grad_stats *stats);
+                           lt_grad_row *row, lt_grad_stats *stats);
 /* Allreduce between the devices of the ranks. In comm.cu. */
 extern const lt_device_comm_calls lt__cuda_comm_calls;
 

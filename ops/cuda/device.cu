@@ -70,7 +70,6 @@ static void cuda_close(lt_device *device)
     lt__nvidia_free(cuda->nvidia);
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
-    (void)cudaFree(cuda->partial);
     (void)cudaFree(cuda->sums);
     (void)cudaFreeHost(cuda->bad_id);
     pthread_mutex_destroy(&cuda->lock);
@@ -286,12 +285,9 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
 /* Creates the stream and the fixed buffers of a device. */
 static cudaError_t begin(lt_cuda *cuda)
 {
-    size_t bytes = lt__cuda_rescale_bytes();
     cudaError_t error = cudaSetDevice(cuda->index);
     if (error == cudaSuccess)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaMalloc(&cuda->partial, bytes);
     if (error == cudaSuccess)
         error = cudaMalloc(&cuda->sums, lt__cuda_sum_rows_bytes());
     if (error == cudaSuccess)
@@ -387,6 +383,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
     accelerator->measure = lt__cuda_measure_scaled;
+    accelerator->join = lt__cuda_join;
     accelerator->check_grads = lt__cuda_check_grads;
     accelerator->zero_leftover = lt__cuda_zero_leftover;
     accelerator->check_loss = lt__cuda_check_loss;

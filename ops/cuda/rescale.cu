@@ -1,8 +1,7 @@
 /* rescale.cu - the CUDA side of rescale.c and grad_table.c. The statistics of gradients and losses
- * stay on the device, where they decide whether the step is applied. */
+ * stay on the device, where they decide whether the step is applied. A kernel measures each
+ * gradient in parts. One kernel joins the parts of all gradients of a step. */
 #include "ops/cuda/reduction.h"
-
-enum { BLOCKS = 1024 }; /* at most; cuda->partial has one lt_grad_stats for each */
 
 struct stats_join {
     typedef lt_grad_stats Acc;
@@ -14,105 +13,113 @@ struct stats_join {
     }
 };
 
-static __device__ lt_grad_stats measure_elements(double value)
+static __device__ lt_grad_stats measure_element(double value)
 {
     bool finite = value - value == 0;
     return lt_grad_stats{finite ? fabs(value) : 0, !finite};
 }
 
-/* Measures x, and multiplies it by `by` if RESCALE. */
+/* Measures x, and multiplies it by `by` if RESCALE. Each block writes a part of *row, which may be
+ * NULL. times: for row->by. */
 template <bool RESCALE, class E>
 __global__ void __launch_bounds__(LT_THREADS)
-    measure_kernel(E *x, int64_t count, double by, lt_grad_stats *stats)
+    measure_kernel(E *x, int64_t count, double by, lt_grad_row *row, double times, bool wide)
 {
+    enum { V = 16 / sizeof(E) };
     lt_grad_stats seen = stats_join::start();
-    int64_t stride = (int64_t)gridDim.x * LT_THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x; i < count; i += stride) {
-        double was = (double)lt__value(x[i]);
+    int64_t stride = (int64_t)gridDim.x * LT_THREADS * V;
+    for (int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * V; i < count; i += stride) {
+        lt_pack<E, V> p = lt__load<V>((const E *)x, i, count, wide);
+        for (int k = 0; k < V; k++) {
+            double was = (double)lt__value(p.at[k]);
+            p.at[k] = lt_element<E>::of((lt_wide<E>)(was * by));
+            seen = stats_join::join(seen, measure_element(was));
+        }
         if (RESCALE)
-            x[i] = lt_element<E>::of((lt_wide<E>)(was * by));
-        seen = stats_join::join(seen, measure_elements(was));
+            lt__store(x, i, count, wide, p);
     }
     seen = lt__join_lanes<stats_join>(seen, 1, LT_THREADS);
-    if (threadIdx.x == 0)
-        stats[blockIdx.x] = seen;
+    if (threadIdx.x > 0 || !row)
+        return;
+    row->part[blockIdx.x] = seen;
+    if (blockIdx.x == 0) {
+        row->parts = gridDim.x;
+        row->by = times;
+    }
 }
 
 /* Joins n statistics. Only the block's first thread gets the result. */
-static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int n)
+static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int64_t n)
 {
     lt_grad_stats seen = stats_join::start();
-    for (int i = threadIdx.x; i < n; i += LT_THREADS)
+    for (int64_t i = threadIdx.x; i < n; i += LT_THREADS)
         seen = stats_join::join(seen, stats[i]);
     return lt__join_lanes<stats_join>(seen, 1, LT_THREADS);
 }
 
+/* Each block joins the parts of one row. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    join_kernel(const lt_grad_stats *stats, int n, double by, lt_grad_stats *row)
+    join_kernel(const lt_grad_row *rows, lt_grad_stats *stats)
 {
-    lt_grad_stats seen = join_all(stats, n);
+    const lt_grad_row *row = &rows[blockIdx.x];
+    lt_grad_stats seen = join_all(row->part, row->parts);
     if (threadIdx.x == 0)
-        *row = lt_grad_stats{by * seen.largest, seen.not_finite};
-}
-
-/* The number of blocks for count elements, and of the statistics that they write. */
-static int64_t blocks_of(int64_t count)
-{
-    return lt__least(lt__ceil_div(count, LT_THREADS * 8), BLOCKS);
+        stats[blockIdx.x] = lt_grad_stats{row->by * seen.largest, seen.not_finite};
 }
 
 template <bool RESCALE, class E>
-static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double by, void *partial)
+static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double by, lt_grad_row *row,
+                        double times)
 {
-    return lt__launch(cuda, blocks_of(count), measure_kernel<RESCALE, E>, (E *)data, count, by,
-                      (lt_grad_stats *)partial);
+    int64_t blocks = lt__least(lt__ceil_div(count, LT_THREADS * 8), LT_GRAD_PARTS);
+    return lt__launch(cuda, blocks > 0 ? blocks : 1, measure_kernel<RESCALE, E>, (E *)data, count,
+                      by, row, times, lt__are_wide(data));
 }
 
 template <bool RESCALE>
 static lt_status measure(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
-                         void *partial)
+                         lt_grad_row *row, double times)
 {
     if (dtype == LT_F64)
-        return launch<RESCALE, double>(cuda, data, count, by, partial);
-    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<RESCALE, E>(cuda, data, count, by, partial));)
+        return launch<RESCALE, double>(cuda, data, count, by, row, times);
+    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<RESCALE, E>(cuda, data, count, by, row, times));)
 }
 
-static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, double by,
-                      lt_grad_stats *stats)
+static lt_status join(const lt_cuda *cuda, const lt_grad_row *rows, int n, lt_grad_stats *stats)
 {
-    return lt__launch(cuda, 1, join_kernel, (const lt_grad_stats *)partial, (int)blocks_of(count),
-                      by, stats);
+    return lt__launch(cuda, n, join_kernel, rows, stats);
 }
 
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_row *row)
 {
-    const lt_cuda *cuda = lt__cuda(x->ctx);
-    LT_TRY(measure<true>(cuda, x->data, x->count, x->dtype, by, cuda->partial));
-    return stats ? join(cuda, cuda->partial, x->count, 1, stats) : LT_OK;
+    return measure<true>(lt__cuda(x->ctx), x->data, x->count, x->dtype, by, row, 1);
 }
 
-lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats)
+lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_row *row)
 {
-    const lt_cuda *cuda = lt__cuda(x->ctx);
-    LT_TRY(measure<false>(cuda, x->data, x->count, x->dtype, 1, cuda->partial));
-    return join(cuda, cuda->partial, x->count, by, stats);
+    return measure<false>(lt__cuda(x->ctx), x->data, x->count, x->dtype, 1, row, by);
 }
 
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                           void *partial, lt_grad_stats *stats)
+                           lt_grad_row *row, lt_grad_stats *stats)
 {
-    LT_TRY(measure<false>(cuda, (void *)data, count, dtype, 1, partial));
-    return join(cuda, partial, count, 1, stats);
+    LT_TRY(measure<false>(cuda, (void *)data, count, dtype, 1, row, 1));
+    return join(cuda, row, 1, stats);
 }
 
-size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_grad_stats); }
+lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats)
+{
+    lt_cuda *cuda = (lt_cuda *)device;
+    (void)cudaSetDevice(cuda->index);
+    return join(cuda, rows, n, stats);
+}
 
 /* ==== Step checks ============================================================================= */
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    check_grads_kernel(const lt_grad_stats *rows, int n, lt_step_check *check)
+    check_grads_kernel(const lt_grad_stats *stats, int n, lt_step_check *check)
 {
-    lt_grad_stats seen = join_all(rows, n);
+    lt_grad_stats seen = join_all(stats, n);
     if (threadIdx.x > 0)
         return;
     check->grads = seen;
@@ -120,25 +127,26 @@ static __global__ void __launch_bounds__(LT_THREADS)
         check->skip = 1;
 }
 
-lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n,
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, int n,
                                lt_step_check *check)
 {
     lt_cuda *cuda = (lt_cuda *)device;
     (void)cudaSetDevice(cuda->index);
-    return lt__launch(cuda, 1, check_grads_kernel, rows, n, check);
+    return lt__launch(cuda, 1, check_grads_kernel, stats, n, check);
 }
 
-/* Every block reads all rows. They are few, and this only runs for leaves without an optimizer. */
+/* Every block reads all statistics. They are few, and this only runs for leaves without an
+ * optimizer. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
-                         const lt_grad_stats *rows, int n)
+                         const lt_grad_stats *stats, int n)
 {
     if (leftover->not_finite == 0)
         return;
     bool found = false;
     for (int i = 0; i < n; i++)
-        found |= rows[i].not_finite > 0;
+        found |= stats[i].not_finite > 0;
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (!found && i < count)
         x[i] = lt_element<E>::of(0);
@@ -146,20 +154,20 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 template <class E>
 static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x,
-                                      const lt_grad_stats *leftover, const lt_grad_stats *rows,
+                                      const lt_grad_stats *leftover, const lt_grad_stats *stats,
                                       int n)
 {
     return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS), zero_leftover_kernel<E>,
-                      (E *)x->data, x->count, leftover, rows, n);
+                      (E *)x->data, x->count, leftover, stats, n);
 }
 
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
-                                 const lt_grad_stats *rows, int n)
+                                 const lt_grad_stats *stats, int n)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
     if (x->dtype == LT_F64)
-        return launch_zero_leftover<double>(cuda, x, leftover, rows, n);
-    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_zero_leftover<E>(cuda, x, leftover, rows, n);)
+        return launch_zero_leftover<double>(cuda, x, leftover, stats, n);
+    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_zero_leftover<E>(cuda, x, leftover, stats, n);)
 }
 
 template <class E> __global__ void check_kernel(const E *loss, lt_step_check *check)

@@ -287,12 +287,24 @@ TEST(additions_of_gradients)
 
 /* ==== Rescaling =============================================================================== */
 
+/* The joined statistics of a row on the device. */
+static lt_grad_stats joined(machine *m, const lt_grad_row *row)
+{
+    lt_device *d = m->cuda.device;
+    lt_grad_stats got, *there = d->alloc(d, sizeof *there);
+    must(m->cuda.join(d, row, 1, there));
+    must(d->copy(d, &got, there, sizeof got));
+    d->free(d, there, sizeof *there);
+    return got;
+}
+
 static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
 {
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     mirror t = mirror_of(m, x, 1);
-    lt_grad_stats want = {0}, got, *row = d->alloc(d, sizeof *row);
+    lt_grad_row *row = d->alloc(d, sizeof *row);
+    lt_grad_stats want = {0}, got;
     t.tensor.ctx = m->ctx;
     must(m->cuda.rescale(on_device(&t), by, row));
     must(lt_rescale(x, by, &want));
@@ -300,7 +312,7 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     must(m->cuda.rescale(on_device(&t), by, NULL));
     must(lt_rescale(x, by, NULL));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    must(d->copy(d, &got, row, sizeof got));
+    got = joined(m, row);
     d->free(d, row, sizeof *row);
     CHECK(got.largest == want.largest);
     CHECK_EQ(got.not_finite, want.not_finite);
@@ -312,11 +324,12 @@ static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     mirror t = mirror_of(m, x, 1);
-    lt_grad_stats want = lt_grad_stats_of(x), got, *row = d->alloc(d, sizeof *row);
+    lt_grad_row *row = d->alloc(d, sizeof *row);
+    lt_grad_stats want = lt_grad_stats_of(x), got;
     t.tensor.ctx = m->ctx;
     must(m->cuda.measure(on_device(&t), by, row));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    must(d->copy(d, &got, row, sizeof got));
+    got = joined(m, row);
     d->free(d, row, sizeof *row);
     CHECK(got.largest == want.largest * by);
     CHECK_EQ(got.not_finite, want.not_finite);

@@ -225,11 +225,20 @@ static double rescale_one(char *at, lt_dtype dtype, double by)
     return was;
 }
 
-static lt_status rescale_all(lt_tensor *x, double by, lt_grad_stats *row)
+/* Makes *row a row of one part. Borrowed. */
+static lt_grad_stats *only_part(lt_grad_row *row)
+{
+    row->parts = 1;
+    row->by = 1;
+    row->part[0] = (lt_grad_stats){0};
+    return &row->part[0];
+}
+
+static lt_status rescale_all(lt_tensor *x, double by, lt_grad_row *row)
 {
     lt_dtype dtype = (lt_dtype)x->dtype;
-    lt_grad_stats ignored, *stats = row ? row : &ignored;
-    *stats = (lt_grad_stats){0};
+    lt_grad_row ignored;
+    lt_grad_stats *stats = only_part(row ? row : &ignored);
     for (int64_t i = 0; i < x->count; i++) {
         char *at = (char *)x->data + (size_t)i * lt_dtype_bytes(dtype);
         double was = rescale_one(at, dtype, by), size = was < 0 ? -was : was;
@@ -241,35 +250,48 @@ static lt_status rescale_all(lt_tensor *x, double by, lt_grad_stats *row)
     return LT_OK;
 }
 
-static lt_status rescale(lt_tensor *x, double by, lt_grad_stats *stats)
+static lt_status rescale(lt_tensor *x, double by, lt_grad_row *row)
 {
     emu *e = emu_of(x->storage->device);
-    if (stats && !is_on_device(e, stats))
+    if (row && !is_on_device(e, row))
         abort();
-    WITH_MEMORY(e, rescale_all(x, by, stats));
+    WITH_MEMORY(e, rescale_all(x, by, row));
 }
 
-static lt_status measure_all(const lt_tensor *x, double by, lt_grad_stats *row)
+static lt_status measure_all(const lt_tensor *x, double by, lt_grad_row *row)
 {
-    *row = (lt_grad_stats){0};
+    lt_grad_stats *stats = only_part(row);
     for (int64_t i = 0; i < x->count; i++) {
         size_t at = (size_t)i * lt_dtype_bytes((lt_dtype)x->dtype);
         double value;
         lt_convert(&value, LT_F64, (const char *)x->data + at, (lt_dtype)x->dtype, 1);
         if (isfinite(value))
-            row->largest = fmax(row->largest, fabs(value) * by);
+            stats->largest = fmax(stats->largest, fabs(value) * by);
         else
-            row->not_finite++;
+            stats->not_finite++;
     }
     return LT_OK;
 }
 
-static lt_status measure(const lt_tensor *x, double by, lt_grad_stats *stats)
+static lt_status measure(const lt_tensor *x, double by, lt_grad_row *row)
 {
     emu *e = emu_of(x->storage->device);
-    if (!is_on_device(e, stats))
+    if (!is_on_device(e, row))
         abort();
-    WITH_MEMORY(e, measure_all(x, by, stats));
+    WITH_MEMORY(e, measure_all(x, by, row));
+}
+
+static lt_status join_all(const lt_grad_row *rows, int n, lt_grad_stats *stats)
+{
+    for (int i = 0; i < n; i++)
+        stats[i] = rows[i].parts > 0 ? rows[i].part[0] : (lt_grad_stats){0};
+    return LT_OK;
+}
+
+static lt_status join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, join_all(rows, n, stats));
 }
 
 /* ==== Step checks ============================================================================= */
@@ -402,6 +424,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     a->device = &emu_new(host, index)->base;
     a->rescale = rescale;
     a->measure = measure;
+    a->join = join;
     a->check_grads = check_grads;
     a->zero_leftover = zero_leftover;
     a->check_loss = check_loss;
