@@ -190,7 +190,7 @@ static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_loss_scale *s = ud;
     bool is_on_device = !grad->storage->device->is_host;
     lt_grad_stats leftover = {0};
-    LT_TRY(lt_grad_table_rescale(s->table, LT_ROW_LEFTOVER, grad, scale_of(s)));
+    LT_TRY(lt_grad_table_rescale(s->table, LT_ROW_LEFTOVER, grad, grad, scale_of(s)));
     if (!is_on_device)
         LT_TRY(lt_grad_table_read(s->table, LT_ROW_LEFTOVER, 1, &leftover));
     if (is_on_device ? find_row(s, x) : leftover.not_finite == 0)
@@ -200,11 +200,11 @@ static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
                                        s->n_measured);
 }
 
-static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from)
 {
     lt_loss_scale *s = ud;
     LT_TRY(take_row(s, x));
-    return lt_grad_table_rescale(s->table, s->last, grad, 1 / scale_of(s));
+    return lt_grad_table_rescale(s->table, s->last, grad, from, 1 / scale_of(s));
 }
 
 /* A hook may have made a gradient finite or not finite. */

@@ -171,10 +171,10 @@ typedef struct lt_kernels {
     lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
     /* Runs n forward calls of an in-place op at once. NULL: fwd runs them one by one */
     lt_status (*fwd_all)(lt_call *calls, int n);
-    /* bwd accepts an f32 d_in for an f16 or bf16 input: the gradient of a parameter that was read
-     * through its half copy. Otherwise each d_in has the dtype of its input and is converted after
-     * bwd */
-    bool f32_grads;
+    /* Whether bwd of this call computes the gradient of an f16 or bf16 input i in f32: the gradient
+     * of a parameter that was read through its half copy. Otherwise d_in[i] has the dtype of the
+     * input and is converted after bwd. NULL: never. The call has no d_in yet */
+    bool (*f32_grad)(const lt_call *call, int i);
 } lt_kernels;
 
 /* Tensors that backward may read: inputs, outputs, extra outputs. LT_SAVE_IN(7) means input 7 and

@@ -84,8 +84,10 @@ typedef struct lt_scaling {
     lt_status (*seed)(void *ud, lt_tensor *grad);
     /* This backward will add to grad, which earlier ones left for leaf x: scales it again. */
     lt_grad_hook rescale;
-    /* The gradient of x is complete in this backward: unscales it. Before the leaf's own hooks. */
-    lt_grad_hook complete;
+    /* The gradient of x is complete in this backward: sets grad to the unscaled gradient. Called
+     * before the leaf's own hooks. from: the scaled gradient, which is grad itself, or an f16 or
+     * bf16 tensor while grad is f32 and has no values yet. */
+    lt_status (*complete)(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from);
     /* After the leaf's own hooks, if it has any: they may have changed grad. */
     lt_grad_hook changed;
     /* lt_grad_set(x, true) was called: this step added to grad, so the next decide() must cover it.

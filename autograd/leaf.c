@@ -55,6 +55,8 @@ void lt__leaf_abandon(lt_leaf *leaf)
     const struct lt_autograd *ag = leaf->ctx->slots.autograd;
     if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
         lt__leaf_forget_grad(leaf); /* it is still scaled */
+    lt_release(leaf->unconverted);
+    leaf->unconverted = NULL;
     lt__leaf_drop_dry_grad(leaf);
     leaf->uses = 0;
     leaf->touched = false;

@@ -161,6 +161,30 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .first_row = node->first_row};
 }
 
+/* Whether lt_scaling.complete() can convert the gradient of input i, which the kernel has computed
+ * in half precision: no other node adds to it, and no hook of another leaf runs before. */
+static bool is_converted_later(const struct lt_autograd *ag, const lt_node *node, int i)
+{
+    const lt_leaf *leaf = node->edge[i].leaf;
+    for (int j = 0; j < i; j++)
+        if (node->edge[j].leaf)
+            return false;
+    return ag->scaling.complete && !ag->dry_run.on && is_half_copy(&node->edge[i]) &&
+           leaf->uses <= 1 && !leaf->has_grad && !leaf->injects_inf;
+}
+
+/* Passes the gradient that the kernel has computed for input i on to the edge. */
+static lt_status add_extra(const struct lt_autograd *ag, lt_node *node, int i, lt_tensor *grad)
+{
+    lt_edge *e = &node->edge[i];
+    if (!is_converted_later(ag, node, i))
+        return lt__edge_add(e, grad);
+    LT_TRY(lt__leaf_need_grad(e->leaf));
+    e->leaf->unconverted = lt_retain(grad);
+    arrived(e);
+    return LT_OK;
+}
+
 /* Runs the kernel for the inputs in `left`. If two inputs are the same tensor, they share one
  * gradient: the later one is first written to a tensor of its own, so that a kernel never gets the
  * same memory twice. */
@@ -172,7 +196,6 @@ static lt_status run_backward(lt_node *node, uint64_t left)
     lt_call call = lt__node_call(node, in);
     call.d_in = d_in;
     const lt_kernels *own = node->device->is_host ? NULL : lt__kernels_of(ag, node->def);
-    bool converts = own ? own->f32_grads : !op->any_dtype;
     lt_status status = LT_OK;
     for (int i = 0; i < node->n_in; i++) {
         in[i] = node->edge[i].saved;
@@ -184,7 +207,8 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         if (!(left >> i & 1))
             continue;
         call.leaves |= (uint64_t)(e->leaf != NULL) << i;
-        bool apart = is_half_copy(e) && !converts;
+        bool apart = is_half_copy(e) &&
+                     (own ? !(own->f32_grad && own->f32_grad(&call, i)) : op->any_dtype);
         for (int j = 0; j < i; j++)
             apart |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
                      node->edge[j].out_index == e->out_index;
@@ -212,7 +236,7 @@ static lt_status run_backward(lt_node *node, uint64_t left)
             arrived(&node->edge[i]);
         }
         if (status == LT_OK && extra[i])
-            status = lt__edge_add(&node->edge[i], extra[i]);
+            status = add_extra(ag, node, i, extra[i]);
         lt_release(extra[i]);
     }
     return status;
@@ -315,7 +339,7 @@ static lt_status finish_dry_grad(struct lt_autograd *ag, lt_leaf *leaf)
     lt_status status = LT_OK;
     leaf->touched = false;
     if (ag->scaling.complete)
-        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->dry_grad);
+        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->dry_grad, leaf->dry_grad);
     lt__leaf_drop_dry_grad(leaf);
     return status;
 }
@@ -328,9 +352,13 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
         LT_TRY(put_inf(leaf));
     leaf->touched = false;
     if (ag->scaling.complete) {
-        if (ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad) != LT_OK) {
+        lt_tensor *from = leaf->unconverted ? leaf->unconverted : lt_retain(leaf->grad);
+        leaf->unconverted = NULL;
+        lt_status status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad, from);
+        lt_release(from);
+        if (status != LT_OK) {
             lt__leaf_forget_grad(leaf);
-            return lt_errcode();
+            return status;
         }
         leaf->scaled_by = ag->scaling.ud;
     }

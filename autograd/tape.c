@@ -232,6 +232,7 @@ void lt__leaf_release(lt_leaf *leaf)
         lt__free(leaf->ctx, h, sizeof *h);
     }
     lt_release(leaf->grad);
+    lt_release(leaf->unconverted);
     lt_release(leaf->dry_grad);
     lt__segment_release(leaf->segment);
     lt__free(leaf->ctx, leaf, sizeof *leaf);

@@ -33,11 +33,13 @@ typedef struct lt_leaf {
     lt_tensor *grad; /* its memory stays when the gradient is discarded */
     lt_hook *hooks;
     int n_hooks;
-    bool collects;         /* requires a gradient, and is not frozen */
-    bool has_grad;         /* grad is a gradient; otherwise the next one overwrites it */
-    bool touched;          /* the running backward has added to grad, or is about to */
-    bool injects_inf;      /* lt_grad_fault(): its gradient gets an inf */
-    lt_tensor *dry_grad;   /* in a dry run: the gradient so far in this backward, or NULL */
+    bool collects;       /* requires a gradient, and is not frozen */
+    bool has_grad;       /* grad is a gradient; otherwise the next one overwrites it */
+    bool touched;        /* the running backward has added to grad, or is about to */
+    bool injects_inf;    /* lt_grad_fault(): its gradient gets an inf */
+    lt_tensor *dry_grad; /* in a dry run: the gradient so far in this backward, or NULL */
+    /* the gradient in half precision, until lt_scaling.complete() converts it to grad; or NULL */
+    lt_tensor *unconverted;
     const void *scaled_by; /* ud of the lt_scaling that scaled the gradient, or NULL */
     int optims;            /* number of optimizers that have it */
     int uses;              /* nodes that may still contribute in the running backward */

@@ -328,8 +328,16 @@ static size_t scratch(const lt_call *c, bool backward)
     return bytes > own ? bytes : own;
 }
 
+/* cuDNN computes gradients in the dtype of its factors. */
+static bool f32_grad(const lt_call *c, int i)
+{
+    lt_cuda_conv v = conv_of(c, true);
+    return i == B || lt__cuda_is_depthwise(&v) ||
+           !lt__nvidia_conv2d_computes(lt__cuda(c->ctx)->nvidia, c, i);
+}
+
 void lt__cuda_conv2d(lt_kernels *op)
 {
     lt__set_kernels(&op[LT_OP_conv2d], scratch, fwd, bwd);
-    op[LT_OP_conv2d].f32_grads = true;
+    op[LT_OP_conv2d].f32_grad = f32_grad;
 }

@@ -40,8 +40,11 @@ LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 typedef struct lt_grad_table lt_grad_table;
 LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
-/* Like lt_rescale(), but sets the row to the statistics of x before scaling. */
-LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by);
+/* Like lt_rescale(), but sets the row to the statistics of x before scaling. With a tensor `from`
+ * other than x, x = by * from, and the row has the statistics of from. from is f16 or bf16, x is
+ * f32, and both have the same number of elements. */
+LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x,
+                                        lt_tensor *from, double by);
 /* Sets the row to the statistics that by * x would have; `by` is a power of two. Leaves x
  * unchanged. */
 LT_MUST lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by);

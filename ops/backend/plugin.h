@@ -43,8 +43,9 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
     lt_kernels op[LT_OPS];
     /* The functions below enqueue their work in the device's stream. Statistics and checks are in
      * device memory. */
-    /* Like lt_rescale(), but sets *row to the statistics of x before scaling. row may be NULL. */
-    lt_status (*rescale)(lt_tensor *x, double by, lt_grad_row *row);
+    /* x = by * from, where from is x, or an f16 or bf16 tensor while x is f32; *row = the
+     * statistics of from. row may be NULL. */
+    lt_status (*rescale)(lt_tensor *x, const lt_tensor *from, double by, lt_grad_row *row);
     /* *row = the statistics that by * x would have; x is unchanged. */
     lt_status (*measure)(const lt_tensor *x, double by, lt_grad_row *row);
     /* stats[i] = the parts of rows[i] joined. */

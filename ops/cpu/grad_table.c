@@ -91,16 +91,21 @@ void lt_grad_table_free(lt_grad_table *table)
     lt__ctx_release(ctx);
 }
 
-lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by)
+lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, lt_tensor *from,
+                                double by)
 {
     LT_TRY(reserve(table, row));
     LT_TRY(lt__check_alive(x));
+    LT_TRY(lt__check_alive(from));
     table->is_on_device[row] = !x->storage->device->is_host;
     table->on_host[row] = (lt_grad_stats){0};
-    if (!table->is_on_device[row])
+    if (!table->is_on_device[row]) {
+        if (from != x)
+            LT_TRY(lt_copy(x, from));
         return lt_rescale(x, by, &table->on_host[row]);
+    }
     lt__bump_version(x);
-    return lt__accelerator(table->ctx)->rescale(x, by, &table->parts[row]);
+    return lt__accelerator(table->ctx)->rescale(x, from, by, &table->parts[row]);
 }
 
 lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by)

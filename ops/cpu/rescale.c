@@ -142,7 +142,7 @@ static lt_status rescale_on_device(lt_tensor *x, double by, lt_grad_stats *stats
     lt_grad_stats here;
     if (stats && !there)
         return LT_ENOMEM;
-    lt_status status = accelerator->rescale(x, by, stats ? &there->row : NULL);
+    lt_status status = accelerator->rescale(x, x, by, stats ? &there->row : NULL);
     if (status == LT_OK && stats)
         status = accelerator->join(device, &there->row, 1, &there->stats);
     if (status == LT_OK && stats)

@@ -313,7 +313,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 }
 
 /* Functions of lt_accelerator; see plugin.h. */
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_row *row);
+lt_status lt__cuda_rescale(lt_tensor *x, const lt_tensor *from, double by, lt_grad_row *row);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_row *row);
 lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats);
 lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, int n,

@@ -5,7 +5,7 @@
  * Tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups), in f32, f16 or bf16.
  * Sums are in f32. LT_EUNSUPPORTED is returned before anything is written; it means that cuDNN has
  * no engine for the task and that our own kernel must compute it. This applies to
- *   - f64, integers, and inputs of different dtypes
+ *   - f64, integers, and tensors of different dtypes
  *   - empty tensors
  *   - tasks for which every engine of cuDNN fails or needs more workspace than allowed
  *
@@ -93,9 +93,10 @@ char *lt__cudnn_properties(lt_cudnn *d);
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward);
 lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c);
 /* Computes the gradient of input i, which is 0 (x) or 1 (w), and writes or adds it as the call
- * requests. The gradient may be f32 when the inputs are f16 or bf16; it is rounded to 16 bits on
- * the way. The caller computes the gradient of the bias. */
+ * requests. The caller computes the gradient of the bias. */
 lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i);
+/* Whether it would, for a call that has no d_in[i] yet, into a tensor like input i. */
+bool lt__cudnn_conv2d_computes(lt_cudnn *d, const lt_call *c, int i);
 
 #ifdef __cplusplus
 }

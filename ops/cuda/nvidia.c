@@ -166,6 +166,12 @@ lt_status lt__nvidia_conv2d_grad(lt_nvidia *n, lt_call *c, int i)
     WITH_CUDNN(lt__cudnn_conv2d_grad(d, c, i), LT_EUNSUPPORTED);
 }
 
+bool lt__nvidia_conv2d_computes(lt_nvidia *n, const lt_call *c, int i)
+{
+    (void)i;
+    WITH_CUDNN(lt__cudnn_conv2d_computes(d, c, i), false);
+}
+
 size_t lt__nvidia_linear_scratch(lt_nvidia *n, const lt_call *c, bool backward)
 {
     (void)backward;

@@ -36,6 +36,7 @@ const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why);
 size_t lt__nvidia_conv2d_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_conv2d_fwd(lt_nvidia *n, lt_call *c);
 lt_status lt__nvidia_conv2d_grad(lt_nvidia *n, lt_call *c, int i);
+bool lt__nvidia_conv2d_computes(lt_nvidia *n, const lt_call *c, int i);
 
 size_t lt__nvidia_linear_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_linear_fwd(lt_nvidia *n, lt_call *c);

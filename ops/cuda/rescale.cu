@@ -19,24 +19,26 @@ static __device__ lt_grad_stats measure_element(double value)
     return lt_grad_stats{finite ? fabs(value) : 0, !finite};
 }
 
-/* Measures x, and multiplies it by `by` if RESCALE. Each block writes a part of *row, which may be
- * NULL. times: for row->by. */
-template <bool RESCALE, class E>
+/* Measures `from`, and sets to = by * from unless `to` is NULL. Each block writes a part of *row,
+ * which may be NULL. times: for row->by. */
+template <class To, class From>
 __global__ void __launch_bounds__(LT_THREADS)
-    measure_kernel(E *x, int64_t count, double by, lt_grad_row *row, double times, bool wide)
+    measure_kernel(To *to, const From *from, int64_t count, double by, lt_grad_row *row,
+                   double times, bool wide)
 {
-    enum { V = 16 / sizeof(E) };
+    enum { V = 16 / sizeof(To) };
     lt_grad_stats seen = stats_join::start();
     int64_t stride = (int64_t)gridDim.x * LT_THREADS * V;
     for (int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * V; i < count; i += stride) {
-        lt_pack<E, V> p = lt__load<V>((const E *)x, i, count, wide);
+        lt_pack<From, V> x = lt__load<V>(from, i, count, wide);
+        lt_pack<To, V> y;
         for (int k = 0; k < V; k++) {
-            double was = (double)lt__value(p.at[k]);
-            p.at[k] = lt_element<E>::of((lt_wide<E>)(was * by));
+            double was = (double)lt__value(x.at[k]);
             seen = stats_join::join(seen, measure_element(was));
+            y.at[k] = lt_element<To>::of((lt_wide<To>)(was * by));
         }
-        if (RESCALE)
-            lt__store(x, i, count, wide, p);
+        if (to)
+            lt__store(to, i, count, wide, y);
     }
     seen = lt__join_lanes<stats_join>(seen, 1, LT_THREADS);
     if (threadIdx.x > 0 || !row)
@@ -67,22 +69,22 @@ static __global__ void __launch_bounds__(LT_THREADS)
         stats[blockIdx.x] = lt_grad_stats{row->by * seen.largest, seen.not_finite};
 }
 
-template <bool RESCALE, class E>
-static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double by, lt_grad_row *row,
-                        double times)
+template <class To, class From>
+static lt_status launch(const lt_cuda *cuda, void *to, const void *from, int64_t count, double by,
+                        lt_grad_row *row, double times)
 {
     int64_t blocks = lt__least(lt__ceil_div(count, LT_THREADS * 8), LT_GRAD_PARTS);
-    return lt__launch(cuda, blocks > 0 ? blocks : 1, measure_kernel<RESCALE, E>, (E *)data, count,
-                      by, row, times, lt__are_wide(data));
+    return lt__launch(cuda, blocks > 0 ? blocks : 1, measure_kernel<To, From>, (To *)to,
+                      (const From *)from, count, by, row, times, lt__are_wide(to, from));
 }
 
-template <bool RESCALE>
-static lt_status measure(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
-                         lt_grad_row *row, double times)
+/* The same for arrays of one dtype. */
+static lt_status measure(const lt_cuda *cuda, void *to, const void *from, int64_t count, int dtype,
+                         double by, lt_grad_row *row, double times)
 {
     if (dtype == LT_F64)
-        return launch<RESCALE, double>(cuda, data, count, by, row, times);
-    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<RESCALE, E>(cuda, data, count, by, row, times));)
+        return launch<double, double>(cuda, to, from, count, by, row, times);
+    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<E, E>(cuda, to, from, count, by, row, times));)
 }
 
 static lt_status join(const lt_cuda *cuda, const lt_grad_row *rows, int n, lt_grad_stats *stats)
@@ -90,20 +92,25 @@ static lt_status join(const lt_cuda *cuda, const lt_grad_row *rows, int n, lt_gr
     return lt__launch(cuda, n, join_kernel, rows, stats);
 }
 
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_row *row)
+lt_status lt__cuda_rescale(lt_tensor *x, const lt_tensor *from, double by, lt_grad_row *row)
 {
-    return measure<true>(lt__cuda(x->ctx), x->data, x->count, x->dtype, by, row, 1);
+    const lt_cuda *cuda = lt__cuda(x->ctx);
+    if (from->dtype == x->dtype)
+        return measure(cuda, x->data, from->data, x->count, x->dtype, by, row, 1);
+    if (from->dtype == LT_F16)
+        return launch<float, __half>(cuda, x->data, from->data, x->count, by, row, 1);
+    return launch<float, __nv_bfloat16>(cuda, x->data, from->data, x->count, by, row, 1);
 }
 
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_row *row)
 {
-    return measure<false>(lt__cuda(x->ctx), x->data, x->count, x->dtype, 1, row, by);
+    return measure(lt__cuda(x->ctx), NULL, x->data, x->count, x->dtype, 1, row, by);
 }
 
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                            lt_grad_row *row, lt_grad_stats *stats)
 {
-    LT_TRY(measure<false>(cuda, (void *)data, count, dtype, 1, row, 1));
+    LT_TRY(measure(cuda, NULL, data, count, dtype, 1, row, 1));
     return join(cuda, row, 1, stats);
 }
 

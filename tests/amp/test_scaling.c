@@ -233,6 +233,29 @@ TEST(hooks_and_slots_see_unscaled_gradients)
     end(&b);
 }
 
+/* It is converted to f32 when it is complete, unless an earlier one is there to add to. */
+TEST(a_gradient_that_an_op_computes_in_f16)
+{
+    static const double values[] = {1.5, 1.5, 50}; /* 2 50 2^10 does not fit in f16 */
+    net n = make(10, NULL);
+    seen of_w = {.scale = n.loss_scale};
+    CHECK_OK(lt_on_grad(n.w1, look, &of_w, NULL));
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(lt_fill(n.w1, values[i]));
+        lt_tensor *half = run(&n, "neg", NULL, lt_half(n.w1, LT_F16), NULL);
+        lt_tensor *y = run(&n, "cast", "dtype=f32", half, NULL),
+                  *squares = run(&n, "mul", NULL, y, y);
+        lt_tensor *loss = run(&n, "sum", NULL, squares, NULL), *all[] = {half, y, squares, loss};
+        CHECK_OK(lt_backward(loss, NULL));
+        for (int k = 0; k < 4; k++)
+            lt_release(all[k]);
+        CHECK(i == 2 || (of_w.sum == (i + 1) * 3 * 36 && of_w.stats.largest == (i + 1) * 3));
+        CHECK_EQ(of_w.stats.not_finite, i == 2 ? 36 : 0);
+    }
+    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
+    end(&n);
+}
+
 static lt_status make_it(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     (void)x;

@@ -306,10 +306,10 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     lt_grad_row *row = d->alloc(d, sizeof *row);
     lt_grad_stats want = {0}, got;
     t.tensor.ctx = m->ctx;
-    must(m->cuda.rescale(on_device(&t), by, row));
+    must(m->cuda.rescale(on_device(&t), on_device(&t), by, row));
     must(lt_rescale(x, by, &want));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    must(m->cuda.rescale(on_device(&t), by, NULL));
+    must(m->cuda.rescale(on_device(&t), on_device(&t), by, NULL));
     must(lt_rescale(x, by, NULL));
     compare(m, lt_dtype_name(dtype), &t, 0);
     got = joined(m, row);
@@ -317,6 +317,27 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     CHECK(got.largest == want.largest);
     CHECK_EQ(got.not_finite, want.not_finite);
     mirror_free(m, &t);
+}
+
+/* The same from a tensor of another dtype to one of f32. */
+static void check_rescale_from(machine *m, lt_dtype dtype, int64_t n, double by)
+{
+    lt_device *d = m->cuda.device;
+    mirror from = mirror_of(m, values(m, dtype, 1, &n, 11, true), 1);
+    mirror to = mirror_of(m, values(m, LT_F32, 1, &n, 12, false), 1);
+    lt_grad_row *row = d->alloc(d, sizeof *row);
+    lt_grad_stats want = {0}, got;
+    to.tensor.ctx = m->ctx;
+    must(m->cuda.rescale(on_device(&to), on_device(&from), by, row));
+    must(lt_copy(to.host, from.host));
+    must(lt_rescale(to.host, by, &want));
+    compare(m, lt_dtype_name(dtype), &to, 0);
+    got = joined(m, row);
+    d->free(d, row, sizeof *row);
+    CHECK(got.largest == want.largest);
+    CHECK_EQ(got.not_finite, want.not_finite);
+    mirror_free(m, &from);
+    mirror_free(m, &to);
 }
 
 static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
@@ -347,6 +368,8 @@ TEST(rescaling)
                 if (counts[k] < 10000 || f == 1) {
                     check_rescale(&m, all[i], counts[k], factors[f]);
                     check_measure(&m, all[i], counts[k], factors[f]);
+                    if (all[i] == LT_F16 || all[i] == LT_BF16)
+                        check_rescale_from(&m, all[i], counts[k], factors[f]);
                 }
     lt_ctx_free(m.ctx);
 }

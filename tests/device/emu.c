@@ -211,17 +211,26 @@ static lt_status run(lt_call *c, bool backward)
 static lt_status forward(lt_call *c) { return run(c, false); }
 static lt_status backward(lt_call *c) { return run(c, true); }
 
+static bool always(const lt_call *c, int i)
+{
+    (void)c, (void)i;
+    return true;
+}
+
 static size_t scratch(const lt_call *c, bool is_backward)
 {
     return c->op->scratch ? c->op->scratch(c, is_backward) : 0;
 }
 
-static double rescale_one(char *at, lt_dtype dtype, double by)
+/* Sets element i of x to `by` times the one of `from`, and returns the latter. */
+static double rescale_one(lt_tensor *x, const lt_tensor *from, int64_t i, double by)
 {
+    lt_dtype to_dtype = (lt_dtype)x->dtype, dtype = (lt_dtype)from->dtype;
     double was, is;
-    lt_convert(&was, LT_F64, at, dtype, 1);
+    lt_convert(&was, LT_F64, (const char *)from->data + (size_t)i * lt_dtype_bytes(dtype), dtype,
+               1);
     is = was * by;
-    lt_convert(at, dtype, &is, LT_F64, 1);
+    lt_convert((char *)x->data + (size_t)i * lt_dtype_bytes(to_dtype), to_dtype, &is, LT_F64, 1);
     return was;
 }
 
@@ -234,14 +243,12 @@ static lt_grad_stats *only_part(lt_grad_row *row)
     return &row->part[0];
 }
 
-static lt_status rescale_all(lt_tensor *x, double by, lt_grad_row *row)
+static lt_status rescale_all(lt_tensor *x, const lt_tensor *from, double by, lt_grad_row *row)
 {
-    lt_dtype dtype = (lt_dtype)x->dtype;
     lt_grad_row ignored;
     lt_grad_stats *stats = only_part(row ? row : &ignored);
     for (int64_t i = 0; i < x->count; i++) {
-        char *at = (char *)x->data + (size_t)i * lt_dtype_bytes(dtype);
-        double was = rescale_one(at, dtype, by), size = was < 0 ? -was : was;
+        double was = rescale_one(x, from, i, by), size = was < 0 ? -was : was;
         if (!(size <= 1.7e308))
             stats->not_finite++;
         else if (size > stats->largest)
@@ -250,12 +257,12 @@ static lt_status rescale_all(lt_tensor *x, double by, lt_grad_row *row)
     return LT_OK;
 }
 
-static lt_status rescale(lt_tensor *x, double by, lt_grad_row *row)
+static lt_status rescale(lt_tensor *x, const lt_tensor *from, double by, lt_grad_row *row)
 {
     emu *e = emu_of(x->storage->device);
     if (row && !is_on_device(e, row))
         abort();
-    WITH_MEMORY(e, rescale_all(x, by, row));
+    WITH_MEMORY(e, rescale_all(x, from, by, row));
 }
 
 static lt_status measure_all(const lt_tensor *x, double by, lt_grad_row *row)
@@ -430,10 +437,11 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     a->check_loss = check_loss;
     a->clip = clip;
     for (int id = 0; id < LT_OPS; id++)
-        a->op[id] = (lt_kernels){.scratch = scratch,
-                                 .fwd = forward,
-                                 .bwd = backward,
-                                 .f32_grads = id == LT_OP_conv2d || id == LT_OP_linear};
+        a->op[id] =
+            (lt_kernels){.scratch = scratch,
+                         .fwd = forward,
+                         .bwd = backward,
+                         .f32_grad = id == LT_OP_conv2d || id == LT_OP_linear ? always : NULL};
     if (lacks("no-pow"))
         a->op[LT_OP_pow] = (lt_kernels){0};
     snprintf(a->name, sizeof a->name, "emulator (reference kernels)");

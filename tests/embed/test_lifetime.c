@@ -334,7 +334,7 @@ TEST_BOTH(a_grad_table)
     lt_ctx_free(ctx);
     CHECK_OK(lt_grad_table_read(table, 0, 1, &stats));
     CHECK_NEAR(stats.largest, 3, 0);
-    CHECK_OK(lt_grad_table_rescale(table, 1, x, 2));
+    CHECK_OK(lt_grad_table_rescale(table, 1, x, x, 2));
     CHECK_OK(lt_grad_table_clear(table, 0));
     lt_release(x);
     lt_grad_table_free(table);

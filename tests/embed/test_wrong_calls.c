@@ -406,7 +406,7 @@ TEST(tables_of_gradients)
     REFUSES(LT_EINVAL, lt_rescale(x, NAN, NULL), "power of two");
     REFUSES(LT_EINVAL, lt_rescale(i, 2, NULL), "float");
     lt_grad_table *table = lt_grad_table_new(ctx);
-    REFUSES(LT_EINVAL, lt_grad_table_rescale(table, 0, x, 3), "power of two");
+    REFUSES(LT_EINVAL, lt_grad_table_rescale(table, 0, x, x, 3), "power of two");
     CHECK_OK(lt_grad_table_clear(table, 0));
     CHECK_OK(lt_grad_table_read(table, 0, 1, &stats));
     lt_grad_table_free(table);
