@@ -29,7 +29,7 @@ static plan plan_for(const lt_call *c)
     p.channels = x->dims[x->ndim - 1];
     p.groups = c->opt[GROUPS].i[0];
     p.width = p.channels / p.groups;
-    p.sample = lt__columns_over(p.rows, p.channels);
+    p.sample = lt__columns_over(p.rows, p.channels, LT_ENOUGH_BLOCKS);
     p.group = lt__rows_over(p.samples * p.groups, p.sample.parts * p.width, 1);
     return p;
 }

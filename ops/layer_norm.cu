@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 static lt_column_plan columns_of(const lt_tensor *x)
 {
     lt_row_plan p = rows_of(x);
-    return lt__columns_over(p.outer, p.n);
+    return lt__columns_over(p.outer, p.n, LT_ENOUGH_BLOCKS);
 }
 
 static size_t scratch(const lt_call *c, bool backward)

@@ -76,11 +76,14 @@ typedef struct lt_column_plan {
     int columns, lanes;     /* threads of a block along the columns; along the rows */
 } lt_column_plan;
 
-static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
+enum { LT_ENOUGH_BLOCKS = 512 }; /* more parts are not needed to fill the device */
+
+/* enough: the number of blocks for which the rows are split. It must be a constant, so that bits do
+ * not depend on the device. */
+static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width, int64_t enough)
 {
     enum {
-        ENOUGH_BLOCKS = 512, /* more parts are not needed to fill the device */
-        MIN_ROWS = 8,        /* minimum rows per thread, to limit the cost of joining parts */
+        MIN_ROWS = 8, /* minimum rows per thread, to limit the cost of joining parts */
         /* maximum rows per thread, as the rounding error of f32 sums grows with them */
         MAX_ROWS = 256
     };
@@ -92,7 +95,7 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     p.blocks = (unsigned)lt__ceil_div(width, p.columns);
     if (width == 0)
         return p;
-    int64_t parts = lt__least(lt__ceil_div(ENOUGH_BLOCKS, p.blocks), rows / (MIN_ROWS * p.lanes));
+    int64_t parts = lt__least(lt__ceil_div(enough, p.blocks), rows / (MIN_ROWS * p.lanes));
     int64_t least = lt__ceil_div(rows, (int64_t)MAX_ROWS * p.lanes);
     parts = parts > least ? parts : least;
     p.part = parts > 0 ? lt__ceil_div(lt__ceil_div(rows, parts), p.lanes) * p.lanes : 1;
