@@ -15,7 +15,7 @@ local opt = lt.args{
     micro = "micro-batches of a step; in a pipeline, give --parallel micro=1",
     apart = "first time --steps steps at a time without timing their ops, then as many with it",
     limits = "limits of the machine, as JSON; only: measure these and nothing else; none: do not "
-             .. "measure them, and print only the speed and the memory",
+             .. "measure them, and print only the speed, and without --apart the memory",
   }}
 
 if opt.limits == "only" then
@@ -60,6 +60,10 @@ local middle, best
 if opt.apart then
   for _ = 1, opt.warm_up do lt.step(step) end
   middle, best = bench.rates(opt.batch, opt.steps, opt.seconds, step)
+  if opt.limits == "none" then
+    print(json.text{images_per_s = middle, best_images_per_s = best})
+    return
+  end
 end
 repeat
   local seconds = meter:step(opt.batch, step)
