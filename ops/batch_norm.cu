@@ -18,8 +18,8 @@
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
 
-/* The blocks of sums: two waves on 132 multiprocessors, those of an H100 or H200. In f16 and bf16
- * four blocks of forward fit one, but only three of backward, which need more registers. */
+/* Blocks of sums: two waves on the 132 multiprocessors of an H100 or H200. In f16 and bf16, four
+ * blocks of forward fit one, and three of backward, which need more registers. */
 enum { BLOCKS_FWD = 2 * 132 * 4, BLOCKS_BWD = 2 * 132 * 3 };
 enum { MIN_PACKS = 8 }; /* packs per wide row, at least */
 enum { LEAD = 4 };      /* rows per thread, whose mean is the center of a part */
@@ -68,13 +68,35 @@ static size_t scratch(const lt_call *c, bool backward)
 
 /* ==== Sums ==================================================================================== */
 
-template <class E> struct sum_pass {
+typedef struct channels {
     plan p;
-    const E *x, *dy, *y;
-    E *d_residual;           /* receives g, the dy that the activation passes, or NULL */
-    const float *mean, *var; /* of each channel; not for MOMENTS */
-    lt_numbers scale, shift;
+    float *coefs, *mean, *var; /* wide rows; one value for each channel */
+    lt_numbers scale, shift;   /* shift may be NULL */
     double eps;
+} channels;
+
+static channels channels_of(const lt_call *c, const plan *p)
+{
+    channels k = {};
+    k.p = *p;
+    k.coefs = coefficients(c);
+    k.mean = (float *)c->out[BATCH_MEAN]->data;
+    k.var = (float *)c->out[BATCH_VAR]->data;
+    k.scale = lt__numbers_of(c->in[SCALE]);
+    k.shift = lt__numbers_of(c->in[SHIFT]);
+    k.eps = lt__number(c, EPS);
+    return k;
+}
+
+__device__ static float factor_of(const channels &c, int64_t k)
+{
+    return (float)lt__norm_factor(lt__number_at(c.scale, k), c.var[k], c.eps);
+}
+
+template <class E> struct sum_pass {
+    channels c;
+    const E *x, *dy, *y;
+    E *d_residual; /* receives g, the dy that the activation passes, or NULL */
     lt_bounds act;
     bool add, wide; /* add to d_residual; arrays are aligned for packs */
 };
@@ -105,15 +127,15 @@ template <class E, int V>
 __device__ void find_centers(const sum_pass<E> &q, const lt_column &at, float (*all)[LT_THREADS],
                              float *centers)
 {
-    const lt_column_plan &c = q.p.columns;
-    int64_t end = at.last > q.p.whole ? q.p.whole : at.last;
+    const lt_column_plan &c = q.c.p.columns;
+    int64_t end = at.last > q.c.p.whole ? q.c.p.whole : at.last;
     if (end <= at.first)
         end = at.first + 1;
     if (end > at.first + LEAD * c.lanes)
         end = at.first + LEAD * c.lanes;
     float sum[V] = {};
     for (int64_t r = at.first + at.lane; at.valid && r < end; r += c.lanes) {
-        lt_pack<E, V> x = lt__load<V>(q.x, r * q.p.width + at.index * V, q.p.n, q.wide);
+        lt_pack<E, V> x = lt__load<V>(q.x, r * q.c.p.width + at.index * V, q.c.p.n, q.wide);
         for (int k = 0; k < V; k++)
             sum[k] += lt__value(x.at[k]);
     }
@@ -139,20 +161,17 @@ __device__ void find_coefficients(const sum_pass<E> &q, const lt_column &at,
                                   float (*all)[LT_THREADS], sums_of<V> &s)
 {
     int64_t lane = (at.index - at.among) * V + threadIdx.x;
-    if (lane < q.p.width) {
-        int64_t k = lane % q.p.channels;
-        all[0][threadIdx.x] = q.mean[k];
-        if (MODE == ACT_OF_X) {
-            double factor = lt__norm_factor(lt__number_at(q.scale, k), q.var[k], q.eps);
-            all[1][threadIdx.x] = (float)factor;
-            all[2][threadIdx.x] = lt__number_at(q.shift, k);
-        }
+    if (lane < q.c.p.width) {
+        int64_t k = lane % q.c.p.channels;
+        all[0][threadIdx.x] = q.c.mean[k];
+        all[1][threadIdx.x] = MODE == ACT_OF_X ? factor_of(q.c, k) : 0;
+        all[2][threadIdx.x] = MODE == ACT_OF_X ? lt__number_at(q.c.shift, k) : 0;
     }
     __syncthreads();
     for (int k = 0; k < V; k++) {
         s.center[k] = all[0][at.among * V + k];
-        s.factor[k] = MODE == ACT_OF_X ? all[1][at.among * V + k] : 0;
-        s.shift[k] = MODE == ACT_OF_X ? all[2][at.among * V + k] : 0;
+        s.factor[k] = all[1][at.among * V + k];
+        s.shift[k] = all[2][at.among * V + k];
     }
     __syncthreads();
 }
@@ -161,7 +180,7 @@ __device__ void find_coefficients(const sum_pass<E> &q, const lt_column &at,
 template <bool WHOLE, int V, class E>
 __device__ lt_pack<E, V> load(const sum_pass<E> &q, const E *array, int64_t i)
 {
-    return lt__load<V>(array, i, WHOLE ? INT64_MAX : q.p.n, q.wide);
+    return lt__load<V>(array, i, WHOLE ? INT64_MAX : q.c.p.n, q.wide);
 }
 
 /* Adds the V elements at i, or as many as x has there. */
@@ -177,7 +196,7 @@ __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
     if (WRITES && q.d_residual && q.add)
         out = load<WHOLE, V>(q, (const E *)q.d_residual, i);
     for (int k = 0; k < V; k++) {
-        if (!WHOLE && i + k >= q.p.n)
+        if (!WHOLE && i + k >= q.c.p.n)
             break;
         float d = lt__value(x.at[k]) - s.center[k];
         float g = MODE == MOMENTS ? d : lt__value(dy.at[k]);
@@ -191,7 +210,7 @@ __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
             out.at[k] = lt_element<E>::of(q.add ? lt__value(out.at[k]) + g : g);
     }
     if (WRITES && q.d_residual)
-        lt__store(q.d_residual, i, WHOLE ? INT64_MAX : q.p.n, q.wide, out);
+        lt__store(q.d_residual, i, WHOLE ? INT64_MAX : q.c.p.n, q.wide, out);
 }
 
 /* The number of rows of a part that contain this lane. */
@@ -211,7 +230,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 {
     enum { V = 16 / sizeof(E) };
     __shared__ float all[2 * V][LT_THREADS], centers[LT_THREADS];
-    const plan &p = q.p;
+    const plan &p = q.c.p;
     lt_column at = lt__column_of(p.columns);
     int columns = p.columns.columns, lanes = p.columns.lanes;
     int64_t lane = at.valid ? at.index * V : 0, end = at.last < p.whole ? at.last : p.whole;
@@ -252,17 +271,10 @@ __global__ void __launch_bounds__(LT_THREADS)
 template <class E, int MODE>
 static lt_status launch_sums(const lt_cuda *cuda, const sum_pass<E> &q, lt_two *parts)
 {
-    return lt__launch(cuda, lt__column_blocks(&q.p.columns), sum_kernel<E, MODE>, q, parts);
+    return lt__launch(cuda, lt__column_blocks(&q.c.p.columns), sum_kernel<E, MODE>, q, parts);
 }
 
 /* ==== From sums to coefficients =============================================================== */
-
-typedef struct channels {
-    plan p;
-    float *coefs;
-    lt_numbers scale, shift; /* shift may be NULL */
-    double eps;
-} channels;
 
 /* Sets a coefficient of channel k in each row of the wide row. */
 __device__ static void set(const channels &c, int which, int64_t k, float value)
@@ -271,25 +283,24 @@ __device__ static void set(const channels &c, int which, int64_t k, float value)
         c.coefs[which * c.p.width + lane] = value;
 }
 
-__device__ static void set_coefficients(const channels &c, int64_t k, float mean, float var)
+__device__ static void set_coefficients(const channels &c, int64_t k)
 {
-    set(c, AT_MEAN, k, mean);
-    set(c, AT_FACTOR, k, (float)lt__norm_factor(lt__number_at(c.scale, k), var, c.eps));
+    set(c, AT_MEAN, k, c.mean[k]);
+    set(c, AT_FACTOR, k, factor_of(c, k));
     set(c, AT_SHIFT, k, c.shift.at ? lt__number_at(c.shift, k) : 0);
 }
 
-/* Sets the coefficients for a given mean and variance, and copies these to `mean` and `var`. */
+/* Copies a given mean and variance to those of the channels, and sets the coefficients. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers from,
-                       const __grid_constant__ lt_numbers from_var, float *mean, float *var)
+    coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers mean,
+                       const __grid_constant__ lt_numbers var)
 {
     int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (k >= c.p.channels)
         return;
-    float m = lt__number_at(from, k), v = lt__number_at(from_var, k);
-    set_coefficients(c, k, m, v);
-    mean[k] = m;
-    var[k] = v;
+    c.mean[k] = lt__number_at(mean, k);
+    c.var[k] = lt__number_at(var, k);
+    set_coefficients(c, k);
 }
 
 typedef struct sample {
@@ -309,7 +320,7 @@ struct joined_samples {
 
 /* Joins the moments of all parts. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    moments_kernel(const __grid_constant__ channels c, const lt_two *parts, float *mean, float *var)
+    moments_kernel(const __grid_constant__ channels c, const lt_two *parts)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column(), repeats = p.width / p.channels;
@@ -324,67 +335,36 @@ static __global__ void __launch_bounds__(LT_THREADS)
     if (k >= p.channels || threadIdx.x >= LT_JOINED_COLUMNS)
         return;
     double v = all.rows > 0 ? all.m.squares / all.rows : 0;
-    mean[k] = (float)all.m.mean;
-    var[k] = v < 0 ? 0 : (float)v; /* rounding may give a value below zero; a NaN stays a NaN */
-    set_coefficients(c, k, mean[k], var[k]);
+    c.mean[k] = (float)all.m.mean;
+    c.var[k] = v < 0 ? 0 : (float)v; /* rounding may give a value below zero; a NaN stays a NaN */
+    set_coefficients(c, k);
 }
 
-typedef struct gradients { /* gradients of the parameters, and whether to add to them */
-    lt_numbers scale, shift, mean, var;
-    bool add_scale, add_shift, add_mean, add_var;
+typedef struct gradients { /* of the inputs from SCALE to VAR, and whether to add to them */
+    lt_numbers of[VAR + 1];
+    bool add[VAR + 1];
 } gradients;
 
 /* Joins the sums of all parts, and sets the coefficients. The running statistics are constants, so
  * their gradients are 0. share: 1 / rows, or 0 in evaluation. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    products_kernel(const __grid_constant__ channels c, const lt_two *parts, const float *mean,
-                    const float *var, const __grid_constant__ gradients d, double share)
+    products_kernel(const __grid_constant__ channels c, const lt_two *parts,
+                    const __grid_constant__ gradients d, double share)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column();
     lt_two sums = lt__join_parts(parts, p.columns.parts * (p.width / p.channels), p.channels, k);
     if (k >= p.channels || threadIdx.x >= LT_JOINED_COLUMNS)
         return;
-    float factor = (float)lt__norm_factor(lt__number_at(c.scale, k), var[k], c.eps);
-    set_coefficients(c, k, mean[k], var[k]);
-    set(c, AT_SLOPE, k, lt__norm_slope(factor, var[k], c.eps, sums.b, share));
+    float factor = factor_of(c, k), var = c.var[k];
+    set_coefficients(c, k);
+    set(c, AT_SLOPE, k, lt__norm_slope(factor, var, c.eps, sums.b, share));
     set(c, AT_OFFSET, k, lt__norm_offset(factor, sums.a, share));
-    float product = (float)(1 / sqrt(var[k] + c.eps) * sums.b);
-    if (d.scale.at)
-        lt__put_number(d.scale, k, d.add_scale, product);
-    if (d.shift.at)
-        lt__put_number(d.shift, k, d.add_shift, (float)sums.a);
-    if (d.mean.at)
-        lt__put_number(d.mean, k, d.add_mean, 0);
-    if (d.var.at)
-        lt__put_number(d.var, k, d.add_var, 0);
-}
-
-static channels channels_of(const lt_call *c, const plan *p)
-{
-    channels k = {};
-    k.p = *p;
-    k.coefs = coefficients(c);
-    k.scale = lt__numbers_of(c->in[SCALE]);
-    k.shift = lt__numbers_of(c->in[SHIFT]);
-    k.eps = lt__number(c, EPS);
-    return k;
-}
-
-static lt_status join_parts(const lt_call *c, const plan *p,
-                            void (*kernel)(const channels, const lt_two *, float *, float *))
-{
-    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_JOINED_COLUMNS), kernel,
-                      channels_of(c, p), (const lt_two *)part_sums(c, p),
-                      (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
-}
-
-/* Sets the coefficients for the running statistics. */
-static lt_status use_statistics(const lt_call *c, const plan *p)
-{
-    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_THREADS), coefficient_kernel,
-                      channels_of(c, p), lt__numbers_of(c->in[MEAN]), lt__numbers_of(c->in[VAR]),
-                      (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
+    const float values[] = {0, (float)(1 / sqrt(var + c.eps) * sums.b), (float)sums.a, 0, 0};
+#pragma unroll
+    for (int i = SCALE; i <= VAR; i++)
+        if (d.of[i].at)
+            lt__put_number(d.of[i], k, d.add[i], values[i]);
 }
 
 /* ==== Results ================================================================================= */
@@ -483,18 +463,25 @@ static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
 
 template <class E> static lt_status sum_moments(const lt_call *c, const plan *p)
 {
+    const lt_cuda *cuda = lt__cuda(c->ctx);
     sum_pass<E> q = {};
-    q.p = *p;
+    q.c = channels_of(c, p);
     q.x = (const E *)c->in[X]->data;
     q.wide = lt__are_wide(q.x);
-    LT_TRY((launch_sums<E, MOMENTS>(lt__cuda(c->ctx), q, part_sums(c, p))));
-    return join_parts(c, p, moments_kernel);
+    LT_TRY((launch_sums<E, MOMENTS>(cuda, q, part_sums(c, p))));
+    return lt__launch(cuda, lt__ceil_div(p->channels, LT_JOINED_COLUMNS), moments_kernel, q.c,
+                      (const lt_two *)part_sums(c, p));
 }
 
 template <class E> static lt_status forward(const lt_call *c)
 {
     plan p = plan_for(c->in[X], false);
-    LT_TRY(lt__flag(c, TRAIN) ? sum_moments<E>(c, &p) : use_statistics(c, &p));
+    const lt_cuda *cuda = lt__cuda(c->ctx);
+    LT_TRY(lt__flag(c, TRAIN)
+               ? sum_moments<E>(c, &p)
+               : lt__launch(cuda, lt__ceil_div(p.channels, LT_THREADS), coefficient_kernel,
+                            channels_of(c, &p), lt__numbers_of(c->in[MEAN]),
+                            lt__numbers_of(c->in[VAR])));
     result_pass<E> q = {};
     q.p = p;
     q.x = (const E *)c->in[X]->data;
@@ -504,7 +491,7 @@ template <class E> static lt_status forward(const lt_call *c)
     q.act = lt__bounds(c);
     q.wide = lt__are_wide(q.x, q.residual, q.out);
     q.small = p.n < (int64_t)1 << 31;
-    return launch_results(lt__cuda(c->ctx), q, forward_kernel<E>);
+    return launch_results(cuda, q, forward_kernel<E>);
 }
 
 /* Requires x and the residual to have one dtype. Also checks the number of rows, which the shape
@@ -533,25 +520,18 @@ static lt_status batch_norm_fwd(lt_call *c)
 
 /* ==== Backward ================================================================================ */
 
-static lt_numbers gradient_of(const lt_call *c, int i, bool *add)
-{
-    *add = lt__adds(c, i);
-    return lt__numbers_of(c->d_in[i]);
-}
-
 static lt_status join_products(const lt_call *c, const plan *p)
 {
     gradients d = {};
-    d.scale = gradient_of(c, SCALE, &d.add_scale);
-    d.shift = gradient_of(c, SHIFT, &d.add_shift);
-    d.mean = gradient_of(c, MEAN, &d.add_mean);
-    d.var = gradient_of(c, VAR, &d.add_var);
+    for (int i = SCALE; i <= VAR; i++) {
+        d.of[i] = lt__numbers_of(c->d_in[i]);
+        d.add[i] = lt__adds(c, i);
+    }
     int64_t rows = lt__rows_of(c->in[X]);
     double share = lt__flag(c, TRAIN) && rows > 0 ? 1 / (double)rows : 0;
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p->channels, LT_JOINED_COLUMNS),
-                      products_kernel, channels_of(c, p), (const lt_two *)part_sums(c, p),
-                      (const float *)c->out[BATCH_MEAN]->data,
-                      (const float *)c->out[BATCH_VAR]->data, d, share);
+                      products_kernel, channels_of(c, p), (const lt_two *)part_sums(c, p), d,
+                      share);
 }
 
 /* Computes the sums of a call. mode: how to determine which dy the activation passes. */
@@ -560,24 +540,17 @@ template <class E> static lt_status sum_products(const lt_call *c, const plan *p
     const lt_cuda *cuda = lt__cuda(c->ctx);
     lt_two *parts = part_sums(c, p);
     sum_pass<E> q = {};
-    q.p = *p;
+    q.c = channels_of(c, p);
     q.x = (const E *)c->in[X]->data;
     q.dy = (const E *)c->d_out[Y]->data;
     q.y = (const E *)data_of(c->out[Y]);
     q.d_residual = (E *)data_of(lt__optional(c, c->d_in, RESIDUAL));
-    q.mean = (const float *)c->out[BATCH_MEAN]->data;
-    q.var = (const float *)c->out[BATCH_VAR]->data;
-    q.scale = lt__numbers_of(c->in[SCALE]);
-    q.shift = lt__numbers_of(c->in[SHIFT]);
-    q.eps = lt__number(c, EPS);
     q.act = lt__bounds(c);
     q.add = lt__adds(c, RESIDUAL);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
-    switch (mode) {
-    case PLAIN: LT_TRY((launch_sums<E, PLAIN>(cuda, q, parts))); break;
-    case ACT_OF_Y: LT_TRY((launch_sums<E, ACT_OF_Y>(cuda, q, parts))); break;
-    default: LT_TRY((launch_sums<E, ACT_OF_X>(cuda, q, parts)));
-    }
+    LT_TRY((mode == PLAIN      ? launch_sums<E, PLAIN>(cuda, q, parts)
+            : mode == ACT_OF_Y ? launch_sums<E, ACT_OF_Y>(cuda, q, parts)
+                               : launch_sums<E, ACT_OF_X>(cuda, q, parts)));
     return join_products(c, p);
 }
 
