@@ -67,6 +67,7 @@ lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
 template <class... P, class... A>
 lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), A... args)
 {
+    static_assert((sizeof(P) + ... + 0) <= 4000, "CUDA 12.0 allows 4096 bytes, with padding");
     if (blocks == 0)
         return LT_OK;
     cudaLaunchConfig_t config = {};

@@ -65,6 +65,9 @@ static inline machine machine_with(bool libraries)
 
 static inline machine machine_open(void) { return machine_with(false); }
 
+/* Whether streams run nothing until the host waits: see shim_set_schedule(). */
+static inline bool is_lazy(void) { return !getenv("SHIM"); }
+
 /* ==== References ============================================================================== */
 
 /* A tensor on the CPU, and one with the same values on the device. */

@@ -26,12 +26,21 @@ enum {
 };
 SHIM_API int64_t shim_count(int what);
 /* on: kernels, copies, fills and calls of libraries do nothing and return at once, so that only the
- * host's work remains. Copies to the host give zeros. The environment variable SHIM=null sets this
- * when the plugin is loaded. */
+ * host's work remains. Copies to the host give zeros. */
 SHIM_API void shim_set_null(int on);
-/* The order in which the threads of a block run. 0: ascending; 1: descending; 2 and above: a
- * permutation seeded with the number. */
+/* The order in which the blocks of a grid and the threads of a block run. 0: ascending; 1:
+ * descending; 2 and above: a permutation seeded with the number. */
 SHIM_API void shim_set_order(int order);
+/* When the work in streams runs. "lazy": only when the host waits; "eager": as soon as it is
+ * enqueued; "random:SEED": part of a random stream runs whenever work is enqueued, and the order
+ * above is permuted. "null": never, see shim_set_null(). The variable SHIM sets the schedule at the
+ * start. */
+SHIM_API void shim_set_schedule(const char *schedule);
+/* From now on, allocating or freeing memory and the first launch of each kernel on a device wait
+ * for all sums of NCCL, while they block all other calls. *unfinished is the number of sums that
+ * some ranks have posted and others have not. A call that waits for such a sum would never return,
+ * so it records a fault. NULL, the default: these calls do not wait. */
+SHIM_API void shim_watch_sums(const int *unfinished);
 /* The emulated machine: driver version (0: no driver), number of devices, major compute
  * capability. */
 SHIM_API void shim_set_machine(int driver, int devices, int capability);

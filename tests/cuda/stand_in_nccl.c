@@ -5,6 +5,7 @@
  *
  * Like the library, it adds in the given dtype and rounds after each addition.
  */
+#include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -131,12 +132,27 @@ int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_ncc
     return LT_NCCL_IN_PROGRESS;
 }
 
+/* Counts a job, or takes it back by -1, if some ranks have posted a sum and others have not. A rank
+ * posts no sum before the last one is complete. */
+static void count_unfinished(const job *j, int by)
+{
+    int most = 0, least = INT_MAX;
+    for (int r = 0; r < j->size; r++)
+        if (j->rank[r]) {
+            most = j->rank[r]->posted > most ? j->rank[r]->posted : most;
+            least = j->rank[r]->posted < least ? j->rank[r]->posted : least;
+        }
+    __atomic_fetch_add(&stand_in_nccl_state.unfinished, most > least ? by : 0, __ATOMIC_SEQ_CST);
+}
+
 static int release(comm *c)
 {
     pthread_mutex_lock(&lock);
     job *j = c->job, **at = &jobs;
+    count_unfinished(j, -1);
     if (j->rank[c->rank] == c)
         j->rank[c->rank] = NULL;
+    count_unfinished(j, 1);
     if (--j->refs == 0) {
         while (*at != j)
             at = &(*at)->next;
@@ -300,7 +316,9 @@ int ncclGroupEnd(void)
         return LT_NCCL_SUCCESS;
     group.comm = NULL;
     pthread_mutex_lock(&lock);
+    count_unfinished(c->job, -1);
     c->posted++;
+    count_unfinished(c->job, 1);
     c->slow = stand_in_nccl_state.slow;
     stand_in_nccl_state.sums++;
     pthread_mutex_unlock(&lock);

@@ -12,6 +12,7 @@ typedef struct stand_in_nccl {
     int rank;          /* rank on which sum `fail` ends with an error instead */
     bool refuses;      /* no communicator can be created */
     int live;          /* communicators created and not freed */
+    int unfinished;    /* sums that some ranks have posted and others have not */
     int aborted, sums; /* communicators aborted, and sums started, by all ranks */
 } stand_in_nccl;
 

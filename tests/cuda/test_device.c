@@ -99,6 +99,7 @@ TEST(two_devices_in_one_thread)
     for (int step = 0; step < 8; step++)
         for (int i = 0; i < 2; i++) {
             lt_device *d = each[i].cuda.device;
+            from[i][0] = 0;
             from[i][1] = 5;
             switch (step) {
             case 0: must(d->fill(d, block[i], LT_F32, 1000, 2 + i)); break;

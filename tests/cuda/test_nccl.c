@@ -367,6 +367,62 @@ TEST(sums_of_f32_with_f16_wire)
 }
 TEST(sums_of_f32_with_bf16_wire) { check_sums(LT_F32, LT_BF16, 0); }
 
+/* Between the parts of two ranks, a call that waits for all sums of the process would never return:
+ * see shim_watch_sums(). */
+TEST(a_sum_that_one_rank_has_begun)
+{
+    char text[256], id[LT_COMM_ID_BYTES];
+    lt_accelerator cuda[2];
+    lt_device_comm *p[2];
+    void *data[2];
+    void (*watch_sums)(const int *unfinished);
+    stand_in_nccl *library = open_nccl();
+    machine m = machine_with(false);
+    lt_accelerator_open_fn open;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    *(void **)&watch_sums = from_plugin("shim_watch_sums");
+    m.set_machine(13000, 2, 9);
+    for (int i = 0; i < 2; i++) {
+        const lt_accelerator_config config = {.index = i};
+        CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda[i], text, sizeof text), 0);
+    }
+    must(cuda[0].device->comm_calls->make_id(cuda[0].device, id));
+    for (int i = 0; i < 2; i++) {
+        lt_device *d = cuda[i].device;
+        must(d->comm_calls->open(d, id, i, 2, &p[i]));
+        data[i] = d->alloc(d, 64);
+        must(d->fill(d, data[i], LT_F32, 16, 1 + i));
+        must(d->sync(d));
+    }
+    for (int i = 0; i < 2; i++)
+        must(wait_for(p[i]));
+    watch_sums(&library->unfinished);
+    for (int i = 0; i < 2; i++) {
+        lt_device_sum s = {data[i], 16, LT_F32, LT_F32, NULL, 1, 0};
+        lt_device *other = cuda[1 - i].device;
+        must(p[i]->calls->allreduce(p[i], &s));
+        void *more = other->alloc(other, 64);
+        CHECK_EQ(more == NULL, i == 0);
+        if (more)
+            other->free(other, more, 64);
+        m.reset();
+    }
+    watch_sums(NULL);
+    for (int i = 0; i < 2; i++) {
+        float got[16];
+        lt_device *d = cuda[i].device;
+        must(wait_for(p[i]));
+        must(d->copy(d, got, data[i], sizeof got));
+        must(d->sync(d));
+        CHECK_NEAR(got[15], 3, 0);
+        d->free(d, data[i], 64);
+        p[i]->calls->close(p[i]);
+        d->close(d);
+    }
+    m.set_machine(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
 /* ==== Failures ================================================================================ */
 
 TEST(a_sum_that_fails)

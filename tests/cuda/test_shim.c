@@ -8,11 +8,17 @@ enum { N = 64 };
 static const char *(*probe)(const char *name, int *out);
 static int out[N];
 static void (*set_order)(int order);
+static void (*set_machine)(int driver, int devices, int capability);
+static void (*set_schedule)(const char *schedule);
+static void (*watch_sums)(const int *unfinished);
 
 static void begin(void)
 {
     *(void **)&probe = from_plugin("shim_probe");
     *(void **)&set_order = from_plugin("shim_set_order");
+    *(void **)&set_machine = from_plugin("shim_set_machine");
+    *(void **)&set_schedule = from_plugin("shim_set_schedule");
+    *(void **)&watch_sums = from_plugin("shim_watch_sums");
 }
 
 static bool contains(const char *text, const char *part)
@@ -50,6 +56,24 @@ TEST(a_missing_barrier_is_detected)
     set_order(0);
 }
 
+/* In every order but the ascending one, some blocks run before the block that they read from. */
+TEST(a_block_that_needs_another)
+{
+    begin();
+    for (int order = 0; order < 5; order++) {
+        int right = 0, written = 0;
+        set_order(order);
+        CHECK(strcmp(probe("block after block", out), "") == 0);
+        for (int i = 0; i < N; i++) {
+            right += out[i] == 1;
+            written += out[i] >= 0;
+        }
+        CHECK_EQ(written, N);
+        CHECK_EQ(right == N, order == 0);
+    }
+    set_order(0);
+}
+
 TEST(divergent_barriers)
 {
     begin();
@@ -80,6 +104,20 @@ TEST(invalid_memory_accesses)
     CHECK(strcmp(probe("uninitialized", out), "") == 0);
     for (int i = 0; i < N; i++)
         CHECK_EQ(out[i], 1);
+    CHECK(strcmp(probe("pinned", out), "no error") == 0);
+    for (int i = 0; i < N; i++)
+        CHECK_EQ(out[i], -1);
+}
+
+TEST(memory_of_another_device)
+{
+    static const char *const uses[] = {"another: a kernel", "another: a copy", "another: a memset"};
+    begin();
+    set_machine(13000, 2, 9);
+    for (int i = 0; i < 3; i++)
+        CHECK(contains(probe(uses[i], out), "work on device 1 uses memory of device 0"));
+    CHECK(strcmp(probe("two launches", out), "") == 0); /* the thread's device is still 1 */
+    set_machine(13000, 1, 9);
 }
 
 TEST(streams_wait_only_for_events)
@@ -89,6 +127,67 @@ TEST(streams_wait_only_for_events)
     CHECK_EQ(out[N - 1], 1);
     (void)probe("chain without", out);
     CHECK_EQ(out[N - 1], 0); /* new memory is -1 */
+}
+
+TEST(schedules)
+{
+    enum { SEEDS = 40 };
+    char random[24];
+    int early = 0;
+    begin();
+    set_schedule("eager");
+    (void)probe("chain without", out);
+    CHECK_EQ(out[N - 1], 1); /* the first stream has run, although nothing waits for it */
+    for (int seed = 0; seed < SEEDS; seed++) {
+        snprintf(random, sizeof random, "random:%d", seed);
+        set_schedule(random);
+        (void)probe("chain without", out);
+        early += out[N - 1] == 1;
+        (void)probe("chain", out);
+        CHECK_EQ(out[N - 1], 1);
+    }
+    CHECK(early > 0 && early < SEEDS);
+    set_schedule("lazy");
+    (void)probe("chain without", out);
+    CHECK_EQ(out[N - 1], 0);
+}
+
+/* Checks that the device reports a call that waits for a sum, and resets it. */
+static void check_wait(machine *m, const char *call)
+{
+    char text[128];
+    snprintf(text, sizeof text,
+             "cuda:0: %s waits for a sum that the other ranks cannot begin before it returns",
+             call);
+    CHECK_FAILS(m->cuda.device->sync(m->cuda.device), LT_EENV, text);
+    m->reset();
+}
+
+TEST(calls_that_wait_for_sums)
+{
+    int unfinished = 0;
+    begin();
+    machine m = machine_open();
+    lt_device *d = m.cuda.device;
+    watch_sums(&unfinished);
+    void *there = d->alloc(d, 64), *here = d->alloc_host(d, 64);
+    must(d->fill(d, there, LT_F32, 16, 7));
+    must(d->sync(d));
+    unfinished = 1;
+    must(d->fill(d, there, LT_F32, 16, 8)); /* the kernel is loaded */
+    must(d->sync(d));
+    CHECK(d->convert(d, there, LT_F32, there, LT_F64, 1) != LT_OK);
+    check_wait(&m, "the first launch of a kernel");
+    CHECK(!d->alloc(d, 64));
+    check_wait(&m, "cudaMalloc()");
+    CHECK(!d->alloc_host(d, 64));
+    check_wait(&m, "cudaMallocHost()");
+    d->free(d, there, 64);
+    check_wait(&m, "cudaFree()");
+    d->free_host(d, here);
+    check_wait(&m, "cudaFreeHost()");
+    watch_sums(NULL);
+    lt_ctx_free(m.ctx);
 }
 
 /* A child process that tries is killed by a signal, or by AddressSanitizer with an exit status. */

@@ -1,5 +1,6 @@
 /* test_stream.c - marks and copies in the stream of the CUDA backend, and uploads and downloads in
- * its other streams. The emulated streams run nothing until the host waits. */
+ * its other streams. The emulated streams run nothing until the host waits, unless the variable
+ * SHIM says otherwise. */
 #include <pthread.h>
 
 #include "tests/cuda/reference.h"
@@ -25,10 +26,10 @@ TEST(copies_run_asynchronously)
     must(d->copy(d, here + N, there, N));
     uint64_t second = d->mark(d);
     CHECK(mark > 0 && second > mark);
-    CHECK_EQ(here[0], 1); /* the host has not waited */
+    CHECK(here[0] == 1 || !is_lazy()); /* the host has not waited */
     must(d->wait(d, mark));
     CHECK_EQ(here[N - 1], 7);
-    CHECK_EQ(here[N], 1); /* the copy after the mark has not run */
+    CHECK(here[N] == 1 || !is_lazy()); /* the copy after the mark has not run */
     for (int i = 0; i < LT_MAX_MARKS; i++)
         d->mark(d);
     must(d->wait(d, second)); /* an old mark, whose event has been reused */
@@ -95,13 +96,15 @@ TEST(downloads)
     must(d->copy(d, here + N, other, N));
     must(d->download(d, here, there, N, after, NULL));
     must(d->download(d, here + 2 * N, there, N / 2, after, &mark));
-    CHECK_EQ(here[0], 1);
+    CHECK(here[0] == 1 || !is_lazy());
     must(d->wait(d, mark));
     CHECK(here[0] == 7 && here[N - 1] == 7 && here[2 * N] == 7); /* in order */
-    CHECK(here[N] == 1 && here[2 * N + N / 2] == 1);
-    must(d->upload(d, other, here, N, after, &mark)); /* does not wait for the copy */
-    must(d->wait(d, mark));
-    CHECK_EQ(here[N], 1);
+    CHECK_EQ(here[2 * N + N / 2], 1);
+    if (is_lazy()) {
+        must(d->upload(d, other, here, N, after, &mark)); /* does not wait for the copy */
+        must(d->wait(d, mark));
+        CHECK_EQ(here[N], 1);
+    }
     must(d->sync(d));
     must(d->fill(d, there, LT_U8, N, 9));
     after = d->mark(d);

@@ -8,32 +8,32 @@
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
-/* script(precision, twice) returns the losses of five steps with autocast. In fp16 there is a loss
- * scale. twice: before each backward there is one whose gradients are zero. */
+/* script(precision, twice) returns a function that takes a step with autocast and returns its loss.
+ * In fp16 there is a loss scale. twice: each step has a backward before, with zero gradients. */
 static const char script[] =
     "local lt = require 'luatrain'\n"
     "local nn, precision, twice = lt.nn, ...\n"
-    "local scaler <close> = precision == 'fp16' and lt.amp.scaler{} or nil\n"
+    "local scaler = precision == 'fp16' and lt.amp.scaler{}\n"
     "local net = nn.sequential{\n"
     "  nn.conv2d{3, 8, 3, pad = 1}, nn.relu(), nn.max_pool2d{3, stride = 2, pad = 1},\n"
     "  nn.conv2d{8, 8, 3, pad = 1, stride = 2, groups = 8}, nn.conv2d{8, 12, 1}, nn.relu(),\n"
     "  nn.avg_pool2d{2}, nn.flatten(), nn.linear{48, 5}}\n"
     "local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})\n"
-    "local x, target, losses = lt.randn{6, 15, 14, 3}, lt.randn{6, 5}, {}\n"
-    "for i = 1, 5 do\n"
-    "  lt.step(lt.autocast, precision, function()\n"
-    "    local function loss()\n"
-    "      local off = net(x):cast 'f32' - target\n"
-    "      return (off * off):mean()\n"
-    "    end\n"
+    "local x, target = lt.randn{6, 15, 14, 3}, lt.randn{6, 5}\n"
+    "local function loss()\n"
+    "  local off = net(x):cast 'f32' - target\n"
+    "  return (off * off):mean()\n"
+    "end\n"
+    "return function()\n"
+    "  return lt.step(lt.autocast, precision, function()\n"
     "    if twice then (loss() * 0):backward() end\n"
     "    local last = loss()\n"
     "    last:backward()\n"
     "    sgd:step()\n"
-    "    losses[i] = last:item()\n"
+    "    assert(not scaler or scaler.skipped == 0)\n"
+    "    return last:item()\n"
     "  end)\n"
-    "end\n"
-    "return table.unpack(losses)\n";
+    "end\n";
 
 enum { STEPS = 5 };
 
@@ -67,18 +67,29 @@ static const char faulty[] =
     "  end)\n"
     "end\n";
 
-static void train(lt_ctx *ctx, const char *precision, bool twice, double loss[STEPS])
+/* Trains in n contexts, step by step in turn. */
+static void train(lt_ctx *const *ctx, int n, const char *precision, bool twice,
+                  double loss[][STEPS])
 {
-    lua_State *L = lt_lua_new(ctx);
-    CHECK(L && luaL_loadstring(L, script) == LUA_OK);
-    lua_pushstring(L, precision);
-    lua_pushboolean(L, twice);
-    if (lt_lua_call(L, 2, STEPS) != LT_OK)
-        FAIL("%s", lt_errmsg());
+    lua_State *L[2];
+    for (int k = 0; k < n; k++) {
+        L[k] = lt_lua_new(ctx[k]);
+        CHECK(L[k] && luaL_loadstring(L[k], script) == LUA_OK);
+        lua_pushstring(L[k], precision);
+        lua_pushboolean(L[k], twice);
+        CHECK_OK(lt_lua_call(L[k], 2, 1));
+    }
     for (int i = 0; i < STEPS; i++)
-        loss[i] = lua_tonumber(L, i - STEPS);
-    lt_lua_close(L);
-    lt_ctx_free(ctx);
+        for (int k = 0; k < n; k++) {
+            lua_pushvalue(L[k], -1);
+            CHECK_OK(lt_lua_call(L[k], 0, 1));
+            loss[k][i] = lua_tonumber(L[k], -1);
+            lua_pop(L[k], 1);
+        }
+    for (int k = 0; k < n; k++) {
+        lt_lua_close(L[k]);
+        lt_ctx_free(ctx[k]);
+    }
 }
 
 static lt_ctx *open_cuda(bool libraries)
@@ -88,16 +99,34 @@ static lt_ctx *open_cuda(bool libraries)
     return open_device();
 }
 
+/* A thread may use several devices in turn. */
+TEST(two_devices)
+{
+    void (*set_machine)(int driver, int devices, int capability);
+    *(void **)&set_machine = from_plugin("shim_set_machine");
+    set_machine(13000, 2, 9);
+    for (int libraries = 0; libraries < 2; libraries++) {
+        double loss[2][STEPS];
+        lt_ctx *ctx[2] = {open_cuda(libraries)};
+        ctx[1] = lt_open(&(lt_config){.device = "cuda:1", .threads = 1, .poison = true});
+        CHECK(ctx[1] != NULL);
+        train(ctx, 2, "fp16", false, loss);
+        for (int i = 0; i < STEPS; i++)
+            CHECK_NEAR(loss[1][i], loss[0][i], 0);
+    }
+    set_machine(13000, 1, 9);
+}
+
 /* A gradient that is added to zeros is converted, unscaled and measured by other kernels than one
  * that overwrites them, but has the same bits. */
 static void check_training(const char *precision, double allowed)
 {
-    double on_cpu[STEPS], on_cuda[2][STEPS];
-    train(open_reference(), precision, false, on_cpu);
+    double all[1][STEPS], on_cuda[2][STEPS], *on_cpu = all[0];
+    train((lt_ctx *[]){open_reference()}, 1, precision, false, all);
     CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* the loss decreases */
     for (int libraries = 0; libraries < 2; libraries++) {
         for (int k = 0; k < 2; k++)
-            train(open_cuda(libraries), precision, k, on_cuda[k]);
+            train((lt_ctx *[]){open_cuda(libraries)}, 1, precision, k, &on_cuda[k]);
         for (int i = 0; i < STEPS; i++) {
             CHECK(on_cuda[0][i] == on_cuda[1][i]);
             if (!(fabs(on_cuda[0][i] - on_cpu[i]) <= allowed * on_cpu[i]))

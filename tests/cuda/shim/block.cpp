@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <numeric>
 #include <utility>
 
 #include "shim.h"
@@ -73,8 +74,8 @@ int find_range(dl_phdr_info *info, size_t, void *to)
     return r->start != NULL;
 }
 
-/* Fills all __shared__ variables with NaNs. They are the only thread-local variables of this
- * module. */
+/* Fills all __shared__ variables with NaNs. They must be the only thread-local variables of this
+ * module, because it overwrites all of them. */
 void poison_shared()
 {
     static thread_local int unused; /* keeps the segment from being optimized away */
@@ -303,6 +304,17 @@ const uint64_t *shim_exchange(unsigned mask, uint64_t value, const char *file, i
 
 extern "C" void shim_set_order(int to) { order = to; }
 
+/* The i-th of n blocks to run. */
+static unsigned block_at(unsigned i, unsigned n)
+{
+    unsigned stride = mixed((uint32_t)order) % n + 1;
+    while (std::gcd(stride, n) > 1)
+        stride++;
+    return order == 0   ? i
+           : order == 1 ? n - 1 - i
+                        : (unsigned)(((uint64_t)i * stride + mixed((uint32_t)order)) % n);
+}
+
 void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_body)
 {
     body = &thread_body;
@@ -312,6 +324,8 @@ void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_bo
     threadIdx = blockIdx = uint3{0, 0, 0};
     make_sequence();
     poisoned = false;
-    for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++)
+    for (unsigned i = 0; i < grid.x; i++) {
+        blockIdx.x = block_at(i, grid.x);
         run_block();
+    }
 }

@@ -3,13 +3,17 @@
  *
  * Its purpose is to find mistakes, so it does the worst that CUDA allows rather than the fastest:
  *   - A stream is a queue. Its work runs only when the host waits for it, or when the host queries
- *     an event of the stream; the first query returns cudaErrorNotReady.
- *   - The threads of a block run one after the other, each until it must wait: ascending,
- *     descending or permuted (shim_set_order). __syncthreads() and warp exchanges wait for all
- *     participants; a participant that never arrives is a fault.
- *   - Shared memory and new device memory are filled with NaNs.
+ *     an event of the stream; the first query returns cudaErrorNotReady. shim_set_schedule() makes
+ *     work run early or at random instead.
+ *   - The blocks of a grid, and the threads of a block, run one after the other, each thread until
+ *     it must wait: ascending, descending or permuted (shim_set_order). __syncthreads() and warp
+ *     exchanges wait for all participants; a participant that never arrives is a fault.
+ *   - Shared memory and new memory, on devices and pinned, are filled with NaNs.
  *   - Only kernels and copies can access device memory. Each allocation has guard bytes around it,
- *     which are checked for overwrites. A host address in the arguments of a kernel is a fault.
+ *     which are checked for overwrites. It is a fault if work on a device uses memory of another
+ *     one, or if the arguments of a kernel contain a host address.
+ *   - Allocating and freeing memory, and loading a kernel, can deadlock with sums by NCCL: see
+ *     shim_watch_sums().
  * The next call that waits returns the fault, with a description as its error string.
  *
  * Not emulated: grids and blocks of more than one dimension, <<<>>>, dynamic shared memory,
@@ -198,18 +202,20 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 
 extern bool shim_is_null; /* see shim_set_null() */
-cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
-/* Records a fault if a kernel argument contains a host address. */
+/* kernel: its address, to tell kernels apart. */
+cudaError_t shim_launch(const cudaLaunchConfig_t *config, void *kernel,
+                        std::function<void()> thread);
+/* Records a fault if a kernel argument contains an address of the host or of another device. */
 void shim_check_argument(const void *argument, size_t bytes);
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...args)
 {
     if (shim_is_null)
-        return shim_launch(config, NULL);
+        return shim_launch(config, (void *)kernel, NULL);
     std::tuple<P...> values(args...);
     std::apply([](const P &...p) { (shim_check_argument(&p, sizeof p), ...); }, values);
-    return shim_launch(config, [=] { std::apply(kernel, values); });
+    return shim_launch(config, (void *)kernel, [=] { std::apply(kernel, values); });
 }
 
 #endif

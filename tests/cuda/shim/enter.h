@@ -9,8 +9,9 @@ extern "C" {
 #endif
 
 /* Runs everything that is queued in stream (or nothing if NULL), then opens device memory until
- * shim_leave(). */
+ * shim_leave(). Records a fault if the stream is of another device than the thread's. */
 void shim_enter_after(void *stream);
+void shim_check_memory(const void *p); /* records a fault if p is memory of another device */
 /* Counts a call of a library that computes. Returns whether it must do nothing. */
 bool shim_skips_call(void);
 void shim_leave(void);      /* the next wait checks the guard bytes around all allocations */

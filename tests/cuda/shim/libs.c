@@ -1,6 +1,7 @@
 /* libs.c - connects the stand-ins for NVIDIA's libraries to the emulation. A stand-in computes on
  * the host, inside the call. To keep the order of the stream, the functions below first run
  * everything that is queued in the stream of the call, and open device memory for its duration.
+ * They also check that the thread's device owns the memory that the call uses.
  *
  * The linker (--wrap) redirects calls of lt__cudnn_open_library(), lt__cublaslt_open() and
  * lt__nccl_open_library() to this file.
@@ -11,6 +12,7 @@
 #include "tests/cuda/stand_in.h"
 
 static __typeof__(cudnnBackendExecute) *run_plan;
+static __typeof__(cudnnBackendSetAttribute) *set_attribute;
 static __typeof__(cublasLtMatmul) *run_product;
 static lt_nccl_table nccl;
 
@@ -20,6 +22,14 @@ int __real_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
 int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
+
+static cudnnStatus_t set(cudnnBackendDescriptor_t desc, cudnnBackendAttributeName_t name,
+                         cudnnBackendAttributeType_t type, int64_t n, const void *values)
+{
+    for (int64_t i = 0; i < n && type == CUDNN_TYPE_VOID_PTR; i++)
+        shim_check_memory(((void *const *)values)[i]);
+    return set_attribute(desc, name, type, n, values);
+}
 
 static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                              cudnnBackendDescriptor_t pack)
@@ -40,6 +50,9 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
                                cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo,
                                void *workspace, size_t bytes, cudaStream_t stream)
 {
+    const void *const memory[] = {a, b, c, d, workspace};
+    for (int i = 0; i < 5; i++)
+        shim_check_memory(memory[i]);
     if (shim_skips_call())
         return CUBLAS_STATUS_SUCCESS;
     shim_enter_after(stream);
@@ -56,7 +69,9 @@ int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t byte
     int status = __real_lt__cudnn_open_library(table, text, bytes);
     if (status == 0) {
         run_plan = table->cudnnBackendExecute;
+        set_attribute = table->cudnnBackendSetAttribute;
         table->cudnnBackendExecute = execute;
+        table->cudnnBackendSetAttribute = set;
     }
     return status;
 }
@@ -72,22 +87,15 @@ int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
 }
 
 /* The stand-in for NCCL computes a sum in the last rank that polls. So all work that is queued
- * before the sum in its stream must have run when the group ends. */
-static _Thread_local void *stream_of_sum;
-
+ * before the sum in its stream must have run by then. */
 static int all_reduce(const void *from, void *to, size_t count, int dtype, int op, void *comm,
                       void *stream)
 {
-    stream_of_sum = stream;
-    return nccl.ncclAllReduce(from, to, count, dtype, op, comm, stream);
-}
-
-static int end_group(void)
-{
-    shim_enter_after(stream_of_sum);
-    int result = nccl.ncclGroupEnd();
+    shim_check_memory(from);
+    shim_check_memory(to);
+    shim_enter_after(stream);
     shim_leave();
-    return result;
+    return nccl.ncclAllReduce(from, to, count, dtype, op, comm, stream);
 }
 
 static int poll_comm(void *comm, int *async)
@@ -104,7 +112,6 @@ int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
     if (status == 0) {
         nccl = *table;
         table->ncclAllReduce = all_reduce;
-        table->ncclGroupEnd = end_group;
         table->ncclCommGetAsyncError = poll_comm;
     }
     return status;

@@ -67,10 +67,18 @@ static __global__ void uninitialized(int *out)
 
 static __global__ void add_one(const int *in, int *out) { out[threadIdx.x] = in[threadIdx.x] + 1; }
 
+/* A block writes 1 if the block before it has done so already. */
+static __global__ void block_after_block(int *out)
+{
+    unsigned b = blockIdx.x;
+    if (threadIdx.x == 0)
+        out[b] = b == 0 || out[b - 1] == 1;
+}
+
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(int *), int *out)
 {
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1);
+    config.gridDim = dim3(kernel == block_after_block ? N : 1);
     config.blockDim = dim3(N);
     config.stream = stream;
     return cudaLaunchKernelEx(&config, kernel, out);
@@ -104,6 +112,47 @@ static void chain(int *host, bool waits)
     cudaFree(b);
 }
 
+/* Uses memory of device 0 on device 1. */
+static cudaError_t use_on_another(const char *how, int *out)
+{
+    cudaSetDevice(1);
+    cudaError_t error = strcmp(how, "a kernel") == 0 ? launch(NULL, uninitialized, out)
+                        : strcmp(how, "a copy") == 0
+                            ? cudaMemcpyAsync(out, out + 1, sizeof *out, cudaMemcpyDefault, NULL)
+                            : cudaMemsetAsync(out, 0, sizeof *out, NULL);
+    cudaSetDevice(0);
+    return error;
+}
+
+/* Two launches on device 1, whose kernels use shared memory. */
+static cudaError_t launch_twice(void)
+{
+    cudaStream_t stream;
+    int *out;
+    cudaSetDevice(1);
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaMalloc(&out, N * sizeof *out);
+    cudaError_t error = launch(stream, uninitialized, out);
+    cudaStreamSynchronize(stream);
+    if (error == cudaSuccess)
+        error = launch(stream, uninitialized, out);
+    cudaStreamDestroy(stream);
+    cudaFree(out);
+    cudaSetDevice(0);
+    return error;
+}
+
+/* Copies new pinned memory to out. */
+static cudaError_t read_pinned(int *out)
+{
+    void *p;
+    cudaError_t error = cudaMallocHost(&p, N * sizeof *out);
+    if (error == cudaSuccess)
+        memcpy(out, p, N * sizeof *out);
+    cudaFreeHost(p);
+    return error;
+}
+
 static __global__ void neighbours_together(int *out) { neighbours(out, true); }
 static __global__ void neighbours_alone(int *out) { neighbours(out, false); }
 
@@ -120,6 +169,7 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
                   {"exchanges", exchanges},
                   {"a lane exits", a_lane_exits},
                   {"out of bounds", out_of_bounds},
+                  {"block after block", block_after_block},
                   {"uninitialized", uninitialized}};
     static int on_host[N + 1] = {0};
     static char text[400];
@@ -129,12 +179,18 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
         chain(out, name[5] == 0);
         return "";
     }
+    if (strcmp(name, "pinned") == 0)
+        return cudaGetErrorString(read_pinned(out));
     cudaMalloc(&device, N * sizeof *device);
     for (auto &p : probes)
         if (strcmp(name, p.name) == 0)
             error = launch(NULL, p.kernel, device);
     if (strcmp(name, "host address") == 0)
         error = launch(NULL, uninitialized, on_host + 1);
+    if (strcmp(name, "two launches") == 0)
+        error = launch_twice();
+    if (strncmp(name, "another: ", 9) == 0)
+        error = use_on_another(name + 9, device);
     if (error == cudaSuccess)
         error = cudaDeviceSynchronize();
     snprintf(text, sizeof text, "%s", error == cudaSuccess ? "" : cudaGetErrorString(error));

@@ -1,4 +1,4 @@
-/* runtime.cpp - memory, streams and events of the emulated CUDA device. */
+/* runtime.cpp - memory, streams and events of the emulated CUDA devices. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,8 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <random>
+#include <set>
 #include <vector>
 
 #include "enter.h"
@@ -27,6 +29,12 @@ struct shim_event {
 
 namespace {
 
+struct block { /* of memory */
+    size_t bytes;
+    int device; /* its owner */
+};
+enum schedule { LAZY, EAGER, RANDOM };
+
 const size_t ARENA = (size_t)8 << 30, ALIGN = 256, GUARD = 512, PAGE = 4096;
 const unsigned char POISON = 0xff; /* a NaN in every float type */
 
@@ -35,14 +43,16 @@ char *arena;
 size_t used;    /* bytes of the arena in use, whole pages: the part that is opened */
 int open_count; /* how many callers have opened the memory */
 bool has_run;   /* work has run since the last check of the guards */
-std::map<char *, size_t> blocks; /* allocations and sizes; GUARD bytes before and after each */
-std::map<char *, size_t> pinned; /* host allocations and sizes */
+std::map<char *, block> blocks; /* allocations; GUARD bytes before and after each */
+std::map<char *, block> pinned; /* host allocations */
 std::vector<shim_stream *> streams;
 shim_stream null_stream;
+schedule when;
+std::minstd_rand numbers;                /* for RANDOM */
+const int *unfinished;                   /* see shim_watch_sums() */
+std::set<std::pair<int, void *>> loaded; /* kernels launched since then, by device */
 int64_t counts[SHIM_COUNTS];
-int driver = CUDART_VERSION, n_devices = 1, capability = 9;
 char fault_text[400];
-thread_local int current; /* device of the host thread */
 
 typedef std::lock_guard<std::recursive_mutex> guard;
 
@@ -68,13 +78,23 @@ struct opened {
 
 bool is_device(const void *p) { return (char *)p >= arena && (char *)p < arena + ARENA; }
 
-bool is_within(const std::map<char *, size_t> &all, const void *p, size_t bytes)
+/* The block that contains these bytes, or NULL. */
+const block *find(const std::map<char *, block> &all, const void *p, size_t bytes)
 {
-    auto after = all.upper_bound((char *)p);
-    if (after == all.begin())
-        return false;
-    --after;
-    return (char *)p >= after->first && (char *)p + bytes <= after->first + after->second;
+    auto at = all.upper_bound((char *)p);
+    if (at == all.begin())
+        return NULL;
+    --at;
+    return (char *)p + bytes <= at->first + at->second.bytes ? &at->second : NULL;
+}
+
+/* Records a fault if work on a device uses memory of another one. CUDA allows some of this, but we
+ * have no use for it. */
+void check_owner(const void *p, int device)
+{
+    const block *b = is_device(p) ? find(blocks, p, 1) : NULL;
+    if (b && b->device != device)
+        shim_fault("work on device %d uses memory of device %d", device, b->device);
 }
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -94,14 +114,15 @@ void check_guards()
     opened memory;
     has_run = false;
     for (auto &b : blocks) {
-        char *end = b.first + b.second;
+        size_t bytes = b.second.bytes;
+        char *end = b.first + bytes;
         if (is_poison(b.first - GUARD, b.first) &&
-            is_poison(end, b.first + rounded(b.second, ALIGN) + GUARD))
+            is_poison(end, b.first + rounded(bytes, ALIGN) + GUARD))
             continue;
-        shim_fault("a kernel or copy wrote outside the block of %zu bytes at %p", b.second,
+        shim_fault("a kernel or copy wrote outside the block of %zu bytes at %p", bytes,
                    (void *)b.first);
         memset(b.first - GUARD, POISON, GUARD);
-        memset(end, POISON, rounded(b.second, ALIGN) + GUARD - b.second);
+        memset(end, POISON, rounded(bytes, ALIGN) + GUARD - bytes);
     }
 }
 
@@ -112,7 +133,7 @@ char *find_gap(size_t bytes)
     for (auto &b : blocks) {
         if (at + bytes + GUARD <= b.first - GUARD)
             break;
-        at = b.first + rounded(b.second, ALIGN) + 2 * GUARD;
+        at = b.first + rounded(b.second.bytes, ALIGN) + 2 * GUARD;
     }
     return at + bytes + GUARD <= arena + ARENA ? at : NULL;
 }
@@ -123,9 +144,18 @@ size_t end_of(const char *at, size_t bytes)
     return rounded((size_t)(at - arena) + rounded(bytes, ALIGN) + GUARD, PAGE);
 }
 
+/* Such a call may wait for everything that runs on the devices of the process, while it holds a
+ * lock that all other CUDA calls need. */
+void wait_for_sums(const char *call)
+{
+    if (unfinished && __atomic_load_n(unfinished, __ATOMIC_SEQ_CST) > 0)
+        shim_fault("%s waits for a sum that the other ranks cannot begin before it returns", call);
+}
+
 /* ==== Streams ================================================================================= */
 
 shim_stream *of(cudaStream_t stream) { return stream ? stream : &null_stream; }
+int device_of(cudaStream_t stream) { return stream ? stream->device : shim_device(); }
 
 /* Runs the work of s up to position `to`. */
 void drain(shim_stream *s, uint64_t to)
@@ -146,10 +176,23 @@ void drain(shim_stream *s, uint64_t to)
 /* What every call returns: an error once a fault is recorded. */
 cudaError_t state() { return fault_text[0] ? cudaErrorLaunchFailure : cudaSuccess; }
 
+/* Runs work before the host waits for it. */
+void run_early(shim_stream *s)
+{
+    if (when == EAGER)
+        drain(s, s->queued);
+    if (when != RANDOM)
+        return;
+    size_t k = numbers() % (streams.size() + 1);
+    s = k < streams.size() ? streams[k] : &null_stream;
+    drain(s, s->done + numbers() % (s->queued - s->done + 1));
+}
+
 cudaError_t add(cudaStream_t stream, std::function<void()> run)
 {
     of(stream)->queue.push_back(std::move(run));
     of(stream)->queued++;
+    run_early(of(stream));
     return state();
 }
 
@@ -175,15 +218,9 @@ cudaError_t waited(shim_stream *s, uint64_t to)
     return checked_state();
 }
 
-bool is_null_by_variable()
-{
-    const char *shim = getenv("SHIM");
-    return shim && strcmp(shim, "null") == 0;
-}
-
 } // namespace
 
-bool shim_is_null = is_null_by_variable();
+bool shim_is_null;
 
 extern "C" void shim_set_null(int on) { shim_is_null = on; }
 
@@ -200,9 +237,18 @@ void shim_fault(const char *fmt, ...)
 void shim_enter_after(void *stream)
 {
     guard g(lock);
-    if (stream)
-        drain((shim_stream *)stream, ((shim_stream *)stream)->queued);
+    shim_stream *s = (shim_stream *)stream;
+    if (s && s->device != shim_device())
+        shim_fault("a library on device %d uses a stream of device %d", shim_device(), s->device);
+    if (s)
+        drain(s, s->queued);
     open_memory();
+}
+
+void shim_check_memory(const void *p)
+{
+    guard g(lock);
+    check_owner(p, shim_device());
 }
 
 bool shim_skips_call(void)
@@ -227,6 +273,8 @@ void shim_reset(void)
     fault_text[0] = 0;
 }
 
+const char *shim_fault_text(void) { return fault_text; }
+
 bool shim_has_failed(void)
 {
     guard g(lock);
@@ -235,73 +283,31 @@ bool shim_has_failed(void)
 
 extern "C" int64_t shim_count(int what) { return counts[what]; }
 
-extern "C" void shim_set_machine(int a_driver, int devices, int a_capability)
+extern "C" void shim_watch_sums(const int *the_unfinished)
 {
-    driver = a_driver;
-    n_devices = devices;
-    capability = a_capability;
+    guard g(lock);
+    unfinished = the_unfinished;
+    loaded.clear();
 }
 
-/* ==== Devices ================================================================================= */
-
-cudaError_t cudaDriverGetVersion(int *version)
+extern "C" void shim_set_schedule(const char *schedule)
 {
-    *version = driver;
-    return cudaSuccess;
-}
-
-cudaError_t cudaRuntimeGetVersion(int *version)
-{
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceCount(int *n)
-{
-    *n = n_devices;
-    return driver < CUDART_VERSION ? cudaErrorInsufficientDriver
-           : n_devices == 0        ? cudaErrorNoDevice
-                                   : cudaSuccess;
-}
-
-cudaError_t cudaSetDevice(int device)
-{
-    if (device >= n_devices)
-        return cudaErrorInvalidDevice;
-    current = device;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int)
-{
-    *value = attr == cudaDevAttrComputeCapabilityMajor   ? capability
-             : attr == cudaDevAttrComputeCapabilityMinor ? 0
-                                                         : 4;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
-{
-    *prop = cudaDeviceProp();
-    strcpy(prop->name, "shim");
-    prop->uuid.bytes[0] = (char)device;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
-
-const char *cudaGetErrorString(cudaError_t error)
-{
-    switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorNotReady: return "device not ready";
-    case cudaErrorLaunchFailure: return fault_text;
-    default: return "some error";
+    guard g(lock);
+    unsigned seed = 0;
+    bool is_random = sscanf(schedule, "random:%u", &seed) == 1;
+    when = is_random ? RANDOM : strcmp(schedule, "eager") == 0 ? EAGER : LAZY;
+    shim_is_null = strcmp(schedule, "null") == 0;
+    if (when == LAZY && !shim_is_null && strcmp(schedule, "lazy") != 0) {
+        fprintf(stderr, "the schedule must be lazy, eager, random:SEED or null, not '%s'\n",
+                schedule);
+        abort();
     }
+    numbers.seed(seed);
+    shim_set_order(is_random ? 2 + (int)seed : 0);
 }
+
+/* The variable SHIM sets the schedule of a program. */
+static const bool is_scheduled = getenv("SHIM") && (shim_set_schedule(getenv("SHIM")), true);
 
 /* ==== Memory ================================================================================== */
 
@@ -309,6 +315,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     guard g(lock);
     *p = NULL;
+    wait_for_sums("cudaMalloc()");
     if (state() != cudaSuccess)
         return state();
     if (!arena) {
@@ -326,7 +333,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
         opened memory;
         memset(at - GUARD, POISON, room + 2 * GUARD);
     }
-    blocks[at] = bytes;
+    blocks[at] = block{bytes, shim_device()};
     *p = at;
     return cudaSuccess;
 }
@@ -336,10 +343,12 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 cudaError_t cudaFree(void *p)
 {
     guard g(lock);
+    if (p)
+        wait_for_sums("cudaFree()");
     cudaError_t error = checked_state();
     if (p && !blocks.erase((char *)p))
         return cudaErrorInvalidValue;
-    used = blocks.empty() ? 0 : end_of(blocks.rbegin()->first, blocks.rbegin()->second);
+    used = blocks.empty() ? 0 : end_of(blocks.rbegin()->first, blocks.rbegin()->second.bytes);
     return error;
 }
 
@@ -347,16 +356,22 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
     guard g(lock);
     *p = NULL;
+    wait_for_sums("cudaMallocHost()");
     if (state() != cudaSuccess)
         return state();
-    *p = calloc(1, bytes);
-    pinned[(char *)*p] = bytes;
+    *p = malloc(bytes);
+    if (!*p)
+        return cudaErrorMemoryAllocation;
+    memset(*p, POISON, bytes);
+    pinned[(char *)*p] = block{bytes, shim_device()};
     return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void *p)
 {
     guard g(lock);
+    if (p)
+        wait_for_sums("cudaFreeHost()");
     pinned.erase((char *)p);
     free(p);
     return state();
@@ -367,11 +382,12 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 {
     guard g(lock);
     bool to_device = is_device(dst), from_device = is_device(src);
-    if ((to_device && !is_within(blocks, dst, bytes)) ||
-        (from_device && !is_within(blocks, src, bytes)))
+    if ((to_device && !find(blocks, dst, bytes)) || (from_device && !find(blocks, src, bytes)))
         return cudaErrorInvalidValue;
-    bool to_pageable = !to_device && !is_within(pinned, dst, bytes);
-    bool from_pageable = !from_device && !is_within(pinned, src, bytes);
+    bool to_pageable = !to_device && !find(pinned, dst, bytes);
+    bool from_pageable = !from_device && !find(pinned, src, bytes);
+    check_owner(dst, device_of(stream));
+    check_owner(src, device_of(stream));
     counts[SHIM_COPIES]++;
     if (shim_is_null) {
         if (!to_device)
@@ -389,8 +405,11 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     guard g(lock);
-    if (!is_within(blocks, dst, bytes))
+    if (!find(blocks, dst, bytes))
         return cudaErrorInvalidValue;
+    if (device_of(stream) != shim_device())
+        return cudaErrorInvalidResourceHandle;
+    check_owner(dst, shim_device());
     counts[SHIM_FILLS]++;
     return shim_is_null ? state() : add(stream, [=] { memset(dst, value, bytes); });
 }
@@ -404,7 +423,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
     if (state() != cudaSuccess)
         return state();
     *stream = new shim_stream();
-    (*stream)->device = current;
+    (*stream)->device = shim_device();
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -453,7 +472,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
     if (state() != cudaSuccess)
         return state();
     *event = new shim_event();
-    (*event)->device = current;
+    (*event)->device = shim_device();
     return cudaSuccess;
 }
 
@@ -502,32 +521,37 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
  * rest of an old address. */
 void shim_check_argument(const void *argument, size_t bytes)
 {
+    guard g(lock);
     for (size_t i = 0; i + 8 <= bytes; i += 8) {
         uint64_t word;
         unsigned char there;
         memcpy(&word, (const char *)argument + i, 8);
         void *page = (void *)(word / PAGE * PAGE);
         bool may_be_bool = (word & 0xff) <= 1;
+        check_owner((void *)word, shim_device());
         if (may_be_bool || word >> 48 || word >> 32 < 0x1000 || is_device((void *)word) ||
-            is_within(pinned, (void *)word, 1) || mincore(page, PAGE, &there) != 0)
+            find(pinned, (void *)word, 1) || mincore(page, PAGE, &there) != 0)
             continue;
         shim_fault("a kernel argument contains the host address %p", (void *)word);
     }
 }
 
-cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> thread)
+cudaError_t shim_launch(const cudaLaunchConfig_t *config, void *kernel,
+                        std::function<void()> thread)
 {
     guard g(lock);
-    dim3 grid = config->gridDim, block = config->blockDim;
-    if (config->stream && config->stream->device != current)
+    dim3 grid = config->gridDim, threads = config->blockDim;
+    if (device_of(config->stream) != shim_device())
         return cudaErrorInvalidResourceHandle;
-    if (grid.x == 0 || grid.x > INT32_MAX || block.x == 0 || block.x > 1024)
+    if (grid.x == 0 || grid.x > INT32_MAX || threads.x == 0 || threads.x > 1024)
         return cudaErrorInvalidValue;
+    if (unfinished && loaded.insert({shim_device(), kernel}).second)
+        wait_for_sums("the first launch of a kernel");
     counts[SHIM_KERNELS]++;
     if (shim_is_null)
         return state();
     return add(config->stream, [=] {
         counts[SHIM_LAUNCHES]++;
-        shim_run_grid(grid, block, thread);
+        shim_run_grid(grid, threads, thread);
     });
 }
