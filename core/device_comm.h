@@ -50,7 +50,7 @@ typedef struct lt_device_sum { /* data = sum over all ranks of scale * data */
 
 typedef struct lt_device_comm_calls {
     /* Writes a name of the device that is unique across machines. LT_EENV if the communication
-     * library is missing. */
+     * library is missing; the name is written even then. */
     lt_status (*identify)(struct lt_device *device, char name[LT_COMM_NAME_BYTES]);
     /* Makes the id that all communicators of a job are opened with. One rank calls it. */
     lt_status (*make_id)(struct lt_device *device, char id[LT_COMM_ID_BYTES]);

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@
 #include "tools/plan.h"
 #include "tools/ranks.h"
 #include "tools/script.h"
+#include "tools/warnings.h"
 #include "tools/watchdog.h"
 
 /* ==== Running a script ======================================================================== */
@@ -342,6 +342,8 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
     lua_pushcfunction(L, pass_command_line);
     lua_pushlightuserdata(L, (void *)s);
     lt_status status = lt_lua_call(L, 1, 0);
+    if (status == LT_OK && s->under_mpi)
+        status = warn_of_shared_gpus(s, ctx, group);
     if (status == LT_OK && group) {
         lt_group_set_threads(group, lt_threads(ctx));
         status = is_async(s)                  ? lt_lua_join_async(L, group)
@@ -405,50 +407,6 @@ static lt_status choose_threads(settings *s, int n, int cpus)
     if (s->config.deterministic && strcmp(s->config.device, "auto") == 0)
         s->config.device = "cpu";
     return LT_OK;
-}
-
-/* Warns if the user requested more threads than OpenMP's limit; the run uses as many as the limit
- * allows. Call this before choose_threads(), which sets a number if the user gave none. */
-static void warn_of_limit(const settings *s)
-{
-    int limit = lt_thread_limit();
-    if (s->config.threads > limit)
-        fprintf(stderr,
-                "luatrain: warning: OpenMP provides %d of the %d requested threads; "
-                "OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS sets that limit\n",
-                limit, s->config.threads);
-}
-
-static int machine_cpus(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
-
-/* Whether mpirun has bound this process to some of the CPUs, and no quota allows fewer. By default
- * mpirun binds each rank to one core. */
-static bool is_bound(void)
-{
-    cpu_set_t set;
-    return getenv("OMPI_MCA_orte_bound_at_launch") && sched_getaffinity(0, sizeof set, &set) == 0 &&
-           CPU_COUNT(&set) < machine_cpus() && CPU_COUNT(&set) == lt_cpu_count();
-}
-
-/* Warns if mpirun has bound the ranks, or the process with mpirun -np 1, to too few CPUs. */
-static void warn_if_bound(const char *what, int n, int cpus)
-{
-    if (is_bound() && n * cpus < machine_cpus())
-        fprintf(stderr,
-                "luatrain: warning: mpirun binds %s to %d of %d CPUs; use mpirun --bind-to none to "
-                "avoid this\n",
-                what, cpus, machine_cpus());
-}
-
-/* Warns of too few CPUs for the threads of this rank, or for all ranks. */
-static void warn_of_cpus(const settings *s, const lt_group *group, int cpus)
-{
-    if (s->config.threads > cpus)
-        fprintf(stderr, "luatrain: warning: rank %d has %d CPU%s for its %d threads%s\n",
-                lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads,
-                is_bound() ? "; mpirun --bind-to none gives it all CPUs" : "");
-    else if (lt_group_rank(group) == 0)
-        warn_if_bound("each rank", lt_group_size(group), cpus);
 }
 
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
@@ -523,6 +481,7 @@ static lt_status run_all(settings *s)
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
     warn_if_bound("this process", 1, cpus);
+    warn_of_shared_gpu(s, n);
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));

@@ -65,14 +65,12 @@ static lt_status identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
     const lt_cuda *cuda = (lt_cuda *)device;
     const char *why;
     cudaDeviceProp prop;
-    if (!lt__nvidia_nccl(cuda->nvidia, &why))
-        return cuda->host->fail(LT_EENV, "%s", why);
     LT_TRY(lt__cuda_status(cuda, cudaGetDeviceProperties(&prop, cuda->index)));
     int at = snprintf(name, LT_COMM_NAME_BYTES, "GPU-");
     for (size_t i = 0; i < sizeof prop.uuid.bytes; i++)
         at += snprintf(name + at, LT_COMM_NAME_BYTES - (size_t)at, "%02x",
                        (unsigned char)prop.uuid.bytes[i]);
-    return LT_OK;
+    return lt__nvidia_nccl(cuda->nvidia, &why) ? LT_OK : cuda->host->fail(LT_EENV, "%s", why);
 }
 
 static lt_nccl nccl_of(const lt_cuda *cuda)

@@ -112,6 +112,7 @@ TEST(the_accelerator_name_includes_the_nccl_version)
     char name[LT_COMM_NAME_BYTES];
     CHECK_EQ(m.cuda.device->comm_calls->identify(m.cuda.device, name), LT_EENV);
     CHECK_STR(lt_errmsg(), "NCCL is version 2.17.0, but luatrain requires 2.18 or later");
+    CHECK_STR(name, "GPU-00000000000000000000000000000000");
     lt_ctx_free(m.ctx);
 }
 

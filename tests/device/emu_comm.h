@@ -43,9 +43,9 @@ static int ids;
 
 static lt_status comm_identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
 {
+    snprintf(name, LT_COMM_NAME_BYTES, "emulator %s", device->name);
     if (lacks("no-comm"))
         return emu_of(device)->host->fail(LT_EENV, "emulators cannot communicate");
-    snprintf(name, LT_COMM_NAME_BYTES, "emulator %s", device->name);
     return LT_OK;
 }
 
