@@ -74,6 +74,7 @@ typedef struct lt_device_comm_calls {
     /* Frees the communicator and abandons unfinished operations; the other ranks cannot continue
      * without this one. */
     void (*close)(lt_device_comm *comm);
+    const char *thread_hazard; /* why the ranks should not be threads of a process, or NULL */
 } lt_device_comm_calls;
 
 #endif

@@ -201,6 +201,21 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     return LT_OK;
 }
 
+/* Why the ranks, which are threads, should not sum on accelerators, or NULL. If all kernels are
+ * loaded at the start, the user may accept the rest of the hazard. */
+static const char *find_hazard(const lt_device *device, const lt_group *group, lt_sum_backend sums,
+                               char text[600])
+{
+    const char *loading = getenv("CUDA_MODULE_LOADING"),
+               *hazard = device->comm_calls->thread_hazard;
+    bool accepted = sums == LT_SUM_BACKEND_NCCL && loading && strcmp(loading, "EAGER") == 0;
+    if (!hazard || accepted || lt_group_size(group) == 1 || lt__group_has_processes(group))
+        return NULL;
+    snprintf(text, 600, "%s (luatrain launch -n %d starts processes)", hazard,
+             lt__group_size_of_job(group));
+    return text;
+}
+
 static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group,
                         lt_sum_backend sums, capability *all)
 {
@@ -214,7 +229,9 @@ static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *gro
         snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());
     }
     LT_TRY(exchange_capabilities(group, &mine, all));
-    const char *why = find_obstacle(group, all, text);
+    const char *why = find_obstacle(group, all, text), *hazard = NULL;
+    if (!why)
+        why = hazard = find_hazard(device, group, sums, text);
     if (!why) {
         LT_TRY(open_comm(exchange, device, group, &mine));
         LT_TRY(exchange_capabilities(group, &mine, all));
@@ -226,7 +243,7 @@ static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *gro
     if (sums == LT_SUM_BACKEND_NCCL)
         return lt_fail(LT_EENV, "--sums nccl: %s", why);
     if (lt_group_rank(group) == 0)
-        lt_log(ctx, LT_LOG_INFO, "%s: buckets are summed on the CPU", why);
+        lt_log(ctx, hazard ? LT_LOG_WARN : LT_LOG_INFO, "%s: buckets are summed on the CPU", why);
     return LT_OK;
 }
 

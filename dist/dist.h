@@ -212,8 +212,9 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  * communication while the ranks agree.
  *
  * Gradients on accelerators are summed there if each rank has its own accelerator and a library
- * such as NCCL connects them. That library adds in the wire dtype. Otherwise each bucket is copied
- * to the CPU when it is complete, summed there and copied back, while the accelerator continues.
+ * such as NCCL connects them; for NCCL, ranks must be processes. That library adds in the wire
+ * dtype. Otherwise each bucket is copied to the CPU when it is complete, summed there and copied
+ * back, while the accelerator continues.
  * Backward does not wait for buckets, except that a backward pass beyond the expected number first
  * waits for the exchange. The optimizer step waits for the last bucket, because all ranks must make
  * the same decision on whether to apply the step.
@@ -226,11 +227,14 @@ typedef struct lt_reducer lt_reducer;
 
 /* where gradients on accelerators are summed */
 typedef enum lt_sum_backend {
-    /* on accelerators if possible. If every rank computes on an accelerator, but these cannot be
-     * connected, rank 0 logs why */
+    /* on accelerators if possible. If every rank computes on an accelerator, but gradients are not
+     * summed there, rank 0 logs why */
     LT_SUM_BACKEND_AUTO,
     LT_SUM_BACKEND_HOST, /* on the CPU */
-    LT_SUM_BACKEND_NCCL  /* on accelerators; LT_EENV if that is not possible */
+    /* on accelerators; LT_EENV if that is not possible. NCCL can deadlock between ranks that are
+     * threads, so they also need CUDA_MODULE_LOADING=EAGER in the environment. They may still
+     * deadlock if memory is allocated or freed while another rank has begun a sum */
+    LT_SUM_BACKEND_NCCL
 } lt_sum_backend;
 
 typedef struct lt_reducer_config { /* the same on all ranks; zero means default */

@@ -374,7 +374,7 @@ function parts.ranks()
   end
   local nccl = {"--device", opt.device, "--sums", "nccl", "--check-sync", "2"}
   compare_ranks("NCCL, one process", {"launch", "-n", "1", table.unpack(nccl)}, steps, one)
-  compare_ranks("NCCL, two threads", {"--ranks", "2", table.unpack(nccl)}, steps, one)
+  compare_ranks("NCCL, two processes", {"launch", "-n", "2", table.unpack(nccl)}, steps, one)
 end
 
 -- ==== compute-sanitizer ==========================================================================

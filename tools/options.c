@@ -213,8 +213,9 @@ static const struct option {
     {"max-steps", "N", "stop after step N of the run and save", set_count, SAME},
     {"wire", "fp32|fp16|bf16", "dtype of gradients sent between ranks (fp32)", set_wire, SAME},
     {"sums", "auto|host|nccl",
-     "where to sum gradients of GPUs: on the CPU or by NCCL (auto: NCCL if possible)", set_sums,
-     SAME},
+     "where to sum gradients of GPUs: on the CPU or by NCCL (auto: NCCL between processes, if "
+     "possible)",
+     set_sums, SAME},
     {"tf32", NULL,
      "let a GPU round the inputs of f32 products to 10 mantissa bits, for its tensor cores",
      set_tf32, SAME},

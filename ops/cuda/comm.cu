@@ -241,5 +241,11 @@ static lt_status unpack(lt_device_comm *given, const lt_device_sum *s, double fa
     return status == LT_OK ? record_event(p, cudaSuccess) : status;
 }
 
-const lt_device_comm_calls lt__cuda_comm_calls = {identify,  make_id, comm_open, comm_poll, prepare,
-                                                  allreduce, unpack,  finalize,  comm_close};
+/* A sum on one GPU runs until the others begin theirs. But allocating or freeing memory, or loading
+ * a kernel, may wait for it while holding a lock that the other ranks need to begin. [CUDA
+ * Programming Guide: Lazy Loading, Potential Hazards] */
+static const char hazard[] = "NCCL can deadlock between ranks that are threads";
+
+const lt_device_comm_calls lt__cuda_comm_calls = {identify,   make_id,   comm_open, comm_poll,
+                                                  prepare,    allreduce, unpack,    finalize,
+                                                  comm_close, hazard};

@@ -14,7 +14,9 @@ enum { RANKS = 2, TEXT = 1 << 13 };
 
 typedef struct way { /* how gradients are summed */
     bool blocking;
-    bool own; /* each rank has its own device, and NCCL sums */
+    bool own;  /* each rank has its own device */
+    bool lazy; /* kernels are loaded when they are first launched */
+    lt_sum_backend sums;
     lt_dtype wire;
     double timeout; /* seconds; 0: a minute */
 } way;
@@ -26,6 +28,7 @@ typedef struct rank {
     lt_group *group;
     pthread_t thread;
     char text[TEXT];
+    char note[256]; /* the log line that says where gradients are summed */
 } rank;
 
 static lt_status call(rank *r, lua_State *L)
@@ -35,8 +38,7 @@ static lt_status call(rank *r, lua_State *L)
                                .bucket = 64,
                                .blocking = r->way.blocking,
                                .wire = r->way.wire,
-                               .sum_backend = r->way.own ? LT_SUM_BACKEND_NCCL
-                                                         : LT_SUM_BACKEND_AUTO};
+                               .sum_backend = r->way.sums};
     LT_TRY(lt_lua_join(L, r->group, &small));
     if (luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));
@@ -50,6 +52,14 @@ static lt_status call(rank *r, lua_State *L)
     return LT_OK;
 }
 
+/* An lt_log_fn. */
+static void note(void *ud, lt_log_level level, const char *text)
+{
+    rank *r = ud;
+    if (level == LT_LOG_WARN && strstr(text, "buckets are summed"))
+        snprintf(r->note, sizeof r->note, "%s", text);
+}
+
 static void *run(void *ud)
 {
     rank *r = ud;
@@ -58,6 +68,8 @@ static void *run(void *ud)
                                        .poison = true,
                                        .fault = r->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
+    if (ctx)
+        lt_set_log(ctx, note, r);
     if (!L || call(r, L) != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
         lt_group_fail(r->group);
@@ -83,6 +95,7 @@ static void run_all(const char *options, const char *fault, way by, rank *ranks)
     use_libraries(false);
     use_plugins("");
     set_devices(by.own ? RANKS : 1);
+    setenv("CUDA_MODULE_LOADING", by.lazy ? "LAZY" : "EAGER", 1);
     CHECK_OK(lt_local_open(RANKS, &config, group));
     for (int i = 0; i < RANKS; i++) {
         ranks[i] =
@@ -162,7 +175,7 @@ TEST(a_kernel_fails) { check_fault((way){.own = false}); }
 TEST(a_kernel_fails_with_nccl)
 {
     stand_in_nccl *library = open_nccl();
-    check_fault((way){.own = true});
+    check_fault((way){.own = true, .sums = LT_SUM_BACKEND_NCCL});
     CHECK_EQ(library->live, 0);
 }
 
@@ -182,6 +195,7 @@ TEST(loops_with_nccl)
         check_loop(loops[i].options, loops[i].fault, loops[i].part, by, here);
         CHECK_EQ(library->sums, before);
         by.own = true;
+        by.sums = LT_SUM_BACKEND_NCCL;
         check_loop(loops[i].options, loops[i].fault, loops[i].part, by, there);
         CHECK_STR(there, here);
         CHECK(library->sums > before);
@@ -194,13 +208,42 @@ TEST(loops_with_nccl)
     }
 }
 
+/* Threads do not use NCCL by default, because a rank that loads a kernel or allocates memory could
+ * block the others while it waits for their part of a sum. */
+TEST(threads_with_a_device_each)
+{
+    static const char hazard[] =
+        "NCCL can deadlock between ranks that are threads (luatrain launch "
+        "-n 2 starts processes)";
+    static rank ranks[RANKS];
+    static char text[TEXT], want[256];
+    void (*watch_sums)(const int *unfinished);
+    *(void **)&watch_sums = from_plugin("shim_watch_sums");
+    stand_in_nccl *library = open_nccl();
+    way by = {.own = true, .lazy = true};
+    watch_sums(&library->unfinished);
+    check_loop("amp = 'bf16', accumulate = 2, rare = true", NULL, "done", by, text);
+    check_loop("policy = 'dynamic'", inf, " skipped=0x1p+0", by, text);
+    watch_sums(NULL);
+    CHECK_EQ(library->sums, 0);
+    run_all("amp = 'off'", NULL, by, ranks);
+    snprintf(want, sizeof want, "%s: buckets are summed on the CPU", hazard);
+    CHECK_STR(ranks[0].note, want);
+    CHECK_STR(ranks[1].note, "");
+    by.sums = LT_SUM_BACKEND_NCCL;
+    run_all("amp = 'off'", NULL, by, ranks);
+    snprintf(want, sizeof want, "--sums nccl: %s", hazard);
+    for (int i = 0; i < RANKS; i++)
+        CHECK(strstr(ranks[i].text, want));
+}
+
 TEST(nccl_fails)
 {
     static rank ranks[RANKS];
     stand_in_nccl *library = open_nccl();
     library->fail = 5;
     library->rank = 1;
-    run_all("amp = 'off'", NULL, (way){.own = true}, ranks);
+    run_all("amp = 'off'", NULL, (way){.own = true, .sums = LT_SUM_BACKEND_NCCL}, ranks);
     CHECK(strstr(ranks[1].text, "bucket 4: cuda:1: an NCCL call: remote process exited or there "
                                 "was a network error: socket closed by 10.0.0.2"));
     CHECK(strstr(ranks[0].text, "rank 1 failed: "));
@@ -214,7 +257,8 @@ TEST(nccl_hangs)
     stand_in_nccl *library = open_nccl();
     library->hang = 5;
     double before = lt__seconds();
-    run_all("policy = 'dynamic'", NULL, (way){.own = true, .timeout = 2}, ranks);
+    run_all("policy = 'dynamic'", NULL,
+            (way){.own = true, .sums = LT_SUM_BACKEND_NCCL, .timeout = 2}, ranks);
     CHECK(lt__seconds() - before < 20);
     for (int i = 0; i < RANKS; i++)
         CHECK(strstr(ranks[i].text,

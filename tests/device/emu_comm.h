@@ -273,8 +273,8 @@ static void comm_close(lt_device_comm *given)
     pthread_mutex_unlock(&comm_lock);
 }
 
-static const lt_device_comm_calls comm_calls = {comm_identify, comm_make_id,  comm_open,
-                                                comm_poll,     comm_prepare,  comm_allreduce,
-                                                comm_unpack,   comm_finalize, comm_close};
+static const lt_device_comm_calls comm_calls = {
+    comm_identify,  comm_make_id, comm_open,     comm_poll,  comm_prepare,
+    comm_allreduce, comm_unpack,  comm_finalize, comm_close, NULL};
 
 #endif
