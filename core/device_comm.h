@@ -49,9 +49,11 @@ typedef struct lt_device_sum { /* data = sum over all ranks of scale * data */
 } lt_device_sum;
 
 typedef struct lt_device_comm_calls {
-    /* Writes a name of the device that is unique across machines. LT_EENV if the communication
-     * library is missing; the name is written even then. */
-    lt_status (*identify)(struct lt_device *device, char name[LT_COMM_NAME_BYTES]);
+    /* Writes a name of the device that is unique across machines, and the communication library
+     * with its version, which must be the same on all ranks. LT_EENV if the library is missing; the
+     * name is written even then. */
+    lt_status (*identify)(struct lt_device *device, char name[LT_COMM_NAME_BYTES],
+                          char library[LT_COMM_NAME_BYTES]);
     /* Makes the id that all communicators of a job are opened with. One rank calls it. */
     lt_status (*make_id)(struct lt_device *device, char id[LT_COMM_ID_BYTES]);
     /* Starts to connect to the other ranks, which make the same call. New. Also LT_ENOMEM. */

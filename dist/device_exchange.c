@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "dist/deadline.h"
 #include "dist/group.h"
@@ -104,11 +105,13 @@ lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group
 
 /* ==== The choice ============================================================================== */
 
-typedef struct capability {        /* what a rank reports about its accelerator */
-    bool can, timed_out;           /* timed_out: it cannot because other ranks did not arrive */
-    char device[16];               /* "cuda:0" */
-    char name[LT_COMM_NAME_BYTES]; /* unique name of the device */
-    char why[400];                 /* the reason if it cannot */
+typedef struct capability {           /* what a rank reports about its accelerator */
+    bool can, timed_out;              /* timed_out: it cannot because other ranks did not arrive */
+    char device[16];                  /* "cuda:0" */
+    char name[LT_COMM_NAME_BYTES];    /* unique name of the device */
+    char library[LT_COMM_NAME_BYTES]; /* "NCCL 2.28.9" */
+    char host[64];
+    char why[400]; /* the reason if it cannot */
 } capability;
 
 static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
@@ -224,8 +227,9 @@ static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *gro
     capability mine = {.can = false};
     snprintf(mine.device, sizeof mine.device, "%s", device->name);
     snprintf(mine.why, sizeof mine.why, "%s cannot communicate with other devices", device->name);
+    gethostname(mine.host, sizeof mine.host - 1);
     if (device->comm_calls) {
-        mine.can = device->comm_calls->identify(device, mine.name) == LT_OK;
+        mine.can = device->comm_calls->identify(device, mine.name, mine.library) == LT_OK;
         snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());
     }
     LT_TRY(exchange_capabilities(group, &mine, all));

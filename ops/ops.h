@@ -25,6 +25,11 @@ LT_API lt_ctx *lt_open(const lt_config *config);
  * ctx must be from lt_open(), or NULL for the CPU backend. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
+/* Writes which of NVIDIA's libraries the plugin for CUDA finds, a line for each, to buffer (4096
+ * bytes suffice) and returns buffer: "cuDNN 9.19.0: /opt/libcudnn.so.9 (skipped: /usr/lib/...)". A
+ * device is not needed. Without the plugin, buffer becomes "". */
+LT_API char *lt_libraries(char *buffer, size_t bytes);
+
 /* x *= by, and merges the statistics of x before scaling into *stats, in a single pass.
  * LT_EINVAL unless x has a float dtype and `by` is a power of two. A power of two scales f32 and
  * f64 exactly unless they overflow or underflow. stats may be NULL. If it is not, and x is on an

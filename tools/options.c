@@ -269,13 +269,15 @@ void print_help(FILE *to)
 
 lt_status print_version(const settings *s)
 {
-    char backend[96];
+    char backend[96], libraries[4096];
     int threads = s->config.threads ? s->config.threads : lt_cpu_count();
     if (threads > lt_thread_limit())
         threads = lt_thread_limit();
     printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION,
            lt_backend(NULL, backend, sizeof backend), LUA_RELEASE, threads,
            threads == 1 ? "" : "s");
+    if (strcmp(s->config.device, "cpu") != 0)
+        fputs(lt_libraries(libraries, sizeof libraries), stdout);
     lt_ctx *ctx = lt_open(&s->config);
     if (!ctx)
         return lt_errcode();

@@ -73,10 +73,10 @@ void warn_of_shared_gpu(const settings *s, int n)
 /* A digest of the GPU's name, which is unique across hosts. 0 if --device does not name it. */
 static int64_t digest_of_gpu(const settings *s, const lt_ctx *ctx)
 {
-    char name[LT_COMM_NAME_BYTES] = "";
+    char name[LT_COMM_NAME_BYTES] = "", library[LT_COMM_NAME_BYTES];
     lt_device *device = ctx->device;
     if (names_gpu(s) && device->comm_calls)
-        (void)device->comm_calls->identify(device, name);
+        (void)device->comm_calls->identify(device, name, library);
     return name[0] ? (int64_t)lt__fnv64(LT_FNV64_START, name, strlen(name)) : 0;
 }
 

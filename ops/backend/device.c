@@ -71,4 +71,15 @@ char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes)
     return buffer;
 }
 
+char *lt_libraries(char *buffer, size_t bytes)
+{
+    char file[LT_PLUGIN_PATH];
+    lt_accelerator_libraries_fn list;
+    buffer[0] = 0;
+    if (lt__plugin_find("cuda", file) &&
+        lt__plugin_open(file, "lt_accelerator_libraries", &list) == LT_OK)
+        list(buffer, bytes);
+    return buffer;
+}
+
 const lt_accelerator *lt__accelerator(const lt_ctx *ctx) { return ctx->slots.ops->accelerator; }

@@ -1,8 +1,9 @@
 /* plugin.h - the interface between the library and an accelerator's plugin.
  *
  * libluatrain-cuda.so is loaded at run time, so that neither the program nor the library depends on
- * CUDA. It exports lt_accelerator_open() and calls only those functions of the library that are in
- * lt_host. Both sides share these structs, so a plugin of another version is refused.
+ * CUDA. It exports lt_accelerator_open() and lt_accelerator_libraries(), and calls only those
+ * functions of the library that are in lt_host. Both sides share these structs, so a plugin of
+ * another version is refused.
  */
 #ifndef LT_OPS_PLUGIN_H
 #define LT_OPS_PLUGIN_H
@@ -77,6 +78,8 @@ enum { LT_NO_ACCELERATOR = -2 };
 typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host,
                                       const lt_accelerator_config *config,
                                       lt_accelerator *accelerator, char *text, size_t bytes);
+/* Writes which libraries of the accelerator's vendor the plugin finds: see lt_libraries(). */
+typedef void (*lt_accelerator_libraries_fn)(char *text, size_t bytes);
 
 /* For plugins. Returns false, with the reason in text, if the library has another version. */
 static inline bool lt__same_version(const char *version, char *text, size_t bytes)

@@ -60,23 +60,27 @@ static lt_status record_event(comm *p, cudaError_t error)
 
 /* ==== Opening and closing ===================================================================== */
 
-static lt_status identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
+static lt_status identify(lt_device *device, char name[LT_COMM_NAME_BYTES],
+                          char library[LT_COMM_NAME_BYTES])
 {
     const lt_cuda *cuda = (lt_cuda *)device;
-    const char *why;
+    const char *text;
     cudaDeviceProp prop;
     LT_TRY(lt__cuda_status(cuda, cudaGetDeviceProperties(&prop, cuda->index)));
     int at = snprintf(name, LT_COMM_NAME_BYTES, "GPU-");
     for (size_t i = 0; i < sizeof prop.uuid.bytes; i++)
         at += snprintf(name + at, LT_COMM_NAME_BYTES - (size_t)at, "%02x",
                        (unsigned char)prop.uuid.bytes[i]);
-    return lt__nvidia_nccl(cuda->nvidia, &why) ? LT_OK : cuda->host->fail(LT_EENV, "%s", why);
+    if (!lt__nvidia_nccl(cuda->nvidia, &text))
+        return cuda->host->fail(LT_EENV, "%s", text);
+    snprintf(library, LT_COMM_NAME_BYTES, "NCCL %s", text);
+    return LT_OK;
 }
 
 static lt_nccl nccl_of(const lt_cuda *cuda)
 {
-    const char *why;
-    lt_nccl n = {lt__nvidia_nccl(cuda->nvidia, &why), &cuda->env, NULL, false, false};
+    const char *text;
+    lt_nccl n = {lt__nvidia_nccl(cuda->nvidia, &text), &cuda->env, NULL, false, false};
     return n;
 }
 

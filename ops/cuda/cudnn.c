@@ -243,6 +243,7 @@ char *lt__cudnn_properties(lt_cudnn *d)
 
 static void begin(lt_cudnn *d)
 {
+    lt__cudnn_load_parts(&d->t);
     if (d->config.json) {
         d->device = properties(d, &d->made, d->config.json);
         return;

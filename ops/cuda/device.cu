@@ -1,5 +1,5 @@
-/* device.cu - lt_device for CUDA: memory, copies and conversions, and the only function that the
- * plugin exports.
+/* device.cu - lt_device for CUDA: memory, copies and conversions, and the functions that the plugin
+ * exports.
  *
  * All work is enqueued in one stream, in order. Host memory that takes part in a copy, pageable or
  * pinned, must not be touched until the stream has reached the copy: CUDA only documents that
@@ -346,7 +346,7 @@ static bool make_env(lt_cuda *cuda, const char *name)
 static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
 {
     cudaDeviceProp prop;
-    char version[48];
+    char version[72];
     int runtime = 0;
     const char *name = "CUDA device";
     if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
@@ -392,4 +392,12 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     LT_CUDA_OP_FILES(X)
 #undef X
     return 0;
+}
+
+extern "C" LT_API void lt_accelerator_libraries(char *text, size_t bytes)
+{
+    lt_nvidia *n = lt__nvidia_new(NULL);
+    if (n)
+        lt__nvidia_report(n, text, bytes);
+    lt__nvidia_free(n);
 }

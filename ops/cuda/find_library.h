@@ -3,24 +3,33 @@
  * Search order: the folders of $LUATRAIN_CUDA_LIBS (separated by colons); the loader's own search
  * path; lib64 and lib of the toolkit ($CUDA_HOME, /usr/local/cuda); Python's nvidia packages in
  * $VIRTUAL_ENV, in the installation of the first python3 in $PATH, and in ~/.local, /usr/local and
- * /usr. The first library that opens is used, and stays loaded.
+ * /usr. A file that cannot be loaded, lacks a function or is too old is skipped. The first file
+ * that will do is used, and stays loaded.
  */
 #ifndef LT_OPS_CUDA_FIND_LIBRARY_H
 #define LT_OPS_CUDA_FIND_LIBRARY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Opens a library and resolves names[0..n) into functions[0..n). soname: "libnccl.so.2"; packages:
- * the folders below nvidia/ that may contain it, separated by colons; what: the oldest supported
- * version, "NCCL 2.18", for messages. Returns the handle from dlopen(), or NULL with a message in
- * text. */
-void *lt__cuda_open(const char *soname, const char *packages, const char *what,
-                    const char *const *names, void (**functions)(void), int n, char *text,
-                    size_t bytes);
+typedef struct lt_library {   /* what to search for */
+    const char *soname;       /* "libnccl.so.2" */
+    const char *packages;     /* folders below nvidia/ that may contain it, separated by colons */
+    const char *what;         /* what a user must install: "NCCL 2.18 or later" */
+    const char *const *names; /* (n) the functions to resolve */
+    int n;
+    /* Whether a loaded file will do. functions: (n), resolved. If not, writes what it is to why:
+     * "is version 2.8.4". May be NULL. */
+    bool (*will_do)(const char *file, void (*const *functions)(void), char *why, size_t bytes);
+} lt_library;
+
+/* Opens the library and fills functions: (library->n). Writes to text which file is used and which
+ * ones were skipped, and why. Returns false if there is none; text then says what to do. */
+bool lt__cuda_open(const lt_library *library, void (**functions)(void), char *text, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -53,10 +53,13 @@ typedef struct lt_cublaslt_table {
 } lt_cublaslt_table;
 #undef X
 
-/* Fill a table. Return 0, or -1 with a message in text if the library is missing, cannot be loaded,
- * is too old, or lacks a function. Open cuBLASLt first: cuDNN loads it by its soname. */
+/* Fill a table, and write to text which file is used, or why there is none: see lt__cuda_open().
+ * Return 0, or -1 if no file will do. Open cuBLASLt first: cuDNN loads it by its soname. */
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
+/* Loads the other files of this cuDNN, which takes 0.2 s, so that cuDNN does not load those of
+ * another version. */
+void lt__cudnn_load_parts(const lt_cudnn_table *table);
 
 #ifdef __cplusplus
 }

@@ -15,21 +15,46 @@ static const char *const names[] = {LT_NCCL_LIST(X) "ncclGetErrorString", "ncclG
 enum { NAMES = sizeof names / sizeof *names };
 _Static_assert(sizeof(lt_nccl_table) == NAMES * sizeof(void (*)(void)), "a table");
 
+static int version_of(const lt_nccl_table *table)
+{
+    int version = 0;
+    return table->ncclGetVersion(&version) == LT_NCCL_SUCCESS ? version : 0;
+}
+
+/* Versions before 2.9 are encoded like 2804, later ones like 20900. */
+const char *lt__nccl_version_text(int v, char text[24])
+{
+    snprintf(text, 24, "%d.%d.%d", v < 10000 ? v / 1000 : v / 10000,
+             v < 10000 ? v % 1000 / 100 : v % 10000 / 100, v % 100);
+    return text;
+}
+
+static bool will_do(const char *file, void (*const *functions)(void), char *why, size_t bytes)
+{
+    lt_nccl_table table;
+    char text[24];
+    (void)file;
+    memcpy(&table, functions, sizeof table);
+    int version = version_of(&table);
+    if (version < LT_NCCL_OLDEST)
+        snprintf(why, bytes, "is version %s", lt__nccl_version_text(version, text));
+    return version >= LT_NCCL_OLDEST;
+}
+
 int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes)
 {
+    static const lt_library library = {.soname = "libnccl.so.2",
+                                       .packages = "nccl",
+                                       .what = "NCCL 2.18 or later",
+                                       .names = names,
+                                       .n = NAMES,
+                                       .will_do = will_do};
     void (*functions[NAMES])(void);
-    int v = 0;
-    if (!lt__cuda_open("libnccl.so.2", "nccl", "NCCL 2.18", names, functions, NAMES, text, bytes))
+    if (!lt__cuda_open(&library, functions, text, bytes))
         return -1;
     memcpy(table, functions, sizeof *table);
-    if (table->ncclGetVersion(&v) == LT_NCCL_SUCCESS && v >= LT_NCCL_OLDEST) {
-        *version = v;
-        return 0;
-    }
-    snprintf(text, bytes, "NCCL is version %d.%d.%d, but luatrain requires 2.18 or later",
-             v < 10000 ? v / 1000 : v / 10000, v < 10000 ? v % 1000 / 100 : v % 10000 / 100,
-             v % 100); /* versions before 2.9 are encoded like 2804 */
-    return -1;
+    *version = version_of(table);
+    return 0;
 }
 
 /* Returns LT_OK if a call succeeded or is in progress. */

@@ -57,9 +57,11 @@ typedef struct lt_nccl_table {
     const char *(*ncclGetLastError)(void *comm);
 } lt_nccl_table;
 
-/* Fills a table and sets *version, which is 22809 for NCCL 2.28.9. Returns 0, or -1 with a message
- * in text if the library is missing, cannot be loaded, is too old, or lacks a function. */
+/* Fills a table and sets *version, which is 22809 for NCCL 2.28.9. Writes to text which file is
+ * used, or why there is none: see lt__cuda_open(). Returns 0, or -1 if no file will do. */
 int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
+/* Writes "2.28.9" for 22809. Returns text. */
+const char *lt__nccl_version_text(int version, char text[24]);
 
 /* ==== A communicator ========================================================================== */
 

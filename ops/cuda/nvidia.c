@@ -11,14 +11,14 @@
 typedef struct library {
     const char *name, *work; /* what the library computes, for the warning */
     bool there, warned;
-    char why[512]; /* why it is not there */
+    char version[24]; /* "" if no library was found */
+    char found[1536]; /* which file is used, or why the library is not there */
 } library;
 
 struct lt_nvidia {
     const lt_cuda_env *env;
     library cudnn, cublas, nccl;
     lt_nccl_table nccl_table;
-    int nccl_version;
 #ifdef LT_WITH_CUDNN
     lt_cudnn_table cudnn_table;
     lt_cublaslt_table cublas_table;
@@ -32,7 +32,7 @@ static void warn(lt_nvidia *n, library *l, lt_ctx *ctx)
 {
     if (!l->warned)
         n->env->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, which is slow: %s",
-                          n->env->device->name, l->work, l->name, l->why);
+                          n->env->device->name, l->work, l->name, l->found);
     l->warned = true;
 }
 
@@ -43,7 +43,7 @@ static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
         .deterministic = n->env->deterministic, .tf32 = n->env->tf32, .plans = n->plans};
     library *l = &n->cudnn;
     if (!n->of_cudnn && l->there)
-        n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->env, &config, l->why, sizeof l->why);
+        n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->env, &config, l->found, sizeof l->found);
     l->there = n->of_cudnn != NULL;
     if (!l->there)
         warn(n, l, ctx);
@@ -55,19 +55,28 @@ static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
     const lt_cublas_config config = {.tf32 = n->env->tf32};
     library *l = &n->cublas;
     if (!n->of_cublas && l->there)
-        n->of_cublas = lt__cublas_new(&n->cublas_table, n->env, &config, l->why, sizeof l->why);
+        n->of_cublas = lt__cublas_new(&n->cublas_table, n->env, &config, l->found, sizeof l->found);
     l->there = n->of_cublas != NULL;
     if (!l->there)
         warn(n, l, ctx);
     return n->of_cublas;
 }
 
+static void note_version(library *l, size_t v)
+{
+    snprintf(l->version, sizeof l->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}
+
 static bool find_libraries(lt_nvidia *n)
 {
     const char *plans = getenv("LUATRAIN_PLANS");
     library *dnn = &n->cudnn, *blas = &n->cublas;
-    blas->there = lt__cublaslt_open(&n->cublas_table, blas->why, sizeof blas->why) == 0;
-    dnn->there = lt__cudnn_open_library(&n->cudnn_table, dnn->why, sizeof dnn->why) == 0;
+    blas->there = lt__cublaslt_open(&n->cublas_table, blas->found, sizeof blas->found) == 0;
+    dnn->there = lt__cudnn_open_library(&n->cudnn_table, dnn->found, sizeof dnn->found) == 0;
+    if (blas->there)
+        note_version(blas, n->cublas_table.cublasLtGetVersion());
+    if (dnn->there)
+        note_version(dnn, n->cudnn_table.cudnnGetVersion());
     n->plans = plans && *plans ? strdup(plans) : NULL;
     return n->plans || !plans || !*plans;
 }
@@ -88,8 +97,9 @@ static void close_libraries(lt_nvidia *n)
 #else
 static bool find_libraries(lt_nvidia *n)
 {
-    snprintf(n->cudnn.why, sizeof n->cudnn.why, "its headers were missing when luatrain was built");
-    memcpy(n->cublas.why, n->cudnn.why, sizeof n->cublas.why);
+    static const char why[] = "its headers were missing when luatrain was built";
+    memcpy(n->cudnn.found, why, sizeof why);
+    memcpy(n->cublas.found, why, sizeof why);
     return true;
 }
 
@@ -107,14 +117,18 @@ static void close_libraries(lt_nvidia *n) { (void)n; }
 
 lt_nvidia *lt__nvidia_new(const lt_cuda_env *env)
 {
+    int version;
     lt_nvidia *n = calloc(1, sizeof *n);
     if (!n)
         return NULL;
     n->env = env;
     n->cudnn = (library){.name = "cuDNN", .work = "convolutions"};
     n->cublas = (library){.name = "cuBLASLt", .work = "matrix products"};
-    n->nccl.there = lt__nccl_open_library(&n->nccl_table, &n->nccl_version, n->nccl.why,
-                                          sizeof n->nccl.why) == 0;
+    n->nccl = (library){.name = "NCCL"};
+    n->nccl.there =
+        lt__nccl_open_library(&n->nccl_table, &version, n->nccl.found, sizeof n->nccl.found) == 0;
+    if (n->nccl.there)
+        lt__nccl_version_text(version, n->nccl.version);
     if (find_libraries(n))
         return n;
     lt__nvidia_free(n);
@@ -128,22 +142,26 @@ void lt__nvidia_free(lt_nvidia *n)
     free(n);
 }
 
-const char *lt__nvidia_version(const lt_nvidia *n, char text[48])
+const char *lt__nvidia_version(const lt_nvidia *n, char text[72])
 {
-    int at = snprintf(text, 48, "without cuDNN"), v = n->nccl_version;
-#ifdef LT_WITH_CUDNN
-    size_t d = n->cudnn.there ? n->cudnn_table.cudnnGetVersion() : 0;
-    if (d > 0)
-        at = snprintf(text, 48, "cuDNN %zu.%zu.%zu", d / 10000, d / 100 % 100, d % 100);
-#endif
-    if (v > 0)
-        snprintf(text + at, 48 - (size_t)at, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+    const library *dnn = &n->cudnn, *nccl = &n->nccl;
+    snprintf(text, 72, "%s%s%s%s", dnn->version[0] ? "cuDNN " : "without cuDNN", dnn->version,
+             nccl->version[0] ? ", NCCL " : "", nccl->version);
     return text;
 }
 
-const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why)
+void lt__nvidia_report(const lt_nvidia *n, char *text, size_t bytes)
 {
-    *why = n->nccl.why;
+    const library *const all[] = {&n->cudnn, &n->cublas, &n->nccl};
+    size_t at = 0;
+    for (int i = 0; i < 3 && at < bytes; i++)
+        at += (size_t)snprintf(text + at, bytes - at, "%s %s: %s\n", all[i]->name,
+                               all[i]->there ? all[i]->version : "is not used", all[i]->found);
+}
+
+const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **text)
+{
+    *text = n->nccl.there ? n->nccl.version : n->nccl.found;
     return n->nccl.there ? &n->nccl_table : NULL;
 }
 

@@ -21,15 +21,19 @@ extern "C" {
 /* Not thread-safe. */
 typedef struct lt_nvidia lt_nvidia;
 
-/* Returns a new object, or NULL if out of memory. env is borrowed. cuDNN's plans are stored in the
- * file named by $LUATRAIN_PLANS, if that is set. */
+/* Returns a new object, or NULL if out of memory. env is borrowed; only the calls of ops need it,
+ * and it may be NULL otherwise. cuDNN's plans are stored in the file named by $LUATRAIN_PLANS, if
+ * that is set. */
 lt_nvidia *lt__nvidia_new(const lt_cuda_env *env);
 /* Accepts NULL. */
 void lt__nvidia_free(lt_nvidia *n);
 /* Writes "cuDNN 9.19.0, NCCL 2.28.9", or "without cuDNN", to text, and returns text. */
-const char *lt__nvidia_version(const lt_nvidia *n, char text[48]);
-/* Returns NCCL's table, or NULL with the reason in *why. Both are borrowed. */
-const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why);
+const char *lt__nvidia_version(const lt_nvidia *n, char text[72]);
+/* Writes a line for each library: its version, its file, and the files that were skipped. */
+void lt__nvidia_report(const lt_nvidia *n, char *text, size_t bytes);
+/* Returns NCCL's table, with its version in *text: "2.28.9". Or NULL, with the reason in *text.
+ * Both are borrowed. */
+const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **text);
 
 /* Calls of conv2d, linear and matmul, as in cudnn.h and cublas.h. LT_EUNSUPPORTED means that
  * nothing was written and that our own kernels must run. */

@@ -53,12 +53,13 @@ static inline stand_in_nccl *open_nccl(void)
     return state;
 }
 
-/* Backends opened from now on find cuDNN and cuBLASLt, or find that both are too old. */
+/* Backends opened from now on find the stand-ins for cuDNN and cuBLASLt, or neither library. */
 static inline void use_libraries(bool yes)
 {
 #ifdef LT_WITH_CUDNN
-    open_stand_in(LT_CUBLASLT_SONAME)->version = yes ? 0 : 1;
-    open_stand_in("libcudnn.so.9")->version = yes ? 0 : 1;
+    open_stand_in(LT_CUBLASLT_SONAME);
+    open_stand_in("libcudnn.so.9");
+    setenv("SHIM_HIDES", yes ? "" : "cuDNN cuBLASLt", 1);
 #else
     (void)yes; /* built without them */
 #endif

@@ -393,10 +393,14 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const desc,
 
 size_t cudnnGetVersion(void)
 {
+    stand_in_state.versions++;
     return stand_in_state.version ? (size_t)stand_in_state.version : CUDNN_VERSION;
 }
 
-size_t cudnnGetCudartVersion(void) { return 13000; }
+size_t cudnnGetCudartVersion(void)
+{
+    return stand_in_state.cuda ? (size_t)stand_in_state.cuda * 1000 : CUDART_VERSION;
+}
 
 const char *cudnnGetErrorString(cudnnStatus_t status)
 {

@@ -65,6 +65,26 @@ TEST(device_name_with_libraries)
     cuda.device->close(cuda.device);
 }
 
+/* `luatrain --version` shows this. */
+TEST(report_of_the_libraries)
+{
+    char text[4096], want[4 * PATH_MAX], path[PATH_MAX];
+    lt_accelerator_libraries_fn list;
+    libraries l = both();
+    l.dnn->version = 91900;
+    open_nccl()->version = 22809;
+    *(void **)&list = from_plugin("lt_accelerator_libraries");
+    setenv("SHIM_HIDES", "cuBLASLt", 1);
+    list(text, sizeof text);
+    setenv("SHIM_HIDES", "", 1);
+    beside("libs", path);
+    snprintf(want, sizeof want,
+             "cuDNN 9.19.0: %s/libcudnn.so.9\ncuBLASLt is not used: a test hides cuBLASLt\n"
+             "NCCL 2.28.9: %s/libnccl.so.2\n",
+             path, path);
+    CHECK_STR(text, want);
+}
+
 TEST(convolutions_run_in_cudnn)
 {
     machine m = machine_with(true);
@@ -137,15 +157,13 @@ TEST(without_libraries_it_warns_once)
     run(&m, "conv2d", "", "2x5x4x3, 4x3x3x3, 4");
     run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
     CHECK_EQ(warnings, 1);
-    CHECK(contains(last_warning,
-                   "cuda:0 computes convolutions without cuDNN, which is slow: cuDNN is version "
-                   "0.0.1, but luatrain requires 9.8.0 or later"));
+    CHECK(contains(last_warning, "cuda:0 computes convolutions without cuDNN, which is slow: a "
+                                 "test hides cuDNN"));
     run(&m, "matmul", "", "3x4, 4x5");
     run(&m, "linear", "", "3x4, 5x4, 5");
     CHECK_EQ(warnings, 2);
-    CHECK(contains(last_warning,
-                   "cuda:0 computes matrix products without cuBLASLt, which is slow: cuBLASLt is "
-                   "version 0.0.1, but luatrain requires " LT_CUDA_MAJOR ".0.0 or later"));
+    CHECK(contains(last_warning, "cuda:0 computes matrix products without cuBLASLt, which is "
+                                 "slow: a test hides cuBLASLt"));
     lt_ctx_free(m.ctx);
 }
 

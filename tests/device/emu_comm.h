@@ -3,8 +3,9 @@
  * the parts in the order of a tree, as ranks on the CPU do. Every operation is still in progress at
  * the first poll.
  *
- * The environment variable EMU can be no-comm (no communicator), one-refuses (rank 1 does not
- * connect) or one-hangs (the second sum of rank 1 never completes).
+ * The environment variable EMU can be no-comm (no communicator), versions (each device has another
+ * version of the communication library), one-refuses (rank 1 does not connect) or one-hangs (the
+ * second sum of rank 1 never completes).
  */
 #ifndef TESTS_DEVICE_EMU_COMM_H
 #define TESTS_DEVICE_EMU_COMM_H
@@ -41,11 +42,14 @@ static pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 static table *tables;
 static int ids;
 
-static lt_status comm_identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
+static lt_status comm_identify(lt_device *device, char name[LT_COMM_NAME_BYTES],
+                               char library[LT_COMM_NAME_BYTES])
 {
     snprintf(name, LT_COMM_NAME_BYTES, "emulator %s", device->name);
     if (lacks("no-comm"))
         return emu_of(device)->host->fail(LT_EENV, "emulators cannot communicate");
+    snprintf(library, LT_COMM_NAME_BYTES, "emulator 1.%s",
+             lacks("versions") ? strchr(device->name, ':') + 1 : "0");
     return LT_OK;
 }
 

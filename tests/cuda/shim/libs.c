@@ -4,8 +4,11 @@
  * They also check that the thread's device owns the memory that the call uses.
  *
  * The linker (--wrap) redirects calls of lt__cudnn_open_library(), lt__cublaslt_open() and
- * lt__nccl_open_library() to this file.
+ * lt__nccl_open_library() to this file. They find none of the libraries that $SHIM_HIDES names.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "ops/cuda/libraries.h"
 #include "ops/cuda/nccl.h"
 #include "tests/cuda/shim/enter.h"
@@ -64,8 +67,20 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
     return status;
 }
 
+/* Without this, a test that needs the library to be missing would find the real one. */
+static bool is_hidden(const char *name, char *text, size_t bytes)
+{
+    const char *hidden = getenv("SHIM_HIDES");
+    if (!hidden || !strstr(hidden, name))
+        return false;
+    snprintf(text, bytes, "a test hides %s", name);
+    return true;
+}
+
 int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
 {
+    if (is_hidden("cuDNN", text, bytes))
+        return -1;
     int status = __real_lt__cudnn_open_library(table, text, bytes);
     if (status == 0) {
         run_plan = table->cudnnBackendExecute;
@@ -78,6 +93,8 @@ int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t byte
 
 int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
 {
+    if (is_hidden("cuBLASLt", text, bytes))
+        return -1;
     int status = __real_lt__cublaslt_open(table, text, bytes);
     if (status == 0) {
         run_product = table->cublasLtMatmul;
@@ -108,6 +125,8 @@ static int poll_comm(void *comm, int *async)
 
 int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes)
 {
+    if (is_hidden("NCCL", text, bytes))
+        return -1;
     int status = __real_lt__nccl_open_library(table, version, text, bytes);
     if (status == 0) {
         nccl = *table;
