@@ -123,8 +123,9 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
     return LT_OK;
 }
 
-/* Why accelerators cannot be used, or NULL if all can and each rank has its own. Prefers the reason
- * of a rank that did not time out. */
+/* Why accelerators cannot be used, or NULL if all can, each rank has its own, and all use the same
+ * version of the communication library, as NCCL requires. Prefers the reason of a rank that did not
+ * time out. */
 static const char *find_obstacle(const lt_group *group, const capability *all, char text[600])
 {
     int size = lt_group_size(group);
@@ -142,6 +143,13 @@ static const char *find_obstacle(const lt_group *group, const capability *all, c
                          lt__group_rank_in_job(group, rank), all[rank].device);
                 return text;
             }
+    for (int rank = 1; rank < size; rank++)
+        if (strcmp(all[rank].library, all[0].library) != 0) {
+            snprintf(text, 600, "rank %d on %s has %s, but rank %d on %s has %s",
+                     lt__group_rank_in_job(group, 0), all[0].host, all[0].library,
+                     lt__group_rank_in_job(group, rank), all[rank].host, all[rank].library);
+            return text;
+        }
     return NULL;
 }
 

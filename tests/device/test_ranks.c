@@ -3,6 +3,7 @@
  */
 #include <lauxlib.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "core/locale.h"
 #include "core/tensor.h"
@@ -330,6 +331,18 @@ TEST(sum_backends)
                   "rank 0: emulators cannot communicate: buckets are summed on the CPU");
     check_backend(LT_SUM_BACKEND_AUTO, ON_OWN, "one-refuses", LT_OK, "done",
                   "rank 1: cuda:1 refuses to connect: buckets are summed on the CPU");
+}
+
+/* NCCL refuses to connect ranks with other versions of it. */
+TEST(versions_of_the_communication_library)
+{
+    char host[64] = "", text[400];
+    gethostname(host, sizeof host - 1);
+    snprintf(text, sizeof text, "rank 0 on %s has emulator 1.0, but rank 1 on %s has emulator 1.1",
+             host, host);
+    check_backend(LT_SUM_BACKEND_NCCL, ON_OWN, "versions", LT_EENV, text, "");
+    strcat(text, ": buckets are summed on the CPU");
+    check_backend(LT_SUM_BACKEND_AUTO, ON_OWN, "versions", LT_OK, "done", text);
 }
 
 TEST(sum_backends_that_are_not_available)
