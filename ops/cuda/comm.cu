@@ -10,16 +10,19 @@
 
 #include "ops/cuda/map.h"
 
+static const double CLOSE_SECONDS = 10; /* NCCL usually needs less than one second */
+
 struct comm {
     lt_device_comm base; /* must be first: the pointer is cast */
     lt_cuda *cuda;
-    lt_cuda side; /* launches kernels in its own stream; only host, name and stream are set */
+    lt_cuda side; /* launches kernels in its own stream; has only host, name, index and stream */
     lt_nccl nccl;
-    cudaEvent_t event; /* recorded after the latest operation */
-    bool begun;        /* whether event is pending */
-    bool summing;      /* an allreduce has begun that may not be in the stream yet */
-    int n_tail;        /* length of its tail */
-    char *on_device;   /* on the device: statistics, the tail, statistics in parts */
+    lt_nccl_table calls; /* of NCCL; close_all() may run longer than lt_nvidia lives */
+    cudaEvent_t event;   /* recorded after the latest operation */
+    bool begun;          /* whether event is pending */
+    bool summing;        /* an allreduce has begun that may not be in the stream yet */
+    int n_tail;          /* length of its tail */
+    char *on_device;     /* on the device: statistics, the tail, statistics in parts */
     struct {
         lt_grad_stats found;
         float tail[LT_COMM_TAIL];
@@ -91,9 +94,11 @@ static lt_status make_id(lt_device *device, char id[LT_COMM_ID_BYTES])
     return lt__nccl_make_id(&n, id);
 }
 
-static void comm_close(lt_device_comm *given)
+/* Frees everything. Uses neither p->cuda nor anything else that the device owns. */
+static void close_all(void *ud)
 {
-    comm *p = enter(given);
+    comm *p = (comm *)ud;
+    (void)cudaSetDevice(p->side.index);
     lt__nccl_destroy(&p->nccl);
     if (p->side.stream) {
         (void)cudaStreamSynchronize(p->side.stream);
@@ -104,6 +109,11 @@ static void comm_close(lt_device_comm *given)
     (void)cudaFree(p->on_device);
     (void)cudaFreeHost(p->on_host);
     free(p);
+}
+
+static void comm_close(lt_device_comm *given)
+{
+    (void)lt__nccl_close(close_all, given, CLOSE_SECONDS);
 }
 
 static cudaError_t make(comm *p)
@@ -132,7 +142,10 @@ static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], i
     p->cuda = cuda;
     p->base.calls = &lt__cuda_comm_calls;
     p->side.host = cuda->host;
+    p->side.index = cuda->index;
     p->nccl = nccl_of(cuda);
+    p->calls = *p->nccl.calls;
+    p->nccl.calls = &p->calls;
     snprintf(p->side.name, sizeof p->side.name, "%s", cuda->name);
     (void)enter(&p->base);
     lt_status status = lt__cuda_status(cuda, make(p));

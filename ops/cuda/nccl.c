@@ -2,8 +2,12 @@
 #include "ops/cuda/nccl.h"
 
 #include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ops/cuda/find_library.h"
 
@@ -140,4 +144,49 @@ void lt__nccl_destroy(lt_nccl *n)
     if (n->comm)
         (void)(n->finalized ? n->calls->ncclCommDestroy : n->calls->ncclCommAbort)(n->comm);
     n->comm = NULL; /* if freeing it failed, the communicator is leaked */
+}
+
+/* ==== Closing with a deadline ================================================================= */
+
+typedef struct closer {
+    void (*close)(void *ud);
+    void *ud;
+    atomic_bool closed;
+    atomic_bool left; /* one of the two threads needs this no longer; the other one frees it */
+} closer;
+
+static void leave(closer *c)
+{
+    if (atomic_exchange(&c->left, true))
+        free(c);
+}
+
+static void *run_closer(void *ud)
+{
+    closer *c = ud;
+    c->close(c->ud);
+    atomic_store(&c->closed, true);
+    leave(c);
+    return NULL;
+}
+
+/* Counts sleeps instead of reading a clock, so that time in which the whole job is suspended does
+ * not count. */
+bool lt__nccl_close(void (*close)(void *ud), void *ud, double seconds)
+{
+    pthread_t thread;
+    bool closed = false;
+    closer *c = malloc(sizeof *c);
+    if (!c)
+        return false;
+    *c = (closer){.close = close, .ud = ud};
+    if (pthread_create(&thread, NULL, run_closer, c) != 0) {
+        free(c);
+        return false;
+    }
+    pthread_detach(thread);
+    for (int64_t ms = 0; !(closed = atomic_load(&c->closed)) && ms < seconds * 1000; ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
+    leave(c);
+    return closed;
 }

@@ -88,9 +88,14 @@ lt_status lt__nccl_allreduce(lt_nccl *n, void *data, int64_t count, lt_dtype dty
                              int n_tail, void *stream);
 /* Starts finalizing the communicator. [Finalizing a communicator] */
 lt_status lt__nccl_finalize(lt_nccl *n);
-/* Frees the communicator, and aborts it first if it is not finalized. [Destroying a communicator,
- * Error handling and communicator abort] */
+/* Frees the communicator, and aborts it first if it is not finalized. May never return: see
+ * lt__nccl_close(). [Destroying a communicator, Error handling and communicator abort] */
 void lt__nccl_destroy(lt_nccl *n);
+/* Calls close(ud), which destroys a communicator, in a detached thread, and waits for it for at
+ * most `seconds`. A thread is needed because ncclCommAbort() may never return: it waits for another
+ * thread of NCCL, which may wait for another rank (NVIDIA/nccl#1777). Returns false if close()
+ * still runs; it then owns ud. Without memory or a thread, does nothing and returns false. */
+bool lt__nccl_close(void (*close)(void *ud), void *ud, double seconds);
 
 #ifdef __cplusplus
 }

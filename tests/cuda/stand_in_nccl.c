@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ops/cuda/nccl.h"
 #include "tests/cuda/stand_in_float.h"
@@ -44,6 +45,7 @@ typedef struct comm {
     op op[MAX_OPS];   /* of the last group */
     int n_ops;
     bool finalized;
+    int calls; /* for this communicator */
 } comm;
 
 typedef struct job {
@@ -87,6 +89,21 @@ const char *ncclGetLastError(void *c)
     return last;
 }
 
+/* Counts a call for a communicator. Returns the error that the test has set for it, or 0. */
+static int refused(comm *c)
+{
+    const stand_in_nccl *s = &stand_in_nccl_state;
+    return c->rank == s->refuse_rank && ++c->calls == s->refuse_at ? s->refuse_with : 0;
+}
+
+/* Returns from the calling function if the test has this call fail. */
+#define BEGIN(c)                                                                                   \
+    do {                                                                                           \
+        const int begin_ = refused(c);                                                             \
+        if (begin_ != LT_NCCL_SUCCESS)                                                             \
+            return begin_;                                                                         \
+    } while (0)
+
 /* ==== Communicators =========================================================================== */
 
 int ncclGetUniqueId(lt_nccl_id *id)
@@ -108,28 +125,6 @@ static job *job_of(const lt_nccl_id *id, int size)
         jobs = j;
     }
     return j;
-}
-
-int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_nccl_config *config)
-{
-    if (config->size != sizeof *config || config->magic != (unsigned)LT_NCCL_MAGIC ||
-        config->version != LT_NCCL_OLDEST || config->blocking != 0 || id.bytes[127] != 0x5a)
-        return INVALID_ARGUMENT;
-    pthread_mutex_lock(&lock);
-    job *j = job_of(&id, size);
-    comm *c = calloc(1, sizeof *c);
-    bool fits = j->size == size && rank >= 0 && rank < size && !j->rank[rank];
-    *c = (comm){.job = j,
-                .rank = rank,
-                .slow = stand_in_nccl_state.slow,
-                .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
-    j->rank[rank] = fits ? c : j->rank[rank];
-    j->joined++;
-    j->refs++;
-    stand_in_nccl_state.live++;
-    pthread_mutex_unlock(&lock);
-    *out = c;
-    return LT_NCCL_IN_PROGRESS;
 }
 
 /* Counts a job, or takes it back by -1, if some ranks have posted a sum and others have not. A rank
@@ -159,15 +154,42 @@ static int release(comm *c)
         *at = j->next;
         free(j);
     }
+    int result = refused(c);
     free(c);
     stand_in_nccl_state.live--;
     pthread_mutex_unlock(&lock);
-    return LT_NCCL_SUCCESS;
+    return result;
+}
+
+int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_nccl_config *config)
+{
+    if (config->size != sizeof *config || config->magic != (unsigned)LT_NCCL_MAGIC ||
+        config->version != LT_NCCL_OLDEST || config->blocking != 0 || id.bytes[127] != 0x5a)
+        return INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    job *j = job_of(&id, size);
+    comm *c = calloc(1, sizeof *c);
+    bool fits = j->size == size && rank >= 0 && rank < size && !j->rank[rank];
+    *c = (comm){.job = j,
+                .rank = rank,
+                .slow = stand_in_nccl_state.slow,
+                .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
+    j->rank[rank] = fits ? c : j->rank[rank];
+    j->joined++;
+    j->refs++;
+    stand_in_nccl_state.live++;
+    pthread_mutex_unlock(&lock);
+    int result = refused(c);
+    if (result != LT_NCCL_SUCCESS)
+        release(c);
+    *out = result == LT_NCCL_SUCCESS ? c : NULL;
+    return result == LT_NCCL_SUCCESS ? LT_NCCL_IN_PROGRESS : result;
 }
 
 int ncclCommFinalize(void *comm_)
 {
     comm *c = comm_;
+    BEGIN(c);
     if (c->posted > c->done || c->finalized)
         return wrong("a sum is in progress, or the communicator was finalized already");
     c->finalized = true;
@@ -186,6 +208,8 @@ int ncclCommAbort(void *comm_)
     pthread_mutex_lock(&lock);
     stand_in_nccl_state.aborted++;
     pthread_mutex_unlock(&lock);
+    while (*(volatile bool *)&stand_in_nccl_state.stuck)
+        nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
     return release(comm_);
 }
 
@@ -281,6 +305,7 @@ static int progress(comm *c)
 
 int ncclCommGetAsyncError(void *comm_, int *result)
 {
+    BEGIN((comm *)comm_);
     pthread_mutex_lock(&lock);
     *result = progress(comm_);
     pthread_mutex_unlock(&lock);
@@ -297,6 +322,7 @@ int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int what,
                   void *stream)
 {
     comm *c = comm_;
+    BEGIN(c);
     if (group.depth != 1 || what != LT_NCCL_SUM || !stream || c->finalized || c->posted > c->done ||
         (group.comm && group.comm != c))
         return wrong("the communicator is not ready for a sum");
@@ -315,6 +341,7 @@ int ncclGroupEnd(void)
     if (--group.depth > 0 || !c)
         return LT_NCCL_SUCCESS;
     group.comm = NULL;
+    BEGIN(c);
     pthread_mutex_lock(&lock);
     count_unfinished(c->job, -1);
     c->posted++;

@@ -375,12 +375,13 @@ TEST(a_cublaslt_that_is_too_old)
     char text[1024], want[PATH_MAX + 512];
     lt_cublaslt_table table;
     begin();
-    copy_stand_in("old", "libcublasLt.so.13")->version = 120900;
-    copy_stand_in("new", "libcublasLt.so.13");
+    copy_stand_in("old", LT_CUBLASLT_SONAME)->version = 120900;
+    copy_stand_in("new", LT_CUBLASLT_SONAME);
     search_in("old", "new");
     CHECK_EQ(lt__cublaslt_open(&table, text, sizeof text), 0);
     snprintf(want, sizeof want,
-             "%s/new/libcublasLt.so.13 (skipped: %s/old/libcublasLt.so.13 is version 12.9.0)",
+             "%s/new/" LT_CUBLASLT_SONAME " (skipped: %s/old/" LT_CUBLASLT_SONAME
+             " is version 12.9.0)",
              folder, folder);
     CHECK_STR(text, want);
     end();

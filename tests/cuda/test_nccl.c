@@ -1,6 +1,7 @@
 /* test_nccl.c - gradient sums between CUDA devices by NCCL. The devices are emulated, NCCL is a
  * stand-in, and ranks are threads. test_ranks.c tests dist with it. */
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "ops/cuda/nccl.h"
 #include "tests/cuda/reference.h"
@@ -142,16 +143,21 @@ typedef struct rank {
     int number;
     lt_accelerator cuda;
     pthread_t thread;
+    void *there, *on_wire; /* on the device, until the communicator is closed; or NULL */
     lt_status status;
     char text[256];
 } rank;
 
-/* Polls until the operation completes; gives up after five seconds. */
+static bool ends_early;
+static atomic_bool a_rank_failed;
+
+/* Polls until the operation completes; gives up after five seconds or, if ends_early is set, when a
+ * rank has failed. */
 static lt_status wait_for(lt_device_comm *p)
 {
     bool done = false;
     double until = lt__seconds() + 5;
-    while (lt__seconds() < until) {
+    while (lt__seconds() < until && !(ends_early && a_rank_failed)) {
         LT_TRY(p->calls->poll(p, &done));
         if (done)
             return LT_OK;
@@ -257,8 +263,8 @@ static lt_status work(rank *r, lt_device_comm *p)
     size_t shift = (size_t)j->shift * each;
     lt_device *d = r->cuda.device;
     static _Thread_local char here[GUARDED * 8];
-    char *there = d->alloc(d, bytes + shift);
-    void *on_wire = j->wire == j->dtype ? NULL : d->alloc(d, COUNT * 2);
+    char *there = r->there = d->alloc(d, bytes + shift);
+    void *on_wire = r->on_wire = j->wire == j->dtype ? NULL : d->alloc(d, COUNT * 2);
     char *bucket = there + shift + each;
     double edge;
     fill(r, j->dtype, here, special);
@@ -277,9 +283,6 @@ static lt_status work(rank *r, lt_device_comm *p)
             CHECK_NEAR(edge, rounded(777, j->dtype), 0);
         }
     }
-    d->free(d, there, bytes + shift);
-    if (on_wire)
-        d->free(d, on_wire, COUNT * 2);
     return status;
 }
 
@@ -298,8 +301,14 @@ static void *run(void *ud)
     if (r->status == LT_OK)
         r->status = wait_for(p);
     snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
+    if (r->status != LT_OK)
+        a_rank_failed = true;
     if (p)
         p->calls->close(p);
+    if (r->there)
+        d->free(d, r->there, (size_t)(GUARDED + r->job->shift) * lt_dtype_bytes(r->job->dtype));
+    if (r->on_wire)
+        d->free(d, r->on_wire, COUNT * 2);
     return NULL;
 }
 
@@ -311,6 +320,7 @@ static void run_all(job *j, rank *ranks)
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
     m.set_machine(13000, j->ranks, 9);
+    a_rank_failed = false;
     for (int i = 0; i < j->ranks; i++) {
         const lt_accelerator_config config = {.index = i};
         ranks[i] = (rank){.job = j, .number = i};
@@ -478,6 +488,73 @@ TEST(a_communicator_that_cannot_be_created)
         CHECK(strstr(ranks[i].text, "an NCCL call: invalid usage"));
     }
     CHECK_EQ(library->live, 0);
+}
+/* Each case is drawn: which call of which rank fails, and with which error. The sums are right, or
+ * this rank fails with a message. */
+TEST(calls_that_fail)
+{
+    static rank ranks[MAX_RANKS];
+    uint32_t seed = 7;
+    int failed = 0;
+    ends_early = true;
+    for (int i = 0; i < 60; i++) {
+        char device[16];
+        job j = {.ranks = 2, .dtype = LT_F32, .wire = i % 2 ? LT_F16 : LT_F32};
+        stand_in_nccl *library = open_nccl();
+        seed = seed * 1664525 + 1013904223;
+        library->refuse_rank = (int)(seed >> 8) % 2;
+        library->refuse_at = 1 + (int)(seed >> 9) % 30;
+        library->refuse_with = 1 + (int)(seed >> 16) % 6; /* ncclUnhandledCudaError and others */
+        printf("call %d of rank %d fails with %d\n", library->refuse_at, library->refuse_rank,
+               library->refuse_with);
+        run_all(&j, ranks);
+        const rank *r = &ranks[library->refuse_rank];
+        snprintf(device, sizeof device, "cuda:%d: ", r->number);
+        if (r->status != LT_OK && (r->status != LT_EPEER || !strstr(r->text, device)))
+            FAIL("%d, %s", r->status, r->text);
+        failed += r->status != LT_OK;
+        CHECK_EQ(ranks[1 - r->number].status != LT_OK && r->status == LT_OK, 0);
+        CHECK_EQ(library->live, 0);
+    }
+    ends_early = false;
+    CHECK(failed > 20 && failed < 60);
+}
+
+/* ==== Closing with a deadline ================================================================= */
+
+static atomic_bool is_closed;
+
+static void close_nccl(void *ud)
+{
+    lt__nccl_destroy(ud);
+    is_closed = true;
+}
+
+/* ncclCommAbort() may never return. */
+TEST(a_communicator_that_is_not_freed_in_time)
+{
+    char text[1024], id[LT_NCCL_ID_BYTES];
+    int version;
+    lt_nccl_table table;
+    stand_in_nccl *library = open_nccl();
+    lt_device device = {.name = "cuda:0"};
+    const lt_cuda_env env = {.host = &host_table, .device = &device};
+    lt_nccl n = {.calls = &table, .env = &env};
+    CHECK_EQ(lt__nccl_open_library(&table, &version, text, sizeof text), 0);
+    for (int i = 0; i < 2; i++) {
+        library->stuck = i == 0;
+        is_closed = false;
+        must(lt__nccl_make_id(&n, id));
+        must(lt__nccl_init(&n, id, 0, 1));
+        CHECK_EQ(lt__nccl_close(close_nccl, &n, i == 0 ? 0.05 : 5), i > 0);
+        CHECK_EQ(is_closed, i > 0);
+        library->stuck = false;
+        for (int k = 0; k < 5000 && !is_closed; k++)
+            usleep(1000);
+        CHECK(is_closed);
+        CHECK_EQ(library->aborted, i + 1);
+        CHECK_EQ(library->live, 0);
+    }
 }
 #else
 TEST(nccl) { SKIP("cuDNN's headers are not installed"); }

@@ -266,4 +266,26 @@ TEST(nccl_hangs)
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);
 }
+
+/* A rank that cannot free its communicator still ends with the failure. Takes 15 seconds. */
+TEST(nccl_hangs_and_cannot_be_aborted)
+{
+    static rank ranks[RANKS];
+    const char *slow = getenv("LUATRAIN_TEST_SLOW");
+    if (!slow || strcmp(slow, "1") != 0)
+        SKIP("it takes 15 seconds; LUATRAIN_TEST_SLOW=1 runs it");
+    stand_in_nccl *library = open_nccl();
+    library->hang = 5;
+    library->stuck = true;
+    run_all("policy = 'dynamic'", NULL,
+            (way){.own = true, .sums = LT_SUM_BACKEND_NCCL, .timeout = 2}, ranks);
+    for (int i = 0; i < RANKS; i++)
+        CHECK(strstr(ranks[i].text,
+                     "bucket 4: the accelerators of the other ranks did not connect within 2 s"));
+    CHECK_EQ(library->live, 2);
+    library->stuck = false;
+    for (int i = 0; i < 5000 && library->live > 0; i++)
+        usleep(1000);
+    CHECK_EQ(library->live, 0);
+}
 #endif
