@@ -46,6 +46,7 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt
     size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
     if (bytes > 0 && !(c->scratch = lt__alloc(c->ctx, bytes)))
         return LT_ENOMEM;
+    c->scratch_bytes = bytes;
     lt_status status = kernel ? call_kernel(c, kernel, backward) : pick_kernel(c, op, backward);
     lt__free(c->ctx, c->scratch, bytes);
     c->scratch = NULL;
@@ -174,6 +175,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
         return lt_errcode();
     if (bytes > 0 && !(c->scratch = lt__device_alloc(c->ctx, device, bytes)))
         return LT_ENOMEM;
+    c->scratch_bytes = bytes;
     lt_status status = kernel(c);
     lt__device_free(c->ctx, device, c->scratch, bytes);
     c->scratch = NULL;

@@ -124,8 +124,9 @@ struct lt_call {
     lt_spec *spec;            /* shape rule only: one per element of `out` */
     bool draws;               /* a shape rule sets it if the kernel uses `stream` */
     void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
-    double *sums;             /* n_sums numbers, or NULL; see lt_op.sums */
-    bool summed;              /* `sums` contains the sums over all ranks */
+    size_t scratch_bytes;
+    double *sums; /* n_sums numbers, or NULL; see lt_op.sums */
+    bool summed;  /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
     /* for random numbers. stream is lt_random_step() << 32 | index of this call among the random

@@ -90,18 +90,6 @@ static lt_status linear_grad(lt_call *c, int i)
                            results_of<O>(d->data, d->dtype, 0, t.n, c->add >> i & 1), c->scratch);)
 }
 
-static lt_status own_linear_bwd(lt_call *c)
-{
-    lt_tensor *dy = c->d_out[0], *db = bias_of(c, c->d_in);
-    for (int i = X; i <= W; i++)
-        if (c->d_in[i])
-            LT_TRY(linear_grad(c, i));
-    if (!db)
-        return LT_OK;
-    return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
-                             db->count > 0 ? dy->count / db->count : 0, db->count, c->add >> B & 1);
-}
-
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t linear_scratch(const lt_call *c, bool backward)
@@ -123,8 +111,17 @@ static lt_status linear_fwd(lt_call *c)
 
 static lt_status linear_bwd(lt_call *c)
 {
-    lt_status status = lt__nvidia_linear_bwd(lt__cuda(c->ctx)->nvidia, c);
-    return status == LT_EUNSUPPORTED ? own_linear_bwd(c) : status;
+    lt_tensor *dy = c->d_out[0], *db = bias_of(c, c->d_in);
+    bool summed = false;
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i]) {
+            lt_status status = lt__nvidia_linear_grad(lt__cuda(c->ctx)->nvidia, c, i, &summed);
+            LT_TRY(status == LT_EUNSUPPORTED ? linear_grad(c, i) : status);
+        }
+    if (!db || summed)
+        return LT_OK;
+    return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
+                             db->count > 0 ? dy->count / db->count : 0, db->count, c->add >> B & 1);
 }
 
 /* ==== matmul ================================================================================== */
@@ -266,16 +263,6 @@ static pairs pairs_back(const lt_call *c)
     return pair_up(c->in[X] ? c->in[X] : c->d_in[X], c->in[Y] ? c->in[Y] : c->d_in[Y]);
 }
 
-static lt_status own_matmul_bwd(lt_call *c)
-{
-    pairs s = pairs_back(c);
-    lt_tensor *t[] = {c->in[X], c->in[Y], c->d_out[0]};
-    for (int i = X; i <= Y; i++)
-        if (c->d_in[i])
-            LT_TRY(run_pairs(c, &s, i, t, c->d_in[i], c->add >> i & 1));
-    return LT_OK;
-}
-
 static size_t matmul_scratch(const lt_call *c, bool backward)
 {
     size_t bytes = lt__nvidia_matmul_scratch(lt__cuda(c->ctx)->nvidia, c, backward);
@@ -296,8 +283,15 @@ static lt_status matmul_fwd(lt_call *c)
 
 static lt_status matmul_bwd(lt_call *c)
 {
-    lt_status status = lt__nvidia_matmul_bwd(lt__cuda(c->ctx)->nvidia, c);
-    return status == LT_EUNSUPPORTED ? own_matmul_bwd(c) : status;
+    pairs s = pairs_back(c);
+    lt_tensor *t[] = {c->in[X], c->in[Y], c->d_out[0]};
+    for (int i = X; i <= Y; i++)
+        if (c->d_in[i]) {
+            lt_status status = lt__nvidia_matmul_grad(lt__cuda(c->ctx)->nvidia, c, i);
+            LT_TRY(status == LT_EUNSUPPORTED ? run_pairs(c, &s, i, t, c->d_in[i], c->add >> i & 1)
+                                             : status);
+        }
+    return LT_OK;
 }
 
 static bool f32_grad(const lt_call *c, int i)

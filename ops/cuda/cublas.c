@@ -4,8 +4,9 @@
  * So we compute out^T = b^T a^T: its A is our b, its B is our a, and its rows are our columns.
  *
  * A plan is the descriptors of one product and the algorithms that the heuristic proposes. Plans
- * are cached by product, and so are failures to find an algorithm. An algorithm may still be
- * refused at run time; then the next proposal runs, and is used from then on.
+ * are cached by product, and so are failures to find an algorithm. cuBLASLt may still refuse to run
+ * an algorithm. Then the next proposal runs, and is used from then on. If all are refused, our own
+ * kernel computes this product from then on.
  */
 #include "ops/cuda/cublas.h"
 #include "ops/backend/plan_cache.h"
@@ -23,7 +24,7 @@ typedef struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[OUT + 1];
     cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none needs more workspace than the first */
-    int n, at; /* number of algorithms; index of the one to run */
+    int n, at; /* number of algorithms, 0 if our own kernel must run; index of the one to run */
 } plan;
 
 struct lt_cublas {
@@ -32,6 +33,7 @@ struct lt_cublas {
     lt_cublas_config config;
     cublasLtHandle_t handle;
     lt_plan_cache plans;
+    bool warned;
 };
 
 /* ==== Failures ================================================================================ */
@@ -53,11 +55,31 @@ static const char *version_of(const lt_cublaslt_table *t, char text[32])
 static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 {
     char version[32];
-    LT_TRY(d->env->device->sync(d->env->device)); /* reports an earlier kernel's failure first */
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
     return d->env->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
                               d->t.cublasLtGetStatusString(status));
+}
+
+/* Logs that cuBLASLt refuses a product: a warning the first time. Fails if the cause is an earlier
+ * kernel that failed, or if `added`: a part of the product may be added to the result. Also fails
+ * if memory is short: our own kernel could run, but all later products would be slow too, and a
+ * smaller batch mends that. */
+static lt_status refused(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o,
+                         cublasStatus_t status, bool added)
+{
+    char version[32];
+    LT_TRY(d->env->device->sync(d->env->device));
+    if (added || status == CUBLAS_STATUS_ALLOC_FAILED)
+        return failed(d, status);
+    d->env->host->log(ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
+                      "%s: %s refuses a product of %lld x %lld and %lld x %lld in %s: %s; luatrain "
+                      "tries other algorithms, then its own kernel, which is slow",
+                      d->env->device->name, version_of(&d->t, version), (long long)o->m,
+                      (long long)o->k, (long long)o->k, (long long)o->n,
+                      lt__cuda_dtype_name((int)o->dtype), d->t.cublasLtGetStatusString(status));
+    d->warned = true;
+    return LT_OK;
 }
 
 /* ==== Making a plan =========================================================================== */
@@ -192,7 +214,7 @@ static void plans_free(lt_cublas *d)
 }
 
 /* Sets *found to the plan of a product, which is made if needed. Borrowed until the next call. */
-static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found)
+static lt_status plan_for(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o, plan **found)
 {
     plan *p = (plan *)lt__plan_find(&d->plans, o);
     if ((*found = p))
@@ -204,8 +226,12 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
     p->product = *o;
     cublasStatus_t status = complete(d, p);
     if (status != CUBLAS_STATUS_SUCCESS) {
-        plan_free(d, p);
-        return failed(d, status);
+        lt_status failure = refused(d, ctx, o, status, false);
+        p->n = 0;
+        if (failure != LT_OK) {
+            plan_free(d, p);
+            return failure;
+        }
     }
     lt__plan_add(&d->plans, &p->cached, &p->product);
     *found = p;
@@ -232,7 +258,7 @@ static bool is_empty(const lt_cublas_product *o)
            (o->k == 0 && o->side == LT_CUBLAS_NO_EPILOGUE);
 }
 
-lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace)
+lt_status lt__cublas_plan(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o, size_t *workspace)
 {
     plan *p;
     *workspace = 0;
@@ -242,7 +268,7 @@ lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *work
         return LT_OK;
     if (is_empty(o) || o->k == 0)
         return LT_EUNSUPPORTED;
-    LT_TRY(plan_for(d, o, &p));
+    LT_TRY(plan_for(d, ctx, o, &p));
     *workspace = p->found[0].workspaceSize;
     return p->n > 0 ? LT_OK : LT_EUNSUPPORTED;
 }
@@ -258,36 +284,50 @@ static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
     return LT_OK;
 }
 
-static cublasStatus_t run_plan(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
-                               bool add, void *workspace)
+static cublasStatus_t run_plan(lt_cublas *d, plan *p, void *const operand[LT_CUBLAS_OPERANDS],
+                               void *workspace)
 {
-    const float one = 1, beta = add ? 1 : 0;
+    const float one = 1, beta = p->product.add ? 1 : 0;
+    if (p->product.side != LT_CUBLAS_NO_EPILOGUE)
+        BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE],
+                          sizeof operand[SIDE]));
     return d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
                                p->layout[A], &beta, operand[OUT], p->layout[OUT], operand[OUT],
                                p->layout[OUT], &p->found[p->at].algo, workspace,
                                p->found[0].workspaceSize, (cudaStream_t)d->env->stream);
 }
 
-lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
+/* Whether the status shows that the call has enqueued no kernel. After other failures a part of the
+ * result may be written, which is harmless unless the product is added to the result. */
+static bool has_run_nothing(cublasStatus_t status)
+{
+    return is_refusal(status) || status == CUBLAS_STATUS_NOT_INITIALIZED ||
+           status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_LICENSE_ERROR;
+}
+
+static lt_status run_any(lt_cublas *d, lt_ctx *ctx, plan *p,
                          void *const operand[LT_CUBLAS_OPERANDS], void *workspace)
 {
-    size_t bytes;
+    for (; p->at < p->n; p->at++) {
+        cublasStatus_t status = run_plan(d, p, operand, workspace);
+        if (status == CUBLAS_STATUS_SUCCESS)
+            return LT_OK;
+        LT_TRY(refused(d, ctx, &p->product, status, p->product.add && !has_run_nothing(status)));
+    }
+    p->n = 0;
+    return LT_EUNSUPPORTED;
+}
+
+lt_status lt__cublas_run(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o,
+                         void *const operand[LT_CUBLAS_OPERANDS], void *workspace, size_t bytes)
+{
+    size_t wanted;
     plan *p;
-    LT_TRY(lt__cublas_plan(d, o, &bytes));
+    LT_TRY(lt__cublas_plan(d, ctx, o, &wanted));
     if (is_empty(o))
         return fill_zeros(d, o, operand[OUT]);
-    LT_TRY(plan_for(d, o, &p));
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (o->side != LT_CUBLAS_NO_EPILOGUE)
-        status =
-            set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE], sizeof operand[SIDE]);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = run_plan(d, p, operand, o->add, workspace);
-    while (status == CUBLAS_STATUS_NOT_SUPPORTED && p->at + 1 < p->n) {
-        p->at++;
-        status = run_plan(d, p, operand, o->add, workspace);
-    }
-    return status == CUBLAS_STATUS_SUCCESS ? LT_OK : failed(d, status);
+    LT_TRY(plan_for(d, ctx, o, &p));
+    return wanted <= bytes ? run_any(d, ctx, p, operand, workspace) : LT_EUNSUPPORTED;
 }
 
 /* ==== Creation and release ==================================================================== */

@@ -2,12 +2,13 @@
  * calls of matmul and linear into products. Only libluatrain-cuda.so contains these files.
  *
  * Matrices are dense and row-major. Both factors have the same dtype: f32, f16 or bf16. The result
- * has that dtype or f32. Sums are in f32. LT_EUNSUPPORTED is returned before anything is written;
- * it means that cuBLASLt cannot compute the product and that our own kernel must. This applies to
+ * has that dtype or f32. Sums are in f32. LT_EUNSUPPORTED means that our own kernel must compute
+ * the product. No result that is to be added to has changed then. This applies to
  *   - f64, integers, and factors of different dtypes
  *   - batches of more than 65535 matrices
  *   - products with k = 0 and a side vector (see lt_cublas_epilogue)
  *   - products for which cuBLASLt's heuristic finds no algorithm within the workspace limit
+ *   - products for which cuBLASLt refuses to run any algorithm; the first refusal is a warning
  */
 #ifndef LT_OPS_CUDA_CUBLAS_H
 #define LT_OPS_CUDA_CUBLAS_H
@@ -61,13 +62,15 @@ typedef struct lt_cublas_product {
 } lt_cublas_product;
 
 /* Finds an algorithm for o and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
- * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Without a side vector, empty
- * products and products with k = 0 need no workspace. */
-lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace);
+ * LT_ENOMEM, or the failure of an earlier kernel. Plans are cached, and so is LT_EUNSUPPORTED.
+ * Without a side vector, empty products and products with k = 0 need no workspace. Refusals are
+ * logged to ctx. */
+lt_status lt__cublas_plan(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o, size_t *workspace);
 /* Enqueues the product in the stream. operand contains device addresses, indexed by LT_CUBLAS_A
- * etc. */
-lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
-                         void *const operand[LT_CUBLAS_OPERANDS], void *workspace);
+ * etc. workspace has `bytes` bytes. Also LT_EENV, if cuBLASLt fails and may have changed a result
+ * that is added to. */
+lt_status lt__cublas_run(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o,
+                         void *const operand[LT_CUBLAS_OPERANDS], void *workspace, size_t bytes);
 
 /* ==== Calls of ops ============================================================================ */
 
@@ -75,13 +78,15 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
  * LT_EUNSUPPORTED. */
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward);
 lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c);
-/* Computes all gradients. The gradients of w and b may be f32 when the inputs are f16 or bf16; they
- * are not rounded to 16 bits then. */
-lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c);
+/* Computes the gradient of input i, which is 0 (x) or 1 (w). *summed = whether it has computed that
+ * of b too. The gradient of w may be f32 when the inputs are f16 or bf16; it is not rounded to 16
+ * bits then. */
+lt_status lt__cublas_linear_grad(lt_cublas *d, lt_call *c, int i, bool *summed);
 
 size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward);
 lt_status lt__cublas_matmul_fwd(lt_cublas *d, lt_call *c);
-lt_status lt__cublas_matmul_bwd(lt_cublas *d, lt_call *c);
+/* Computes the gradient of input i. */
+lt_status lt__cublas_matmul_grad(lt_cublas *d, lt_call *c, int i);
 
 #ifdef __cplusplus
 }

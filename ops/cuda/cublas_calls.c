@@ -100,7 +100,8 @@ static lt_status linear_part(const lt_call *c, part *t)
 }
 
 /* Describes dx = dy w, or dw = dy^T x. The product for dw also computes db, the sums of dy^T's
- * rows, if db is to be written (not added to) and has the dtype of dw. */
+ * rows, if db and dw are to be written (not added to) and have the dtype of dy. With f32 gradients
+ * of f16 tensors, db is summed separately: few programs use this epilogue with such results. */
 static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t, size_t *bytes)
 {
     const lt_tensor *w = c->in[W] ? c->in[W] : c->d_in[W], *dy = c->d_out[0];
@@ -115,15 +116,16 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
     t->p.add = c->add >> i & 1;
     if (dy->dtype != with->dtype)
         return LT_EUNSUPPORTED;
-    if (db && fits_beside(db, c->d_in[W]) && !(c->add >> B & 1)) {
+    if (db && dy->dtype == db->dtype && fits_beside(db, c->d_in[W]) &&
+        !(c->add & (1 << B | 1 << W))) {
         t->p.side = LT_CUBLAS_ROW_SUMS;
         t->operand[SIDE] = db->data;
-        lt_status status = lt__cublas_plan(d, &t->p, bytes);
+        lt_status status = lt__cublas_plan(d, c->ctx, &t->p, bytes);
         if (status != LT_EUNSUPPORTED)
             return status;
         t->p.side = LT_CUBLAS_NO_EPILOGUE;
     }
-    return lt__cublas_plan(d, &t->p, bytes);
+    return lt__cublas_plan(d, c->ctx, &t->p, bytes);
 }
 
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
@@ -133,7 +135,7 @@ size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
     if (!backward) {
         lt_status status = linear_part(c, &t);
         if (status == LT_OK)
-            status = lt__cublas_plan(d, &t.p, &bytes);
+            status = lt__cublas_plan(d, c->ctx, &t.p, &bytes);
         return lt__cuda_scratch(0, status, bytes);
     }
     for (int i = X; i <= W; i++)
@@ -148,29 +150,17 @@ lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c)
 {
     part t;
     LT_TRY(linear_part(c, &t));
-    return lt__cublas_run(d, &t.p, t.operand, c->scratch);
+    return lt__cublas_run(d, c->ctx, &t.p, t.operand, c->scratch, c->scratch_bytes);
 }
 
-lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
+lt_status lt__cublas_linear_grad(lt_cublas *d, lt_call *c, int i, bool *summed)
 {
-    const lt_cuda_env *env = lt__cublas_env(d);
-    lt_tensor *db = bias_of(c, c->d_in), *dy = c->d_out[0];
-    bool summed = false;
     size_t bytes;
-    part t[2];
-    for (int i = X; i <= W; i++)
-        if (c->d_in[i])
-            LT_TRY(linear_grad_part(d, c, i, &t[i], &bytes));
-    for (int i = X; i <= W; i++)
-        if (c->d_in[i]) {
-            LT_TRY(lt__cublas_run(d, &t[i].p, t[i].operand, c->scratch));
-            summed = summed || t[i].p.side == LT_CUBLAS_ROW_SUMS;
-        }
-    if (!db || summed)
-        return LT_OK;
-    int64_t n = db->count;
-    return env->sum_rows(env->device, db->data, (lt_dtype)db->dtype, dy->data, (lt_dtype)dy->dtype,
-                         n > 0 ? dy->count / n : 0, n, c->add >> B & 1);
+    part t;
+    LT_TRY(linear_grad_part(d, c, i, &t, &bytes));
+    LT_TRY(lt__cublas_run(d, c->ctx, &t.p, t.operand, c->scratch, c->scratch_bytes));
+    *summed = t.p.side == LT_CUBLAS_ROW_SUMS;
+    return LT_OK;
 }
 
 /* ==== matmul ================================================================================== */
@@ -304,7 +294,7 @@ static part part_of(const products *v, int64_t i, void *sums, bool add)
 
 /* Sets *bytes to the scratch needed, or fails with LT_EUNSUPPORTED. All products of a call have the
  * same shape, so planning one is enough. */
-static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
+static lt_status needs(lt_cublas *d, const lt_call *c, const products *v, bool add, size_t *bytes)
 {
     char any[16] __attribute__((aligned(16)));
     part t = part_of(v, 0, v->sums > 0 ? any : NULL, add);
@@ -312,11 +302,13 @@ static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
     if (v->t[A]->dtype != v->t[OF_B]->dtype)
         return LT_EUNSUPPORTED;
     if (v->s.total > 0)
-        LT_TRY(lt__cublas_plan(d, &t.p, bytes));
+        LT_TRY(lt__cublas_plan(d, c->ctx, &t.p, bytes));
     *bytes += v->sums;
     return LT_OK;
 }
 
+/* Plans and runs the products. If cuBLASLt refuses one after others have been added to the result,
+ * our own kernel would add them twice, so that is an error. */
 static lt_status run_products(lt_cublas *d, lt_call *c, const products *v, bool add)
 {
     lt_device *device = lt__cublas_env(d)->device;
@@ -324,13 +316,23 @@ static lt_status run_products(lt_cublas *d, lt_call *c, const products *v, bool 
     const lt_dtype dtype = (lt_dtype)to->dtype;
     const size_t count = (size_t)to->count;
     char *sums = v->sums > 0 ? c->scratch : NULL, *workspace = (char *)c->scratch + v->sums;
+    size_t bytes;
+    LT_TRY(needs(d, c, v, add, &bytes));
+    if (bytes > c->scratch_bytes)
+        return LT_EUNSUPPORTED;
     if (sums && add)
         LT_TRY(device->convert(device, sums, LT_F32, to->data, dtype, count));
     else if (v->collects && !add)
         LT_TRY(device->fill(device, sums ? sums : to->data, LT_F32, count, 0));
     for (int64_t i = 0; i < (v->at_once ? 1 : v->s.total); i++) {
         part t = part_of(v, i, sums, add);
-        LT_TRY(lt__cublas_run(d, &t.p, t.operand, workspace));
+        lt_status status =
+            lt__cublas_run(d, c->ctx, &t.p, t.operand, workspace, c->scratch_bytes - v->sums);
+        if (status == LT_EUNSUPPORTED && add && !sums && i > 0)
+            return lt__cublas_env(d)->host->fail(
+                LT_EENV, "cuBLASLt refuses product %lld of %lld after others were added",
+                (long long)i + 1, (long long)v->s.total);
+        LT_TRY(status);
     }
     return sums ? device->convert(device, to->data, dtype, sums, LT_F32, count) : LT_OK;
 }
@@ -342,7 +344,7 @@ size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
         if (backward && !c->d_in[i])
             continue;
         products v = products_of(c, backward, i);
-        lt_status status = needs(d, &v, backward && (c->add >> i & 1), &bytes);
+        lt_status status = needs(d, c, &v, backward && (c->add >> i & 1), &bytes);
         most = lt__cuda_scratch(most, status, bytes);
     }
     return most;
@@ -351,22 +353,11 @@ size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
 lt_status lt__cublas_matmul_fwd(lt_cublas *d, lt_call *c)
 {
     products v = products_of(c, false, 0);
-    size_t bytes;
-    LT_TRY(needs(d, &v, false, &bytes));
     return run_products(d, c, &v, false);
 }
 
-lt_status lt__cublas_matmul_bwd(lt_cublas *d, lt_call *c)
+lt_status lt__cublas_matmul_grad(lt_cublas *d, lt_call *c, int i)
 {
-    products v[2];
-    size_t bytes;
-    for (int i = X; i <= Y; i++)
-        if (c->d_in[i]) {
-            v[i] = products_of(c, true, i);
-            LT_TRY(needs(d, &v[i], c->add >> i & 1, &bytes));
-        }
-    for (int i = X; i <= Y; i++)
-        if (c->d_in[i])
-            LT_TRY(run_products(d, c, &v[i], c->add >> i & 1));
-    return LT_OK;
+    products v = products_of(c, true, i);
+    return run_products(d, c, &v, c->add >> i & 1);
 }

@@ -4,7 +4,8 @@
  * A plan is what cuDNN built for one task: a graph of one or two operations, an engine with its
  * knobs, and compiled code. Plans are cached by task, and so is the result that no engine supports
  * it. The plan file keeps engine and knobs between runs. The descriptors used to build a plan live
- * as long as the plan.
+ * as long as the plan. cuDNN may refuse to run a plan that it has built. Then the next proposal of
+ * its heuristics is built and runs; after some refusals, our own kernel runs.
  *
  * The engine itself adds to an existing gradient (beta = 1). cuDNN 9.19 proposes about as many
  * engines for that as without.
@@ -16,6 +17,7 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
+enum { MAX_REFUSALS = 4 }; /* of a task. Building a plan can take a second */
 
 /* ==== Failures ================================================================================ */
 
@@ -26,16 +28,42 @@ static const char *version_of(const lt_cudnn_table *t, char text[32])
     return text;
 }
 
-static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doing)
+/* Fails with the failure in d->worst. */
+static lt_status failed(const lt_cudnn *d, const char *doing)
 {
-    char version[32], why[256] = "";
-    if (d->handle) /* after a kernel fault every call fails: report the kernel's error first */
-        LT_TRY(d->env->device->sync(d->env->device));
-    if (lt__cudnn_is_memory(status))
+    char version[32];
+    if (lt__cudnn_is_memory(d->worst))
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
-    d->t.cudnnGetLastErrorString(why, sizeof why);
     return d->env->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
-                              d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
+                              d->t.cudnnGetErrorString(d->worst), d->why[0] ? ": " : "", d->why);
+}
+
+/* Logs that cuDNN refuses a task, because of the failure in d->worst: a warning the first time.
+ * Fails if the cause is an earlier kernel that failed, or if `added`: a part of the task's result
+ * may be added to the one before. Also fails if memory is short: our own kernel could run, but all
+ * later tasks would be slow too, and a smaller batch mends that. */
+static lt_status refused(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, const char *doing,
+                         bool added)
+{
+    static const char *const results[] = {"y", "dx", "dw"};
+    const lt_cuda_env *env = d->env;
+    char version[32];
+    if (d->handle)
+        LT_TRY(env->device->sync(env->device));
+    if (added || lt__cudnn_is_memory(d->worst))
+        return failed(d, doing);
+    env->host->log(
+        ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
+        "%s: %s refuses a convolution (%s in %s, x %lldx%lldx%lldx%lld, w %lldx%lldx%lldx%lld): "
+        "%s%s%s; luatrain tries other algorithms, then its own kernel, which is slow",
+        d->handle ? env->device->name : env->model, version_of(&d->t, version), results[task->kind],
+        lt__cuda_dtype_name((int)task->dtype), (long long)task->n, (long long)task->size[0],
+        (long long)task->size[1], (long long)task->in, (long long)task->out,
+        (long long)task->kernel[0], (long long)task->kernel[1],
+        (long long)(task->in / task->groups), d->t.cudnnGetErrorString(d->worst),
+        d->why[0] ? ": " : "", d->why);
+    d->warned = true;
+    return LT_OK;
 }
 
 /* ==== The plan file =========================================================================== */
@@ -85,36 +113,49 @@ static void plans_free(lt_cudnn *d)
         plan_free(d, (lt_cudnn_plan *)p);
 }
 
-/* Whether the status means that cuDNN does not support a task. */
-static bool is_refusal(cudnnStatus_t status)
+/* Logs why there is no plan. Fails as refused() does. */
+static lt_status explain(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, const char *key)
 {
-    return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
-           CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
+    if (d->worst != CUDNN_STATUS_SUCCESS && !lt__cudnn_is_unsupported(d->worst))
+        LT_TRY(refused(d, ctx, task, "to make a plan", false));
+    d->env->host->log(ctx, LT_LOG_DEBUG, "no cuDNN engine supports task %s%s%s", key,
+                      d->why[0] ? ": " : "", d->why);
+    return LT_OK;
 }
 
 /* Fills p for its task. p->plan stays NULL if no engine supports it. This is not written to the
  * plan file, because what is missing on this machine may be installed later. */
 static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 {
-    char key[LT_CHOICE_BYTES], why[256] = "";
-    d->status = CUDNN_STATUS_SUCCESS;
+    char key[LT_CHOICE_BYTES];
+    d->status = d->worst = CUDNN_STATUS_SUCCESS;
+    d->why[0] = 0;
     read_file(d, ctx);
     key_text(d, &p->task, key);
-    lt__cudnn_graph(d, p);
-    const char *known = d->file ? lt__plan_file_find(d->file, key) : NULL;
+    if (p->refusals == 0)
+        lt__cudnn_graph(d, p);
+    p->n_graph = p->made.n;
+    const char *known = d->file && p->refusals == 0 ? lt__plan_file_find(d->file, key) : NULL;
     if (known && lt__cudnn_restore(d, p, known))
         return LT_OK;
     lt__cudnn_choose(d, p);
-    if (d->status != CUDNN_STATUS_SUCCESS && !is_refusal(d->status))
-        return failed(d, d->status, "to make a plan");
-    if (d->status != CUDNN_STATUS_SUCCESS)
-        d->t.cudnnGetLastErrorString(why, sizeof why);
+    lt__cudnn_forgive(d);
     if (!p->plan)
-        d->env->host->log(ctx, LT_LOG_DEBUG, "no cuDNN engine supports task %s%s%s", key,
-                          why[0] ? ": " : "", why);
-    if (d->file && p->plan && p->choice[0] && !lt__plan_file_put(d->file, key, p->choice))
+        return explain(d, ctx, &p->task, key);
+    if (d->file && p->choice[0] && !lt__plan_file_put(d->file, key, p->choice))
         return d->env->host->fail(LT_ENOMEM, "out of memory for cuDNN plans");
     return LT_OK;
+}
+
+/* Replaces a plan that cuDNN refuses to run by the next one, if there is one. */
+static lt_status replace(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
+{
+    drop_pack(d, p);
+    lt__desc_truncate(d, &p->made, p->n_graph);
+    p->plan = NULL;
+    p->bytes = 0;
+    snprintf(p->choice, sizeof p->choice, "none");
+    return ++p->refusals < MAX_REFUSALS ? complete(d, ctx, p) : LT_OK;
 }
 
 /* Sets *found to the plan of a task, which is made if needed. Borrowed until the next call. */
@@ -191,20 +232,36 @@ static void pack(lt_cudnn *d, lt_cudnn_plan *p, void *const operand[OPERANDS], v
     p->workspace = workspace;
 }
 
+/* Whether the status shows that a run has enqueued no kernel. After other failures a part of the
+ * result may be written, which is harmless unless the task adds to the result. */
+static bool has_run_nothing(cudnnStatus_t status)
+{
+    const int category = CUDNN_STATUS_CATEGORY(status);
+    return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM ||
+           (category < CUDNN_STATUS_BAD_PARAM && status != CUDNN_STATUS_RUNTIME_IN_PROGRESS &&
+            status != CUDNN_STATUS_RUNTIME_FP_OVERFLOW);
+}
+
 lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
-                        void *const operand[LT_CUDNN_OPERANDS], void *workspace)
+                        void *const operand[LT_CUDNN_OPERANDS], void *workspace, size_t bytes)
 {
     lt_cudnn_plan *p;
     if (!is_asked(task))
         return LT_EUNSUPPORTED;
     LT_TRY(plan_for(d, ctx, task, &p));
-    if (!p->plan || !d->handle)
-        return LT_EUNSUPPORTED;
-    d->status = CUDNN_STATUS_SUCCESS;
-    pack(d, p, operand, p->bytes > 0 ? workspace : NULL);
-    if (d->status == CUDNN_STATUS_SUCCESS)
-        d->status = d->t.cudnnBackendExecute(d->handle, p->plan, p->pack);
-    return d->status == CUDNN_STATUS_SUCCESS ? LT_OK : failed(d, d->status, "to run a plan");
+    while (p->plan && d->handle && (size_t)p->bytes <= bytes) {
+        d->status = d->worst = CUDNN_STATUS_SUCCESS;
+        pack(d, p, operand, p->bytes > 0 ? workspace : NULL);
+        if (d->status == CUDNN_STATUS_SUCCESS)
+            d->status = d->t.cudnnBackendExecute(d->handle, p->plan, p->pack);
+        if (d->status == CUDNN_STATUS_SUCCESS)
+            return LT_OK;
+        lt__cudnn_forgive(d);
+        bool added = task->add && !has_run_nothing(d->worst);
+        LT_TRY(refused(d, ctx, task, "to run a plan", added));
+        LT_TRY(replace(d, ctx, p));
+    }
+    return LT_EUNSUPPORTED;
 }
 
 /* ==== Creation and release ==================================================================== */

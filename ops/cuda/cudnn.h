@@ -3,11 +3,12 @@
  * these files.
  *
  * Tensors are dense: images (n, h, w, c), weights (out, kh, kw, in/groups), in f32, f16 or bf16.
- * Sums are in f32. LT_EUNSUPPORTED is returned before anything is written; it means that cuDNN has
- * no engine for the task and that our own kernel must compute it. This applies to
+ * Sums are in f32. LT_EUNSUPPORTED means that our own kernel must compute the task. No result that
+ * is to be added to has changed then. This applies to
  *   - f64, integers, and tensors of different dtypes
  *   - empty tensors
  *   - tasks for which every engine of cuDNN fails or needs more workspace than allowed
+ *   - tasks for which cuDNN refuses to run several engines; the first refusal is a warning
  *
  * Images of 1 to 3 channels are not padded here. cuDNN's engines pad them in their workspace, which
  * is as large as the padded images (for 256 x 224x224x3: 102.8 MB in f16, with 4 channels; 205.5 MB
@@ -73,11 +74,14 @@ typedef struct lt_cudnn_task {
 } lt_cudnn_task;
 
 /* Makes a plan for the task and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
- * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Notes are logged to ctx. */
+ * LT_ENOMEM, or the failure of an earlier kernel. Plans are cached, and so is LT_EUNSUPPORTED.
+ * Notes are logged to ctx. */
 lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, size_t *workspace);
-/* Enqueues the task in the stream. operand contains device addresses, indexed by LT_CUDNN_X etc. */
+/* Enqueues the task in the stream. operand contains device addresses, indexed by LT_CUDNN_X etc.
+ * workspace has `bytes` bytes. Also LT_EENV, if cuDNN fails and may have changed a result that is
+ * added to. */
 lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
-                        void *const operand[LT_CUDNN_OPERANDS], void *workspace);
+                        void *const operand[LT_CUDNN_OPERANDS], void *workspace, size_t bytes);
 /* Returns the engine of a planned task in the format of the plan file: "62 314368 2=8 17=1" is
  * engine 62, its workspace in bytes, and its knobs; "none" if no engine supports the task; "" if
  * the engine cannot be described. NULL if the task was not planned. Borrowed until the next

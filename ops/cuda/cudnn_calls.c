@@ -85,16 +85,24 @@ size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
     return most;
 }
 
+/* Runs a part that conv_part() has planned. */
+static lt_status run_part(lt_cudnn *d, const lt_call *c, part *p)
+{
+    if (p->workspace > c->scratch_bytes)
+        return LT_EUNSUPPORTED; /* it was for another plan */
+    return lt__cudnn_run(d, c->ctx, &p->task, p->operand, c->scratch, p->workspace);
+}
+
 lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c)
 {
     part p;
     LT_TRY(conv_part(d, c, false, 0, &p));
-    return lt__cudnn_run(d, c->ctx, &p.task, p.operand, c->scratch);
+    return run_part(d, c, &p);
 }
 
 lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i)
 {
     part p;
     LT_TRY(conv_part(d, c, true, i, &p));
-    return lt__cudnn_run(d, c->ctx, &p.task, p.operand, c->scratch);
+    return run_part(d, c, &p);
 }

@@ -51,11 +51,35 @@ static bool config_allowed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config, bool i
     return yes;
 }
 
-/* A failed proposal does not end the search, unless memory is short. */
-static void forgive(lt_cudnn *d)
+bool lt__cudnn_is_unsupported(cudnnStatus_t status)
 {
-    if (!lt__cudnn_is_memory(d->status))
-        d->status = CUDNN_STATUS_SUCCESS;
+    switch (status) { /* these are about the installation, not about the task */
+    case CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER:
+    case CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART:
+    case CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING:
+    case CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE: return false;
+    default:
+        return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
+               CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
+    }
+}
+
+/* How much a failure explains. */
+static int weight(cudnnStatus_t status)
+{
+    return status == CUDNN_STATUS_SUCCESS     ? 0
+           : lt__cudnn_is_unsupported(status) ? 1
+           : lt__cudnn_is_memory(status)      ? 3
+                                              : 2;
+}
+
+void lt__cudnn_forgive(lt_cudnn *d)
+{
+    if (weight(d->status) > weight(d->worst)) {
+        d->worst = d->status;
+        d->t.cudnnGetLastErrorString(d->why, sizeof d->why);
+    }
+    d->status = CUDNN_STATUS_SUCCESS;
 }
 
 /* Builds p->plan from the configuration. Returns false if that fails or if the workspace would
@@ -102,17 +126,21 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
     if (d->status != CUDNN_STATUS_SUCCESS || at >= LT_CHOICE_BYTES)
         p->choice[0] = 0; /* do not store it in the plan file */
     lt__desc_truncate(d, &p->made, before);
-    forgive(d);
+    lt__cudnn_forgive(d);
 }
 
-/* Tries to build proposal i. Its descriptor moves from the list of proposals to p. */
+/* Tries to build proposal i. Its descriptor moves from the list of proposals to p. If not in_order,
+ * skips those that were tried before, in order. */
 static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, int i,
                          bool in_order)
 {
     int before = p->made.n;
     lt_desc config = proposed->at[i];
-    if (!config_allowed(d, p, config, in_order))
+    if (config_allowed(d, p, config, true) != in_order ||
+        (!in_order && !config_allowed(d, p, config, false))) {
+        lt__cudnn_forgive(d);
         return false;
+    }
     proposed->at[i] = NULL;
     p->made.at[p->made.n++] = config;
     if (build(d, p, config)) {
@@ -120,12 +148,14 @@ static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, 
         return true;
     }
     lt__desc_truncate(d, &p->made, before);
-    forgive(d);
+    lt__cudnn_forgive(d);
     return false;
 }
 
-/* Builds the first proposal of a heuristic mode that is allowed and can be built. */
-static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, bool in_order)
+/* Builds the first proposal of a heuristic mode that is allowed and can be built. *seen: how many
+ * proposals there were before; counts them. */
+static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, bool in_order,
+                   int *seen)
 {
     lt_desc_list proposed = {.n = 0};
     lt_desc heuristics = lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -138,10 +168,10 @@ static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, b
         (void)lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t n = lt__desc_get(d, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                              CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &proposed.at[1]);
-    forgive(d);
-    for (int i = 1; i <= n && i < proposed.n && !lt__cudnn_is_memory(d->status); i++)
-        if (try_proposed(d, p, &proposed, i, in_order))
-            break;
+    lt__cudnn_forgive(d);
+    for (int i = 1; i <= n && i < proposed.n && !p->plan; i++)
+        if ((*seen)++ >= p->next && try_proposed(d, p, &proposed, i, in_order))
+            p->next = *seen;
     lt__desc_truncate(d, &proposed, 0);
 }
 
@@ -150,9 +180,10 @@ void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p)
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B,
                                                    CUDNN_HEUR_MODE_FALLBACK};
     const int tries = d->config.deterministic ? 3 : 6;
+    int seen = 0;
     snprintf(p->choice, sizeof p->choice, "none");
     for (int i = 0; i < tries && !p->plan && d->status == CUDNN_STATUS_SUCCESS; i++)
-        choose(d, p, modes[i % 3], i < 3);
+        choose(d, p, modes[i % 3], i < 3, &seen);
 }
 
 /* Creates the engine configuration from a text written by note_choice(). */
@@ -194,6 +225,6 @@ bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice)
         return true;
     }
     lt__desc_truncate(d, &p->made, before);
-    forgive(d);
+    lt__cudnn_forgive(d);
     return false;
 }

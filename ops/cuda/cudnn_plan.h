@@ -22,7 +22,10 @@ typedef struct lt_cudnn_plan {
     lt_cudnn_task task;
     lt_desc_list made;   /* all descriptors of the plan, including its own */
     lt_desc graph, plan; /* both in `made`; plan is NULL if no engine supports the task */
-    lt_desc pack;        /* variant pack for the addresses below, or NULL */
+    int n_graph;         /* number of descriptors of the graph, which are first in `made` */
+    int next;     /* number of the heuristics' first proposal to try; see lt__cudnn_choose() */
+    int refusals; /* number of engines that cuDNN has refused to run */
+    lt_desc pack; /* variant pack for the addresses below, or NULL */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
     int64_t bytes; /* size of the workspace */
     char choice[LT_CHOICE_BYTES];
@@ -36,8 +39,11 @@ struct lt_cudnn {
     lt_desc_list made;
     lt_desc device;       /* device properties, if the device is absent */
     cudnnStatus_t status; /* first failure of the current plan; later calls are skipped */
-    lt_plan_file *file;   /* NULL if there is none, or before it is read */
-    bool read;            /* the plan file has been read, or reading it has failed */
+    cudnnStatus_t worst;  /* failure because of which there may be no plan, and its text */
+    char why[256];
+    bool warned;        /* a refusal has been logged as a warning */
+    lt_plan_file *file; /* NULL if there is none, or before it is read */
+    bool read;          /* the plan file has been read, or reading it has failed */
     lt_plan_cache plans;
 };
 
@@ -60,16 +66,24 @@ int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name, cudnnBackendA
 
 /* ==== Making a plan =========================================================================== */
 
+/* Whether memory is short. */
 static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
 {
     return status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
            status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
 }
 
+/* Sets d->status to success, so that the search for an engine continues. Keeps the failure in
+ * d->worst if it explains more than the one there. */
+void lt__cudnn_forgive(lt_cudnn *d);
+/* Whether the status means that cuDNN, as it is installed, does not support a task. */
+bool lt__cudnn_is_unsupported(cudnnStatus_t status);
 /* Builds p->graph for p->task. */
 void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
 /* Builds p->plan with the first engine that the configuration allows, that can be built, and whose
- * workspace is within the limit. Sets p->choice. p->plan stays NULL if there is no such engine. */
+ * workspace is within the limit. Sets p->choice. p->plan stays NULL if there is no such engine. The
+ * heuristics' proposals count from 0 over all modes; those before p->next are skipped. Sets p->next
+ * to the one after the engine. */
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
 /* Builds p->plan from the choice of an earlier run, and sets p->choice. Returns false if the plan
  * cannot be built. */

@@ -297,12 +297,6 @@ static cudaError_t begin(lt_cuda *cuda)
     return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
 }
 
-static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
-                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
-{
-    return lt__cuda_sum_rows(enter(device), to, to_dtype, from, from_dtype, rows, cols, add);
-}
-
 static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *config, int index)
 {
     lt_cuda *cuda = (lt_cuda *)calloc(1, sizeof *cuda);
@@ -311,8 +305,8 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     pthread_mutex_init(&cuda->lock, NULL);
     cuda->host = host;
     cuda->index = index;
-    cuda->env = lt_cuda_env{host,         &cuda->device, NULL,    index, config->deterministic,
-                            config->tf32, cuda->model,   sum_rows};
+    cuda->env = lt_cuda_env{host,         &cuda->device, NULL, index, config->deterministic,
+                            config->tf32, cuda->model,   0};
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);
     lt_device *device = &cuda->device;
     device->name = cuda->name;

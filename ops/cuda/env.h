@@ -16,10 +16,7 @@ typedef struct lt_cuda_env { /* borrowed by its users for their whole lifetime *
     bool deterministic, tf32; /* as in lt_config */
     /* "NVIDIA H200, sm_90, 132 SMs, driver 13000"; a plan file is only valid for the same text */
     const char *model;
-    /* to (cols) = the sum over the rows of from (rows, cols), written or added. Enqueued in the
-     * stream. */
-    lt_status (*sum_rows)(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
-                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add);
+    size_t memory; /* bytes of the device; 0: unknown */
 } lt_cuda_env;
 
 /* For scratch with several parts: each part is aligned to LT_CUDA_ALIGN bytes. */

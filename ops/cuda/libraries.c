@@ -205,7 +205,7 @@ int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
 {
     static const lt_library library = {.soname = CUDNN_SONAME,
                                        .packages = "cudnn",
-                                       .what = "cuDNN 9.8 or later for CUDA 13",
+                                       .what = "cuDNN 9.8 or later for CUDA " LT_CUDA_MAJOR,
                                        .names = cudnn_names,
                                        .n = CUDNN_NAMES,
                                        .will_do = cudnn_will_do};

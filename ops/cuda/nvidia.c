@@ -201,9 +201,10 @@ lt_status lt__nvidia_linear_fwd(lt_nvidia *n, lt_call *c)
     WITH_CUBLAS(lt__cublas_linear_fwd(d, c), LT_EUNSUPPORTED);
 }
 
-lt_status lt__nvidia_linear_bwd(lt_nvidia *n, lt_call *c)
+lt_status lt__nvidia_linear_grad(lt_nvidia *n, lt_call *c, int i, bool *summed)
 {
-    WITH_CUBLAS(lt__cublas_linear_bwd(d, c), LT_EUNSUPPORTED);
+    (void)i, (void)summed;
+    WITH_CUBLAS(lt__cublas_linear_grad(d, c, i, summed), LT_EUNSUPPORTED);
 }
 
 size_t lt__nvidia_matmul_scratch(lt_nvidia *n, const lt_call *c, bool backward)
@@ -217,7 +218,8 @@ lt_status lt__nvidia_matmul_fwd(lt_nvidia *n, lt_call *c)
     WITH_CUBLAS(lt__cublas_matmul_fwd(d, c), LT_EUNSUPPORTED);
 }
 
-lt_status lt__nvidia_matmul_bwd(lt_nvidia *n, lt_call *c)
+lt_status lt__nvidia_matmul_grad(lt_nvidia *n, lt_call *c, int i)
 {
-    WITH_CUBLAS(lt__cublas_matmul_bwd(d, c), LT_EUNSUPPORTED);
+    (void)i;
+    WITH_CUBLAS(lt__cublas_matmul_grad(d, c, i), LT_EUNSUPPORTED);
 }

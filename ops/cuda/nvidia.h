@@ -6,7 +6,8 @@
  * handle loads kernel code and takes device memory. Every library is optional. If cuDNN or cuBLASLt
  * is missing or too old, or fails to initialize, or if its headers were missing at build time, our
  * own kernels run instead, without tensor cores, and the first call that would have used the
- * library logs one warning. Without NCCL, ranks sum their gradients on the host.
+ * library logs one warning. Without NCCL, ranks sum their gradients on the host. A library may also
+ * refuse single calls: see cublas.h and cudnn.h.
  */
 #ifndef LT_OPS_CUDA_NVIDIA_H
 #define LT_OPS_CUDA_NVIDIA_H
@@ -44,11 +45,11 @@ bool lt__nvidia_conv2d_computes(lt_nvidia *n, const lt_call *c, int i);
 
 size_t lt__nvidia_linear_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_linear_fwd(lt_nvidia *n, lt_call *c);
-lt_status lt__nvidia_linear_bwd(lt_nvidia *n, lt_call *c);
+lt_status lt__nvidia_linear_grad(lt_nvidia *n, lt_call *c, int i, bool *summed);
 
 size_t lt__nvidia_matmul_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_matmul_fwd(lt_nvidia *n, lt_call *c);
-lt_status lt__nvidia_matmul_bwd(lt_nvidia *n, lt_call *c);
+lt_status lt__nvidia_matmul_grad(lt_nvidia *n, lt_call *c, int i);
 
 #ifdef __cplusplus
 }

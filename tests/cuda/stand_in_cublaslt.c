@@ -46,8 +46,17 @@ typedef struct algorithm {
 _Static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t),
                "an algorithm must fit into NVIDIA's type");
 
+/* Returns from the calling function if the test has this call refused. */
+#define BEGIN()                                                                                    \
+    do {                                                                                           \
+        const cublasStatus_t begin_ = (cublasStatus_t)stand_in_call(&stand_in_state, false);       \
+        if (begin_ != CUBLAS_STATUS_SUCCESS)                                                       \
+            return begin_;                                                                         \
+    } while (0)
+
 static cublasStatus_t make(void **made, size_t bytes)
 {
+    BEGIN();
     stand_in_state.live++;
     *made = calloc(1, bytes);
     return *made ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
@@ -57,12 +66,13 @@ static cublasStatus_t end(const void *made)
 {
     stand_in_state.live--;
     free((void *)made);
-    return CUBLAS_STATUS_SUCCESS;
+    return (cublasStatus_t)stand_in_call(&stand_in_state, false);
 }
 
 /* *to = value, if the given size is that of *to. */
 static cublasStatus_t set(void *to, size_t bytes, const void *value, size_t given)
 {
+    BEGIN();
     if (given != bytes || !value)
         return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, value, bytes);
@@ -76,7 +86,9 @@ size_t cublasLtGetVersion(void)
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
-    return status == CUBLAS_STATUS_EXECUTION_FAILED ? "execution failed" : "not supported";
+    static char text[32];
+    snprintf(text, sizeof text, "status %d", (int)status);
+    return text;
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make((void **)handle, 1); }
@@ -90,6 +102,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComput
     if (scale != CUDA_R_32F)
         return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = make((void **)desc, sizeof(product));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
     product *p = (product *)*desc;
     *p = (product){.compute = compute, .epilogue = CUBLASLT_EPILOGUE_DEFAULT, .side_type = -1};
     return status;
@@ -119,6 +133,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
     if (rows == 0 || cols == 0 || ld < (int64_t)rows)
         return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = make((void **)layout, sizeof(matrix));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
     *(matrix *)*layout =
         (matrix){.type = type, .rows = (int64_t)rows, .cols = (int64_t)cols, .ld = ld, .batch = 1};
     return status;
@@ -141,6 +157,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *made)
 {
     cublasStatus_t status = make((void **)made, sizeof(preferences));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
     *(preferences *)*made =
         (preferences){.align = {256, 256, 256, 256}, .schemes = CUBLASLT_REDUCTION_SCHEME_MASK};
     return status;
@@ -203,6 +221,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const matrix *of[] = {(matrix *)a, (matrix *)b, (matrix *)c, (matrix *)d};
     const preferences *w = (const preferences *)preference;
     int64_t m, n, k;
+    BEGIN();
     *n_results = 0;
     stand_in_state.queries[0]++;
     if (!handle || capacity < 1 || !sizes(p, of, &m, &n, &k) || !types_fit(p, of))
@@ -302,13 +321,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
             return CUBLAS_STATUS_INVALID_VALUE;
     if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !p->side)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (stand_in_state.fail_run) {
-        cublasStatus_t status = (cublasStatus_t)stand_in_state.fail_run;
-        stand_in_state.fail_run = 0;
-        return status;
-    }
+    cublasStatus_t status = (cublasStatus_t)stand_in_call(&stand_in_state, true);
+    if (stand_in_state.fail_run)
+        status = (cublasStatus_t)stand_in_state.fail_run;
+    stand_in_state.fail_run = 0;
     if (how.workspace > 0)
         memset(workspace, 0xff, how.workspace);
+    if (status == CUBLAS_STATUS_EXECUTION_FAILED || status == CUBLAS_STATUS_INTERNAL_ERROR ||
+        status == CUBLAS_STATUS_MAPPING_ERROR) /* a part of the result is written */
+        set_element(d, of[D]->type, 0, 777);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
     multiply(p, of, a, b, alpha, beta, d);
     stand_in_state.run++;
     return CUBLAS_STATUS_SUCCESS;

@@ -150,11 +150,20 @@ const descriptor *linked(const descriptor *d, int name)
     return value ? *value : NULL;
 }
 
+/* Returns from the calling function if the test has this call refused. */
+#define BEGIN()                                                                                    \
+    do {                                                                                           \
+        const cudnnStatus_t begin_ = (cudnnStatus_t)stand_in_call(&stand_in_state, false);         \
+        if (begin_ != CUDNN_STATUS_SUCCESS)                                                        \
+            return refuse(begin_, "failure set by the test");                                      \
+    } while (0)
+
 /* ==== Descriptors ============================================================================= */
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                            cudnnBackendDescriptor_t *made)
 {
+    BEGIN();
     descriptor *d = calloc(1, sizeof *d);
     if (!d)
         return CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
@@ -176,7 +185,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t desc)
     }
     free(d);
     stand_in_state.live--;
-    return CUDNN_STATUS_SUCCESS;
+    return (cudnnStatus_t)stand_in_call(&stand_in_state, false);
 }
 
 /* Stores an attribute that cudnnBackendSetAttribute() has checked. */
@@ -199,6 +208,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t desc,
 {
     descriptor *d = desc;
     const struct rule *r = rules;
+    BEGIN();
     while (r < rules + RULES && !(r->of == d->type && r->name == (int)name))
         r++;
     if (r == rules + RULES)
@@ -299,6 +309,7 @@ static cudnnStatus_t end(descriptor *d)
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t desc)
 {
     descriptor *d = desc;
+    BEGIN();
     if (d->final)
         return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor of type %d is finalized twice",
                       d->type);
@@ -357,6 +368,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const desc,
     descriptor **made = to;
     const stand_in_engine *engine = engine_of(d->number);
     (void)type;
+    BEGIN();
     if (!d->final)
         return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
                       "a descriptor of type %d is not finalized", d->type);
@@ -414,6 +426,7 @@ void cudnnGetLastErrorString(char *message, size_t bytes)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
 {
+    BEGIN();
     *handle = calloc(1, sizeof **handle);
     stand_in_state.live++;
     return *handle ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
@@ -423,11 +436,12 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
 {
     free(handle);
     stand_in_state.live--;
-    return CUDNN_STATUS_SUCCESS;
+    return (cudnnStatus_t)stand_in_call(&stand_in_state, false);
 }
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 {
+    BEGIN();
     handle->stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -450,11 +464,14 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
         return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no workspace");
     if (bytes > 0)
         memset(workspace, 0xff, bytes);
-    if (stand_in_state.fail_run) {
-        cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_run;
-        stand_in_state.fail_run = 0;
+    cudnnStatus_t status = (cudnnStatus_t)stand_in_call(&stand_in_state, true);
+    if (stand_in_state.fail_run)
+        status = (cudnnStatus_t)stand_in_state.fail_run;
+    stand_in_state.fail_run = 0;
+    if (CUDNN_STATUS_CATEGORY(status) >= CUDNN_STATUS_INTERNAL_ERROR)
+        run_graph(config->graph, with); /* the result is written, and the call fails after that */
+    if (status != CUDNN_STATUS_SUCCESS)
         return refuse(status, "failure set by the test");
-    }
     stand_in_state.run++;
     return run_graph(config->graph, with);
 }

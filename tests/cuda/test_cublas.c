@@ -17,26 +17,14 @@ static stand_in *library;
 static lt_cuda_env env;
 static lt_ctx *ctx;
 static lt_cublas *blas;
-static int summed; /* calls of sum_rows() */
+static int with_dw;      /* gradients of b that were computed with those of w */
+static char notes[2048]; /* what was logged as a warning */
 
-static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
-                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
+static void note(void *ud, lt_log_level level, const char *line)
 {
-    (void)device;
-    summed++;
-    for (int64_t j = 0; j < cols; j++) {
-        double sum = 0, value;
-        char *at = (char *)to + j * (int64_t)lt_dtype_bytes(to_dtype);
-        if (add)
-            lt_convert(&sum, LT_F64, at, to_dtype, 1);
-        for (int64_t i = 0; i < rows; i++) {
-            int64_t offset = (i * cols + j) * (int64_t)lt_dtype_bytes(from_dtype);
-            lt_convert(&value, LT_F64, (const char *)from + offset, from_dtype, 1);
-            sum += value;
-        }
-        lt_convert(at, to_dtype, &sum, LT_F64, 1);
-    }
-    return LT_OK;
+    (void)ud;
+    if (level == LT_LOG_WARN && strlen(notes) + strlen(line) < sizeof notes)
+        strcat(notes, line);
 }
 
 static void begin(const lt_cublas_config *config)
@@ -46,9 +34,10 @@ static void begin(const lt_cublas_config *config)
     library = open_stand_in(LT_CUBLASLT_SONAME);
     library->engines[0][0].workspace = 100;
     ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
-    env = (lt_cuda_env){
-        .host = &test_host, .device = ctx->devices[0], .stream = test_stream, .sum_rows = sum_rows};
-    summed = 0;
+    lt_set_log(ctx, note, NULL);
+    notes[0] = 0;
+    env = (lt_cuda_env){.host = &test_host, .device = ctx->devices[0], .stream = test_stream};
+    with_dw = 0;
     if (lt__cublaslt_open(&table, text, sizeof text) != 0 ||
         !(blas = lt__cublas_new(&table, &env, config, text, sizeof text)))
         FAIL("%s", text);
@@ -138,9 +127,29 @@ static lt_status run_call(problem *p, run_fn run, scratch_fn scratch, bool backw
         FAIL("out of memory");
     if (bytes > 0)
         memset(c.scratch, 0xff, bytes);
+    c.scratch_bytes = bytes;
     lt_status status = run(blas, &c);
     free(c.scratch);
     return status;
+}
+
+/* Computes the gradients of x and w, and maybe that of b. */
+static lt_status linear_bwd(lt_cublas *d, lt_call *c)
+{
+    bool summed = false;
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i])
+            LT_TRY(lt__cublas_linear_grad(d, c, i, &summed));
+    with_dw += summed;
+    return LT_OK;
+}
+
+static lt_status matmul_bwd(lt_cublas *d, lt_call *c)
+{
+    for (int i = X; i <= Y; i++)
+        if (c->d_in[i])
+            LT_TRY(lt__cublas_matmul_grad(d, c, i));
+    return LT_OK;
 }
 
 static void check(problem *p, bool linear)
@@ -155,11 +164,14 @@ static void check(problem *p, bool linear)
     CHECK_OK(p->def->op->bwd(&c));
     CHECK_OK(run_call(p, linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd,
                       linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, false));
-    CHECK_OK(run_call(p, linear ? lt__cublas_linear_bwd : lt__cublas_matmul_bwd,
+    const int before = with_dw;
+    CHECK_OK(run_call(p, linear ? linear_bwd : matmul_bwd,
                       linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, true));
     compare("y", p->out[0], exact.out[0], NULL, (lt_dtype)p->out[0]->dtype, 1);
     for (int i = 0; i < INPUTS; i++) {
-        if (p->d_in[i]) /* in f32, up to 16 products are added one after the other */
+        if (p->d_in[i] &&
+            (i != B ||
+             with_dw > before)) /* in f32, up to 16 products are added one after the other */
             compare(names[i], p->d_in[i], exact.d_in[i], old[i], (lt_dtype)p->d_in[i]->dtype,
                     p->d_in[i]->dtype == LT_F32 && !linear ? 17 : 1);
         lt_release(old[i]);
@@ -192,7 +204,8 @@ static void walk_linear(lt_dtype dtype, lt_dtype grad_dtype)
         check(&p, true);
         free_problem(&p);
     }
-    CHECK(summed > 0 && summed < CASES / 2); /* cuBLASLt computes most db with dw */
+    /* db is computed with dw unless it is added to, which is so in half of the cases */
+    CHECK(grad_dtype != dtype ? with_dw == 0 : with_dw > CASES / 10);
     end();
 }
 
@@ -202,7 +215,7 @@ TEST(linear_bf16) { walk_linear(LT_BF16, LT_BF16); }
 TEST(linear_f16_with_f32_gradients) { walk_linear(LT_F16, LT_F32); }
 TEST(linear_bf16_with_f32_gradients) { walk_linear(LT_BF16, LT_F32); }
 
-/* If the library cannot compute db in the epilogue of dw, sum_rows() does. */
+/* If the library cannot compute db in the epilogue of dw, dw is computed without. */
 TEST(linear_without_the_bias_gradient_epilogue)
 {
     uint64_t seed = 51;
@@ -213,7 +226,7 @@ TEST(linear_without_the_bias_gradient_epilogue)
         check(&p, true);
         free_problem(&p);
     }
-    CHECK(summed > CASES / 16);
+    CHECK_EQ(with_dw, 0);
     end();
 }
 
@@ -241,10 +254,9 @@ TEST(a_misaligned_bias)
     CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
              LT_EUNSUPPORTED);
     CHECK_EQ(library->run, 0);
-    summed = 0;
-    CHECK_OK(run_call(&p, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_OK(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true));
     CHECK_EQ(library->run, 1);
-    CHECK_EQ(summed, 1);
+    CHECK_EQ(with_dw, 0);
     free_problem(&p);
     lt_release(b);
     lt_release(db);
@@ -311,7 +323,7 @@ TEST(a_batch_is_one_product)
         CHECK_OK(run_call(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
         CHECK_EQ(library->run, 1);
         if (i != 1) { /* the gradient of a broadcast x is a sum of products */
-            CHECK_OK(run_call(&p, lt__cublas_matmul_bwd, lt__cublas_matmul_scratch, true));
+            CHECK_OK(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true));
             CHECK_EQ(library->run, 3);
         }
         free_problem(&p);
@@ -349,8 +361,7 @@ TEST(unsupported_products)
     problem p = draw_linear(LT_F32, LT_F32, &seed), exact = exact_problem(&p);
     CHECK_EQ(run_call(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
              LT_EUNSUPPORTED);
-    CHECK_EQ(run_call(&exact, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&exact, linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
     CHECK_EQ(library->queries[0], 0);
     library->engines[0][0].fails = true;
     CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
@@ -372,48 +383,167 @@ TEST(unsupported_products)
     end();
 }
 
-/* The library may reject a product in its heuristics or when it runs. */
-TEST(products_that_the_library_rejects)
+/* ==== Refusals ================================================================================ */
+
+/* All statuses but success and "out of memory". */
+static const cublasStatus_t refusals[] = {
+    CUBLAS_STATUS_NOT_INITIALIZED, CUBLAS_STATUS_INVALID_VALUE,    CUBLAS_STATUS_ARCH_MISMATCH,
+    CUBLAS_STATUS_MAPPING_ERROR,   CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_INTERNAL_ERROR,
+    CUBLAS_STATUS_NOT_SUPPORTED,   CUBLAS_STATUS_LICENSE_ERROR};
+enum { REFUSALS = sizeof refusals / sizeof *refusals };
+
+static lt_status run_forward(problem *p)
+{
+    return run_call(p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false);
+}
+
+TEST(products_without_an_algorithm)
 {
     uint64_t seed = 94;
-    const int refusals[] = {CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < REFUSALS; i++) {
         begin(&(lt_cublas_config){.tf32 = true});
         problem p = draw_linear(LT_F32, LT_F32, &seed);
-        library->fail_query = refusals[i];
-        CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-                 LT_EUNSUPPORTED);
+        library->fail_query = (int)refusals[i];
+        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED); /* the result is cached */
+        CHECK_EQ(library->queries[0], 1);
         CHECK_EQ(library->run, 0);
+        bool usual = refusals[i] == CUBLAS_STATUS_INVALID_VALUE ||
+                     refusals[i] == CUBLAS_STATUS_NOT_SUPPORTED;
+        CHECK_EQ(notes[0] != 0, !usual);
         free_problem(&p);
         end();
     }
-    begin(&(lt_cublas_config){.tf32 = true});
-    problem p = draw_linear(LT_F32, LT_F32, &seed);
-    library->engines[0][1] = (stand_in_engine){.number = 2, .workspace = 101}; /* too large */
-    library->engines[0][2] = (stand_in_engine){.number = 3, .workspace = 50};
-    for (int i = 0; i < 2; i++) {
-        library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED * (i == 0);
-        CHECK_OK(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false));
-        CHECK_EQ(library->run, 1 + i);
+}
+
+/* The next proposal runs that needs no more workspace than the first, and is used from then on. */
+TEST(an_algorithm_that_is_refused)
+{
+    uint64_t seed = 95;
+    for (int i = 0; i < REFUSALS; i++) {
+        begin(&(lt_cublas_config){.tf32 = true});
+        problem p = draw_linear(LT_F32, LT_F32, &seed);
+        library->engines[0][1] = (stand_in_engine){.number = 2, .workspace = 101}; /* too large */
+        library->engines[0][2] = (stand_in_engine){.number = 3, .workspace = 50};
+        library->fail_run = (int)refusals[i];
+        for (int k = 1; k <= 2; k++) {
+            CHECK_OK(run_forward(&p));
+            CHECK_EQ(library->run, k);
+        }
+        CHECK(strstr(notes, ": cuBLASLt 13.1.0 refuses a product of "));
+        CHECK(strstr(notes, " in f32: status "));
+        notes[0] = 0;
+        library->fail_run = (int)refusals[i]; /* the last proposal */
+        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(library->run, 2);
+        CHECK_STR(notes, ""); /* one warning is enough */
+        free_problem(&p);
+        end();
     }
-    library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED; /* the last engine fails too */
-    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
-                "cuBLASLt 13.1.0 failed: not supported");
+}
+
+/* After these, a part of the result may be written. */
+static bool may_have_run(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_MAPPING_ERROR || status == CUBLAS_STATUS_EXECUTION_FAILED ||
+           status == CUBLAS_STATUS_INTERNAL_ERROR;
+}
+
+/* Our own kernel must not add to a result that cuBLASLt may have added to. */
+TEST(a_refused_product_that_is_added)
+{
+    uint64_t seed = 96;
+    for (int i = 0; i < REFUSALS; i++) {
+        begin(&(lt_cublas_config){.tf32 = true});
+        problem p = draw_matmul(LT_F32, &seed);
+        while (!p.d_in[X]) {
+            free_problem(&p);
+            p = draw_matmul(LT_F32, &seed);
+        }
+        lt_release(p.d_in[Y]);
+        p.d_in[Y] = NULL;
+        p.add = 1;
+        library->fail_run = (int)refusals[i];
+        if (may_have_run(refusals[i]))
+            CHECK_FAILS(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EENV,
+                        "cuBLASLt 13.1.0 failed: status ");
+        else
+            CHECK_EQ(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EUNSUPPORTED);
+        free_problem(&p);
+        end();
+    }
+}
+
+/* The gradient of a broadcast x is a sum of three products, the second of which is refused. Our own
+ * kernel must not add the first one again. */
+TEST(a_product_that_is_refused_after_others_were_added)
+{
+    static const int64_t dims[2][3] = {{1, 2, 4}, {3, 4, 5}};
+    uint64_t seed = 98;
+    for (int add = 0; add < 2; add++) {
+        begin(&(lt_cublas_config){.tf32 = true});
+        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        for (int i = X; i <= Y; i++)
+            p.in[i] = random_tensor(ctx, LT_F32, 3, dims[i], &seed);
+        complete(&p, LT_F32, LT_F32, &seed);
+        for (int i = X; i <= Y; i++)
+            lt_release(p.d_in[i]);
+        p.d_in[X] = random_tensor(ctx, LT_F32, 3, dims[X], &seed);
+        p.d_in[Y] = NULL;
+        p.add = (uint64_t)add;
+        library->runs_only = true;
+        library->refuse_at = 2;
+        library->refusals = 1;
+        library->refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
+        library->calls = 0;
+        if (add)
+            CHECK_FAILS(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EENV,
+                        "cuBLASLt refuses product 2 of 3 after others were added");
+        else
+            CHECK_EQ(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EUNSUPPORTED);
+        CHECK_EQ(library->run, 1);
+        free_problem(&p);
+        end();
+    }
+}
+
+/* db is not computed then, and dw is computed without its epilogue from then on. */
+TEST(an_epilogue_that_is_refused)
+{
+    uint64_t seed = 97;
+    begin(&(lt_cublas_config){.tf32 = true});
+    problem p = draw_linear(LT_F16, LT_F16, &seed);
+    while (!p.d_in[W] || !p.d_in[B] || p.d_in[B]->dtype != LT_F16) {
+        free_problem(&p);
+        p = draw_linear(LT_F16, LT_F16, &seed);
+    }
+    lt_release(p.d_in[X]);
+    p.d_in[X] = NULL;
+    p.add = 0;
+    library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED;
+    CHECK_EQ(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
+    CHECK_OK(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_EQ(library->run, 1);
+    CHECK_EQ(with_dw, 0);
     free_problem(&p);
     end();
 }
 
-TEST(errors_of_a_product_that_fails)
+/* Memory for a plan or a product does not come back by itself, so this is an error. */
+TEST(no_memory_for_a_product)
 {
     uint64_t seed = 92;
+    static const char text[] = "out of memory in cuBLASLt; try a smaller batch";
     begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
-    library->fail_run = CUBLAS_STATUS_EXECUTION_FAILED;
-    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
-                "cuBLASLt 13.1.0 failed: execution failed");
+    lt_call c = call_of(&p);
+    library->fail_query = CUBLAS_STATUS_ALLOC_FAILED;
+    CHECK_EQ(lt__cublas_linear_scratch(blas, &c, false), LT_SCRATCH_FAILED);
+    CHECK_MSG(text);
     library->fail_run = CUBLAS_STATUS_ALLOC_FAILED;
-    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_ENOMEM,
-                "out of memory in cuBLASLt; try a smaller batch");
+    CHECK_FAILS(run_forward(&p), LT_ENOMEM, text);
+    CHECK_OK(run_forward(&p));
     free_problem(&p);
     end();
 }

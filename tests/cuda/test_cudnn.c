@@ -117,6 +117,7 @@ static void alloc_scratch(setting *s, lt_call *c, scratch_fn scratch, bool backw
 {
     size_t bytes = scratch(s->cudnn, c, backward);
     c->scratch = NULL;
+    c->scratch_bytes = bytes;
     if (bytes > 0 && posix_memalign(&c->scratch, 64, bytes) != 0)
         FAIL("out of memory");
     if (bytes > 0)

@@ -4,6 +4,7 @@
 #include "tests/lt_test.h"
 
 #ifdef LT_WITH_CUDNN
+#include "ops/cuda/cudnn_plan.h"
 #include "tests/cuda/cuda_test.h"
 
 enum { A, BE, FALLBACK }; /* modes of heuristics */
@@ -13,10 +14,12 @@ static lt_cudnn_table table;
 static lt_cuda_env env;
 static lt_ctx *ctx;
 static char notes[4096]; /* what was logged */
+static bool warned;      /* one of them was a warning */
 
 static void note(void *ud, lt_log_level level, const char *line)
 {
-    (void)ud, (void)level;
+    (void)ud;
+    warned = warned || level == LT_LOG_WARN;
     if (strlen(notes) + strlen(line) + 2 < sizeof notes)
         strcat(strcat(notes, line), "\n");
 }
@@ -31,6 +34,7 @@ static void begin(void)
     ctx = lt_open(&(lt_config){.reference = true});
     lt_set_log(ctx, note, NULL);
     notes[0] = 0;
+    warned = false;
     env = (lt_cuda_env){
         .host = &test_host, .device = ctx->devices[0], .stream = test_stream, .model = "model A"};
 }
@@ -178,7 +182,7 @@ static void check_unsupported(lt_cudnn_task task)
     CHECK_EQ(lt__cudnn_plan(d, ctx, &task, &bytes), LT_EUNSUPPORTED);
     CHECK_EQ(bytes, 0);
     int queries = library->queries[A];
-    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EUNSUPPORTED);
+    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL, 0), LT_EUNSUPPORTED);
     CHECK_EQ(library->queries[A], queries);
     CHECK_EQ(library->run, 0);
     lt__cudnn_free(d);
@@ -218,7 +222,7 @@ TEST(plans_for_a_device_of_another_machine_do_not_run)
     begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true, .json = "{\"deviceName\": \"far\"}"});
     CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
-    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EUNSUPPORTED);
+    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL, 0), LT_EUNSUPPORTED);
     char *json = lt__cudnn_properties(d);
     CHECK_STR(json, "{\"deviceName\": \"far\"}");
     free(json);
@@ -247,7 +251,7 @@ TEST(plans_are_built_once_and_packs_for_each_run)
     for (int i = 0; i < 4; i++) {
         operand[LT_CUDNN_Y] = y[i / 2];
         memset(y, 0xff, sizeof y);
-        CHECK_OK(lt__cudnn_run(d, ctx, &task, operand, NULL));
+        CHECK_OK(lt__cudnn_run(d, ctx, &task, operand, NULL, 0));
         CHECK_EQ(library->built, 1);
         CHECK_EQ(library->run, 1 + i);
         CHECK(y[i / 2][0] == 0 && isnan(y[1 - i / 2][0]));
@@ -263,22 +267,166 @@ TEST(plans_are_built_once_and_packs_for_each_run)
     end(d);
 }
 
-TEST(errors_of_a_run_that_fails)
+/* ==== Refusals ================================================================================ */
+
+/* A status of each category, and all about the installation. */
+static const cudnnStatus_t refusals[] = {CUDNN_STATUS_NOT_INITIALIZED,
+                                         CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH,
+                                         CUDNN_STATUS_LICENSE_ERROR,
+                                         CUDNN_STATUS_RUNTIME_IN_PROGRESS,
+                                         CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED,
+                                         CUDNN_STATUS_BAD_PARAM,
+                                         CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+                                         CUDNN_STATUS_NOT_SUPPORTED,
+                                         CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
+                                         CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART,
+                                         CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
+                                         CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE,
+                                         CUDNN_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
+                                         CUDNN_STATUS_INTERNAL_ERROR,
+                                         CUDNN_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
+                                         CUDNN_STATUS_EXECUTION_FAILED,
+                                         CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER};
+enum { REFUSALS = sizeof refusals / sizeof *refusals };
+
+static char space[100]; /* a workspace */
+
+/* Has all further calls refused. */
+static void refuse_all(cudnnStatus_t status)
 {
-    lt_cudnn_task task = sample();
+    library->calls = 0;
+    library->refuse_at = 1;
+    library->refusals = 1000;
+    library->refuse_with = (int)status;
+}
+
+/* Runs a task in f32 on the arrays above. */
+static lt_status run_task(lt_cudnn *d, int kind, int64_t add, size_t bytes)
+{
     void *operand[LT_CUDNN_OPERANDS] = {x, w, y[0]};
+    lt_cudnn_task task = sample();
     task.dtype = LT_F32;
     task.aligned = 0;
+    task.kind = kind;
+    task.add = add;
+    return lt__cudnn_run(d, ctx, &task, operand, space, bytes);
+}
+
+/* Engines 1 to 5 of two modes; each needs 10 bytes less than the one before. */
+static void set_engines(void)
+{
+    for (int i = 0; i < 5; i++)
+        library->engines[i / 3 ? BE : A][i % 3] =
+            (stand_in_engine){.number = 1 + i, .note = -1, .workspace = 100 - 10 * i};
+}
+
+TEST(the_next_engine_runs_after_a_refusal)
+{
+    for (int i = 0; i < REFUSALS; i++) {
+        begin();
+        set_engines();
+        lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
+        library->fail_run = (int)refusals[i];
+        CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 100));
+        CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 100));
+        CHECK_EQ(library->built, 2);
+        CHECK_EQ(library->run, 2);
+        CHECK(strstr(notes, "cpu: cuDNN 9."));
+        CHECK(strstr(notes, " refuses a convolution (y in f32, x 2x5x6x3, w 4x3x3x3): "
+                            "CUDNN_STATUS_REFUSED: failure set by the test; luatrain tries other "
+                            "algorithms, then its own kernel, which is slow\n"));
+        CHECK(warned);
+        warned = false;
+        library->fail_run = (int)refusals[i];
+        CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 100));
+        CHECK_EQ(library->built, 3);
+        CHECK(!warned); /* one warning is enough */
+        end(d);
+    }
+}
+
+/* Engine 4 is the first of mode B. After four refusals, engine 5 is not tried. */
+TEST(our_own_kernel_runs_after_some_refusals)
+{
+    begin();
+    set_engines();
+    lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
+    refuse_all(CUDNN_STATUS_NOT_SUPPORTED);
+    library->runs_only = true;
+    CHECK_EQ(run_task(d, LT_CUDNN_CONV, 0, 100), LT_EUNSUPPORTED);
+    library->refuse_at = 0;
+    CHECK_EQ(library->built, 4);
+    CHECK_EQ(run_task(d, LT_CUDNN_CONV, 0, 100), LT_EUNSUPPORTED);
+    CHECK_EQ(library->built, 4);
+    CHECK_EQ(library->run, 0);
+    end(d);
+}
+
+/* The workspace is for the engine that was refused. */
+TEST(the_next_engine_needs_more_workspace)
+{
+    begin();
+    library->engines[A][0].workspace = 50;
+    library->engines[A][1] = (stand_in_engine){.number = 2, .note = -1, .workspace = 51};
+    lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
+    library->fail_run = CUDNN_STATUS_NOT_SUPPORTED;
+    CHECK_EQ(run_task(d, LT_CUDNN_CONV, 0, 50), LT_EUNSUPPORTED);
+    CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 51));
+    CHECK_EQ(library->run, 1);
+    end(d);
+}
+
+/* Our own kernel must not add to a result that cuDNN may have added to. */
+TEST(a_refused_task_that_adds)
+{
+    for (int i = 0; i < REFUSALS; i++) {
+        const bool may_have_run = CUDNN_STATUS_CATEGORY(refusals[i]) >=
+                                      CUDNN_STATUS_INTERNAL_ERROR ||
+                                  refusals[i] == CUDNN_STATUS_RUNTIME_IN_PROGRESS;
+        begin();
+        lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
+        library->fail_run = (int)refusals[i];
+        if (may_have_run)
+            CHECK_FAILS(run_task(d, LT_CUDNN_CONV_WEIGHTS, 1, 100), LT_EENV,
+                        "failed to run a plan: CUDNN_STATUS_REFUSED: failure set by the test");
+        else
+            CHECK_EQ(run_task(d, LT_CUDNN_CONV_WEIGHTS, 1, 100), LT_EUNSUPPORTED);
+        end(d);
+    }
+}
+
+/* Memory does not come back by itself, so this is an error. */
+TEST(no_memory_for_a_task)
+{
+    static const char text[] = "out of memory in cuDNN; try a smaller batch";
+    const lt_cudnn_task task = sample();
+    size_t bytes;
     begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
-    library->fail_run = CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
-    CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EENV,
-                "failed to run a plan: CUDNN_STATUS_REFUSED: failure set by the test");
     library->fail_run = CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
-    CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_ENOMEM,
-                "out of memory in cuDNN; try a smaller batch");
-    CHECK_OK(lt__cudnn_run(d, ctx, &task, operand, NULL));
+    CHECK_FAILS(run_task(d, LT_CUDNN_CONV, 0, 100), LT_ENOMEM, text);
+    CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 100));
+    refuse_all(CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED);
+    CHECK_FAILS(lt__cudnn_plan(d, ctx, &task, &bytes), LT_ENOMEM, text);
+    library->refuse_at = 0;
+    CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     end(d);
+}
+
+/* If cuDNN cannot make any plan, the reason is a warning unless it is about the task. */
+TEST(a_cudnn_that_makes_no_plans)
+{
+    for (int i = 0; i < REFUSALS; i++) {
+        const lt_cudnn_task task = sample();
+        size_t bytes;
+        begin();
+        lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
+        refuse_all(refusals[i]);
+        CHECK_EQ(lt__cudnn_plan(d, ctx, &task, &bytes), LT_EUNSUPPORTED);
+        CHECK_EQ(warned, !lt__cudnn_is_unsupported(refusals[i]));
+        library->refuse_at = 0;
+        end(d);
+    }
 }
 
 /* ==== The plan file =========================================================================== */

@@ -124,6 +124,56 @@ TEST(own_kernels_run_what_a_library_does_not_support)
     lt_ctx_free(m.ctx);
 }
 
+/* Each refusal is of one product; the others run in the library. */
+TEST(own_kernels_run_what_a_library_refuses)
+{
+    machine m = machine_with(true);
+    libraries l = both();
+    lt_set_log(m.ctx, count_warnings, NULL);
+    warnings = 0;
+    l.blas->fail_run = CUBLAS_STATUS_ARCH_MISMATCH;
+    run(&m, "linear", "", "3x4, 5x4, 5");
+    CHECK_EQ(l.blas->run, 6);
+    l.blas->fail_run = CUBLAS_STATUS_NOT_SUPPORTED;
+    run(&m, "matmul", "", "3x4, 4x5");
+    CHECK_EQ(l.blas->run, 12);
+    CHECK_EQ(warnings, 1);
+    CHECK(contains(last_warning, "cuda:0: cuBLASLt 13.1.0 refuses a product of 5 x 4 and 4 x 3 in "
+                                 "f32: status 8; luatrain tries other algorithms, then its own "
+                                 "kernel, which is slow") ||
+          contains(last_warning, "cuda:0: cuBLASLt 13.1.0 refuses a product of 3 x 4 and 4 x 5 in "
+                                 "f32: status 8; luatrain tries other algorithms, then its own "
+                                 "kernel, which is slow"));
+    l.dnn->fail_run = CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH;
+    run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
+    CHECK_EQ(l.dnn->run, 6);
+    CHECK_EQ(warnings, 2);
+    lt_ctx_free(m.ctx);
+    CHECK_EQ(l.dnn->live + l.blas->live, 0);
+}
+
+/* Every call of a library fails after a kernel that failed. */
+TEST(a_failed_kernel_is_not_a_refusal)
+{
+    machine m = machine_with(true);
+    lt_tensor *x = values(&m, LT_F32, 2, (int64_t[]){4, 4}, 1, false);
+    mirror tx = mirror_of(&m, x, 0), ty = mirror_of(&m, lt_retain(x), 0);
+    lt_tensor *in[] = {on_device(&tx), on_device(&tx)}, *out[] = {on_device(&ty)};
+    lt_call product = {
+        .ctx = m.ctx, .op = lt_op_find(m.ctx, "matmul")->op, .n_in = 2, .in = in, .out = out};
+    lt_set_log(m.ctx, count_warnings, NULL);
+    warnings = 0;
+    m.fault("an illegal memory access was encountered");
+    CHECK_FAILS(m.cuda.op[LT_OP_matmul].fwd(&product), LT_EENV,
+                "an illegal memory access was encountered");
+    CHECK_EQ(warnings, 0);
+    m.reset();
+    must(m.cuda.op[LT_OP_matmul].fwd(&product));
+    mirror_free(&m, &tx);
+    mirror_free(&m, &ty);
+    lt_ctx_free(m.ctx);
+}
+
 /* How often cuDNN runs if its only engine has this numerical note. */
 static int runs_of(int note, const lt_accelerator_config *config)
 {
