@@ -326,7 +326,7 @@ lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
     d->config = *config;
     d->plans.key_bytes = sizeof(lt_cudnn_task);
     if (d->config.workspace == 0)
-        d->config.workspace = LT_CUDNN_WORKSPACE;
+        d->config.workspace = lt__cudnn_workspace(env->memory);
     begin(d);
     if (d->status == CUDNN_STATUS_SUCCESS)
         return d;

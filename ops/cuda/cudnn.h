@@ -29,7 +29,7 @@ typedef struct lt_cudnn_config {
      * fixed order. Otherwise, engines of the last kind are used only if there is no other */
     bool deterministic;
     bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
-    size_t workspace; /* maximum bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
+    size_t workspace; /* maximum bytes of workspace per plan; 0 means lt__cudnn_workspace() */
     /* path of the plan file, or NULL. Read when the first plan is requested, replaced by
      * lt__cudnn_free(). Borrowed until then */
     const char *plans;
@@ -38,8 +38,14 @@ typedef struct lt_cudnn_config {
     const char *json;
 } lt_cudnn_config;
 
-/* the best engines need at most 210 MB for our networks */
-#define LT_CUDNN_WORKSPACE ((size_t)512 << 20)
+/* The maximum bytes of workspace on a device with this memory: a fiftieth, but at least 512 MiB and
+ * at most 1.5 GiB. For our networks, the best engines need at most 212 MB in f16. In f32 without
+ * TF32, the fast ones transpose images in the workspace. */
+static inline size_t lt__cudnn_workspace(size_t memory)
+{
+    const size_t least = (size_t)512 << 20, most = (size_t)1536 << 20, share = memory / 50;
+    return share < least ? least : share > most ? most : share;
+}
 
 /* A cuDNN handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cudnn lt_cudnn;

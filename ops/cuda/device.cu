@@ -323,7 +323,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
 }
 
 /* Opens NVIDIA's libraries and completes their environment. Returns false if out of memory. */
-static bool make_env(lt_cuda *cuda, const char *name)
+static bool make_env(lt_cuda *cuda, const char *name, size_t memory)
 {
     int major = 0, minor = 0, processors = 0, driver = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index);
@@ -333,6 +333,7 @@ static bool make_env(lt_cuda *cuda, const char *name)
     snprintf(cuda->model, sizeof cuda->model, "%.64s, sm_%d%d, %d SMs, driver %d", name, major,
              minor, processors, driver);
     cuda->env.stream = cuda->stream;
+    cuda->env.memory = memory;
     cuda->nvidia = lt__nvidia_new(&cuda->env);
     return cuda->nvidia != NULL;
 }
@@ -343,10 +344,13 @@ static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
     char version[72];
     int runtime = 0;
     const char *name = "CUDA device";
-    if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
+    size_t memory = 0;
+    if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess) {
         name = prop.name;
+        memory = prop.totalGlobalMem;
+    }
     (void)cudaRuntimeGetVersion(&runtime);
-    if (!make_env(cuda, name))
+    if (!make_env(cuda, name, memory))
         return false;
     snprintf(accelerator->name, sizeof accelerator->name, "%.48s (%s, CUDA %d.%d)", name,
              lt__nvidia_version(cuda->nvidia, version), major_of(runtime), minor_of(runtime));

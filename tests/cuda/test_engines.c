@@ -109,15 +109,26 @@ TEST(the_workspace_limit)
 {
     lt_cudnn_config config = {.tf32 = true};
     begin();
-    library->engines[A][0].workspace = LT_CUDNN_WORKSPACE + 1;
+    library->engines[A][0].workspace = ((int64_t)512 << 20) + 1;
     library->engines[A][1] = (stand_in_engine){.number = 2, .note = -1, .workspace = 1001};
     library->engines[A][2] = (stand_in_engine){.number = 3, .note = -1, .workspace = 1000};
     CHECK_EQ(engine_for(&config, sample()), 2);
+    env.memory = (size_t)30 << 30;
+    CHECK_EQ(engine_for(&config, sample()), 1);
     config.workspace = 1000;
     CHECK_EQ(engine_for(&config, sample()), 3);
     config.workspace = 999;
     CHECK_EQ(engine_for(&config, sample()), 0);
     end(NULL);
+}
+
+TEST(the_workspace_limit_depends_on_the_memory)
+{
+    const size_t mib = (size_t)1 << 20;
+    CHECK_EQ(lt__cudnn_workspace(0), 512 * mib); /* unknown */
+    CHECK_EQ(lt__cudnn_workspace(16000 * mib), 512 * mib);
+    CHECK_EQ(lt__cudnn_workspace(40000 * mib), 800 * mib);
+    CHECK_EQ(lt__cudnn_workspace(80000 * mib), 1536 * mib);
 }
 
 /* The engine chosen if engine 1 has this note and engine 2, of the fallback, has none. */

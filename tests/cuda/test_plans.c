@@ -1,6 +1,6 @@
 /* test_plans.c - checks that cuDNN has a plan for every convolution of the training scripts,
- * forward and backward. No device is needed: *.json have the properties of devices, and no plan
- * runs.
+ * forward and backward, and which engines it uses. No device is needed: *.json have the properties
+ * of devices, and no plan runs.
  *
  * graphs.txt lists the distinct convolutions and pools of the nets, recorded in a forward pass.
  * Plans are built for batches of 64 and 256. Those that cuDNN compiles take a second each, so the
@@ -16,6 +16,7 @@
 #include "tests/cuda/cuda_test.h"
 
 #define GRAPHS "tests/cuda/graphs.txt"
+#define ENGINES "tests/cuda/engines.txt"
 
 /* AddressSanitizer must not report the leaks of NVIDIA's libraries. test_engines.c finds ours. */
 LT_API const char *__asan_default_options(void);
@@ -186,6 +187,8 @@ typedef struct crew { /* threads that build plans, each with its own cuDNN handl
     lt_cudnn_config config;
     atomic_int next;
     bool has[MAX_TASKS];
+    int engine[MAX_TASKS];        /* -1: none */
+    int64_t workspace[MAX_TASKS]; /* bytes */
 } crew;
 
 static void silent(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
@@ -206,6 +209,8 @@ static void *work(void *ud)
         size_t bytes;
         lt_status status = lt__cudnn_plan(d, NULL, &w->tasks->at[i], &bytes);
         w->has[i] = status == LT_OK;
+        w->engine[i] = status == LT_OK ? atoi(lt__cudnn_choice(d, &w->tasks->at[i])) : -1;
+        w->workspace[i] = (int64_t)bytes;
         if (status != LT_OK && status != LT_EUNSUPPORTED)
             FAIL("%s", lt_errmsg());
     }
@@ -216,13 +221,39 @@ static void *work(void *ud)
 /* Opens cuDNN, with the stand-in for the CUDA driver. */
 static void open_cudnn(lt_cudnn_table *table)
 {
-    char text[512], path[PATH_MAX];
+    char text[1536], path[PATH_MAX];
     lt_cublaslt_table blas;
     if (!dlopen(beside("driver/libcuda.so.1", path), RTLD_NOW | RTLD_GLOBAL))
         FAIL("%s", dlerror());
     if (lt__cublaslt_open(&blas, text, sizeof text) != 0 ||
         lt__cudnn_open_library(table, text, sizeof text) != 0)
         SKIP("%s", text);
+    const char *required = getenv("LT_TEST_REQUIRES");
+    if (required && strncmp(text, required, strlen(required)) != 0)
+        FAIL("%s", text);
+}
+
+static crew plans; /* of the last call of make_plans() */
+
+/* Builds plans for all tasks, with the properties of a device. */
+static void make_plans(const char *device, const list *tasks, const lt_cudnn_config *config)
+{
+    static char json[4096];
+    char path[64];
+    pthread_t thread[THREADS];
+    snprintf(path, sizeof path, "tests/cuda/%s.json", device);
+    read_text(path, json, sizeof json);
+    plans = (crew){.tasks = tasks, .env = {.host = &host, .model = device}, .config = *config};
+    plans.config.json = json;
+    const char *memory = strstr(json, "\"totalGlobalMem\": ");
+    plans.env.memory = memory ? (size_t)strtoull(strchr(memory, ':') + 1, NULL, 10) : 0;
+    CHECK(plans.env.memory > 0);
+    open_cudnn(&plans.table);
+    for (int i = 0; i < THREADS; i++)
+        if (pthread_create(&thread[i], NULL, work, &plans) != 0)
+            FAIL("cannot create a thread");
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
 }
 
 /* Builds plans for all tasks. Returns how many tasks differ from what is expected: a plan, or none
@@ -230,29 +261,16 @@ static void open_cudnn(lt_cudnn_table *table)
 static int plan_all(const char *device, const list *tasks, bool strict,
                     bool (*lacks_plan)(const char *device, const lt_cudnn_task *task))
 {
-    static crew w;
-    static char json[4096];
-    char path[64], line[LINE];
-    pthread_t thread[THREADS];
+    char line[LINE];
     int wrong = 0;
-    w = (crew){.tasks = tasks,
-               .env = {.host = &host, .model = device},
-               .config = {.deterministic = strict, .tf32 = !strict, .json = json}};
-    snprintf(path, sizeof path, "tests/cuda/%s.json", device);
-    read_text(path, json, sizeof json);
-    open_cudnn(&w.table);
-    for (int i = 0; i < THREADS; i++)
-        if (pthread_create(&thread[i], NULL, work, &w) != 0)
-            FAIL("cannot create a thread");
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(thread[i], NULL);
+    make_plans(device, tasks, &(lt_cudnn_config){.deterministic = strict, .tf32 = !strict});
     for (int i = 0; i < tasks->n; i++) {
         const lt_cudnn_task *j = &tasks->at[i];
         const bool none = lacks_plan(device, j);
-        if (w.has[i] == !none || (none && j->kind == LT_CUDNN_CONV_WEIGHTS))
+        if (plans.has[i] == !none || (none && j->kind == LT_CUDNN_CONV_WEIGHTS))
             continue;
         printf("%s%s: %s plan for %lld images, %s, %s%s\n", device, strict ? ", strict" : "",
-               w.has[i] ? "a" : "no", (long long)j->n, lt_dtype_name((lt_dtype)j->dtype),
+               plans.has[i] ? "a" : "no", (long long)j->n, lt_dtype_name((lt_dtype)j->dtype),
                line_of(j, line), j->add ? ", added" : "");
         wrong++;
     }
@@ -338,6 +356,104 @@ TEST(an_h200_has_a_deterministic_plan_for_each_task)
     CHECK_EQ(plan_all("h200", &tasks, true, lacks_plan), 0);
 }
 
+/* ==== Engines ================================================================================= */
+
+/* The dense convolutions of the nets with 256 images in one dtype, each with its gradients. */
+static void collect_dense(list *l, lt_dtype dtype)
+{
+    static list graphs;
+    read_graphs(&graphs);
+    l->n = 0;
+    for (int i = 0; i < graphs.n; i++) {
+        lt_cudnn_task task = graphs.at[i];
+        task.dtype = dtype;
+        task.n = 256;
+        if (task.kind == LT_CUDNN_CONV && is_dense(&task))
+            append_all(l, task, false);
+    }
+}
+
+/* Writes the engines of the last plans for collect_dense() in the form of engines.txt. */
+static void write_engines(char *text, size_t bytes)
+{
+    const list *tasks = plans.tasks;
+    char line[LINE], cells[64];
+    int at = snprintf(text, bytes, "cuDNN %zu\n", plans.table.cudnnGetVersion()), k = 0;
+    for (int i = 0; i < tasks->n; i++) {
+        if (tasks->at[i].kind == LT_CUDNN_CONV)
+            k = 0;
+        k += snprintf(cells + k, sizeof cells - (size_t)k, "%2d/%-6.1f ", plans.engine[i],
+                      (double)plans.workspace[i] / (1 << 20));
+        if (tasks->at[i].kind == LT_CUDNN_CONV && tasks->at[i].in == 3)
+            k += snprintf(cells + k, sizeof cells - (size_t)k, "%-10s", " -");
+        if (tasks->at[i].kind != LT_CUDNN_CONV_WEIGHTS)
+            continue;
+        lt_cudnn_task task = tasks->at[i];
+        task.kind = LT_CUDNN_CONV;
+        line_of(&task, line);
+        at += snprintf(text + at, bytes - (size_t)at, "%-30s%.*s\n", cells,
+                       (int)(strstr(line, " dilation") - line), line);
+    }
+}
+
+/* Another version of cuDNN may choose other engines. */
+TEST(engines_txt_has_the_engines_of_an_h200_in_f32)
+{
+    static list tasks;
+    static char listed[16384], now[16384];
+    collect_dense(&tasks, LT_F32);
+    make_plans("h200", &tasks, &(lt_cudnn_config){.tf32 = false});
+    write_engines(now, sizeof now);
+    read_text(ENGINES, listed, sizeof listed);
+    const char *start = strstr(listed, "\ncuDNN ") + 1;
+    if (strncmp(start, now, strcspn(now, "\n") + 1) != 0)
+        SKIP(ENGINES " is for another version than %.*s", (int)strcspn(now, "\n"), now);
+    if (strcmp(start, now) != 0) {
+        printf("%s", now);
+        FAIL(ENGINES " should have these lines");
+    }
+}
+
+/* cuDNN's fast engines in f32 transpose images in the workspace. Those of VGG with 64 or 128
+ * channels are too large for the limit on an H200, like two others; generic engines run these
+ * tasks. */
+TEST(the_workspace_is_enough_for_copies_of_the_images)
+{
+    static list tasks;
+    static crew limited;
+    char line[LINE];
+    int other = 0;
+    collect_dense(&tasks, LT_F32);
+    make_plans("h200", &tasks, &(lt_cudnn_config){.tf32 = false});
+    limited = plans;
+    make_plans("h200", &tasks, &(lt_cudnn_config){.tf32 = false, .workspace = SIZE_MAX / 2});
+    for (int i = 0; i < tasks.n; i++) {
+        const lt_cudnn_task *j = &tasks.at[i];
+        const int64_t elements =
+            j->n * (j->size[0] * j->size[1] * j->in + j->out_size[0] * j->out_size[1] * j->out);
+        if (limited.engine[i] == plans.engine[i])
+            continue;
+        other++;
+        if (4 * elements < (int64_t)1500 << 20)
+            FAIL("engine %d instead of %d runs %s", limited.engine[i], plans.engine[i],
+                 line_of(j, line));
+    }
+    CHECK(other <= 8);
+}
+
+TEST(engines_need_little_workspace_in_f16)
+{
+    static list tasks;
+    char line[LINE];
+    collect_dense(&tasks, LT_F16);
+    make_plans("h200", &tasks, &(lt_cudnn_config){.tf32 = false});
+    for (int i = 0; i < tasks.n; i++)
+        if (!plans.has[i] || plans.workspace[i] > 256 * 1000 * 1000)
+            FAIL("%lld bytes for %s", (long long)plans.workspace[i], line_of(&tasks.at[i], line));
+}
+
+/* ==== The plan file =========================================================================== */
+
 /* Replaces the only value in the plan file. */
 static void replace_value(const char *path, const char *value)
 {
@@ -346,10 +462,10 @@ static void replace_value(const char *path, const char *value)
     stamp = strchr(text, '\n') + 1;
     key = strchr(stamp, '\n') + 1;
     *strchr(key, '\t') = key[-1] = 0;
-    lt_plan_file *plans = lt__plan_file_read(path, stamp, note, sizeof note);
-    CHECK(plans && lt__plan_file_find(plans, key) && lt__plan_file_put(plans, key, value));
-    CHECK(lt__plan_file_write(plans, note, sizeof note));
-    lt__plan_file_free(plans);
+    lt_plan_file *read = lt__plan_file_read(path, stamp, note, sizeof note);
+    CHECK(read && lt__plan_file_find(read, key) && lt__plan_file_put(read, key, value));
+    CHECK(lt__plan_file_write(read, note, sizeof note));
+    lt__plan_file_free(read);
 }
 
 /* The engine chosen for the first convolution of a ResNet in f32, with the plan file `path` or
@@ -395,6 +511,31 @@ TEST(the_plan_file_overrides_the_heuristics)
     choose_engine(path, true, again);
     CHECK_STR(again, exact);
     unlink(path);
+}
+
+/* ==== Other versions of cuDNN ================================================================= */
+
+/* Runs tests again with the cuDNNs in the folders of $LUATRAIN_TEST_CUDNN, each in a process of its
+ * own. */
+TEST(other_versions_of_cudnn)
+{
+    static const char tests[] = "every_device_has_a_plan_for_each_task "
+                                "an_h200_has_a_deterministic_plan_for_each_task "
+                                "the_workspace_is_enough_for_copies_of_the_images "
+                                "engines_need_little_workspace_in_f16 "
+                                "the_plan_file_overrides_the_heuristics";
+    char program[PATH_MAX] = "", command[3 * PATH_MAX];
+    const char *folders = getenv("LUATRAIN_TEST_CUDNN");
+    if (!folders || !*folders)
+        SKIP("LUATRAIN_TEST_CUDNN names no folders with other versions of cuDNN");
+    CHECK(readlink("/proc/self/exe", program, sizeof program - 1) > 0);
+    for (size_t length; *folders; folders += length, folders += *folders == ':') {
+        length = strcspn(folders, ":");
+        snprintf(command, sizeof command, "LUATRAIN_CUDA_LIBS=%.*s LT_TEST_REQUIRES=%.*s %s %s",
+                 (int)length, folders, (int)length, folders, program, tests);
+        if (system(command) != 0)
+            FAIL("with the cuDNN in %.*s", (int)length, folders);
+    }
 }
 #else
 TEST(plans) { SKIP("cuDNN's headers are not installed"); }

@@ -140,7 +140,7 @@ static int cases(void)
 }
 
 static stand_in *open_dnn(void) { return open_stand_in("libcudnn.so.9"); }
-static stand_in *open_blas(void) { return open_stand_in("libcublasLt.so.13"); }
+static stand_in *open_blas(void) { return open_stand_in(LT_CUBLASLT_SONAME); }
 
 TEST(refusals_of_cudnn)
 {

@@ -161,6 +161,7 @@ struct cudaUUID_t {
 struct cudaDeviceProp {
     char name[256];
     cudaUUID_t uuid;
+    size_t totalGlobalMem;
 };
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
