@@ -448,9 +448,11 @@ static lt_status run_under_mpi(settings *s)
 static lt_status check_parallel(const settings *s)
 {
     bool in_half = s->reducer.wire == LT_F16 || s->reducer.wire == LT_BF16;
+    bool by_nccl = s->reducer.sum_backend == LT_SUM_BACKEND_NCCL;
     const char *name = s->config.deterministic                      ? "--deterministic"
                        : s->reducer.vranks > 0                      ? "--vranks"
                        : in_half && s->parallel == ASYNCHRONOUS     ? "--wire"
+                       : by_nccl && s->parallel == ASYNCHRONOUS     ? "--sums nccl"
                        : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
                                                                     : NULL;
     const char *mode = getenv("LUATRAIN_PARALLEL");
