@@ -2,7 +2,7 @@
 std = "lua54"
 max_line_length = 100
 include_files = {"**/*.lua"}
-exclude_files = {".deps", "build*", "lua/annotations"}
+exclude_files = {".deps", "build*"}
 ignore = {
   "431", -- a local may have the name of an upvalue
   "512", -- a loop may return in its first round

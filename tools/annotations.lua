@@ -1,7 +1,5 @@
--- annotations.lua - prints lua/annotations/luatrain.lua, which describes the library to editors
--- with lua-language-server. Run it in the root of the repository:
---
---   build/luatrain tools/annotations.lua > lua/annotations/luatrain.lua
+-- annotations.lua - prints annotations/luatrain.lua of a build folder, which describes the library to
+-- editors with lua-language-server. The build runs it in the root of the repository.
 --
 -- Names, options, defaults and comments are read from the library: the signatures of ops, the specs
 -- of options (see check.lua), the names of parameters, and the comment above each function.
