@@ -53,37 +53,21 @@ types.classes = {
 types.values = {version = "string", top1 = "@metric", top5 = "@metric", precisions = "string[]"}
 
 -- Functions: "parameter: type; parameter?: type -> result; result -- description". A table of the
--- library stands for all its functions that are not listed. Only functions written in C need a
--- description; for others, it is the comment in the source.
+-- library stands for all its functions that are not listed. The default description is the comment
+-- in the source. Functions written in C declare their signatures in lua/bind.
 types.signatures = {
   ["lt.nn"] = "given: @ -> Module",
   ["lt.models"] = "options: @ -> Module",
   ["lt.optim"] = "what: Parameters; options: @ -> Optim",
   ["lt.schedule"] = "given: @ -> Schedule",
 
-  ["lt.tensor"] = "value: number|table; options?: TensorOptions -> Tensor "
-                  .. "-- From nested lists of numbers.",
-  ["lt.zeros"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Every element is 0.",
-  ["lt.ones"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Every element is 1.",
-  ["lt.full"] = "shape: integer[]; value: number; options?: TensorOptions -> Tensor "
-                .. "-- Every element is value.",
-  ["lt.rand"] = "shape: integer[]; options?: TensorOptions -> Tensor -- Uniform from 0 to 1.",
-  ["lt.randn"] = "shape: integer[]; options?: TensorOptions -> Tensor "
-                 .. "-- Normal with mean 0 and deviation 1.",
-  ["lt.arange"] = "first: number; stop?: number|TensorOptions; step?: number|TensorOptions; "
-                  .. "options?: TensorOptions -> Tensor "
-                  .. "-- arange(n) counts from 0 to n - 1; stop is excluded.",
   ["lt.args"] = "defaults: table -> table<string, any>",
   ["lt.barrier"] = "",
-  ["lt.autocast"] = "precision: Precision; fn: function; ...: any -> any ...",
   ["lt.fit"] = "given: @ -> Report",
   ["lt.grad_check"] = "f: fun(...: Tensor): Tensor; inputs: Tensor[]; options: @ -> boolean",
-  ["lt.help"] = "name: string -> string",
   ["lt.load"] = "path: string -> table<string, Tensor>; table<string, string>",
-  ["lt.memory"] = "-> table -- The bytes of tensors: {live, peak, cached, device = {...}}.",
   ["lt.micro_batches"] = "k: integer; x: Tensor; y: Tensor -> fun(): Tensor, Tensor, number",
   ["lt.mixup"] = "x: Tensor; y: Tensor; alpha: number -> Tensor; Tensor; number",
-  ["lt.no_grad"] = "fn: function; ...: any -> any ...",
   ["lt.on_root"] = "fn: function; ...: any -> any ...",
   ["lt.rank"] = "-> integer; integer",
   ["lt.run"] = "given: @ -> Run",
@@ -92,8 +76,6 @@ types.signatures = {
   ["lt.seed"] = "n?: integer -> integer -- Returns the seed. If n is given, first sets the seed to "
                 .. "n and restarts all random numbers; --seed and LUATRAIN_SEED have precedence "
                 .. "over n. The initial values of a net are drawn at its first use.",
-  ["lt.step"] = "fn: function; ...: any -> any ...",
-  ["lt.steps"] = "-> integer -- The number of optimizer steps that were taken.",
   ["lt.summary"] = "net: Module; shape: integer[] -> string",
   ["lt.summary.attach"] = "script: string",
 
@@ -116,24 +98,6 @@ types.signatures = {
   ["lt.nn.parameter"] = "shape: integer[]; init: @ -> Tensor",
   ["lt.nn.sequential"] = "layers: table -> Module",
   ["lt.schedule.lr_for_batch"] = "given: @ -> number",
-
-  ["Tensor:backward"] = "gradient?: Tensor -- Computes the gradients of the leaves and adds them "
-                        .. "to leaf.grad.",
-  ["Tensor:copy"] = "source: Tensor -> Tensor -- Overwrites the elements; returns the tensor.",
-  ["Tensor:count"] = "-> integer -- The number of elements.",
-  ["Tensor:detach"] = "-> Tensor -- A view that is not on the tape.",
-  ["Tensor:dim"] = "axis: integer -> integer -- The length of an axis; -1 is the last.",
-  ["Tensor:fill"] = "value: number -> Tensor -- Sets every element; returns the tensor.",
-  ["Tensor:get"] = "...: integer -> number -- The element at these indices, from 1.",
-  ["Tensor:item"] = "-> number -- The value of a tensor of one element.",
-  ["Tensor:keep"] = "-> Tensor -- Keeps the tensor beyond the step that made it.",
-  ["Tensor:on_grad"] = "hook: fun(gradient: Tensor) "
-                       .. "-- Calls hook when backward has computed the gradient of a leaf.",
-  ["Tensor:requires_grad"] = "on?: boolean -> Tensor -- Makes it a leaf that collects a gradient.",
-  ["Tensor:set"] = "...: number -- Sets the element at the indices, from 1, to the last argument.",
-  ["Tensor:to"] = "device: string -> Tensor -- A copy on a device; a view if it is there already.",
-  ["Tensor:totable"] = "-> any -- The elements as nested lists, or one number.",
-  ["Tensor:zero_grad"] = "-- Drops the gradient.",
 
   ["Module:count"] = "-> integer",
   ["Module:eval"] = "-> Module",

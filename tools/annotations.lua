@@ -1,9 +1,9 @@
--- annotations.lua - prints annotations/luatrain.lua of a build folder, which describes the library to
--- editors with lua-language-server. The build runs it in the root of the repository.
+-- annotations.lua - prints annotations/luatrain.lua, which describes the library to editors with
+-- lua-language-server. The build runs it in the root of the repository.
 --
--- Names, options, defaults and comments are read from the library: the signatures of ops, the specs
--- of options (see check.lua), the names of parameters, and the comment above each function.
--- annotation_types.lua has the types that the library does not declare.
+-- Names, options, defaults and comments are read from the library: the signatures of ops and other
+-- C functions, the specs of options (see check.lua), the names of parameters, and the comment above
+-- each function. annotation_types.lua has the types that the library does not declare.
 
 local lt = require "luatrain"
 local sorted = require "luatrain.keys"
@@ -79,6 +79,15 @@ local function unwrap(fn)
   return (unwrap(inner)), names
 end
 
+for name, core in upvalues((unwrap(lt.save))) do
+  if name == "core" then
+    for path, text in pairs(core.signatures) do
+      local takes, rest = text:match "(%b())(.*)"
+      types.signatures[path] = takes:sub(2, -2) .. rest
+    end
+  end
+end
+
 -- The names of a function's parameters as text; nil for a C function that does not name them.
 local function parameters_of(fn, is_method)
   local inner, names = unwrap(fn)
@@ -101,15 +110,9 @@ local function lines_of(path)
   return files[path]
 end
 
--- The comment above a Lua function, or beside a C function in init.lua, as a list of lines.
-local function comment_of(fn, path)
+-- The comment above a Lua function as a list of lines.
+local function comment_of(fn)
   local list, info = {}, debug.getinfo(unwrap(fn), "S")
-  if info.what == "C" then
-    for _, text in ipairs(lines_of "lua/luatrain/init.lua") do
-      list[1] = list[1] or text:match("^  " .. path:match "[%w_]+$" .. " = [%w_.]+, +%-%- (.*)")
-    end
-    return list
-  end
   local file = info.source:match "luatrain/(models/.*)"
   local lines = lines_of(file or info.source:gsub("^.-luatrain/", "lua/luatrain/"))
   for i = info.linedefined - 1, 1, -1 do
@@ -202,7 +205,7 @@ local function say_function(path, fn)
   used[key] = true
   local own = specs[path] and path or specs[path:sub(4)] and path:sub(4) or name
   local takes, gives, note = read_signature(types.signatures[key])
-  local lines, names = note and {note} or comment_of(fn, path), {}
+  local lines, names = note and {note} or comment_of(fn), {}
   if (takes .. ";"):find "@;" then
     table.insert(lines, 1, "")
     table.insert(lines, 1, "`" .. specs[own].usage .. "`")

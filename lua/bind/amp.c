@@ -239,16 +239,12 @@ static int restore_wire_scales(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"now", now},       {"state", state}, {"load", load},
-                                   {"latest", latest}, {"last", last},   {NULL, NULL}};
-static const luaL_Reg functions[] = {{"new_loss_scale", new_loss_scale},
-                                     {"use_loss_scale", use_loss_scale},
-                                     {"loss_scale", loss_scale},
-                                     {"wire_scales", wire_scales},
-                                     {"restore_wire_scales", restore_wire_scales},
-                                     {"fault", fault},
-                                     {"arm_fault", arm_fault},
-                                     {NULL, NULL}};
+static const luaL_Reg methods[] = {LT_FN(now),    LT_FN(state), LT_FN(load),
+                                   LT_FN(latest), LT_FN(last),  {NULL, NULL}};
+
+static const luaL_Reg functions[] = {
+    LT_FN(new_loss_scale),      LT_FN(use_loss_scale), LT_FN(loss_scale), LT_FN(wire_scales),
+    LT_FN(restore_wire_scales), LT_FN(fault),          LT_FN(arm_fault),  {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)
 {

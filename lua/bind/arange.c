@@ -86,7 +86,11 @@ static int arange(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {{"arange", arange}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"lt.arange(first: number; stop?: number|TensorOptions; step?: number|TensorOptions; "
+     "options?: TensorOptions) -> Tensor -- arange(n) counts from 0 to n - 1; stop is excluded.",
+     arange},
+    {NULL, NULL}};
 
 void lt__open_arange(lua_State *L)
 {

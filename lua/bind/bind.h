@@ -92,8 +92,17 @@ void lt__set_lua(lua_State *L);
 void lt__push_lua(lua_State *L);
 /* Returns the lt_lua from the registry, for functions without upvalues; NULL before it exists. */
 lt_lua *lt__lua_of(lua_State *L);
-/* Adds functions, with the lt_lua as upvalue 1, to the table on top. */
+/* Adds functions, with the lt_lua as upvalue 1, to the table on top. The name of a public function
+ * is its signature, "Tensor:fill(value: number) -> Tensor -- What it does."; it is added as "fill".
+ * Only the signature names the parameters: the check for excess arguments and the annotations for
+ * editors are derived from it. tools/annotation_types.lua describes the types. */
 void lt__register(lua_State *L, const luaL_Reg *functions);
+#define LT_SIGNATURES "luatrain.signatures" /* registry key of the signatures by path, "lt.zeros" */
+/* Rows of luaL_Reg: LT_FN(rank) adds rank(); LT_METHOD(file, read) adds file_read() as "read". */
+/* clang-format off */
+#define LT_FN(name) {#name, name}
+#define LT_METHOD(class, name) {#name, class##_##name}
+/* clang-format on */
 /* Creates and pushes the metatable of a userdata class. Its methods get the lt_lua as upvalue 1; gc
  * becomes both __gc and __close. */
 void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction gc);

@@ -99,8 +99,9 @@ static int half(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"pass", pass}, {"rows", rows}, {"half", half}, {NULL, NULL}};
-static const luaL_Reg functions[] = {{"new_precision_check", new_precision_check}, {NULL, NULL}};
+static const luaL_Reg methods[] = {LT_FN(pass), LT_FN(rows), LT_FN(half), {NULL, NULL}};
+
+static const luaL_Reg functions[] = {LT_FN(new_precision_check), {NULL, NULL}};
 
 void lt__open_check(lua_State *L)
 {

@@ -166,10 +166,10 @@ static int source_names(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg source_methods[] = {{"count", source_count},
-                                          {"shape", source_shape},
-                                          {"digest", source_digest},
-                                          {"names", source_names},
+static const luaL_Reg source_methods[] = {LT_METHOD(source, count),
+                                          LT_METHOD(source, shape),
+                                          LT_METHOD(source, digest),
+                                          LT_METHOD(source, names),
                                           {NULL, NULL}};
 
 /* scan_labels(labels, classes): returns the highest label, or -1 if there are none. Stops at the
@@ -349,24 +349,16 @@ static int batches_stats(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg batches_methods[] = {{"next", batches_next},
-                                           {"request", batches_request},
-                                           {"stats", batches_stats},
-                                           {"close", batches_close},
+static const luaL_Reg batches_methods[] = {LT_METHOD(batches, next),
+                                           LT_METHOD(batches, request),
+                                           LT_METHOD(batches, stats),
+                                           LT_METHOD(batches, close),
                                            {NULL, NULL}};
 
-static const luaL_Reg functions[] = {{"exists", exists},
-                                     {"read_idx", read_idx},
-                                     {"read_image", read_image},
-                                     {"read_cifar10", read_cifar10},
-                                     {"source_tensors", source_tensors},
-                                     {"source_folder", source_folder},
-                                     {"source_synthetic", source_synthetic},
-                                     {"source_sized", source_sized},
-                                     {"scan_labels", scan_labels},
-                                     {"mixup_draws", mixup_draws},
-                                     {"new_batches", new_batches},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    LT_FN(exists),         LT_FN(read_idx),      LT_FN(read_image),       LT_FN(read_cifar10),
+    LT_FN(source_tensors), LT_FN(source_folder), LT_FN(source_synthetic), LT_FN(source_sized),
+    LT_FN(scan_labels),    LT_FN(mixup_draws),   LT_FN(new_batches),      {NULL, NULL}};
 
 void lt__open_data(lua_State *L)
 {

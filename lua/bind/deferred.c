@@ -40,8 +40,9 @@ static int sync(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"number", number}, {NULL, NULL}};
-static const luaL_Reg functions[] = {{"deferred", deferred}, {"sync", sync}, {NULL, NULL}};
+static const luaL_Reg methods[] = {LT_FN(number), {NULL, NULL}};
+
+static const luaL_Reg functions[] = {LT_FN(deferred), LT_FN(sync), {NULL, NULL}};
 
 void lt__open_deferred(lua_State *L)
 {

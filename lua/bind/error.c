@@ -473,14 +473,9 @@ static int exit_code(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {{"active_module", active_module},
-                                     {"fail", fail},
-                                     {"where", where},
-                                     {"exit", exit_with},
-                                     {"nearest", nearest},
-                                     {"foreign", foreign},
-                                     {"exit_code", exit_code},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(active_module), LT_FN(fail),    LT_FN(where),
+                                     {"exit", exit_with},  LT_FN(nearest), LT_FN(foreign),
+                                     LT_FN(exit_code),     {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

@@ -110,10 +110,10 @@ static int file_meta(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_shape},
-                                        {"read", file_read},     {"read_into", file_read_into},
-                                        {"verify", file_verify}, {"has_digest", file_has_digest},
-                                        {"meta", file_meta},     {NULL, NULL}};
+static const luaL_Reg file_methods[] = {LT_METHOD(file, names),  LT_METHOD(file, shape),
+                                        LT_METHOD(file, read),   LT_METHOD(file, read_into),
+                                        LT_METHOD(file, verify), LT_METHOD(file, has_digest),
+                                        LT_METHOD(file, meta),   {NULL, NULL}};
 
 /* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. In a pipeline,
  * all ranks must call it; rank 0 writes the file, and the others need no path and meta. */
@@ -154,7 +154,7 @@ static int save(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {{"open_file", open_file}, {"save", save}, {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(open_file), LT_FN(save), {NULL, NULL}};
 
 void lt__open_file(lua_State *L)
 {

@@ -29,6 +29,6 @@ static int in_c_locale(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {{"in_c_locale", in_c_locale}, {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(in_c_locale), {NULL, NULL}};
 
 void lt__open_locale(lua_State *L) { lt__register(L, functions); }

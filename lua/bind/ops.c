@@ -477,11 +477,13 @@ static int memory_of(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {{"help", help},
-                                     {"observe", observe},
-                                     {"saved", saved},
-                                     {"memory_of", memory_of},
-                                     {"calls_of_cross_entropy", calls_of_cross_entropy},
+static const luaL_Reg functions[] = {{"lt.help(name: string) -> string "
+                                      "-- lt.help \"conv2d\": the op's signature and description",
+                                      help},
+                                     LT_FN(observe),
+                                     LT_FN(saved),
+                                     LT_FN(memory_of),
+                                     LT_FN(calls_of_cross_entropy),
                                      {NULL, NULL}};
 
 /* Adds the ops to the table ops of the core and to the tensor methods, the ops that are not public

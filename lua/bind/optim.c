@@ -282,25 +282,14 @@ static int optim_set_steps(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"set_group", optim_set_group},
-                                   {"steps", optim_steps},
-                                   {"set_steps", optim_set_steps},
-                                   {"mixed", optim_mixed},
-                                   {"has_grads", optim_has_grads},
-                                   {"step", optim_step},
-                                   {"slot", optim_slot},
-                                   {"step_status", optim_step_status},
-                                   {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    LT_METHOD(optim, set_group), LT_METHOD(optim, steps),       LT_METHOD(optim, set_steps),
+    LT_METHOD(optim, mixed),     LT_METHOD(optim, has_grads),   LT_METHOD(optim, step),
+    LT_METHOD(optim, slot),      LT_METHOD(optim, step_status), {NULL, NULL}};
 
-static const luaL_Reg functions[] = {{"new_parameter", new_parameter},
-                                     {"role", role},
-                                     {"tensor_version", tensor_version},
-                                     {"set_dtype", set_dtype},
-                                     {"place", place},
-                                     {"sha256", sha256},
-                                     {"freeze", freeze},
-                                     {"new_optim", new_optim},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(new_parameter), LT_FN(role),      LT_FN(tensor_version),
+                                     LT_FN(set_dtype),     LT_FN(place),     LT_FN(sha256),
+                                     LT_FN(freeze),        LT_FN(new_optim), {NULL, NULL}};
 
 void lt__open_optim(lua_State *L)
 {

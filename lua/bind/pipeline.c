@@ -246,15 +246,9 @@ static int writes(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {{"schedules", schedules},
-                                     {"open_pipeline", open_pipeline},
-                                     {"joins_pipeline", joins_pipeline},
-                                     {"pipeline", pipeline},
-                                     {"counts", counts},
-                                     {"own_item", own_item},
-                                     {"is_remote", is_remote},
-                                     {"writes", writes},
-                                     {"pipeline_times", pipeline_times},
+static const luaL_Reg functions[] = {LT_FN(schedules), LT_FN(open_pipeline), LT_FN(joins_pipeline),
+                                     LT_FN(pipeline),  LT_FN(counts),        LT_FN(own_item),
+                                     LT_FN(is_remote), LT_FN(writes),        LT_FN(pipeline_times),
                                      {NULL, NULL}};
 
 void lt__open_pipeline(lua_State *L) { lt__register(L, functions); }

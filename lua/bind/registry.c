@@ -1,6 +1,8 @@
 /* registry.c - the lt_lua of a state in its registry, and functions and classes that get it as an
  * upvalue.
  */
+#include <string.h>
+
 #include "lua/bind/bind.h"
 
 static const char key_state; /* its address is the registry key of the lt_lua */
@@ -20,9 +22,20 @@ lt_lua *lt__lua_of(lua_State *L)
 void lt__register(lua_State *L, const luaL_Reg *functions)
 {
     for (; functions->name; functions++) {
+        const char *path = functions->name, *dot = strpbrk(path, ".:");
+        const char *name = dot ? dot + 1 : path;
+        size_t length = strcspn(path, "(");
+        if (dot) {
+            luaL_getsubtable(L, LUA_REGISTRYINDEX, LT_SIGNATURES);
+            lua_pushlstring(L, path, length);
+            lua_pushstring(L, path);
+            lua_rawset(L, -3);
+            lua_pop(L, 1);
+        }
+        lua_pushlstring(L, name, length - (size_t)(name - path));
         lt__push_lua(L);
         lua_pushcclosure(L, functions->func, 1);
-        lua_setfield(L, -2, functions->name);
+        lua_rawset(L, -3);
     }
 }
 

@@ -446,24 +446,42 @@ static int times(lua_State *L)
 }
 
 static const luaL_Reg tensor_methods[] = {
-    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach}, {"keep", keep},
-    {"backward", backward},           {"on_grad", on_grad},     {NULL, NULL}};
+    {"Tensor:requires_grad(on?: boolean) -> Tensor "
+     "-- Makes it a leaf that collects a gradient.",
+     requires_grad},
+    {"Tensor:zero_grad() -- Drops the gradient.", zero_grad},
+    {"Tensor:detach() -> Tensor -- A view that is not on the tape.", detach},
+    {"Tensor:keep() -> Tensor -- Keeps the tensor beyond the step that made it.", keep},
+    {"Tensor:backward(gradient?: Tensor) "
+     "-- Computes the gradients of the leaves and adds them to leaf.grad.",
+     backward},
+    {"Tensor:on_grad(hook: fun(gradient: Tensor)) "
+     "-- Calls hook when backward has computed the gradient of a leaf.",
+     on_grad},
+    {NULL, NULL}};
 
-static const luaL_Reg functions[] = {{"step", step},
-                                     {"no_grad", no_grad},
-                                     {"autocast", autocast},
-                                     {"amp", amp},
-                                     {"bn_stats_synchronize", bn_stats_synchronize},
-                                     {"seed", seed},
-                                     {"steps", steps},
-                                     {"random_step", random_step},
-                                     {"set_step", set_step},
-                                     {"draws", draws},
-                                     {"set_draws", set_draws},
-                                     {"set_first_row", set_first_row},
-                                     {"take_micro_batch", take_micro_batch},
-                                     {"times", times},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"lt.step(fn: function; ...: any) -> any ... "
+     "-- lt.step(fn, ...): calls fn, frees its temporaries",
+     step},
+    {"lt.no_grad(fn: function; ...: any) -> any ... "
+     "-- lt.no_grad(fn, ...): calls fn without recording the tape",
+     no_grad},
+    {"lt.autocast(precision: Precision; fn: function; ...: any) -> any ... "
+     "-- lt.autocast(\"bf16\", fn, ...): mixed precision; \"off\": none",
+     autocast},
+    {"lt.steps() -> integer -- The number of optimizer steps that were taken.", steps},
+    LT_FN(amp),
+    LT_FN(bn_stats_synchronize),
+    LT_FN(seed),
+    LT_FN(random_step),
+    LT_FN(set_step),
+    LT_FN(draws),
+    LT_FN(set_draws),
+    LT_FN(set_first_row),
+    LT_FN(take_micro_batch),
+    LT_FN(times),
+    {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

@@ -129,6 +129,8 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_deferred(L);
     lt__open_check(L);
     lt__open_locale(L);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LT_SIGNATURES);
+    lua_setfield(L, -2, "signatures");
     lt__push_number(L, NAN);
     lua_setfield(L, -2, "nan");
     lua_pushliteral(L, LT_VERSION);

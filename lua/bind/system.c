@@ -253,7 +253,7 @@ static int lock_look(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg lock_methods[] = {{"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
+static const luaL_Reg lock_methods[] = {{"close", lock_gc}, LT_METHOD(lock, look), {NULL, NULL}};
 
 /* lock(path): creates and locks a file, and returns a handle that holds the lock until it is
  * closed. If another handle in any process holds it, returns nil and the id of that process, if
@@ -381,7 +381,7 @@ static int listener_keep(lua_State *L)
 }
 
 static const luaL_Reg listener_methods[] = {
-    {"close", listener_gc}, {"keep", listener_keep}, {NULL, NULL}};
+    {"close", listener_gc}, LT_METHOD(listener, keep), {NULL, NULL}};
 
 /* listen(): returns a handle. Until it is closed, a signal requests a stop. */
 static int listen_to_signals(lua_State *L)
@@ -427,25 +427,26 @@ static int stop_reason(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {{"make_folder", make_folder},
-                                     {"new_folder", new_folder},
-                                     {"list_folder", list_folder},
-                                     {"write_file", write_file},
-                                     {"cut_file", cut_file},
-                                     {"open_plain", open_plain},
-                                     {"lock", lock},
-                                     {"clock", read_clock},
-                                     {"trace", trace},
-                                     {"terminal", terminal},
-                                     {"peak_rss", peak_rss},
-                                     {"memory", memory},
-                                     {"backend", backend},
-                                     {"device", device},
-                                     {"threads", threads},
-                                     {"listen", listen_to_signals},
-                                     {"stop_reason", stop_reason},
-                                     {"clear_stop", clear_stop},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"lt.memory() -> table -- The bytes of tensors: {live, peak, cached, device = {...}}.", memory},
+    LT_FN(make_folder),
+    LT_FN(new_folder),
+    LT_FN(list_folder),
+    LT_FN(write_file),
+    LT_FN(cut_file),
+    LT_FN(open_plain),
+    LT_FN(lock),
+    {"clock", read_clock},
+    LT_FN(trace),
+    LT_FN(terminal),
+    LT_FN(peak_rss),
+    LT_FN(backend),
+    LT_FN(device),
+    LT_FN(threads),
+    {"listen", listen_to_signals},
+    LT_FN(stop_reason),
+    LT_FN(clear_stop),
+    {NULL, NULL}};
 
 void lt__open_system(lua_State *L)
 {

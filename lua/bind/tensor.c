@@ -553,18 +553,42 @@ static int assign(lua_State *L)
 }
 
 static const luaL_Reg constructors[] = {
-    {"tensor", tensor},     {"zeros", zeros},       {"ones", ones}, {"full", full},
-    {"rand", rand_uniform}, {"randn", rand_normal}, {NULL, NULL}};
+    {"lt.tensor(value: number|table; options?: TensorOptions) -> Tensor "
+     "-- From nested lists of numbers.",
+     tensor},
+    {"lt.zeros(shape: integer[]; options?: TensorOptions) -> Tensor -- Every element is 0.", zeros},
+    {"lt.ones(shape: integer[]; options?: TensorOptions) -> Tensor -- Every element is 1.", ones},
+    {"lt.full(shape: integer[]; value: number; options?: TensorOptions) -> Tensor "
+     "-- Every element is value.",
+     full},
+    {"lt.rand(shape: integer[]; options?: TensorOptions) -> Tensor "
+     "-- Uniform from 0 to 1.",
+     rand_uniform},
+    {"lt.randn(shape: integer[]; options?: TensorOptions) -> Tensor "
+     "-- Normal with mean 0 and deviation 1.",
+     rand_normal},
+    {NULL, NULL}};
 
 static const luaL_Reg methods[] = {
-    {"get", get},   {"set", set}, {"item", item}, {"totable", totable},      {"fill", fill},
-    {"copy", copy}, {"to", to},   {"dim", dim},   {"count", count_elements}, {NULL, NULL}};
+    {"Tensor:get(...: integer) -> number -- The element at these indices, from 1.", get},
+    {"Tensor:set(...: number) "
+     "-- Sets the element at the indices, from 1, to the last argument.",
+     set},
+    {"Tensor:item() -> number -- The value of a tensor of one element.", item},
+    {"Tensor:totable() -> any -- The elements as nested lists, or one number.", totable},
+    {"Tensor:fill(value: number) -> Tensor -- Sets every element; returns the tensor.", fill},
+    {"Tensor:copy(source: Tensor) -> Tensor -- Overwrites the elements; returns the tensor.", copy},
+    {"Tensor:to(device: string) -> Tensor "
+     "-- A copy on a device; a view if it is there already.",
+     to},
+    {"Tensor:dim(axis: integer) -> integer -- The length of an axis; -1 is the last.", dim},
+    {"Tensor:count() -> integer -- The number of elements.", count_elements},
+    {NULL, NULL}};
 
 static const luaL_Reg metamethods[] = {
     {"__len", length}, {"__eq", same}, {"__newindex", assign}, {NULL, NULL}};
 
-static const luaL_Reg helpers[] = {
-    {"describe", describe}, {"is_tensor", is_tensor}, {"own_get", own_get}, {NULL, NULL}};
+static const luaL_Reg helpers[] = {LT_FN(describe), LT_FN(is_tensor), LT_FN(own_get), {NULL, NULL}};
 
 /* Adds constructors, helpers, tensor_methods and tensor_meta to the core table. */
 void lt__open_tensor(lua_State *L, lt_lua *s)

@@ -234,6 +234,6 @@ static int op_times(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {{"time_ops", time_ops}, {"op_times", op_times}, {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(time_ops), LT_FN(op_times), {NULL, NULL}};
 
 void lt__open_times(lua_State *L) { lt__register(L, functions); }

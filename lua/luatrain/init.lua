@@ -30,7 +30,7 @@ local lt = {
   models = require "luatrain.api.models",
   check = require "luatrain.check",   -- lt.check "net{; classes=10}": checks options
   data = require "luatrain.api.data",
-  args = require "luatrain.api.args",
+  args = arity.of(require "luatrain.api.args", "lt.args", {"defaults"}),
   run = require "luatrain.train.run",
   fit = require "luatrain.train.fit".fit,
   micro_batches = require "luatrain.train.fit".micro_batches,
@@ -43,34 +43,24 @@ local lt = {
   barrier = require "luatrain.train.ranks".barrier,
   grad_check = require "luatrain.api.grad_check",
   version = core.version,
-  help = core.help,              -- lt.help "conv2d": the op's signature and description
-  step = core.step,              -- lt.step(fn, ...): calls fn, frees its temporaries
-  no_grad = core.no_grad,        -- lt.no_grad(fn, ...): calls fn without recording the tape
-  autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): mixed precision; "off": none
   amp = require "luatrain.api.amp",
-  steps = core.steps,
-  memory = core.memory,
+  -- C functions, whose signatures are in lua/bind
+  help = core.help, step = core.step, no_grad = core.no_grad, autocast = core.autocast,
+  steps = core.steps, memory = core.memory,
 }
 for name, op in pairs(core.ops) do lt[name] = op end
 for name, constructor in pairs(core.constructors) do lt[name] = constructor end
 
--- C functions do not name their parameters, so the names for the arity check are listed here.
--- Ops, x:get and x:set check their own arguments.
-local made = {"shape", "options"}
-for name, names in pairs{
-  rank = {}, steps = {}, memory = {}, help = {"name"}, seed = {"n"}, tensor = {"value", "options"},
-  zeros = made, ones = made, rand = made, randn = made, full = {"shape", "value", "options"},
-  arange = {"first", "stop", "step", "options"}, args = {"defaults"},
-} do
-  lt[name] = arity.of(lt[name], "lt." .. name, names)
-end
-for name, names in pairs{
-  backward = {"gradient"}, copy = {"source"}, count = {}, detach = {}, dim = {"axis"},
-  fill = {"value"}, item = {}, keep = {}, on_grad = {"hook"}, requires_grad = {"on"},
-  to = {"device"}, totable = {}, zero_grad = {},
-} do
-  local methods = core.tensor_methods
-  methods[name] = arity.of_method(methods[name], "x:" .. name, names)
+-- Checks the arity of C functions, whose signatures name their parameters. Ops and functions with
+-- varargs, such as x:get, check their own arguments.
+for path, signature in pairs(core.signatures) do
+  local class, name = path:match "^(%w+)[.:](.*)$"
+  local functions, of, who, names = lt, arity.of, path, {}
+  if class == "Tensor" then
+    functions, of, who = core.tensor_methods, arity.of_method, "x:" .. name
+  end
+  for param in signature:match "%b()":gmatch "([%w_.]+)%??: [^;]+" do names[#names + 1] = param end
+  if names[#names] ~= "..." then functions[name] = of(functions[name], who, names) end
 end
 
 core.tensor_meta.__tostring = require "luatrain.api.show"
