@@ -5,6 +5,7 @@
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the registry key of the loss scale in use */
@@ -197,8 +198,7 @@ static int wire_scales(lua_State *L)
         lua_pushinteger(L, s->wire_scales.exponent[i]);
         lua_rawset(L, -3);
     }
-    lua_pushinteger(L, s->wire_scales.resends);
-    lua_setfield(L, -2, "resends");
+    lt__set_integer(L, "resends", s->wire_scales.resends);
     return 1;
 }
 
@@ -248,14 +248,12 @@ static const luaL_Reg functions[] = {
 
 void lt__open_amp(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lua_newtable(L);
     for (int i = 0; policies[i]; i++) {
         lua_pushstring(L, policies[i]);
         lua_rawseti(L, -2, i + 1);
     }
-    lua_setfield(L, core, "policies");
+    lua_setfield(L, -2, "policies");
     lt__new_class(L, class, methods, loss_scale_gc);
-    lua_settop(L, core);
 }

@@ -23,13 +23,8 @@ static int check_int(lua_State *L, int index)
 static lt_async_config read_config(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int n = (int)luaL_len(L, 3);
-    lt_tensor **buffers = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *buffers, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 3, i + 1);
-        buffers[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a buffer");
-        lua_pop(L, 1);
-    }
+    int n;
+    lt_tensor **buffers = lt__check_tensors(L, s, 3, "async", "a buffer", &n);
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_getfield(L, 2, "rule");
     lt_async_config config = {.rule = luaL_checkstring(L, -1),
@@ -62,13 +57,8 @@ static int simulate(lua_State *L)
 {
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    int n = (int)luaL_len(L, 4);
-    double *times = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *times, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 4, i + 1);
-        times[i] = luaL_checknumber(L, -1);
-        lua_pop(L, 1);
-    }
+    int n;
+    double *times = lt__check_numbers(L, 4, &n);
     config.workers = (int)lt__integer_field(L, 2, "workers", 1);
     config.sigma = lt__number_field(L, 2, "sigma", 0);
     config.times = times;

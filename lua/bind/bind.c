@@ -125,6 +125,43 @@ const char *lt__text(lua_State *L, int index)
     }
 }
 
+bool lt__number_fits(lua_State *L, int index, lt_dtype dtype)
+{
+    return lua_isinteger(L, index) ? lt__dtype_can_represent_integer(dtype, lua_tointeger(L, index))
+                                   : lt__dtype_can_represent(dtype, lua_tonumber(L, index));
+}
+
+lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x)
+{
+    return lua_isinteger(L, index) ? lt_fill_integer(x, lua_tointeger(L, index))
+                                   : lt_fill(x, lua_tonumber(L, index));
+}
+
+double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
+{
+    if (lua_type(L, index) != LUA_TNUMBER)
+        lt__refuse(L, s, "%s: %s must be a number, but is %s", who, what, lt__text(L, index));
+    return lua_tonumber(L, index);
+}
+
+void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype)
+{
+    lt__check_number(L, s, index, who, "the value");
+    if (!lt__number_fits(L, index, dtype))
+        lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, index),
+                   lt_dtype_name(dtype));
+}
+
+void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element)
+{
+    lua_Integer whole = lua_tointeger(L, index);
+    double value = lua_tonumber(L, index);
+    if (lua_isinteger(L, index))
+        lt_convert(element, dtype, &whole, LT_I64, 1);
+    else
+        lt_convert(element, dtype, &value, LT_F64, 1);
+}
+
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
 {
     if (lua_type(L, index) != LUA_TSTRING)
@@ -134,15 +171,49 @@ const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
     return lua_tostring(L, index);
 }
 
-int lt__check_named(lua_State *L, lt_lua *s, const char *who)
+/* Pushes an array for the list at index. *n: its length. */
+static void *push_array(lua_State *L, int index, size_t bytes, int *n)
 {
-    int n = (int)luaL_len(L, 1);
-    for (int i = 1; i <= n; i++) {
-        lua_rawgeti(L, 1, i);
-        lua_rawgeti(L, 2, i);
+    *n = (int)luaL_len(L, index);
+    return lua_newuserdatauv(L, (size_t)*n * bytes, 0);
+}
+
+double *lt__check_numbers(lua_State *L, int index, int *n)
+{
+    double *numbers = push_array(L, index, sizeof *numbers, n);
+    for (int i = 0; i < *n; i++) {
+        lua_rawgeti(L, index, i + 1);
+        numbers[i] = luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    return numbers;
+}
+
+lt_tensor **lt__check_tensors(lua_State *L, lt_lua *s, int index, const char *who, const char *what,
+                              int *n)
+{
+    lt_tensor **tensors = push_array(L, index, sizeof *tensors, n);
+    for (int i = 0; i < *n; i++) {
+        lua_rawgeti(L, index, i + 1);
+        tensors[i] = lt__check_tensor(L, s, lua_gettop(L), who, what);
+        lua_pop(L, 1);
+    }
+    return tensors;
+}
+
+int lt__check_named(lua_State *L, lt_lua *s, const char *who, const char ***names,
+                    lt_tensor ***tensors)
+{
+    int n;
+    *names = push_array(L, 1, sizeof **names, &n);
+    *tensors = push_array(L, 1, sizeof **tensors, &n);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        lua_rawgeti(L, 2, i + 1);
         if (lua_type(L, -2) != LUA_TSTRING)
             lt__refuse(L, s, "%s: a name must be a string, but is %s", who, lt__text(L, -2));
-        lt__check_tensor(L, s, lua_gettop(L), who, lua_tostring(L, -2));
+        (*names)[i] = lua_tostring(L, -2);
+        (*tensors)[i] = lt__check_tensor(L, s, lua_gettop(L), who, (*names)[i]);
         lua_pop(L, 2);
     }
     return n;

@@ -103,7 +103,7 @@ void lt__register(lua_State *L, const luaL_Reg *functions);
 #define LT_FN(name) {#name, name}
 #define LT_METHOD(class, name) {#name, class##_##name}
 /* clang-format on */
-/* Creates and pushes the metatable of a userdata class. Its methods get the lt_lua as upvalue 1; gc
+/* Creates the metatable of a userdata class. Its methods, or NULL, get the lt_lua as upvalue 1; gc
  * becomes both __gc and __close. */
 void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction gc);
 
@@ -207,9 +207,15 @@ void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
 /* Returns the path at index, borrowed from the Lua string. Raises if it is not a string or contains
  * a zero byte. */
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
-/* Checks that argument 1 is a list of names, and argument 2 a list with a tensor for each. Returns
- * their number. */
-int lt__check_named(lua_State *L, lt_lua *s, const char *who);
+/* Read the list at index into an array, userdata on top of the stack. *n: its length. The tensors
+ * are borrowed from the list. Raise for an item of another type. */
+double *lt__check_numbers(lua_State *L, int index, int *n);
+lt_tensor **lt__check_tensors(lua_State *L, lt_lua *s, int index, const char *who, const char *what,
+                              int *n);
+/* Reads argument 1, a list of names, and argument 2, a list with a tensor for each, into arrays,
+ * userdata on top of the stack. Returns their length. */
+int lt__check_named(lua_State *L, lt_lua *s, const char *who, const char ***names,
+                    lt_tensor ***tensors);
 
 /* ==== Handles: userdata that store one pointer ================================================ */
 
@@ -221,6 +227,15 @@ void lt__fill_handle(lua_State *L, void **handle, void *object);
  * of this class or was closed. */
 void *lt__check_handle(lua_State *L, const char *class);
 extern const char lt__optim_class[]; /* of handles to an lt_optim */
+/* Defines the finalizer of a class of handles. free_object(object) must accept NULL. */
+#define LT_FINALIZER(name, free_object)                                                            \
+    static int name(lua_State *L)                                                                  \
+    {                                                                                              \
+        void **handle = lua_touserdata(L, 1);                                                      \
+        free_object(*handle);                                                                      \
+        *handle = NULL;                                                                            \
+        return 0;                                                                                  \
+    }
 
 /* ==== Loading Lua code ======================================================================== */
 

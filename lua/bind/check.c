@@ -27,13 +27,7 @@ noreturn void lt__end_dry_run(lua_State *L, lt_lua *s)
     __builtin_unreachable();
 }
 
-static int precision_check_gc(lua_State *L)
-{
-    void **handle = lua_touserdata(L, 1);
-    lt_precision_check_free(*handle);
-    *handle = NULL;
-    return 0;
-}
+LT_FINALIZER(precision_check_gc, lt_precision_check_free)
 
 /* new_precision_check() */
 static int new_precision_check(lua_State *L)
@@ -105,8 +99,6 @@ static const luaL_Reg functions[] = {LT_FN(new_precision_check), {NULL, NULL}};
 
 void lt__open_check(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lt__new_class(L, class, methods, precision_check_gc);
-    lua_settop(L, core);
 }

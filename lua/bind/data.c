@@ -72,13 +72,7 @@ static int read_cifar10(lua_State *L)
 
 /* ==== Sources ================================================================================= */
 
-static int source_gc(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_source_release(*h);
-    *h = NULL;
-    return 0;
-}
+LT_FINALIZER(source_gc, lt_source_release)
 
 /* source_tensors(images, labels): returns a source of images in memory. */
 static int source_tensors(lua_State *L)
@@ -210,13 +204,7 @@ static int mixup_draws(lua_State *L)
 
 /* ==== Batches ================================================================================= */
 
-static int batches_gc(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_batches_free(*h);
-    *h = NULL;
-    return 0;
-}
+LT_FINALIZER(batches_gc, lt_batches_free)
 
 /* Returns the pass over the data in argument 1 of a method; NULL if it was closed. Raises if the
  * argument is anything else. */
@@ -338,14 +326,10 @@ static int batches_stats(lua_State *L)
 {
     lt_batch_stats stats = lt_batches_stats(check_open(L, "stats"));
     lua_createtable(L, 0, 4);
-    lua_pushnumber(L, stats.wait_s);
-    lua_setfield(L, -2, "wait_s");
-    lua_pushnumber(L, stats.work_s);
-    lua_setfield(L, -2, "work_s");
-    lua_pushinteger(L, stats.images);
-    lua_setfield(L, -2, "images");
-    lua_pushinteger(L, stats.workers);
-    lua_setfield(L, -2, "workers");
+    lt__set_number(L, "wait_s", stats.wait_s);
+    lt__set_number(L, "work_s", stats.work_s);
+    lt__set_integer(L, "images", stats.images);
+    lt__set_integer(L, "workers", stats.workers);
     return 1;
 }
 
@@ -362,9 +346,7 @@ static const luaL_Reg functions[] = {
 
 void lt__open_data(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lt__new_class(L, source_class, source_methods, source_gc);
     lt__new_class(L, batches_class, batches_methods, batches_gc);
-    lua_settop(L, core);
 }

@@ -4,13 +4,7 @@
 
 static const char class[] = "luatrain.Deferred";
 
-static int deferred_gc(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_deferred_free(*h);
-    *h = NULL;
-    return 0;
-}
+LT_FINALIZER(deferred_gc, lt_deferred_free)
 
 /* deferred(tensor): starts to copy the tensor's only element to the host, with its current value.
  * Returns a deferred scalar. */
@@ -46,8 +40,6 @@ static const luaL_Reg functions[] = {LT_FN(deferred), LT_FN(sync), {NULL, NULL}}
 
 void lt__open_deferred(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lt__new_class(L, class, methods, deferred_gc);
-    lua_settop(L, core);
 }

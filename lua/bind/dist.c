@@ -108,13 +108,8 @@ static int compare_numbers(lua_State *L)
 {
     const char *what = luaL_checkstring(L, 1);
     lt_group *group = others(L, what);
-    int n = (int)luaL_len(L, 2);
-    double *numbers = lua_newuserdatauv(L, (size_t)n * sizeof *numbers, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        numbers[i] = luaL_checknumber(L, -1);
-        lua_pop(L, 1);
-    }
+    int n;
+    double *numbers = lt__check_numbers(L, 2, &n);
     if (group)
         lt__check(L, lt__lua(L),
                   lt_group_compare_numbers(group, what, numbers, n, luaL_checknumber(L, 3)));
@@ -168,16 +163,13 @@ static int reduce(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_group *group = others(L, "making an optimizer");
-    int n = (int)luaL_len(L, 1), own = 0;
+    int n, own = 0;
     if (!group || !s->reducer)
         return 0;
-    lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        params[own] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
-        own += !lt_is_remote(params[own]);
-        lua_pop(L, 1);
-    }
+    lt_tensor **params = lt__check_tensors(L, s, 1, "optim", "a parameter", &n);
+    for (int i = 0; i < n; i++)
+        if (!lt_is_remote(params[i]))
+            params[own++] = params[i];
     lt__check(L, s, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
     return 0;
 }
@@ -447,8 +439,7 @@ static int buckets(lua_State *L)
     lua_newtable(L);
     for (int i = 0; lt_reducer_bucket(s->reducer, i, &b); i++) {
         lua_createtable(L, 0, 4);
-        lua_pushinteger(L, (lua_Integer)b.bytes);
-        lua_setfield(L, -2, "bytes");
+        lt__set_integer(L, "bytes", (lua_Integer)b.bytes);
         lt__set_number(L, "ready", b.ready);
         lt__set_number(L, "began", b.began);
         lt__set_number(L, "ended", b.ended);

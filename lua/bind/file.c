@@ -4,13 +4,7 @@
 
 static const char file_class[] = "luatrain.File";
 
-static int file_gc(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_file_close(*h);
-    *h = NULL;
-    return 0;
-}
+LT_FINALIZER(file_gc, lt_file_close)
 
 static int open_file(lua_State *L)
 {
@@ -130,19 +124,11 @@ static int save(lua_State *L)
         lua_pushliteral(L, "");
         lua_newtable(L);
     }
-    int n = (int)luaL_len(L, 1), n_meta = (int)luaL_len(L, 4);
-    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
-    lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
-    const char **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
+    int n_meta = (int)luaL_len(L, 4);
+    const char **names, **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
     const char *path = lt__check_path(L, s, 3, "lt.save");
-    lt__check_named(L, s, "lt.save");
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        lua_rawgeti(L, 2, i + 1);
-        names[i] = lua_tostring(L, -2);
-        tensors[i] = *(lt_tensor **)lua_touserdata(L, -1);
-        lua_pop(L, 2);
-    }
+    lt_tensor **tensors;
+    int n = lt__check_named(L, s, "lt.save", &names, &tensors);
     for (int i = 0; i < n_meta; i++) {
         lua_rawgeti(L, 4, i + 1);
         meta[i] = luaL_checkstring(L, -1);
@@ -158,8 +144,6 @@ static const luaL_Reg functions[] = {LT_FN(open_file), LT_FN(save), {NULL, NULL}
 
 void lt__open_file(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lt__new_class(L, file_class, file_methods, file_gc);
-    lua_settop(L, core);
 }

@@ -51,19 +51,18 @@ static int set_dtype(lua_State *L)
     return 0;
 }
 
-/* Builds an lt_params from the n checked names at 1 and tensors at 2. New; NULL on failure. */
-static lt_params *named_params(lua_State *L, lt_lua *s, int n)
+/* Builds an lt_params from the names at 1 and the tensors at 2. New; NULL on failure. */
+static lt_params *named_params(lua_State *L, lt_lua *s, const char *who)
 {
+    const char **names;
+    lt_tensor **tensors;
+    int n = lt__check_named(L, s, who, &names, &tensors);
     lt_params *p = lt_params_new(s->ctx);
-    for (int i = 1; p && i <= n; i++) {
-        lua_rawgeti(L, 1, i);
-        lua_rawgeti(L, 2, i);
-        if (lt_params_add(p, lua_tostring(L, -2), *(lt_tensor **)lua_touserdata(L, -1)) != LT_OK) {
+    for (int i = 0; p && i < n; i++)
+        if (lt_params_add(p, names[i], tensors[i]) != LT_OK) {
             lt_params_free(p);
             p = NULL;
         }
-        lua_pop(L, 2);
-    }
     return p;
 }
 
@@ -71,7 +70,7 @@ static lt_params *named_params(lua_State *L, lt_lua *s, int n)
 static int place(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_params *p = named_params(L, s, lt__check_named(L, s, "net"));
+    lt_params *p = named_params(L, s, "net");
     lt_status status = p ? lt_params_place(p) : lt_errcode();
     lt_params_free(p);
     lt__check(L, s, status);
@@ -90,7 +89,7 @@ static int sha256(lua_State *L)
         lt__refuse(L, s,
                    "in a pipeline, sha256 requires all ranks, but lt.on_root runs on rank 0 "
                    "only");
-    lt_params *p = named_params(L, s, lt__check_named(L, s, "sha256"));
+    lt_params *p = named_params(L, s, "sha256");
     lt_status status = !p            ? lt_errcode()
                        : s->pipeline ? lt_pipeline_sha256(s->pipeline, p, hex)
                                      : lt_params_sha256(p, hex);
@@ -104,7 +103,7 @@ static int sha256(lua_State *L)
 static int freeze(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_params *p = named_params(L, s, lt__check_named(L, s, "freeze"));
+    lt_params *p = named_params(L, s, "freeze");
     lt_status status = p ? LT_OK : lt_errcode();
     for (int i = 0; status == LT_OK && i < lt_params_count(p); i++)
         status = lt_params_freeze(p, i, lua_toboolean(L, 3));
@@ -117,28 +116,18 @@ static int freeze(lua_State *L)
 
 const char lt__optim_class[] = "luatrain.Optim";
 
-static int optim_gc(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_optim_free(*h);
-    *h = NULL;
-    return 0;
-}
+LT_FINALIZER(optim_gc, lt_optim_free)
 
 /* new_optim(update, parameters) */
 static int new_optim(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const char *update = luaL_checkstring(L, 1);
-    int n = (int)luaL_len(L, 2);
-    lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
+    int n;
     void **h = lt__push_handle(L, lt__optim_class);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
-        lua_pop(L, 1);
-    }
+    lt_tensor **params = lt__check_tensors(L, s, 2, "optim", "a parameter", &n);
     lt__fill_handle(L, h, lt_optim_new(s->ctx, update, params, n));
+    lua_pop(L, 1); /* the array */
     return 1;
 }
 
@@ -295,5 +284,4 @@ void lt__open_optim(lua_State *L)
 {
     lt__register(L, functions);
     lt__new_class(L, lt__optim_class, methods, optim_gc);
-    lua_pop(L, 1);
 }

@@ -45,8 +45,10 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
     luaL_newmetatable(L, name);
     lt__register(L, ends);
     lua_newtable(L);
-    lt__register(L, methods);
+    if (methods)
+        lt__register(L, methods);
     lua_setfield(L, -2, "__index");
     lua_pushboolean(L, 0); /* hides it from scripts: its functions do not check their arguments */
     lua_setfield(L, -2, "__metatable");
+    lua_pop(L, 1);
 }

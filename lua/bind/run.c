@@ -9,6 +9,7 @@
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 /* ==== Autograd ================================================================================ */
 
@@ -438,10 +439,8 @@ static int times(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     lua_createtable(L, 0, 2);
-    lua_pushnumber(L, s->backward_s);
-    lua_setfield(L, -2, "backward");
-    lua_pushnumber(L, s->optimizer_s);
-    lua_setfield(L, -2, "optimizer");
+    lt__set_number(L, "backward", s->backward_s);
+    lt__set_number(L, "optimizer", s->optimizer_s);
     return 1;
 }
 
@@ -485,11 +484,9 @@ static const luaL_Reg functions[] = {
 
 void lt__open_run(lua_State *L)
 {
-    static const luaL_Reg none[] = {{NULL, NULL}};
-    int core = lua_gettop(L);
     lt__register(L, functions);
-    lua_getfield(L, core, "tensor_methods");
+    lua_getfield(L, -1, "tensor_methods");
     lt__register(L, tensor_methods);
-    lt__new_class(L, "luatrain.Guard", none, close_guard);
-    lua_settop(L, core);
+    lua_pop(L, 1);
+    lt__new_class(L, "luatrain.Guard", NULL, close_guard);
 }

@@ -20,6 +20,7 @@
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
+#include "lua/bind/field.h"
 
 /* ==== Folders ================================================================================= */
 
@@ -312,12 +313,9 @@ static int terminal(lua_State *L)
 static void push_memory(lua_State *L, lt_memory m)
 {
     lua_createtable(L, 0, 4);
-    lua_pushinteger(L, (lua_Integer)m.live);
-    lua_setfield(L, -2, "live");
-    lua_pushinteger(L, (lua_Integer)m.peak);
-    lua_setfield(L, -2, "peak");
-    lua_pushinteger(L, (lua_Integer)m.cached);
-    lua_setfield(L, -2, "cached");
+    lt__set_integer(L, "live", (lua_Integer)m.live);
+    lt__set_integer(L, "peak", (lua_Integer)m.peak);
+    lt__set_integer(L, "cached", (lua_Integer)m.cached);
 }
 
 /* memory(): returns the bytes of tensors on all devices: {live = , peak = , cached = , device = }.
@@ -450,11 +448,8 @@ static const luaL_Reg functions[] = {
 
 void lt__open_system(lua_State *L)
 {
-    static const luaL_Reg none[] = {{NULL, NULL}};
-    int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, names_class, none, names_gc);
+    lt__new_class(L, names_class, NULL, names_gc);
     lt__new_class(L, lock_class, lock_methods, lock_gc);
     lt__new_class(L, listener_class, listener_methods, listener_gc);
-    lua_settop(L, core);
 }

@@ -33,18 +33,6 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
                name);
 }
 
-bool lt__number_fits(lua_State *L, int index, lt_dtype dtype)
-{
-    return lua_isinteger(L, index) ? lt__dtype_can_represent_integer(dtype, lua_tointeger(L, index))
-                                   : lt__dtype_can_represent(dtype, lua_tonumber(L, index));
-}
-
-lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x)
-{
-    return lua_isinteger(L, index) ? lt_fill_integer(x, lua_tointeger(L, index))
-                                   : lt_fill(x, lua_tonumber(L, index));
-}
-
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
 {
     if (!lua_istable(L, index))
@@ -124,31 +112,6 @@ lt_dtype lt__check_constructor_options(lua_State *L, lt_lua *s, int index, const
         lua_pop(L, 1);
     }
     return dtype;
-}
-
-double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
-{
-    if (lua_type(L, index) != LUA_TNUMBER)
-        lt__refuse(L, s, "%s: %s must be a number, but is %s", who, what, lt__text(L, index));
-    return lua_tonumber(L, index);
-}
-
-void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype)
-{
-    lt__check_number(L, s, index, who, "the value");
-    if (!lt__number_fits(L, index, dtype))
-        lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, index),
-                   lt_dtype_name(dtype));
-}
-
-void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element)
-{
-    lua_Integer whole = lua_tointeger(L, index);
-    double value = lua_tonumber(L, index);
-    if (lua_isinteger(L, index))
-        lt_convert(element, dtype, &whole, LT_I64, 1);
-    else
-        lt_convert(element, dtype, &value, LT_F64, 1);
 }
 
 /* ==== Constructors ============================================================================ */
@@ -598,6 +561,7 @@ void lt__open_tensor(lua_State *L, lt_lua *s)
     lt__register(L, constructors);
     lua_setfield(L, -2, "constructors");
     lt__new_class(L, "luatrain.Tensor", methods, tensor_gc);
+    luaL_getmetatable(L, "luatrain.Tensor");
     s->tensor_meta = lua_topointer(L, -1);
     lua_pushvalue(L, -1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, s->tensor_meta);
