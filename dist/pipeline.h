@@ -100,60 +100,6 @@ LT_MUST lt_status lt_pipeline_save(lt_pipeline *pipeline, const char *path, int 
                                    const char *const *names, lt_tensor *const *tensors, int n_meta,
                                    const char *const *meta);
 
-/* ==== Profiles ================================================================================ */
-
-/* A profile of a net shows where it can be divided. A unit is not divided. It begins with an op
- * that is the first to use some parameter, and ends where the next unit begins. Ops without
- * parameters belong to the latest unit that has made or used one of their inputs. */
-typedef struct lt_profile lt_profile;
-
-typedef struct lt_profile_unit {
-    const char *name; /* of its first parameter; borrowed */
-    /* Whether a stage may begin with this unit. It may not if an op of this unit or a later one
-     * uses a parameter of an earlier unit, or if an op of an earlier unit uses a value that this
-     * unit or a later one has already used. */
-    bool may_begin_stage;
-    int64_t state_bytes; /* of its parameters and buffers */
-    int64_t grad_bytes;  /* of their gradients */
-    int64_t saved_bytes; /* of its results, and of data that its backward pass reads */
-    int64_t back_bytes;  /* of the gradients of results that its largest op reads and writes */
-    /* Seconds in all timed passes together: of the forward pass, and of the two halves of the
-     * backward pass, as in lt_backward_from() */
-    double forward, inputs, weights;
-} lt_profile_unit;
-
-typedef struct lt_profile_value { /* a result */
-    int unit;                     /* that makes it */
-    const int *uses;              /* (n) later units that use it, ascending. Borrowed */
-    int n;
-    int64_t bytes;
-    bool tracked; /* it has a gradient */
-} lt_profile_value;
-
-typedef struct lt_profile_totals {
-    double forward, inputs, weights; /* seconds of all timed passes, including what no unit has */
-    bool has_batch_norm;
-} lt_profile_totals;
-
-/* Starts a profile of the program that runs in ctx next. passes = 0: a dry profile, in which no op
- * of the net runs and parameters have no memory, so nothing is timed. Otherwise the first pass is
- * not timed, and `passes` further ones are. lt_backward() fails with LT_EDONE when the profile is
- * complete. Call it before parameters are placed. ctx is kept. New. NULL with LT_EINVAL in backward
- * or in a dry run; LT_ENOMEM. */
-LT_API lt_profile *lt_profile_new(lt_ctx *ctx, int passes);
-LT_API void lt_profile_free(lt_profile *profile); /* NULL is allowed */
-LT_API bool lt_profile_is_complete(const lt_profile *profile);
-/* Unit i, in the order of the forward pass; NULL past the end. Borrowed. */
-LT_API const lt_profile_unit *lt_profile_unit_at(const lt_profile *profile, int i);
-/* The name, borrowed, of parameter or buffer i, and its unit, -1 if it is not used. False past the
- * end. */
-LT_API bool lt_profile_param_at(const lt_profile *profile, int i, const char **name, int *unit);
-/* The unit of a parameter or buffer; -1 if it is not used, or not one of the profile. */
-LT_API int lt_profile_unit_of(const lt_profile *profile, const lt_tensor *x);
-/* Value i, in the order of the forward pass. False past the end. */
-LT_API bool lt_profile_value_at(const lt_profile *profile, int i, lt_profile_value *value);
-LT_API lt_profile_totals lt_profile_total(const lt_profile *profile);
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,10 +1,10 @@
 /* plan.h - predicts how long a step of a pipeline takes, and finds the fastest pipeline for a net.
  * Included by dist.h.
  *
- * A net says how long each of its units computes, and which values it needs from earlier units. A
- * job says what a step does, and on how many ranks. A plan divides the net into stages. Its step is
- * simulated by the code that orders the passes of real pipelines. Nothing here runs a net or sends
- * a message, so the numbers may come from a run or from a file.
+ * A net has the time of each of its units, and the values that they need from earlier units. A
+ * profile measures it. A job describes a step and the ranks. A plan divides the net into stages.
+ * Its step is simulated by the code that orders the passes of real pipelines. Planning runs no op
+ * and sends no message.
  *
  * The prediction assumes that messages and the gradient exchange do not slow down computing or each
  * other, that replicas do not slow down each other, that all stages begin a step at the same time,
@@ -23,36 +23,86 @@ extern "C" {
 
 enum { LT_PIPE_SIZES = 3 };
 
-typedef struct lt_pipe_net_unit { /* see lt_profile_unit */
-    bool may_begin_stage;         /* of unit 0, it does not matter */
+/* A unit of a net is not divided. It begins with an op that is the first to use some parameter, and
+ * ends where the next unit begins. Ops without parameters belong to the latest unit that has made
+ * or used one of their inputs. */
+typedef struct lt_pipe_unit {
+    /* Whether a stage may begin with this unit; ignored for unit 0. It may not if an op of this
+     * unit or a later one uses a parameter of an earlier unit, or if an op of an earlier unit uses
+     * a value that this unit or a later one has already used. */
+    bool may_begin_stage;
     /* Seconds of the forward pass and of the two halves of the backward pass, as in
      * lt_backward_from(), for a micro-batch of each measured size */
     double forward[LT_PIPE_SIZES], inputs[LT_PIPE_SIZES], weights[LT_PIPE_SIZES];
     double update;      /* seconds of the optimizer step */
-    double grad_bytes;  /* of the gradients, in f32, that the replicas exchange */
-    double state_bytes; /* of parameters, buffers, gradients and the optimizer's slots */
-    double saved_bytes; /* per image, from the forward pass until the backward pass is done */
-    double back_bytes;  /* per image, of the gradients that its largest op reads and writes */
-    double work_bytes;  /* of memory that a stage needs once, for the largest of its units, while it
+    double grad_bytes;  /* gradients, in f32, that the replicas exchange */
+    double state_bytes; /* parameters, buffers, gradients and the optimizer's slots */
+    double saved_bytes; /* per image: results, and data that the backward pass reads */
+    double back_bytes;  /* per image: gradients that its largest op reads and writes */
+    double work_bytes;  /* memory that a stage needs once, for the largest of its units, while it
                          * adds up the gradients of several micro-batches */
-} lt_pipe_net_unit;
+    char *name;         /* name of its first parameter */
+} lt_pipe_unit;
 
-typedef struct lt_pipe_net_value { /* see lt_profile_value */
-    int unit;                      /* that makes it */
-    const int *uses;               /* (n) later units that use it, ascending */
+typedef struct lt_pipe_value { /* a result of an op */
+    int unit;                  /* the unit that computes it */
+    int *uses;                 /* (n) later units that use it, ascending */
     int n;
     double bytes; /* per image */
     bool tracked; /* the stages that use it return a gradient of the same size */
-} lt_pipe_net_value;
+} lt_pipe_value;
 
-typedef struct lt_pipe_net { /* arrays are borrowed for the call */
+enum { LT_PIPE_UNUSED = -1 };
+typedef struct lt_pipe_param { /* a parameter or buffer */
+    char *name;
+    int unit; /* the unit that begins with it or contains it, or LT_PIPE_UNUSED */
+} lt_pipe_param;
+
+/* A net, as lt_profile_take_net() describes it. The planner does not check its numbers. */
+typedef struct lt_pipe_net {
     int n_sizes;
-    double sizes[LT_PIPE_SIZES];   /* (n_sizes) images of the measured micro-batches */
-    const lt_pipe_net_unit *units; /* (n_units) in the order of the forward pass */
+    double sizes[LT_PIPE_SIZES]; /* (n_sizes) images of the measured micro-batches */
+    lt_pipe_unit *units;         /* (n_units) in the order of the forward pass */
     int n_units;
-    const lt_pipe_net_value *values; /* (n_values) */
+    lt_pipe_value *values; /* (n_values) the values that later units use */
     int n_values;
+    lt_pipe_param *params; /* (n_params) in the order of their placement */
+    int n_params;
+    bool has_batch_norm;
 } lt_pipe_net;
+
+/* Frees what the net of a profile contains. */
+LT_API void lt_pipe_net_free(lt_pipe_net *net);
+
+/* ==== Profiles ================================================================================ */
+
+/* A profile finds the units of a net, or measures them. */
+typedef struct lt_profile lt_profile;
+
+/* Starts a profile of the program that runs in ctx next. passes = 0: a dry profile, in which no op
+ * of the net runs and parameters have no memory, so nothing is timed. Otherwise the first pass is
+ * not timed, and `passes` further ones are. lt_backward() fails with LT_EDONE when the profile is
+ * complete. Call it before parameters are placed. ctx is kept. New. NULL with LT_EINVAL in backward
+ * or in a dry run; LT_ENOMEM. */
+LT_API lt_profile *lt_profile_new(lt_ctx *ctx, int passes);
+LT_API void lt_profile_free(lt_profile *profile); /* NULL is allowed */
+LT_API bool lt_profile_is_complete(const lt_profile *profile);
+/* The units and parameters so far. Borrowed until the next pass. */
+LT_API const lt_pipe_net *lt_profile_net(const lt_profile *profile);
+/* The unit of a parameter or buffer; LT_PIPE_UNUSED also if it is not one of the profile. */
+LT_API int lt_profile_unit_of(const lt_profile *profile, const lt_tensor *x);
+/* Replaces the name of a unit. name is copied. LT_EINVAL if there is no such unit; LT_ENOMEM. */
+LT_MUST lt_status lt_profile_rename(lt_profile *profile, int unit, const char *name);
+/* Moves the net of a complete profile to *net, without sizes, times and the optimizer's slots.
+ * images: the batch of the program. Free the net with lt_pipe_net_free(). LT_ENOMEM. */
+LT_MUST lt_status lt_profile_take_net(lt_profile *profile, double images, lt_pipe_net *net);
+/* Adds a size to the net, with the times of a complete profile that is not dry: the mean over its
+ * passes. A pass takes longer than its ops, so their times are scaled to it. images: the batch of
+ * the program. LT_EINVAL if the profile has another number of units, or the net has LT_PIPE_SIZES
+ * sizes. */
+LT_MUST lt_status lt_profile_add_times(const lt_profile *profile, double images, lt_pipe_net *net);
+
+/* ==== Times =================================================================================== */
 
 /* The seconds of a pass for any micro-batch are at_zero + per_image * images. The line is fitted to
  * the measured seconds (n) by least squares, with neither number negative. With a single size,
@@ -85,18 +135,19 @@ typedef struct lt_pipe_job { /* zero means default, except for the last five num
     lt_pipe_link exchange;
     int wire_bytes;  /* of an element in the exchange: 2 or 4, the default */
     double memory;   /* bytes of each rank; 0: no limit */
-    int least_micro; /* least number of images in a micro-batch; default 1. A plan of one stage and
-                      * one micro-batch may have fewer */
+    int least_micro; /* least number of images in a micro-batch; default 1. Plans of one stage may
+                      * have fewer */
     int most_micro;  /* largest number of micro-batches; default LT_PIPE_MICRO */
     /* What every plan must have; LT_PIPE_ANY: the planner chooses. If micro is given, least_micro
-     * and most_micro are ignored. Plans of one stage ignore kind and lag, and LT_GPIPE ignores
-     * lag */
+     * and most_micro are ignored; otherwise, plans of one stage have one micro-batch. Plans of one
+     * stage ignore kind and lag, and LT_GPIPE ignores lag */
     int stages, replicas, micro, lag, kind;
 } lt_pipe_job;
 
 /* ==== Plans =================================================================================== */
 
 typedef struct lt_pipe_plan_stage {
+    const char *name; /* name of its first unit, or NULL; borrowed from the net */
     int first; /* its first unit. A stage without units has the first unit of the next stage, or
                 * the number of units if none follows */
     /* Predicted, for one of its ranks: */

@@ -44,20 +44,33 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
-/* Runs the script in a context and a state of its own until the profile of its net is complete:
- * calls attach(passes, rows, rank, ranks, ...) of luatrain/commands/profile.lua, with this rank and
- * the number of ranks of the job, then the script, then the function that attach() has returned.
- * *text: what that returns; new, freed with free(). */
-typedef lt_status (*lt_profile_fn)(void *ud, int passes, int64_t rows, char **text);
-/* For an lt_profile_fn: makes lt.barrier in its Lua state wait for all ranks of group, which is
- * borrowed and must outlive that state. */
-LT_API void lt_lua_join_profile(lua_State *L, lt_group *group);
-/* Like lt_lua_join(), for training in a pipeline, which the variable LUATRAIN_PARALLEL must
- * describe: each rank has a stage of the net, see dist/pipeline.h. config is for the gradient
- * exchange between replicas of a stage. fn is called with ud, which is borrowed. The group may have
- * one rank. Also the errors of fn and lt_pipeline_new(). */
+/* For a profile of the net that the script makes: the state has rank `rank` of `ranks` in it, and
+ * lt.barrier waits for all ranks of group. profile and group are borrowed and must outlive the
+ * state. */
+LT_API void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int rank,
+                                int ranks);
+
+typedef struct lt_lua_pipeline { /* how ranks train in a pipeline; the same on all ranks */
+    const lt_pipe_net *net;
+    const lt_pipe_job *job;
+    /* NULL if there is none, because the script leaves before a backward pass. If it trains
+     * nevertheless, its run fails with status and text */
+    const lt_pipe_plan *plan;
+    bool only_replicas; /* the plan has one stage and one micro-batch: train with a reducer */
+    lt_status status;
+    const char *text; /* with a plan, a warning for the log of the first run; or NULL */
+} lt_lua_pipeline;
+/* Like lt_lua_join(), for training in a pipeline: each rank has a stage of the net, see
+ * dist/pipeline.h. config is for the gradient exchange between replicas of a stage. pipeline is
+ * borrowed and must outlive the state. The group may have one rank. Also the errors of
+ * lt_pipeline_new(). */
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
-                                       const lt_reducer_config *config, lt_profile_fn fn, void *ud);
+                                       const lt_reducer_config *config,
+                                       const lt_lua_pipeline *pipeline);
+/* Pushes {net =, job =, plans =}: the arguments as tables. Raises a Lua error if Lua runs out of
+ * memory. */
+LT_API void lt_lua_push_plans(lua_State *L, const lt_pipe_net *net, const lt_pipe_job *job,
+                              const lt_pipe_plans *plans);
 /* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
  * computes whole batches, see dist/async.h. Optimizer steps are then errors outside of lt.run,
  * lt.fit and loops over shuffled batches. The group may have one rank. LT_ENOMEM. */

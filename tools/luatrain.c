@@ -60,75 +60,6 @@ static int end_script(lua_State *L)
     return 0;
 }
 
-/* Pushes the flags of the plan command, or nil if the command is another one. */
-static void push_plan_flags(lua_State *L, const settings *s)
-{
-    if (!s->plans) {
-        lua_pushnil(L);
-        return;
-    }
-    lua_newtable(L);
-    if (s->plan_ranks > 0) {
-        lua_pushinteger(L, s->plan_ranks);
-        lua_setfield(L, -2, "ranks");
-    }
-    lua_pushstring(L, s->plan_link);
-    lua_setfield(L, -2, "link");
-}
-
-/* Passes the options and this process's command line to luatrain/train/command_line.lua. */
-static int pass_command_line(lua_State *L)
-{
-    const settings *s = lua_touserdata(L, 1);
-    char **words = s->argv - s->n_options;
-    lua_getglobal(L, "require");
-    lua_pushstring(L, "luatrain.train.command_line");
-    lua_call(L, 1, 1);
-    lua_getfield(L, -1, "set");
-    lua_newtable(L);
-    for (int i = 0; words[i]; i++) {
-        lua_pushstring(L, words[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
-    lua_pushinteger(L, s->n_options);
-    lua_newtable(L);
-    for (int i = 0; option_name(i); i++) {
-        lua_pushfstring(L, "--%s", option_name(i));
-        lua_pushboolean(L, true);
-        lua_rawset(L, -3);
-    }
-    push_plan_flags(L, s);
-    lua_call(L, 4, 0);
-    return 0;
-}
-
-/* Subcommands that observe how a script trains. attach() in luatrain/commands/NAME.lua gets the
- * arguments after the name. It returns the position of the script among them, or nil for no script,
- * and a function. The script runs until it ends or the observer ends it with LT_EDONE; then the
- * function is called, and its result is left on the stack. */
-static const char attach_script[] =
-    "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
-
-static lt_status run_attached(lua_State *L, const char *name, int argc, char **argv)
-{
-    if (!lua_checkstack(L, argc + 3) ||
-        luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=luatrain/attach") != LUA_OK)
-        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
-    lua_pushstring(L, name);
-    for (int i = 0; i < argc; i++)
-        lua_pushstring(L, argv[i]);
-    lt_status status = lt_lua_call(L, 1 + argc, 2);
-    if (status != LT_OK)
-        return status == LT_EDONE ? LT_OK : status;
-    int script = (int)lua_tointeger(L, 1) - 1;
-    if (script >= 0)
-        status = run_script(L, argc - script, argv + script);
-    if (status != LT_OK && status != LT_EDONE)
-        return status;
-    lua_settop(L, 2);
-    return lt_lua_call(L, 0, 1);
-}
-
 /* ==== bench dispatch ========================================================================== */
 
 /* Measures the overhead of one op: add of two tensors of one element, in nanoseconds of CPU time,
@@ -262,65 +193,6 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     return LT_OK;
 }
 
-/* ==== The profile for a pipeline ============================================================== */
-
-typedef struct profiled { /* the argument of profile_script() */
-    const settings *s;
-    const lt_config *config; /* of the context that will train */
-    lt_group *group;
-} profiled;
-
-enum { PROFILE_NUMBERS = 4 };
-
-/* numbers: the first arguments of attach() in luatrain/commands/profile.lua. */
-static lt_status run_profile(const settings *s, lua_State *L,
-                             const int64_t numbers[PROFILE_NUMBERS])
-{
-    char **words = calloc((size_t)s->argc + PROFILE_NUMBERS + 1, sizeof *words);
-    char text[PROFILE_NUMBERS][24];
-    if (!words)
-        return lt_fail(LT_ENOMEM, "out of memory for a profile");
-    for (int i = 0; i < PROFILE_NUMBERS; i++)
-        snprintf(words[i] = text[i], sizeof text[i], "%lld", (long long)numbers[i]);
-    memcpy(words + PROFILE_NUMBERS, s->argv, (size_t)s->argc * sizeof *words);
-    lua_pushcfunction(L, pass_command_line);
-    lua_pushlightuserdata(L, (void *)s);
-    lt_status status = lt_lua_call(L, 1, 0);
-    if (status == LT_OK)
-        status = run_attached(L, "profile", s->argc + PROFILE_NUMBERS, words);
-    free(words);
-    return status;
-}
-
-/* An lt_profile_fn. */
-static lt_status profile_script(void *ud, int passes, int64_t rows, char **text)
-{
-    const profiled *p = ud;
-    lt_ctx *ctx = lt_open(p->config);
-    if (!ctx)
-        return lt_errcode();
-    lt_set_autocast(ctx, p->s->amp);
-    lua_State *L = lt_lua_new(ctx);
-    int n = p->s->plan_ranks > 0 ? p->s->plan_ranks : lt_group_size(p->group);
-    if (L)
-        lt_lua_join_profile(L, p->group);
-    int64_t numbers[PROFILE_NUMBERS] = {passes, rows, lt_group_rank(p->group) % n, n};
-    lt_status status = L ? run_profile(p->s, L, numbers) : lt_errcode();
-    if (status == LT_OK && !(*text = strdup(lua_tostring(L, -1))))
-        status = lt_fail(LT_ENOMEM, "out of memory for a profile");
-    lt_lua_close(L);
-    lt_ctx_free(ctx);
-    return status;
-}
-
-/* Makes L a stage of a pipeline. config: of its context. */
-static lt_status join_pipeline(const settings *s, const lt_config *config, lua_State *L,
-                               lt_group *group)
-{
-    profiled p = {s, config, group};
-    return lt_lua_join_pipeline(L, group, &s->reducer, profile_script, &p);
-}
-
 /* ==== Ranks =================================================================================== */
 
 /* Whether the ranks train asynchronously. */
@@ -333,27 +205,34 @@ static bool is_expendable(const settings *s, const lt_group *group, lt_status st
     return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && !is_of_all(status);
 }
 
+/* Finds the plan of a pipeline and makes L a stage of it, or shows all plans. */
+static lt_status plan_and_join(planner *p, const settings *s, const lt_config *config, lua_State *L,
+                               lt_group *group)
+{
+    LT_TRY(plan_pipeline(p, s, config, group, L));
+    return p->is_shown ? LT_OK : lt_lua_join_pipeline(L, group, &s->reducer, &p->pipeline);
+}
+
 /* Runs the command as one rank of group, or alone if group is NULL. config: of ctx. */
 static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx, lt_group *group)
 {
+    planner p = {0};
     lua_State *L = lt_lua_new(ctx);
     if (!L)
         return lt_errcode();
-    lua_pushcfunction(L, pass_command_line);
-    lua_pushlightuserdata(L, (void *)s);
-    lt_status status = lt_lua_call(L, 1, 0);
+    lt_status status = pass_command_line(L, s);
     if (status == LT_OK && s->under_mpi)
         status = warn_of_shared_gpus(s, ctx, group);
     if (status == LT_OK && group) {
         lt_group_set_threads(group, lt_threads(ctx));
         status = is_async(s)                  ? lt_lua_join_async(L, group)
-                 : s->parallel == IN_PIPELINE ? join_pipeline(s, config, L, group)
+                 : s->parallel == IN_PIPELINE ? plan_and_join(&p, s, config, L, group)
                                               : lt_lua_join(L, group, &s->reducer);
     }
-    if (status == LT_OK)
+    if (status == LT_OK && !p.is_shown)
         status = run_command(s, ctx, L);
     if (s->plans && status == LT_EDONE)
-        status = LT_OK; /* the plans are shown */
+        status = LT_OK; /* there is no plan: the script has only shown its help, for example */
     if (status == LT_ESTOPPED && s->under_mpi)
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
@@ -361,6 +240,7 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
     if (group && is_failure(status) && !is_expendable(s, group, status))
         lt_group_fail(group); /* before lt_lua_close() waits for collectives in flight */
     lt_lua_close(L);
+    plan_free(&p);
     return status;
 }
 
@@ -455,10 +335,9 @@ static lt_status check_parallel(const settings *s)
                        : by_nccl && s->parallel == ASYNCHRONOUS     ? "--sums nccl"
                        : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
                                                                     : NULL;
-    const char *mode = getenv("LUATRAIN_PARALLEL");
-    if (s->parallel == ASYNCHRONOUS && mode && strncmp(mode, "async=", 6) != 0)
+    if (s->parallel == UNKNOWN_MODE)
         return lt_fail(LT_EUSAGE, "--parallel must begin with async=RULE or pipe=P, but is '%s'",
-                       mode);
+                       getenv("LUATRAIN_PARALLEL"));
     if (s->parallel == SYNCHRONOUS || !name)
         return LT_OK;
     return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);

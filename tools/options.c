@@ -110,7 +110,9 @@ static lt_status set_trace(settings *s, const char *who, const char *value)
 
 static lt_status set_parallel(settings *s, const char *who, const char *value)
 {
-    s->parallel = strncmp(value, "pipe=", 5) == 0 ? IN_PIPELINE : ASYNCHRONOUS;
+    s->parallel = strncmp(value, "pipe=", 5) == 0    ? IN_PIPELINE
+                  : strncmp(value, "async=", 6) == 0 ? ASYNCHRONOUS
+                                                     : UNKNOWN_MODE;
     return *value ? LT_OK
                   : lt_fail(LT_EUSAGE, "%s must begin with async=RULE or pipe=P, but is ''", who);
 }

@@ -9,7 +9,8 @@
 
 #include "lua/luatrain.h"
 
-typedef enum parallel_kind { SYNCHRONOUS, ASYNCHRONOUS, IN_PIPELINE } parallel_kind;
+/* luatrain/train/parallel.lua reads the rest of --parallel, and --simulate. */
+typedef enum parallel_kind { SYNCHRONOUS, ASYNCHRONOUS, IN_PIPELINE, UNKNOWN_MODE } parallel_kind;
 
 typedef struct settings {
     lt_config config;
@@ -21,7 +22,7 @@ typedef struct settings {
     bool simulates;         /* --simulate is given */
     bool plans;             /* the subcommand is plan */
     int plan_ranks;         /* plan -n: number of ranks; 0 if not given */
-    const char *plan_link;  /* plan --link: Gbit/s; NULL if not given */
+    double plan_link;       /* plan --link: Gbit/s; 0 if not given */
     bool under_mpi;         /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <lua.h>
+#include <lauxlib.h>
 
 #include "tools/script.h"
 
@@ -169,4 +169,60 @@ lt_status run_script(lua_State *L, int argc, char **argv)
     LT_TRY(find_script(argv[0], path));
     add_to_package_path(L, path);
     return lt_lua_dofile(L, path, argc - 1, argv + 1);
+}
+
+/* ==== Commands ================================================================================ */
+
+static int push_command_line(lua_State *L)
+{
+    const settings *s = lua_touserdata(L, 1);
+    char **words = s->argv - s->n_options;
+    lua_getglobal(L, "require");
+    lua_pushstring(L, "luatrain.train.command_line");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "set");
+    lua_newtable(L);
+    for (int i = 0; words[i]; i++) {
+        lua_pushstring(L, words[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_pushinteger(L, s->n_options);
+    lua_newtable(L);
+    for (int i = 0; option_name(i); i++) {
+        lua_pushfstring(L, "--%s", option_name(i));
+        lua_pushboolean(L, true);
+        lua_rawset(L, -3);
+    }
+    lua_call(L, 3, 0);
+    return 0;
+}
+
+lt_status pass_command_line(lua_State *L, const settings *s)
+{
+    lua_pushcfunction(L, push_command_line);
+    lua_pushlightuserdata(L, (void *)s);
+    return lt_lua_call(L, 1, 0);
+}
+
+static const char attach_script[] =
+    "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
+
+lt_status run_attached(lua_State *L, const char *name, int argc, char **argv)
+{
+    if (!lua_checkstack(L, argc + 3) ||
+        luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=luatrain/attach") != LUA_OK)
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* not a syntax error */
+    lua_pushstring(L, name);
+    for (int i = 0; i < argc; i++)
+        lua_pushstring(L, argv[i]);
+    lt_status status = lt_lua_call(L, 1 + argc, 2);
+    if (status != LT_OK)
+        return status == LT_EDONE ? LT_OK : status;
+    int script = (int)lua_tointeger(L, 1) - 1;
+    if (script >= 0)
+        status = run_script(L, argc - script, argv + script);
+    if (status != LT_OK && status != LT_EDONE)
+        return status;
+    lua_settop(L, 2);
+    return lt_lua_call(L, 0, 1);
 }

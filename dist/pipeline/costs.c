@@ -1,4 +1,5 @@
-/* costs.c - what the stages of a plan compute, keep and send; see costs.h. */
+/* costs.c - what the stages of a plan compute, keep and send, and the division whose slowest stage
+ * is fastest; see costs.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,11 +43,15 @@ lt_status lt__costs_open(lt_costs *c, const lt_pipe_net *net, const lt_pipe_job 
                     .lines = malloc(3 * n * sizeof *c->lines),
                     .before = calloc(n + 1, sizeof *c->before),
                     .begin = malloc((n + 1) * sizeof *c->begin),
-                    .blocks = malloc(n * sizeof *c->blocks)};
-    if (!c->lines || !c->before || !c->begin || !c->blocks)
+                    .cut_bytes = malloc(n * sizeof *c->cut_bytes)};
+    if (!c->lines || !c->before || !c->begin || !c->cut_bytes)
         return lt_fail(LT_ENOMEM, "out of memory to plan for %zu units", n);
+    if (n < 1 || net->n_sizes < 1)
+        return lt_fail(LT_EINVAL,
+                       "a net has at least 1 unit and is measured at 1 size, not %zu, %d", n,
+                       net->n_sizes);
     for (size_t i = 0; i < n; i++) {
-        const lt_pipe_net_unit *u = &net->units[i];
+        const lt_pipe_unit *u = &net->units[i];
         if (i == 0 || u->may_begin_stage)
             c->begin[c->n_blocks++] = (int)i;
         const double *seconds[] = {u->forward, u->inputs, u->weights};
@@ -62,23 +67,20 @@ void lt__costs_close(lt_costs *c)
     free(c->lines);
     free(c->before);
     free(c->begin);
-    free(c->blocks);
+    free(c->cut_bytes);
 }
 
-/* Sums up the blocks. cut_bytes: values that are made before the block and used in it or later.
- * This is too much for a value that skips a whole stage: it is sent once, but counted at two cuts.
- * The simulation counts it once. */
-static void set_blocks(lt_costs *c)
+/* Sums up the values that are made before a block and used in it or later. This is too much for a
+ * value that skips a whole stage: it is sent once, but counted at two cuts. The simulation counts
+ * it once. */
+static void set_cuts(lt_costs *c)
 {
     const lt_pipe_net *net = c->net;
     for (int i = 0; i < c->n_blocks; i++) {
-        lt_unit_costs s = lt__costs_sum(c, c->begin[i], c->begin[i + 1]);
-        c->blocks[i] = (lt_pipe_block){.seconds = s.forward + s.inputs + s.weights,
-                                       .saved_bytes = s.saved,
-                                       .state_bytes = s.state};
-        for (const lt_pipe_net_value *v = net->values; v < net->values + net->n_values; v++)
+        c->cut_bytes[i] = 0;
+        for (const lt_pipe_value *v = net->values; v < net->values + net->n_values; v++)
             if (v->unit < c->begin[i] && v->uses[v->n - 1] >= c->begin[i])
-                c->blocks[i].cut_bytes += v->bytes * c->images;
+                c->cut_bytes[i] += v->bytes * c->images;
     }
 }
 
@@ -88,7 +90,7 @@ void lt__costs_set(lt_costs *c, int replicas, int micro)
     c->micro = micro;
     c->images = (double)c->job->batch / replicas / micro;
     for (int i = 0; i < c->net->n_units; i++) {
-        const lt_pipe_net_unit *u = &c->net->units[i];
+        const lt_pipe_unit *u = &c->net->units[i];
         const lt_pipe_line *line = &c->lines[3 * (ptrdiff_t)i];
         const lt_unit_costs *s = &c->before[i];
         c->before[i + 1] = (lt_unit_costs){.forward = s->forward + at(line, c->images),
@@ -99,7 +101,7 @@ void lt__costs_set(lt_costs *c, int replicas, int micro)
                                            .grads = s->grads + u->grad_bytes,
                                            .state = s->state + u->state_bytes};
     }
-    set_blocks(c);
+    set_cuts(c);
 }
 
 lt_unit_costs lt__costs_sum(const lt_costs *c, int first, int end)
@@ -185,7 +187,7 @@ double lt__costs_exchanged(const lt_costs *c, int first, int end)
 double lt__costs_work(const lt_costs *c, int first, int end)
 {
     double work = 0, back = 0;
-    for (const lt_pipe_net_unit *u = c->net->units + first; u < c->net->units + end; u++) {
+    for (const lt_pipe_unit *u = c->net->units + first; u < c->net->units + end; u++) {
         work = fmax(work, c->micro > 1 ? u->work_bytes : 0);
         back = fmax(back, u->back_bytes * c->images);
     }
@@ -193,7 +195,7 @@ double lt__costs_work(const lt_costs *c, int first, int end)
 }
 
 /* Whether a value is made before unit first, and used in units first to end - 1. */
-static bool is_received(const lt_pipe_net_value *v, int first, int end)
+static bool is_received(const lt_pipe_value *v, int first, int end)
 {
     for (int k = 0; v->unit < first && k < v->n && v->uses[k] < end; k++)
         if (v->uses[k] >= first)
@@ -205,7 +207,7 @@ double lt__costs_memory(const lt_costs *c, const lt_schedule *schedule, int firs
 {
     lt_unit_costs s = lt__costs_sum(c, first, end);
     double received = 0;
-    for (const lt_pipe_net_value *v = c->net->values; v < c->net->values + c->net->n_values; v++)
+    for (const lt_pipe_value *v = c->net->values; v < c->net->values + c->net->n_values; v++)
         received += is_received(v, first, end) ? v->bytes * c->images : 0;
     return s.state + lt__costs_work(c, first, end) +
            (s.saved + received) * lt__schedule_in_memory(schedule, c->micro);
@@ -221,7 +223,7 @@ static int stage_of(const int *first, int i, int unit)
 
 /* A value goes from its stage straight to each later one that uses it. Each of them returns the
  * gradient to the one before. */
-static void add_value(const lt_costs *c, const lt_pipe_net_value *v, const int *first,
+static void add_value(const lt_costs *c, const lt_pipe_value *v, const int *first,
                       lt_costed_pipe *p)
 {
     int from = stage_of(first, 0, v->unit), to = from;
@@ -258,4 +260,73 @@ void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *f
     }
     for (int i = 0; i < c->net->n_values; i++)
         add_value(c, &c->net->values[i], first, p);
+}
+
+/* ==== Divisions =============================================================================== */
+
+/* Dynamic programming: best[k][i] is the time of the slowest stage or link if the first i blocks
+ * are stages 0 to k. It is the smallest, over h, of the largest of best[k - 1][h], the seconds of
+ * blocks h to i - 1, and the seconds of the cut before block h. */
+typedef struct table {
+    const lt_costs *costs;
+    lt_schedule schedule;
+    double memory; /* bytes of each stage; 0: no limit */
+    double *best;  /* (stages, n_blocks + 1) */
+    int *from;     /* (stages, n_blocks + 1) the h of best */
+} table;
+
+/* The time of stage k if it has blocks first to end - 1, and of the link before it. INFINITY if
+ * they do not fit into memory. */
+static double cost(const table *t, int k, int first, int end)
+{
+    const lt_costs *c = t->costs;
+    const lt_unit_costs *a = &c->before[c->begin[first]], *b = &c->before[c->begin[end]];
+    double received = k > 0 ? c->cut_bytes[first] : 0;
+    if (t->memory > 0) {
+        lt_schedule s = {t->schedule.kind, t->schedule.stages, k, t->schedule.lag};
+        double saved = (b->saved - a->saved + received) * lt__schedule_in_memory(&s, c->micro);
+        if (saved + b->state - a->state > t->memory)
+            return INFINITY;
+    }
+    double seconds = b->forward - a->forward + b->inputs - a->inputs + b->weights - a->weights;
+    return fmax(seconds, received / c->job->link.bytes_per_s);
+}
+
+static void fill_row(table *t, int k)
+{
+    int n = t->costs->n_blocks;
+    double *row = t->best + (ptrdiff_t)k * (n + 1);
+    int *from = t->from + (ptrdiff_t)k * (n + 1);
+    for (int i = 0; i <= n; i++) {
+        row[i] = INFINITY;
+        for (int h = k; h < i && (k > 0 || h == 0); h++) {
+            double slowest = fmax(k > 0 ? row[h - n - 1] : 0, cost(t, k, h, i));
+            if (slowest < row[i]) {
+                row[i] = slowest;
+                from[i] = h;
+            }
+        }
+    }
+}
+
+lt_status lt__partition(const lt_costs *c, const lt_schedule *schedule, double memory, int *first,
+                        bool *fits)
+{
+    int stages = schedule->stages, end = c->n_blocks;
+    size_t cells = (size_t)stages * ((size_t)end + 1);
+    table t = {c, *schedule, memory, malloc(cells * sizeof *t.best), calloc(cells, sizeof *t.from)};
+    lt_status status = LT_OK;
+    if (t.best && t.from) {
+        for (int k = 0; k < stages; k++)
+            fill_row(&t, k);
+        *fits = isfinite(t.best[cells - 1]);
+        first[stages] = end;
+        for (int k = stages - 1; k >= 0 && *fits; k--)
+            first[k] = end = t.from[(ptrdiff_t)k * (c->n_blocks + 1) + end];
+    } else {
+        status = lt_fail(LT_ENOMEM, "out of memory to divide a net of %d blocks", end);
+    }
+    free(t.best);
+    free(t.from);
+    return status;
 }

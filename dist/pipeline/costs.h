@@ -2,7 +2,6 @@
 #ifndef LT_DIST_PIPELINE_COSTS_H
 #define LT_DIST_PIPELINE_COSTS_H
 
-#include "dist/pipeline/partition.h"
 #include "dist/pipeline/simulate.h"
 
 typedef struct lt_unit_costs { /* of a micro-batch */
@@ -19,7 +18,7 @@ typedef struct lt_costs {
     lt_unit_costs *before; /* (n_units + 1) before[i]: sums over units 0 to i - 1 */
     int *begin;            /* (n_blocks + 1) the first unit of each block, then n_units */
     int n_blocks;          /* a block: units from one that may begin a stage up to the next */
-    lt_pipe_block *blocks; /* (n_blocks) for lt__partition() */
+    double *cut_bytes;     /* (n_blocks) sent in each direction if a stage begins with the block */
 } lt_costs;
 
 /* A simulated pipeline and its arrays, for any number of stages. */
@@ -30,7 +29,6 @@ typedef struct lt_costed_pipe {
 } lt_costed_pipe;
 
 /* LT_EINVAL if a number is out of range. */
-LT_MUST lt_status lt__pipe_net_check(const lt_pipe_net *net);
 LT_MUST lt_status lt__pipe_job_check(const lt_pipe_job *job);
 /* The same for what the job says about plans: their stages, replicas, micro, lag and kind. */
 LT_MUST lt_status lt__pipe_choices_check(const lt_pipe_job *job, int blocks);
@@ -53,5 +51,12 @@ double lt__costs_work(const lt_costs *costs, int first, int end);
 double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);
 /* The bytes of gradients that a rank sends for units first to end - 1 in a step. */
 double lt__costs_exchanged(const lt_costs *costs, int first, int end);
+
+/* Divides the blocks into stages, at most as many as there are blocks. first (stages + 1): stage i
+ * has blocks first[i] to first[i + 1] - 1, at least one. The slowest stage or link is as fast as
+ * possible. memory: bytes of each stage, or 0 for no limit. *fits: whether there is a division into
+ * stages that have enough memory; otherwise, first is not set. LT_ENOMEM. */
+LT_MUST lt_status lt__partition(const lt_costs *costs, const lt_schedule *schedule, double memory,
+                                int *first, bool *fits);
 
 #endif

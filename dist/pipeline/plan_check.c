@@ -1,94 +1,10 @@
-/* plan_check.c - checks the numbers of a net and of a job; see dist/plan.h. */
+/* plan_check.c - checks the numbers of a job; see dist/plan.h. */
 #include "dist/pipeline/costs.h"
 
 /* Sums and products of a few amounts must not overflow. */
 #define MOST 1e100
 
 static bool is_amount(double x) { return x >= 0 && x <= MOST; }
-static bool is_positive(double x) { return x >= 1 / MOST && x <= MOST; }
-
-/* ==== Nets ==================================================================================== */
-
-static lt_status check_sizes(const lt_pipe_net *p)
-{
-    if (p->n_sizes < 1 || p->n_sizes > LT_PIPE_SIZES)
-        return lt_fail(LT_EINVAL, "a net is measured at 1 to %d sizes of micro-batches, not %d",
-                       LT_PIPE_SIZES, p->n_sizes);
-    for (int i = 0; i < p->n_sizes; i++)
-        if (!is_positive(p->sizes[i]))
-            return lt_fail(LT_EINVAL,
-                           "a net was measured with a micro-batch of %g images; the number must be "
-                           "from 1e-100 to 1e100",
-                           p->sizes[i]);
-    return LT_OK;
-}
-
-static lt_status check_seconds(const double *seconds, int n, int unit, const char *what)
-{
-    for (int i = 0; i < n; i++)
-        if (!is_amount(seconds[i]))
-            return lt_fail(LT_EINVAL,
-                           "unit %d of the net has %g seconds for its %s; times must be from 0 "
-                           "to 1e100",
-                           unit, seconds[i], what);
-    return LT_OK;
-}
-
-static lt_status check_unit(const lt_pipe_net *p, int i)
-{
-    const lt_pipe_net_unit *u = &p->units[i];
-    LT_TRY(check_seconds(u->forward, p->n_sizes, i, "forward pass"));
-    LT_TRY(check_seconds(u->inputs, p->n_sizes, i, "gradients of inputs"));
-    LT_TRY(check_seconds(u->weights, p->n_sizes, i, "gradients of weights"));
-    LT_TRY(check_seconds(&u->update, 1, i, "update"));
-    if (!is_amount(u->grad_bytes) || !is_amount(u->state_bytes) || !is_amount(u->saved_bytes) ||
-        !is_amount(u->back_bytes) || !is_amount(u->work_bytes))
-        return lt_fail(LT_EINVAL,
-                       "unit %d of the net has %g bytes of gradients, %g of state, %g of saved "
-                       "results, %g of their gradients and %g of work memory; they must be "
-                       "from 0 to 1e100",
-                       i, u->grad_bytes, u->state_bytes, u->saved_bytes, u->back_bytes,
-                       u->work_bytes);
-    return LT_OK;
-}
-
-static lt_status check_value(const lt_pipe_net *p, int i)
-{
-    const lt_pipe_net_value *v = &p->values[i];
-    if (v->unit < 0 || v->unit >= p->n_units)
-        return lt_fail(LT_EINVAL,
-                       "value %d of the net is made by unit %d, but the units are 0 "
-                       "to %d",
-                       i, v->unit, p->n_units - 1);
-    if (v->n < 1)
-        return lt_fail(LT_EINVAL, "value %d of the net is used by no unit; leave it out", i);
-    for (int k = 0, before = v->unit; k < v->n; before = v->uses[k++])
-        if (v->uses[k] <= before || v->uses[k] >= p->n_units)
-            return lt_fail(LT_EINVAL,
-                           "value %d of the net is made by unit %d and used by unit %d after "
-                           "unit %d; the units that use it must be in ascending order, up to %d",
-                           i, v->unit, v->uses[k], before, p->n_units - 1);
-    if (!is_amount(v->bytes))
-        return lt_fail(LT_EINVAL,
-                       "value %d of the net has %g bytes; they must be from 0 to "
-                       "1e100",
-                       i, v->bytes);
-    return LT_OK;
-}
-
-lt_status lt__pipe_net_check(const lt_pipe_net *p)
-{
-    LT_TRY(check_sizes(p));
-    if (p->n_units < 1)
-        return lt_fail(LT_EINVAL, "a net has at least 1 unit, not %d", p->n_units);
-    for (int i = 0; i < p->n_units; i++)
-        LT_TRY(check_unit(p, i));
-    for (int i = 0; i < p->n_values; i++)
-        LT_TRY(check_value(p, i));
-    return LT_OK;
-}
-
-/* ==== Jobs ==================================================================================== */
 
 static lt_status check_link(const lt_pipe_link *link, const char *what)
 {

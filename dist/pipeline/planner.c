@@ -9,9 +9,6 @@
  * fastest (BEST). For these, borders are moved by up to REACH units. */
 enum { FEW_DIVISIONS = 1000, MANY_DIVISIONS = 20000, BEST = 32, REACH = 4 };
 
-/* A bound on the time of a simulated step has rounding errors. */
-static const double SLACK = 1 - 1e-9;
-
 /* ==== One plan ================================================================================ */
 
 static void fill_stage(const lt_costs *c, const lt_costed_pipe *p, const lt_pipe_result *r,
@@ -21,6 +18,7 @@ static void fill_stage(const lt_costs *c, const lt_costed_pipe *p, const lt_pipe
     double bytes = 0;
     for (int j = 0; j < n; j++)
         bytes += j > i ? p->bytes[i * n + j] : p->grads[j * n + i];
+    stage->name = stage->first < c->net->n_units ? c->net->units[stage->first].name : NULL;
     stage->busy = r->busy[i] + p->stage[i].update;
     stage->idle = r->seconds > 0 ? fmax(1 - stage->busy / r->seconds, 0) : 0;
     stage->exposed = p->stage[i].reduce;
@@ -88,7 +86,6 @@ lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job *job, l
 {
     int first[LT_MAX_STAGES + 1];
     lt_costs costs;
-    LT_TRY(lt__pipe_net_check(net));
     LT_TRY(lt__pipe_job_check(job));
     LT_TRY(check_plan(job, plan));
     LT_TRY(check_stages(net, plan, first));
@@ -124,85 +121,17 @@ static void to_units(const search *s, const int *blocks, int *units)
         units[i] = s->costs.begin[blocks[i]];
 }
 
-/* Whether a division may be faster than the best one, and fits into memory. No stage is faster than
- * all its passes. */
-static bool is_candidate(const search *s, const int *first)
+/* Whether the stages of a division fit into memory. */
+static bool fits(const search *s, const int *first)
 {
     const lt_costs *c = &s->costs;
     lt_schedule schedule = s->schedule;
-    for (int i = 0; i < schedule.stages; i++) {
-        lt_unit_costs u = lt__costs_sum(c, first[i], first[i + 1]);
-        double busy = c->micro * (u.forward + u.inputs + u.weights) + u.update;
+    for (int i = 0; i < schedule.stages && c->job->memory > 0; i++) {
         schedule.stage = i;
-        if (busy * SLACK >= s->seconds ||
-            (c->job->memory > 0 &&
-             lt__costs_memory(c, &schedule, first[i], first[i + 1]) > c->job->memory))
+        if (lt__costs_memory(c, &schedule, first[i], first[i + 1]) > c->job->memory)
             return false;
     }
     return true;
-}
-
-/* The seconds of a message of stage i to a later stage j in the forward pass, or back. */
-static double message_seconds(const lt_pipe *p, bool backward, int i, int j)
-{
-    return (backward ? p->grads : p->bytes)[i * p->stages + j] / p->link.bytes_per_s;
-}
-
-/* The earliest time at which each stage has its first inputs. */
-static void set_begin(const lt_pipe *p, double *begin)
-{
-    for (int j = 0; j < p->stages; j++) {
-        begin[j] = 0;
-        for (int i = 0; i < j; i++) {
-            double message = message_seconds(p, false, i, j);
-            double arrives = begin[i] + p->stage[i].forward + message + p->link.latency;
-            if (message > 0)
-                begin[j] = fmax(begin[j], arrives);
-        }
-    }
-}
-
-/* The shortest time from the end of each stage's last backward pass to the end of the step: its
- * gradients pass the stages before it. */
-static void set_drain(const lt_pipe *p, double *drain)
-{
-    bool split = p->kind == LT_ZERO_BUBBLE;
-    for (int j = 0; j < p->stages; j++) {
-        const lt_pipe_stage *s = &p->stage[j];
-        drain[j] = (split ? s->weights : 0) + s->reduce + s->update;
-        for (int i = 0; i < j; i++) {
-            const lt_pipe_stage *t = &p->stage[i];
-            double message = message_seconds(p, true, i, j);
-            double backward = t->inputs + (split ? 0 : t->weights);
-            if (message > 0)
-                drain[j] = fmax(drain[j], p->link.latency + message + backward + drain[i]);
-        }
-    }
-}
-
-/* A lower bound of the time of a step: each stage runs all its passes and sends all its messages,
- * after its first inputs have arrived. */
-static double bound(const lt_pipe *p)
-{
-    double begin[LT_MAX_STAGES], drain[LT_MAX_STAGES], longest = 0;
-    set_begin(p, begin);
-    set_drain(p, drain);
-    for (int i = 0; i < p->stages; i++) {
-        const lt_pipe_stage *s = &p->stage[i];
-        double backward = s->inputs + (p->kind == LT_ZERO_BUBBLE ? 0 : s->weights);
-        double all = p->micro * (s->forward + s->inputs + s->weights) + s->reduce + s->update;
-        double messages = 0, after = 0;
-        for (int j = i + 1; j < p->stages; j++) {
-            double message = message_seconds(p, false, i, j);
-            const lt_pipe_stage *t = &p->stage[j];
-            messages += p->micro * message;
-            if (message > 0) /* the last receiver yet has to run its last passes */
-                after = p->link.latency + t->forward + t->inputs + drain[j];
-        }
-        longest = fmax(longest, begin[i] + fmax(all, s->forward + messages + after));
-        longest = fmax(longest, begin[i] + p->micro * (s->forward + backward) + drain[i]);
-    }
-    return longest;
 }
 
 /* Simulates a division (stages + 1) and keeps it if it is the fastest so far. */
@@ -211,11 +140,9 @@ static lt_status try_division(search *s, const int *blocks)
     int first[LT_MAX_STAGES + 1];
     lt_pipe_result r;
     to_units(s, blocks, first);
-    if (!is_candidate(s, first))
+    if (!fits(s, first))
         return LT_OK;
     lt__costs_pipe(&s->costs, &s->schedule, first, &s->pipe);
-    if (bound(&s->pipe.pipe) * SLACK >= s->seconds)
-        return LT_OK;
     s->pipe.pipe.limit = isfinite(s->seconds) ? s->seconds : 0;
     LT_TRY(lt__pipe_simulate(&s->pipe.pipe, NULL, NULL, &r));
     if (r.seconds < s->seconds) {
@@ -284,38 +211,30 @@ static lt_status try_all(search *s)
     return LT_OK;
 }
 
-/* Sets s->start. *fits: whether some division fits into memory. This is strict: each stage counts
- * what the whole net needs besides what it keeps, and values that skip the stage. */
-static lt_status partition(search *s, bool *fits)
+/* Sets s->start. *is_there: whether some division fits into memory. This is strict: each stage
+ * counts what the whole net needs besides what it keeps, and values that skip the stage. */
+static lt_status partition(search *s, bool *is_there)
 {
     const lt_costs *c = &s->costs;
-    double slowest;
-    lt_partition_config config = {.kind = s->schedule.kind,
-                                  .stages = s->schedule.stages,
-                                  .micro = c->micro,
-                                  .lag = s->schedule.lag,
-                                  .bytes_per_s = c->job->link.bytes_per_s,
-                                  .memory = c->job->memory};
-    if (config.memory > 0) /* at least one byte: 0 is no limit */
-        config.memory = fmax(config.memory - lt__costs_work(c, 0, c->net->n_units), 1);
-    lt_status status = lt__partition(c->blocks, c->n_blocks, &config, s->start, &slowest);
-    *fits = status == LT_OK;
-    return status == LT_ENOMEM && isinf(slowest) ? LT_OK : status;
+    double memory = c->job->memory;
+    if (memory > 0) /* at least one byte: 0 is no limit */
+        memory = fmax(memory - lt__costs_work(c, 0, c->net->n_units), 1);
+    return lt__partition(c, &s->schedule, memory, s->start, is_there);
 }
 
 /* Finds the best division for a schedule. again: s->start and s->best are those for another
  * schedule. Without a memory limit, s->start is the same for both. */
 static lt_status divide(search *s, const lt_pipe_plan *plan, bool again)
 {
-    bool fits = true;
+    bool is_there = true;
     int before[LT_MAX_STAGES + 1], stages = plan->stages;
     s->schedule = (lt_schedule){plan->kind, stages, 0, plan->lag};
     again = again && isfinite(s->seconds);
     memcpy(before, s->best, sizeof before);
     s->seconds = INFINITY;
     if (!again || s->costs.job->memory > 0)
-        LT_TRY(partition(s, &fits));
-    if (fits)
+        LT_TRY(partition(s, &is_there));
+    if (is_there)
         LT_TRY(try_division(s, s->start));
     if (again)
         LT_TRY(try_division(s, before));
@@ -407,9 +326,11 @@ static bool is_micro(const lt_pipe_job *job, const lt_pipe_plan *p)
     int64_t own = divide_up(job->batch, p->replicas);
     if (job->micro != LT_PIPE_ANY)
         return p->micro == job->micro && images >= 1;
+    if (p->stages == 1)
+        return p->micro == 1;
     if (p->micro > most || divide_up(own, divide_up(own, p->micro)) != p->micro)
         return false; /* fewer of the same size, rounded up, are enough */
-    return images >= (p->micro == 1 && p->stages == 1 ? 1 : least);
+    return images >= least;
 }
 
 /* Adds plans with these numbers of stages and replicas. */
@@ -525,7 +446,6 @@ static lt_status find_all(search *s, lt_pipe_plans *plans)
 lt_status lt_pipe_plans_find(const lt_pipe_net *net, const lt_pipe_job *job, lt_pipe_plans *plans)
 {
     *plans = (lt_pipe_plans){0};
-    LT_TRY(lt__pipe_net_check(net));
     LT_TRY(lt__pipe_job_check(job));
     search *s = calloc(1, sizeof *s);
     if (!s)

@@ -1,4 +1,4 @@
-/* profile.c - finds the units of a net, and measures them; see dist/pipeline.h.
+/* profile.c - finds the units of a net, and measures them; see dist/plan.h.
  *
  * The net is a pipeline of one stage here, or in a dry profile, one whose only stage is elsewhere:
  * then no op runs, and no parameter has memory. Either way each op is recorded, with its inputs and
@@ -10,14 +10,12 @@
 
 #include "autograd/stages.h"
 #include "core/tensor.h"
-#include "dist/pipeline.h"
+#include "dist/plan.h"
 
-typedef struct param {
+typedef struct leaf {           /* of a parameter or buffer */
     const struct lt_leaf *leaf; /* compared only; its half copy has the same */
-    char *name;
-    int64_t bytes;
-    int unit; /* -1 until it is used */
-} param;
+    double bytes;
+} leaf;
 
 typedef struct value {
     int unit, latest; /* the unit that makes the value; the last unit that used it so far */
@@ -36,14 +34,14 @@ struct lt_profile {
     lt_ctx *ctx;
     bool is_dry;
     int passes, done; /* backward passes until the end; done so far */
-    param *params;
-    lt_profile_unit *units;
+    lt_pipe_net net;  /* units and parameters. Times are sums over the passes, at the first size */
+    leaf *leaves;     /* (net.n_params) */
     value *values;
     place *table; /* a hash table of `slots` places, a power of two; at most half are in use */
     int *unit_of; /* (n_calls) of each forward call of the current pass, or -1 */
-    int n_params, n_units, n_values, n_calls, n_places;
+    int n_values, n_calls, n_places;
     int n_first; /* values of the first pass, which have uses */
-    int params_capacity, units_capacity, values_capacity, calls_capacity;
+    int params_capacity, leaves_capacity, units_capacity, values_capacity, calls_capacity;
     int slots;
     uint64_t first_call; /* number of the first call of the pass; 0 if there is none */
     uint64_t last_call;
@@ -51,7 +49,9 @@ struct lt_profile {
     bool in_weights; /* the second half of backward runs */
     bool failed;     /* out of memory */
     double began;    /* the pass */
-    lt_profile_totals totals;
+    struct {
+        double forward, inputs, weights;
+    } totals; /* seconds of the timed passes, including what no unit has */
 };
 
 /* ==== Lists =================================================================================== */
@@ -104,11 +104,11 @@ static bool grow_table(lt_profile *p)
     return true;
 }
 
-static param *find_param(const lt_profile *p, const lt_tensor *x)
+static lt_pipe_param *find_param(const lt_profile *p, const lt_tensor *x)
 {
-    for (int i = 0; i < p->n_params && x->leaf; i++)
-        if (p->params[i].leaf == x->leaf)
-            return &p->params[i];
+    for (int i = 0; i < p->net.n_params && x->leaf; i++)
+        if (p->leaves[i].leaf == x->leaf)
+            return &p->net.params[i];
     return NULL;
 }
 
@@ -126,7 +126,7 @@ static bool has_new_param(const lt_profile *p, lt_tensor *const *in, int n_in)
 {
     bool is_new = false;
     for (int i = 0; i < n_in; i++) {
-        const param *w = in[i] ? find_param(p, in[i]) : NULL;
+        const lt_pipe_param *w = in[i] ? find_param(p, in[i]) : NULL;
         is_new |= w && w->unit < 0;
     }
     return is_new;
@@ -135,20 +135,23 @@ static bool has_new_param(const lt_profile *p, lt_tensor *const *in, int n_in)
 /* Adds a unit that begins with the op, which is the first to use some of its inputs. */
 static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
 {
-    if (!grow(p, &p->units, p->n_units, &p->units_capacity, sizeof *p->units))
+    if (!grow(p, &p->net.units, p->net.n_units, &p->units_capacity, sizeof *p->net.units))
         return;
-    lt_profile_unit *u = &p->units[p->n_units];
-    *u = (lt_profile_unit){.may_begin_stage = true};
+    lt_pipe_unit *u = &p->net.units[p->net.n_units];
+    const char *name = NULL;
+    *u = (lt_pipe_unit){.may_begin_stage = true};
     for (int i = 0; i < n_in; i++) {
-        param *w = in[i] ? find_param(p, in[i]) : NULL;
+        lt_pipe_param *w = in[i] ? find_param(p, in[i]) : NULL;
         if (!w || w->unit >= 0)
             continue;
-        u->name = u->name ? u->name : w->name;
-        u->state_bytes += w->bytes;
-        u->grad_bytes += lt_requires_grad(in[i]) ? w->bytes : 0;
-        w->unit = p->n_units;
+        double bytes = p->leaves[w - p->net.params].bytes;
+        name = name ? name : w->name;
+        u->state_bytes += bytes;
+        u->grad_bytes += lt_requires_grad(in[i]) ? bytes : 0;
+        w->unit = p->net.n_units;
     }
-    p->n_units++;
+    p->net.n_units++;
+    p->failed |= !(u->name = strdup(name));
 }
 
 /* The unit of an op: the latest unit to which one of its inputs belongs. If it has no parameters,
@@ -157,16 +160,16 @@ static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
 static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
 {
     int unit = -1, latest = -1;
-    *first = p->n_units;
+    *first = p->net.n_units;
     for (int i = 0; i < n_in; i++) {
-        const param *w = in[i] ? find_param(p, in[i]) : NULL;
+        const lt_pipe_param *w = in[i] ? find_param(p, in[i]) : NULL;
         const value *v = in[i] ? value_of(p, in[i]) : NULL;
         int of = w ? w->unit : v ? v->unit : -1;
         unit = of > unit ? of : unit;
         latest = v && v->latest > latest ? v->latest : latest;
         *first = w && of < *first ? of : *first;
     }
-    return *first == p->n_units && latest > unit ? latest : unit;
+    return *first == p->net.n_units && latest > unit ? latest : unit;
 }
 
 static void note_use(lt_profile *p, value *v, int unit)
@@ -183,7 +186,7 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
     for (int i = 0; i < n_in; i++)
         if (in[i] && !find_param(p, in[i]) && !value_of(p, in[i]) &&
             (def->op->save & LT_SAVE_IN(i < 7 ? i : 7)))
-            p->units[unit].saved_bytes += (int64_t)lt__tensor_bytes(in[i]);
+            p->net.units[unit].saved_bytes += (double)lt__tensor_bytes(in[i]);
 }
 
 /* Keeps the largest number of bytes of gradients of results that an op of the unit reads and writes
@@ -191,17 +194,16 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
 static void note_grads(lt_profile *p, const lt_def *def, lt_tensor *const *in, int n_in,
                        lt_tensor *const *out, int unit)
 {
-    lt_profile_unit *u = &p->units[unit];
     int n_out = lt_op_outputs(def->op);
-    int64_t written = 0, read = 0;
+    double bytes = 0;
     for (int i = 0; i < n_in; i++)
         if (in[i] && lt_requires_grad(in[i]) && !find_param(p, in[i]))
-            written += (int64_t)lt__tensor_bytes(in[i]);
+            bytes += (double)lt__tensor_bytes(in[i]);
     for (int i = 0; i < n_out; i++)
         if (lt_requires_grad(out[i]))
-            read += (int64_t)lt__tensor_bytes(out[i]);
-    if (read + written > u->back_bytes)
-        u->back_bytes = read + written;
+            bytes += (double)lt__tensor_bytes(out[i]);
+    if (bytes > p->net.units[unit].back_bytes)
+        p->net.units[unit].back_bytes = bytes;
 }
 
 /* Adds an output of an op. */
@@ -234,7 +236,7 @@ static void add_forward(lt_profile *p, int unit)
     }
     p->unit_of[p->last_call - p->first_call] = unit;
     if (p->done > 0 && unit >= 0)
-        p->units[unit].forward += p->last_seconds;
+        p->net.units[unit].forward[0] += p->last_seconds;
     p->last_call = 0;
 }
 
@@ -253,7 +255,7 @@ static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
         end = v && v->tracked && v->latest > end ? v->latest : end;
     }
     for (int i = first + 1; i <= end; i++)
-        p->units[i].may_begin_stage = false; /* see lt_profile_unit */
+        p->net.units[i].may_begin_stage = false; /* see lt_pipe_unit */
     note_saved(p, def, in, n_in, unit);
 }
 
@@ -263,7 +265,7 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
     lt_profile *p = ud;
     int first, n_out = lt_op_outputs(def->op);
     bool is_first = p->done == 0;
-    if (is_first && has_new_param(p, in, n_in))
+    if (is_first && !p->failed && has_new_param(p, in, n_in))
         begin_unit(p, in, n_in);
     int unit = p->failed ? -1 : find_unit(p, in, n_in, &first);
     add_forward(p, unit);
@@ -280,10 +282,10 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
     }
     for (int i = 0; i < n_out; i++) {
         add_value(p, out[i], unit);
-        p->units[unit].saved_bytes += is_first ? (int64_t)lt__tensor_bytes(out[i]) : 0;
+        p->net.units[unit].saved_bytes += is_first ? (double)lt__tensor_bytes(out[i]) : 0;
     }
     p->n_first = is_first ? p->n_values : p->n_first;
-    p->totals.has_batch_norm |= strcmp(def->schema.name, "batch_norm") == 0;
+    p->net.has_batch_norm |= strcmp(def->schema.name, "batch_norm") == 0;
 }
 
 /* ==== Times =================================================================================== */
@@ -301,9 +303,9 @@ static void time_call(void *ud, const lt_call *call, bool backward, double secon
     if (p->done == 0 || unit < 0)
         return;
     if (p->in_weights)
-        p->units[unit].weights += seconds;
+        p->net.units[unit].weights[0] += seconds;
     else
-        p->units[unit].inputs += seconds;
+        p->net.units[unit].inputs[0] += seconds;
 }
 
 /* ==== The functions of lt_stages ============================================================== */
@@ -312,13 +314,13 @@ static void time_call(void *ud, const lt_call *call, bool backward, double secon
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
     lt_profile *p = ud;
-    char *copy = strdup(name);
-    if (!copy || !grow(p, &p->params, p->n_params, &p->params_capacity, sizeof *p->params)) {
-        p->failed = true;
-        free(copy);
+    lt_pipe_net *net = &p->net;
+    if (!grow(p, &net->params, net->n_params, &p->params_capacity, sizeof *net->params) ||
+        !grow(p, &p->leaves, net->n_params, &p->leaves_capacity, sizeof *p->leaves))
         return 0;
-    }
-    p->params[p->n_params++] = (param){x->leaf, copy, (int64_t)lt__tensor_bytes(x), -1};
+    p->leaves[net->n_params] = (leaf){x->leaf, (double)lt__tensor_bytes(x)};
+    net->params[net->n_params] = (lt_pipe_param){strdup(name), LT_PIPE_UNUSED};
+    p->failed |= !net->params[net->n_params++].name;
     return 0;
 }
 
@@ -387,7 +389,7 @@ static lt_status backward(void *ud, lt_tensor *loss, lt_tensor *grad)
     return LT_OK;
 }
 
-/* ==== Other functions ========================================================================= */
+/* ==== Opening and closing ===================================================================== */
 
 lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
 {
@@ -434,12 +436,10 @@ void lt_profile_free(lt_profile *p)
     (void)status; /* it fails only within backward */
     lt_set_timer(p->ctx, NULL, NULL);
     lt__ctx_release(p->ctx);
-    for (int i = 0; i < p->n_params; i++)
-        free(p->params[i].name);
     for (int i = 0; i < p->n_values; i++)
         free(p->values[i].uses);
-    free(p->params);
-    free(p->units);
+    lt_pipe_net_free(&p->net);
+    free(p->leaves);
     free(p->values);
     free(p->table);
     free(p->unit_of);
@@ -447,33 +447,93 @@ void lt_profile_free(lt_profile *p)
 }
 
 bool lt_profile_is_complete(const lt_profile *p) { return p->done > p->passes; }
-lt_profile_totals lt_profile_total(const lt_profile *p) { return p->totals; }
 
-const lt_profile_unit *lt_profile_unit_at(const lt_profile *p, int i)
-{
-    return i >= 0 && i < p->n_units ? &p->units[i] : NULL;
-}
+/* ==== The net ================================================================================= */
 
-bool lt_profile_param_at(const lt_profile *p, int i, const char **name, int *unit)
-{
-    if (i < 0 || i >= p->n_params)
-        return false;
-    *name = p->params[i].name;
-    *unit = p->params[i].unit;
-    return true;
-}
+const lt_pipe_net *lt_profile_net(const lt_profile *p) { return &p->net; }
 
 int lt_profile_unit_of(const lt_profile *p, const lt_tensor *x)
 {
-    const param *w = find_param(p, x);
-    return w ? w->unit : -1;
+    const lt_pipe_param *w = find_param(p, x);
+    return w ? w->unit : LT_PIPE_UNUSED;
 }
 
-bool lt_profile_value_at(const lt_profile *p, int i, lt_profile_value *v)
+lt_status lt_profile_rename(lt_profile *p, int unit, const char *name)
 {
-    if (i < 0 || i >= p->n_first)
-        return false;
-    const value *of = &p->values[i];
-    *v = (lt_profile_value){of->unit, of->uses, of->n, of->bytes, of->tracked};
-    return true;
+    if (unit < 0 || unit >= p->net.n_units)
+        return lt_fail(LT_EINVAL, "a profile of %d units has no unit %d", p->net.n_units, unit);
+    char *copy = strdup(name);
+    if (!copy)
+        return lt_fail(LT_ENOMEM, "out of memory for a profile of the net");
+    free(p->net.units[unit].name);
+    p->net.units[unit].name = copy;
+    return LT_OK;
+}
+
+lt_status lt_profile_take_net(lt_profile *p, double images, lt_pipe_net *net)
+{
+    bool on_cpu = strcmp(lt_device_name(p->ctx), "cpu") == 0;
+    lt_pipe_value *values = calloc((size_t)p->n_first + 1, sizeof *values);
+    if (!values)
+        return lt_fail(LT_ENOMEM, "out of memory for the net of a profile");
+    *net = p->net;
+    p->net = (lt_pipe_net){0};
+    net->values = values;
+    for (value *v = p->values; v < p->values + p->n_first; v++)
+        if (v->n > 0) {
+            values[net->n_values++] =
+                (lt_pipe_value){v->unit, v->uses, v->n, (double)v->bytes / images, v->tracked};
+            v->uses = NULL;
+        }
+    for (lt_pipe_unit *u = net->units; u < net->units + net->n_units; u++) {
+        u->saved_bytes /= images;
+        u->back_bytes /= images;
+        u->work_bytes = on_cpu ? u->grad_bytes : 0; /* oneDNN cannot add to gradients of weights */
+    }
+    return LT_OK;
+}
+
+void lt_pipe_net_free(lt_pipe_net *net)
+{
+    for (int i = 0; i < net->n_units; i++)
+        free(net->units[i].name);
+    for (int i = 0; i < net->n_params; i++)
+        free(net->params[i].name);
+    for (int i = 0; i < net->n_values; i++)
+        free(net->values[i].uses);
+    free(net->units);
+    free(net->params);
+    free(net->values);
+    *net = (lt_pipe_net){0};
+}
+
+/* The seconds of a pass by the seconds that its ops took in all passes. */
+static double scale(const lt_profile *p, double total, double ops)
+{
+    return ops > 0 ? total / ops / p->passes : 0;
+}
+
+lt_status lt_profile_add_times(const lt_profile *p, double images, lt_pipe_net *net)
+{
+    double forward = 0, inputs = 0, weights = 0;
+    int k = net->n_sizes;
+    if (p->net.n_units != net->n_units || k >= LT_PIPE_SIZES)
+        return lt_fail(LT_EINVAL,
+                       "a profile of %d units cannot be added to a net of %d units, which was "
+                       "measured at %d sizes",
+                       p->net.n_units, net->n_units, k);
+    for (const lt_pipe_unit *u = p->net.units; u < p->net.units + p->net.n_units; u++) {
+        forward += u->forward[0];
+        inputs += u->inputs[0];
+        weights += u->weights[0];
+    }
+    for (int i = 0; i < p->net.n_units; i++) {
+        const lt_pipe_unit *from = &p->net.units[i];
+        lt_pipe_unit *to = &net->units[i];
+        to->forward[k] = from->forward[0] * scale(p, p->totals.forward, forward);
+        to->inputs[k] = from->inputs[0] * scale(p, p->totals.inputs, inputs);
+        to->weights[k] = from->weights[0] * scale(p, p->totals.weights, weights);
+    }
+    net->sizes[net->n_sizes++] = images;
+    return LT_OK;
 }

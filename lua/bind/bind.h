@@ -49,14 +49,12 @@ typedef struct lt_lua {
     } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
-    lt_reducer *reducer;          /* owned; NULL without a group */
-    lt_wire_scales wire_scales;   /* used if buckets travel in f16 */
-    bool joins_pipeline;          /* the ranks train in a pipeline, see pipeline.c */
-    lt_pipeline *pipeline;        /* owned; NULL until it is opened */
-    struct lt_lua_plan *plan;     /* owned; see pipeline.c */
-    lt_profile *profile;          /* owned; see profile.c; or NULL */
-    lt_profile_fn profile_script; /* see lt_lua_join_pipeline() */
-    void *profile_ud;
+    lt_reducer *reducer;                    /* owned; NULL without a group */
+    lt_wire_scales wire_scales;             /* used if buckets travel in f16 */
+    const lt_lua_pipeline *joined_pipeline; /* borrowed; NULL unless the ranks train in one */
+    lt_pipeline *pipeline;                  /* owned; NULL until it is opened */
+    struct lt_lua_plan *plan;               /* owned; see pipeline.c */
+    lt_profile *profile;             /* of the net that the script makes; borrowed, or NULL */
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     lt_group *job_group;             /* in a profile: the group of lt.barrier; borrowed, or NULL */
     int micro;                       /* micro-batches of a batch and replica */
@@ -259,7 +257,6 @@ void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_async(lua_State *L);
 void lt__open_pipeline(lua_State *L);
-void lt__open_profile(lua_State *L);
 void lt__open_plan(lua_State *L);
 void lt__open_amp(lua_State *L);
 void lt__open_deferred(lua_State *L);
@@ -287,8 +284,10 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
  * it must make the same write, which pipeline.check_writes() in Lua verifies later. Raises inside
  * lt.on_root if x belongs to a stage of a pipeline. */
 bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
-/* The schedule whose name is the argument at index. */
-lt_schedule_kind lt__schedule_kind(lua_State *L, int index);
+/* Prepares the state of a rank that has joined its group for the first script. */
+LT_MUST lt_status lt__begin_rank(lua_State *L);
+/* Trains with data parallelism on all ranks of the group. */
+LT_MUST lt_status lt__use_reducer(lt_lua *s);
 void lt__close_pipeline(lt_lua *s); /* does nothing without one */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */

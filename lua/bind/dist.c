@@ -487,8 +487,7 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
     return lt_reducer_allreduce(s->reducer, numbers, n, backward);
 }
 
-/* Trains with data parallelism on all ranks of the group. */
-static lt_status use_reducer(lt_lua *s)
+lt_status lt__use_reducer(lt_lua *s)
 {
     if (!(s->reducer = lt_reducer_new(s->ctx, s->group, &s->reducer_config)))
         return lt_errcode();
@@ -496,13 +495,6 @@ static lt_status use_reducer(lt_lua *s)
     LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
     return LT_OK;
-}
-
-/* open_reducer(): trains with data parallelism on all ranks, not in a pipeline. */
-static int open_reducer(lua_State *L)
-{
-    lt__check(L, lt__lua(L), use_reducer(lt__lua(L)));
-    return 0;
 }
 
 static const luaL_Reg functions[] = {LT_FN(rank),
@@ -532,12 +524,11 @@ static const luaL_Reg functions[] = {LT_FN(rank),
                                      LT_FN(buckets),
                                      LT_FN(time_sums),
                                      LT_FN(wire),
-                                     LT_FN(open_reducer),
                                      {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
-static lt_status begin_rank(lua_State *L)
+lt_status lt__begin_rank(lua_State *L)
 {
     static const char begin[] = "require('luatrain.train.ranks').begin()";
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, LT_EMBEDDED "ranks") != LUA_OK)
@@ -559,22 +550,7 @@ lt_status lt_lua_join_async(lua_State *L, lt_group *group)
     lt_set_allreduce(s->ctx, refuse_sum, NULL);
     s->group = group;
     s->joins_async = true;
-    return begin_rank(L);
-}
-
-void lt_lua_join_profile(lua_State *L, lt_group *group) { lt__lua_of(L)->job_group = group; }
-
-lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
-                               lt_profile_fn fn, void *ud)
-{
-    lt_lua *s = lt__lua_of(L);
-    if (config)
-        s->reducer_config = *config;
-    s->group = group;
-    s->joins_pipeline = true;
-    s->profile_script = fn;
-    s->profile_ud = ud;
-    return begin_rank(L);
+    return lt__begin_rank(L);
 }
 
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
@@ -586,6 +562,6 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
         s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
         return LT_OK;
     s->group = group;
-    LT_TRY(use_reducer(s));
-    return begin_rank(L);
+    LT_TRY(lt__use_reducer(s));
+    return lt__begin_rank(L);
 }

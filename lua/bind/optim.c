@@ -169,7 +169,7 @@ static int optim_step(lua_State *L)
             L, s,
             "with --parallel async=RULE, an optimizer step requires a batch of run:batches() "
             "or set:batches{shuffle = true}, but this one has none");
-    if (s->joins_pipeline && !s->pipeline && !s->reducer)
+    if (s->joined_pipeline && !s->pipeline && !s->reducer)
         lt__refuse(L, s,
                    "--parallel pipe=P: the script called os.exit() in the profile, before its "
                    "first backward pass, so there is no plan");

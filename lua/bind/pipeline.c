@@ -8,72 +8,43 @@
 
 /* ==== The stage of each parameter ============================================================= */
 
-/* The parameters and buffers in the order in which the profile has seen them placed. */
 struct lt_lua_plan {
-    int n, next; /* entries; the one after the last one that was placed */
+    const lt_lua_pipeline *of; /* borrowed */
+    int next; /* in the net's list of parameters, the one after the last one that was placed */
     struct {
         uint32_t count;
         char at[64];         /* where the script made the last one */
     } writes[LT_MAX_STAGES]; /* of this rank's script to tensors of each stage */
-    struct {
-        char *name; /* owned */
-        int stage;
-    } entries[];
 };
 
-static void free_plan(struct lt_lua_plan *plan)
+/* The stage of entry i of the net's parameters. Stage 0 gets those that are not used. */
+static int stage_at(const struct lt_lua_plan *p, int i)
 {
-    for (int i = 0; plan && i < plan->n; i++)
-        free(plan->entries[i].name);
-    free(plan);
+    const lt_pipe_plan *plan = p->of->plan;
+    int stage = 0, unit = p->of->net->params[i].unit;
+    while (stage + 1 < plan->stages && unit >= plan->stage[stage + 1].first)
+        stage++;
+    return stage;
 }
 
 /* A script usually places the same parameters in the same order as in the profile. A parameter
  * that the profile does not have goes to the stage of the one before it. */
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
-    struct lt_lua_plan *plan = ud;
+    struct lt_lua_plan *p = ud;
+    const lt_pipe_net *net = p->of->net;
     (void)x;
-    for (int i = 0; i < plan->n; i++) {
-        int at = (plan->next + i) % plan->n;
-        if (strcmp(plan->entries[at].name, name) != 0)
+    for (int i = 0; i < net->n_params; i++) {
+        int at = (p->next + i) % net->n_params;
+        if (strcmp(net->params[at].name, name) != 0)
             continue;
-        plan->next = at + 1;
-        return plan->entries[at].stage;
+        p->next = at + 1;
+        return stage_at(p, at);
     }
-    return plan->next > 0 ? plan->entries[plan->next - 1].stage : 0;
-}
-
-/* Reads a list of names at index, and one of stages, from 0, at index + 1. New. NULL if out of
- * memory. */
-static struct lt_lua_plan *read_plan(lua_State *L, int index)
-{
-    int n = (int)luaL_len(L, index);
-    struct lt_lua_plan *plan = calloc(1, sizeof *plan + (size_t)n * sizeof *plan->entries);
-    for (int i = 0; plan && i < n; i++) {
-        lua_rawgeti(L, index, i + 1);
-        lua_rawgeti(L, index + 1, i + 1);
-        plan->entries[i].name = strdup(lua_tostring(L, -2));
-        plan->entries[i].stage = (int)lua_tointeger(L, -1);
-        plan->n = i + 1;
-        lua_pop(L, 2);
-        if (!plan->entries[i].name) {
-            free_plan(plan);
-            return NULL;
-        }
-    }
-    return plan;
+    return p->next > 0 ? stage_at(p, p->next - 1) : 0;
 }
 
 /* ==== Functions =============================================================================== */
-
-lt_schedule_kind lt__schedule_kind(lua_State *L, int index)
-{
-    const char *kinds[LT_SCHEDULE_KINDS + 1] = {NULL};
-    for (int i = 0; i < LT_SCHEDULE_KINDS; i++)
-        kinds[i] = lt_schedule_name((lt_schedule_kind)i);
-    return (lt_schedule_kind)luaL_checkoption(L, index, NULL, kinds);
-}
 
 /* schedules(): returns the list of names of schedules. */
 static int schedules(lua_State *L)
@@ -113,34 +84,44 @@ static lt_status open_reducer(lt_lua *s)
     return lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales);
 }
 
-/* open_pipeline(names, stages, number, schedule, lag, micro): makes this rank a stage of a pipeline
- * of `number` stages. names is the list of parameters and buffers, and stages has their stages,
- * from 0. schedule is one of schedules(); micro, the number of micro-batches of each batch and
- * replica. */
-static int open_pipeline(lua_State *L)
+/* Makes the state a stage of the pipeline that it has joined. */
+static lt_status open_pipeline(lt_lua *s)
 {
-    lt_lua *s = lt__lua(L);
-    luaL_checktype(L, 1, LUA_TTABLE);
-    luaL_checktype(L, 2, LUA_TTABLE);
-    lt_pipeline_config config = {.stages = (int)luaL_checkinteger(L, 3),
-                                 .kind = lt__schedule_kind(L, 4),
-                                 .lag = (int)luaL_checkinteger(L, 5),
-                                 .stage_of = stage_of};
-    s->micro = (int)luaL_checkinteger(L, 6);
-    if (!(s->plan = config.ud = read_plan(L, 1)))
-        lt__error(L, s, LT_ENOMEM, "out of memory for a pipeline");
+    const lt_pipe_plan *plan = s->joined_pipeline->plan;
+    if (!(s->plan = calloc(1, sizeof *s->plan)))
+        return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
+    s->plan->of = s->joined_pipeline;
+    const lt_pipeline_config config = {.stages = plan->stages,
+                                       .kind = plan->kind,
+                                       .lag = plan->lag,
+                                       .stage_of = stage_of,
+                                       .ud = s->plan};
+    s->micro = plan->micro;
     if (!(s->pipeline = lt_pipeline_new(s->ctx, s->group, &config)))
-        lt__raise(L, s);
+        return lt_errcode();
     if (s->micro > 1)
         lt_set_allreduce(s->ctx, refuse_sum, s);
-    lt__check(L, s, open_reducer(s));
-    return 0;
+    return open_reducer(s);
+}
+
+lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
+                               const lt_lua_pipeline *pipeline)
+{
+    lt_lua *s = lt__lua_of(L);
+    if (config)
+        s->reducer_config = *config;
+    s->group = group;
+    s->joined_pipeline = pipeline;
+    LT_TRY(lt__begin_rank(L));
+    if (!pipeline->plan)
+        return LT_OK;
+    return pipeline->only_replicas ? lt__use_reducer(s) : open_pipeline(s);
 }
 
 void lt__close_pipeline(lt_lua *s)
 {
     lt_pipeline_free(s->pipeline);
-    free_plan(s->plan);
+    free(s->plan);
     s->pipeline = NULL;
     s->plan = NULL;
 }
@@ -148,7 +129,7 @@ void lt__close_pipeline(lt_lua *s)
 /* joins_pipeline(): whether the ranks train in a pipeline. */
 static int joins_pipeline(lua_State *L)
 {
-    lua_pushboolean(L, lt__lua(L)->joins_pipeline);
+    lua_pushboolean(L, lt__lua(L)->joined_pipeline != NULL);
     return 1;
 }
 
@@ -246,9 +227,8 @@ static int writes(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {LT_FN(schedules), LT_FN(open_pipeline), LT_FN(joins_pipeline),
-                                     LT_FN(pipeline),  LT_FN(counts),        LT_FN(own_item),
-                                     LT_FN(is_remote), LT_FN(writes),        LT_FN(pipeline_times),
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(schedules), LT_FN(joins_pipeline), LT_FN(pipeline),
+                                     LT_FN(counts),    LT_FN(own_item),       LT_FN(is_remote),
+                                     LT_FN(writes),    LT_FN(pipeline_times), {NULL, NULL}};
 
 void lt__open_pipeline(lua_State *L) { lt__register(L, functions); }

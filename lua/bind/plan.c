@@ -1,127 +1,69 @@
-/* plan.c - the planner of pipelines for the embedded Lua files, and the measurements it needs. */
-#include <stdlib.h>
-#include <string.h>
-
+/* plan.c - profiles and plans of pipelines, for the embedded Lua files, in which units count from
+ * 1. */
 #include "lua/bind/bind.h"
 #include "lua/bind/field.h"
 
-/* ==== Arguments =============================================================================== */
+/* ==== Profiles ================================================================================ */
 
-/* Reads a list of up to LT_PIPE_SIZES numbers. */
-static void list_field(lua_State *L, int index, const char *key, double list[LT_PIPE_SIZES])
+/* profile(): returns the units of the profile if it is complete, else nil: a list of {name =,
+ * may_begin_stage =}; and a list of {name =, unit =} with the parameters and buffers. A parameter
+ * that is not used has unit 0. */
+static int profile(lua_State *L)
 {
-    lua_getfield(L, index, key);
-    for (int i = 0; i < LT_PIPE_SIZES; i++) {
-        lua_rawgeti(L, -1, i + 1);
-        list[i] = lua_tonumber(L, -1);
-        lua_pop(L, 1);
-    }
-    lua_pop(L, 1);
-}
-
-static lt_pipe_link link_field(lua_State *L, int index, const char *key)
-{
-    lua_getfield(L, index, key);
-    lt_pipe_link link = {lt__number_field(L, lua_gettop(L), "latency", 0),
-                         lt__number_field(L, lua_gettop(L), "bytes_per_s", 0)};
-    lua_pop(L, 1);
-    return link;
-}
-
-/* Reads the units of the net at 1 into new userdata, which stays on the stack. */
-static void read_units(lua_State *L, lt_pipe_net *net)
-{
-    lua_getfield(L, 1, "units");
-    net->n_units = (int)luaL_len(L, -1);
-    lt_pipe_net_unit *units = lua_newuserdatauv(L, ((size_t)net->n_units + 1) * sizeof *units, 0);
-    net->units = units;
+    const lt_profile *p = lt__lua(L)->profile;
+    const lt_pipe_net *net = lt_profile_net(p);
+    if (!lt_profile_is_complete(p))
+        return 0;
+    lua_createtable(L, net->n_units, 0);
     for (int i = 0; i < net->n_units; i++) {
-        lua_rawgeti(L, -2, i + 1);
-        int at = lua_gettop(L);
-        units[i] =
-            (lt_pipe_net_unit){.may_begin_stage = lt__boolean_field(L, at, "may_begin_stage"),
-                               .update = lt__number_field(L, at, "update", 0),
-                               .grad_bytes = lt__number_field(L, at, "grad_bytes", 0),
-                               .state_bytes = lt__number_field(L, at, "state_bytes", 0),
-                               .saved_bytes = lt__number_field(L, at, "saved_bytes", 0),
-                               .back_bytes = lt__number_field(L, at, "back_bytes", 0),
-                               .work_bytes = lt__number_field(L, at, "work_bytes", 0)};
-        list_field(L, at, "forward", units[i].forward);
-        list_field(L, at, "inputs", units[i].inputs);
-        list_field(L, at, "weights", units[i].weights);
-        lua_pop(L, 1);
+        lua_createtable(L, 0, 2);
+        lt__set_string(L, "name", net->units[i].name);
+        lt__set_boolean(L, "may_begin_stage", net->units[i].may_begin_stage);
+        lua_rawseti(L, -2, i + 1);
     }
-}
-
-/* Reads the list `uses` of a value at the top. *n: its length. It stays on the stack. */
-static const int *read_uses(lua_State *L, int at, int *n)
-{
-    lua_getfield(L, at, "uses");
-    *n = (int)luaL_len(L, -1);
-    int *uses = lua_newuserdatauv(L, ((size_t)*n + 1) * sizeof *uses, 0);
-    for (int i = 0; i < *n; i++) {
-        lua_rawgeti(L, -2, i + 1);
-        uses[i] = (int)lua_tointeger(L, -1) - 1;
-        lua_pop(L, 1);
+    lua_createtable(L, net->n_params, 0);
+    for (int i = 0; i < net->n_params; i++) {
+        lua_createtable(L, 0, 2);
+        lt__set_string(L, "name", net->params[i].name);
+        lt__set_integer(L, "unit", net->params[i].unit + 1);
+        lua_rawseti(L, -2, i + 1);
     }
-    return uses;
+    return 2;
 }
 
-/* Reads the values of the net at 1. The userdata of their lists are kept in a table. */
-static void read_values(lua_State *L, lt_pipe_net *net)
+/* profile_unit(tensor): returns the unit of a parameter or buffer; 0 if it is not used. */
+static int profile_unit(lua_State *L)
 {
-    lua_getfield(L, 1, "values");
-    int list = lua_gettop(L);
-    net->n_values = (int)luaL_len(L, list);
-    lt_pipe_net_value *values =
-        lua_newuserdatauv(L, ((size_t)net->n_values + 1) * sizeof *values, 0);
-    net->values = values;
-    lua_newtable(L);
-    int kept = lua_gettop(L);
-    for (int i = 0; i < net->n_values; i++) {
-        lua_rawgeti(L, list, i + 1);
-        int at = lua_gettop(L);
-        values[i] = (lt_pipe_net_value){.unit = (int)lt__integer_field(L, at, "unit", 0) - 1,
-                                        .bytes = lt__number_field(L, at, "bytes", 0),
-                                        .tracked = lt__boolean_field(L, at, "tracked")};
-        values[i].uses = read_uses(L, at, &values[i].n);
-        lua_rawseti(L, kept, i + 1);
-        lua_settop(L, kept);
-    }
+    lua_pushinteger(L, lt_profile_unit_of(lt__lua(L)->profile, lt__self(L, "profile")) + 1);
+    return 1;
 }
 
-/* The kind of the job's schedule, or LT_PIPE_ANY without one. */
-static int kind_field(lua_State *L, int index)
+/* profile_rename(unit, name): replaces the name of a unit. */
+static int profile_rename(lua_State *L)
 {
-    int kind = LT_PIPE_ANY;
-    if (lua_getfield(L, index, "schedule") != LUA_TNIL)
-        kind = (int)lt__schedule_kind(L, -1);
-    lua_pop(L, 1);
-    return kind;
+    lt_lua *s = lt__lua(L);
+    int unit = (int)luaL_checkinteger(L, 1) - 1;
+    lt__check(L, s, lt_profile_rename(s->profile, unit, luaL_checkstring(L, 2)));
+    return 0;
 }
 
-static lt_pipe_job read_job(lua_State *L, int index)
+void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int rank, int ranks)
 {
-    return (lt_pipe_job){.ranks = (int)lt__integer_field(L, index, "ranks", 0),
-                         .batch = lt__integer_field(L, index, "batch", 0),
-                         .link = link_field(L, index, "link"),
-                         .exchange = link_field(L, index, "exchange"),
-                         .wire_bytes = (int)lt__integer_field(L, index, "wire_bytes", 0),
-                         .memory = lt__number_field(L, index, "memory", 0),
-                         .least_micro = (int)lt__integer_field(L, index, "least_micro", 0),
-                         .stages = (int)lt__integer_field(L, index, "stages", LT_PIPE_ANY),
-                         .replicas = (int)lt__integer_field(L, index, "replicas", LT_PIPE_ANY),
-                         .micro = (int)lt__integer_field(L, index, "micro", LT_PIPE_ANY),
-                         .lag = (int)lt__integer_field(L, index, "lag", LT_PIPE_ANY),
-                         .kind = kind_field(L, index)};
+    lt_lua *s = lt__lua_of(L);
+    s->profile = profile;
+    s->job_group = group;
+    s->profile_rank = rank;
+    s->profile_ranks = ranks;
 }
 
-/* ==== Results ================================================================================= */
+/* ==== A plan ================================================================================== */
 
-static void push_stage(lua_State *L, const lt_pipe_plan_stage *s)
+static void push_stage(lua_State *L, const lt_pipe_plan_stage *s, bool is_predicted)
 {
     lua_createtable(L, 0, 8);
     lt__set_integer(L, "first", s->first + 1);
+    if (!is_predicted)
+        return;
     lt__set_number(L, "busy", s->busy);
     lt__set_number(L, "idle", s->idle);
     lt__set_number(L, "exposed", s->exposed);
@@ -131,105 +73,169 @@ static void push_stage(lua_State *L, const lt_pipe_plan_stage *s)
     lt__set_integer(L, "in_memory", s->in_memory);
 }
 
-static void push_plan(lua_State *L, const lt_pipe_plan *p)
+/* Pushes {stages =, replicas =, micro =, lag =, schedule =, cuts = list of the names of the stages
+ * after the first one, stage = list of stages}, for a plan that was predicted also seconds and
+ * images_per_s. */
+static void push_plan(lua_State *L, const lt_pipe_plan *p, const lt_pipe_job *job)
 {
-    lua_createtable(L, 0, 8);
+    bool is_predicted = p->seconds > 0;
+    lua_createtable(L, 0, 9);
     lt__set_integer(L, "stages", p->stages);
     lt__set_integer(L, "replicas", p->replicas);
     lt__set_integer(L, "micro", p->micro);
     lt__set_integer(L, "lag", p->lag);
     lt__set_string(L, "schedule", lt_schedule_name(p->kind));
-    lt__set_number(L, "seconds", p->seconds);
+    if (is_predicted) {
+        lt__set_number(L, "seconds", p->seconds);
+        lt__set_number(L, "images_per_s", (double)job->batch / p->seconds);
+    }
     lua_createtable(L, p->stages, 0);
     for (int i = 0; i < p->stages; i++) {
-        push_stage(L, &p->stage[i]);
+        push_stage(L, &p->stage[i], is_predicted);
         lua_rawseti(L, -2, i + 1);
     }
     lua_setfield(L, -2, "stage");
+    lua_createtable(L, p->stages, 0);
+    for (int i = 1; i < p->stages; i++) {
+        lua_pushstring(L, p->stage[i].name);
+        lua_rawseti(L, -2, i);
+    }
+    lua_setfield(L, -2, "cuts");
 }
 
-static lt_pipe_net read_net(lua_State *L)
+/* pipeline_plan(): returns the plan by which the ranks train, and a warning or nil. Raises if there
+ * is none. */
+static int pipeline_plan(lua_State *L)
 {
-    lt_pipe_net net = {.n_sizes = (int)lt__integer_field(L, 1, "n_sizes", 0)};
-    list_field(L, 1, "sizes", net.sizes);
-    read_units(L, &net);
-    read_values(L, &net);
-    return net;
+    lt_lua *s = lt__lua(L);
+    const lt_lua_pipeline *p = s->joined_pipeline;
+    if (!p->plan)
+        lt__error(L, s, p->status, "%s", p->text);
+    push_plan(L, p->plan, p->job);
+    lua_pushstring(L, p->text);
+    return 2;
 }
 
-/* Pushes the plans, at 1, as a list. */
-static int push_plans(lua_State *L)
+/* ==== All plans =============================================================================== */
+
+static void set_numbers(lua_State *L, const char *key, const double *list, int n)
 {
-    const lt_pipe_plans *plans = lua_touserdata(L, 1);
-    lua_createtable(L, plans->n, 0);
-    for (int i = 0; i < plans->n; i++) {
-        push_plan(L, &plans->plan[i]);
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushnumber(L, list[i]);
         lua_rawseti(L, -2, i + 1);
     }
-    return 1;
+    lua_setfield(L, -2, key);
 }
 
-/* find_plans(net, job): returns the plans for a net, the fastest first, or nil and the message of
- * LT_EINVAL; see lt_pipe_plans_find(). net: n_sizes, sizes, units and values, with the fields of
- * lt_pipe_net. job: the fields of lt_pipe_job, except for most_micro, with a schedule such as "zb"
- * instead of a kind. Units and stages count from 1. A plan has the fields of lt_pipe_plan, and a
- * schedule, too. */
-static int find_plans(lua_State *L)
+static void push_unit(lua_State *L, const lt_pipe_unit *u, int n_sizes)
 {
-    lt_pipe_plans plans = {0};
-    luaL_checktype(L, 1, LUA_TTABLE);
-    luaL_checktype(L, 2, LUA_TTABLE);
-    lt_pipe_job job = read_job(L, 2);
-    lt_pipe_net net = read_net(L);
-    lt_status status = lt_pipe_plans_find(&net, &job, &plans);
-    if (status == LT_EINVAL) {
-        lua_pushnil(L);
-        lua_pushstring(L, lt_errmsg());
-        return 2;
+    lua_createtable(L, 0, 11);
+    lt__set_string(L, "name", u->name);
+    lt__set_boolean(L, "may_begin_stage", u->may_begin_stage);
+    set_numbers(L, "forward", u->forward, n_sizes);
+    set_numbers(L, "inputs", u->inputs, n_sizes);
+    set_numbers(L, "weights", u->weights, n_sizes);
+    lt__set_number(L, "update", u->update);
+    lt__set_integer(L, "grad_bytes", (lua_Integer)u->grad_bytes);
+    lt__set_number(L, "state_bytes", u->state_bytes);
+    lt__set_number(L, "saved_bytes", u->saved_bytes);
+    lt__set_number(L, "back_bytes", u->back_bytes);
+    lt__set_integer(L, "work_bytes", (lua_Integer)u->work_bytes);
+}
+
+static void push_value(lua_State *L, const lt_pipe_value *v)
+{
+    lua_createtable(L, 0, 4);
+    lt__set_integer(L, "unit", v->unit + 1);
+    lt__set_number(L, "bytes", v->bytes);
+    lt__set_boolean(L, "tracked", v->tracked);
+    lua_createtable(L, v->n, 0);
+    for (int i = 0; i < v->n; i++) {
+        lua_pushinteger(L, v->uses[i] + 1);
+        lua_rawseti(L, -2, i + 1);
     }
-    lt__check(L, lt__lua(L), status);
-    lua_pushcfunction(L, push_plans);
-    lua_pushlightuserdata(L, &plans);
-    bool ok = lua_pcall(L, 1, 1, 0) == LUA_OK;
-    lt_pipe_plans_free(&plans);
-    return ok ? 1 : lua_error(L);
+    lua_setfield(L, -2, "uses");
 }
 
-/* ==== Measurements ============================================================================ */
-
-/* run_profile(passes, rows): runs the script in a state of its own, and returns the profile of its
- * net as text; see luatrain/commands/profile.lua. */
-static int run_profile(lua_State *L)
+static void push_net(lua_State *L, const lt_pipe_net *net)
 {
-    lt_lua *s = lt__lua(L);
-    char *text = NULL;
-    int passes = (int)luaL_checkinteger(L, 1);
-    int64_t rows = luaL_checkinteger(L, 2);
-    luaL_checkstack(L, 4, NULL);
-    lt_status status = s->profile_script(s->profile_ud, passes, rows, &text);
-    if (status == LT_ESCRIPT || status == LT_EINVAL || status == LT_ENUMERIC)
-        lt_fail(status, "%s (while the script was profiled for --parallel pipe=P)", lt_errmsg());
-    if (status != LT_OK)
-        lt__raise(L, s);
-    lua_pushstring(L, text); /* if this raises, the program ends */
-    free(text);
-    return 1;
+    lua_createtable(L, 0, 4);
+    lt__set_integer(L, "n_sizes", net->n_sizes);
+    lua_createtable(L, net->n_sizes, 0);
+    for (int i = 0; i < net->n_sizes; i++) {
+        lua_pushinteger(L, (lua_Integer)net->sizes[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "sizes");
+    lua_createtable(L, net->n_units, 0);
+    for (int i = 0; i < net->n_units; i++) {
+        push_unit(L, &net->units[i], net->n_sizes);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "units");
+    lua_createtable(L, net->n_values, 0);
+    for (int i = 0; i < net->n_values; i++) {
+        push_value(L, &net->values[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "values");
 }
 
-/* time_message(bytes): returns the seconds of a message between the first and the last rank. All
- * ranks must call it. */
-static int time_message(lua_State *L)
+static void set_link(lua_State *L, const char *key, const lt_pipe_link *link)
 {
-    lt_lua *s = lt__lua(L);
-    double seconds;
-    lt__check(L, s, lt_group_time_message(s->group, (size_t)luaL_checkinteger(L, 1), &seconds));
-    lua_pushnumber(L, seconds);
-    return 1;
+    lua_createtable(L, 0, 2);
+    lt__set_number(L, "latency", link->latency);
+    lt__set_number(L, "bytes_per_s", link->bytes_per_s);
+    lua_setfield(L, -2, key);
 }
 
-static const luaL_Reg functions[] = {{"find_plans", find_plans},
-                                     {"run_profile", run_profile},
-                                     {"time_message", time_message},
+static void set_choice(lua_State *L, const char *key, int choice)
+{
+    if (choice != LT_PIPE_ANY)
+        lt__set_integer(L, key, choice);
+}
+
+static void push_job(lua_State *L, const lt_pipe_job *job)
+{
+    lua_createtable(L, 0, 12);
+    lt__set_integer(L, "ranks", job->ranks);
+    lt__set_integer(L, "batch", job->batch);
+    set_link(L, "link", &job->link);
+    set_link(L, "exchange", &job->exchange);
+    lt__set_integer(L, "wire_bytes", job->wire_bytes);
+    lt__set_integer(L, "least_micro", job->least_micro);
+    set_choice(L, "stages", job->stages);
+    set_choice(L, "replicas", job->replicas);
+    set_choice(L, "micro", job->micro);
+    set_choice(L, "lag", job->lag);
+    if (job->kind != LT_PIPE_ANY)
+        lt__set_string(L, "schedule", lt_schedule_name((lt_schedule_kind)job->kind));
+    if (job->memory > 0)
+        lt__set_number(L, "memory", job->memory);
+}
+
+void lt_lua_push_plans(lua_State *L, const lt_pipe_net *net, const lt_pipe_job *job,
+                       const lt_pipe_plans *plans)
+{
+    luaL_checkstack(L, 8, NULL);
+    lua_createtable(L, 0, 3);
+    push_net(L, net);
+    lua_setfield(L, -2, "net");
+    push_job(L, job);
+    lua_setfield(L, -2, "job");
+    lua_createtable(L, plans->n, 0);
+    for (int i = 0; i < plans->n; i++) {
+        push_plan(L, &plans->plan[i], job);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "plans");
+}
+
+static const luaL_Reg functions[] = {{"profile", profile},
+                                     {"profile_unit", profile_unit},
+                                     {"profile_rename", profile_rename},
+                                     {"pipeline_plan", pipeline_plan},
                                      {NULL, NULL}};
 
 void lt__open_plan(lua_State *L) { lt__register(L, functions); }

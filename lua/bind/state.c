@@ -37,8 +37,6 @@ static int close_state(lua_State *L)
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
     lt__close_pipeline(s);
-    lt_profile_free(s->profile);
-    s->profile = NULL;
     if (s->ctx) {
         lt_set_allreduce(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);
@@ -123,7 +121,6 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_dist(L);
     lt__open_async(L);
     lt__open_pipeline(L);
-    lt__open_profile(L);
     lt__open_plan(L);
     lt__open_amp(L);
     lt__open_deferred(L);

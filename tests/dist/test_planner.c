@@ -13,16 +13,16 @@ static net *random_net(int units)
 {
     net *n = net_new();
     for (int i = 0; i < units; i++) {
-        *add_unit(n, 0, 0, 0) = (lt_pipe_net_unit){.may_begin_stage = pick(5) > 0,
-                                                   .forward = {1 + pick(9), 4 + pick(20)},
-                                                   .inputs = {pick(9), 2 + pick(20)},
-                                                   .weights = {pick(9), pick(20)},
-                                                   .update = pick(3),
-                                                   .grad_bytes = pick(2) * pick(4 << 20),
-                                                   .state_bytes = pick(100),
-                                                   .saved_bytes = pick(10),
-                                                   .back_bytes = pick(10),
-                                                   .work_bytes = pick(40)};
+        *add_unit(n, 0, 0, 0) = (lt_pipe_unit){.may_begin_stage = pick(5) > 0,
+                                               .forward = {1 + pick(9), 4 + pick(20)},
+                                               .inputs = {pick(9), 2 + pick(20)},
+                                               .weights = {pick(9), pick(20)},
+                                               .update = pick(3),
+                                               .grad_bytes = pick(2) * pick(4 << 20),
+                                               .state_bytes = pick(100),
+                                               .saved_bytes = pick(10),
+                                               .back_bytes = pick(10),
+                                               .work_bytes = pick(40)};
         if (i > 0)
             add_value(n, i - 1, i, pick(2) && i + 1 < units ? i + 1 + pick(units - i - 1) : -1,
                       pick(30))
@@ -82,7 +82,8 @@ static double check_all(const net *n, const lt_pipe_job *job, const lt_pipe_plan
                     int own = ((int)job->batch + p.replicas - 1) / p.replicas;
                     int size = (own + p.micro - 1) / p.micro;
                     p.kind = (lt_schedule_kind)kind;
-                    if ((own + size - 1) / size != p.micro || (p.stages == 1 && p.kind != LT_1F1B))
+                    if ((own + size - 1) / size != p.micro ||
+                        (p.stages == 1 && (p.kind != LT_1F1B || p.micro > 1)))
                         continue;
                     double seconds = fastest(n, job, &p, 0);
                     const lt_pipe_plan *plan = find(plans, &p);
@@ -288,14 +289,14 @@ static net *vgg(void)
         double area = i < 13 ? (double)conv[i].size * conv[i].size : 1;
         double params = in * out * (i < 13 ? 9 : 1), seconds = params * area / 15.47e9 * 0.195;
         bool pooled = i < 13 && (i == 12 || conv[i + 1].size < conv[i].size);
-        *add_unit(n, 0, 0, 0) = (lt_pipe_net_unit){.may_begin_stage = true,
-                                                   .forward = {seconds},
-                                                   .inputs = {i > 0 ? seconds : 0},
-                                                   .weights = {seconds},
-                                                   .update = params / 2e9,
-                                                   .grad_bytes = 4 * params,
-                                                   .state_bytes = 12 * params,
-                                                   .saved_bytes = 8 * out * area};
+        *add_unit(n, 0, 0, 0) = (lt_pipe_unit){.may_begin_stage = true,
+                                               .forward = {seconds},
+                                               .inputs = {i > 0 ? seconds : 0},
+                                               .weights = {seconds},
+                                               .update = params / 2e9,
+                                               .grad_bytes = 4 * params,
+                                               .state_bytes = 12 * params,
+                                               .saved_bytes = 8 * out * area};
         if (i < 15)
             add_value(n, i, i + 1, -1, 4 * out * area / (pooled ? 4 : 1));
     }

@@ -332,16 +332,21 @@ TEST(pipelines)
 TEST(profiles)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"});
-    const char *name;
-    int unit;
-    lt_profile_value value;
+    lt_pipe_net none = {0};
     NONE(LT_EINVAL, lt_profile_new(ctx, -5), "timed passes must be at least 0, but is -5");
     lt_profile *p = lt_profile_new(ctx, 0);
     CHECK(p != NULL);
     NONE(LT_EINVAL, lt_profile_new(ctx, 2), "already has a pipeline or a profile; free it first");
-    QUIET(!lt_profile_is_complete(p) && !lt_profile_unit_at(p, -1) && !lt_profile_unit_at(p, 9));
-    QUIET(!lt_profile_param_at(p, -1, &name, &unit) && !lt_profile_param_at(p, 9, &name, &unit));
-    QUIET(!lt_profile_value_at(p, -1, &value) && !lt_profile_value_at(p, 9, &value));
+    QUIET(!lt_profile_is_complete(p));
+    CHECK(lt_profile_net(p)->n_units == 0);
+    REFUSES(LT_EINVAL, lt_profile_rename(p, 0, "layer"), "no unit 0");
+    CHECK_OK(lt_profile_take_net(p, 1, &none));
+    CHECK(none.n_units == 0 && none.n_params == 0 && none.n_values == 0);
+    none.n_units = 1;
+    REFUSES(LT_EINVAL, lt_profile_add_times(p, 1, &none), "0 units");
+    none.n_units = 0;
+    lt_pipe_net_free(&none);
+    lt_pipe_net_free(&none);
     lt_profile_free(p);
     lt_profile_free(NULL);
     lt_ctx_free(ctx);
@@ -349,12 +354,14 @@ TEST(profiles)
 
 /* ==== Plans =================================================================================== */
 
+static double measured(unsigned *seed) { return rand_r(seed) / (double)RAND_MAX; }
+
 /* A number, rarely an odd one. */
 static double number(unsigned *seed)
 {
     static const double odd[] = {NAN, INFINITY, -1, 0, 1e100, 1e-100, 1e308};
     int k = rand_r(seed) % 600;
-    return k < 7 ? odd[k] : rand_r(seed) / (double)RAND_MAX;
+    return k < 7 ? odd[k] : measured(seed);
 }
 
 /* An integer from low to high, rarely one less or one more. */
@@ -374,26 +381,27 @@ static int choice(unsigned *seed, int low, int high)
 static int plan_any(unsigned seed)
 {
     enum { MOST = 6 };
-    lt_pipe_net_unit units[MOST] = {{0}};
-    lt_pipe_net_value values[MOST];
+    lt_pipe_unit units[MOST] = {{0}};
+    lt_pipe_value values[MOST];
     int uses[MOST][3];
     for (int i = 0; i < MOST; i++) {
-        lt_pipe_net_unit *u = &units[i];
+        lt_pipe_unit *u = &units[i];
         u->may_begin_stage = rand_r(&seed) % 4 > 0;
         for (int s = 0; s < LT_PIPE_SIZES; s++)
-            u->forward[s] = number(&seed), u->inputs[s] = u->weights[s] = number(&seed);
-        u->update = number(&seed), u->grad_bytes = number(&seed), u->state_bytes = number(&seed);
-        uses[i][0] = integer(&seed, i + 1, i + 1);
-        uses[i][1] = integer(&seed, i + 2, i + 3);
+            u->forward[s] = measured(&seed), u->inputs[s] = u->weights[s] = measured(&seed);
+        u->update = measured(&seed);
+        u->grad_bytes = measured(&seed), u->state_bytes = measured(&seed);
+        uses[i][0] = i + 1;
+        uses[i][1] = i + 2 + rand_r(&seed) % 2;
         uses[i][2] = i + 4;
-        values[i] = (lt_pipe_net_value){.unit = integer(&seed, i, i),
-                                        .uses = uses[i],
-                                        .n = integer(&seed, 1, 2),
-                                        .bytes = number(&seed),
-                                        .tracked = rand_r(&seed) % 2};
+        values[i] = (lt_pipe_value){.unit = i,
+                                    .uses = uses[i],
+                                    .n = 1 + rand_r(&seed) % 2,
+                                    .bytes = measured(&seed),
+                                    .tracked = rand_r(&seed) % 2};
     }
-    lt_pipe_net parts = {.n_sizes = integer(&seed, 1, LT_PIPE_SIZES),
-                         .sizes = {1, 2 + number(&seed), 4},
+    lt_pipe_net parts = {.n_sizes = 1 + rand_r(&seed) % LT_PIPE_SIZES,
+                         .sizes = {1, 2 + measured(&seed), 4},
                          .units = units,
                          .n_units = 1 + rand_r(&seed) % MOST,
                          .values = values};
@@ -437,7 +445,7 @@ TEST(plans_of_any_numbers)
 
 TEST(plans_out_of_range)
 {
-    lt_pipe_net_unit unit = {.forward = {1}};
+    lt_pipe_unit unit = {.forward = {1}};
     lt_pipe_net parts = {.n_sizes = 1, .sizes = {1}, .units = &unit, .n_units = 1};
     lt_pipe_job job = {.ranks = 1,
                        .batch = 8,

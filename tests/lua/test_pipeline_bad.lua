@@ -124,6 +124,8 @@ T.test("a missing plan.json", function()
   prepare "rm plan.json"
   T.equal({passes(PIPE .. " --out again t.lua"), micro_of "again"}, {text, 4})
   prepare "rm plan.json"
+  T.equal(passes "--ranks 2 --parallel pipe=auto --out again t.lua", text)
+  prepare "rm plan.json"
   T.equal(passes(PIPE .. ",micro=3 --out again t.lua"), "")
   prepare "rm plan.json step-*"
   T.equal(passes(PIPE .. " --out again t.lua"), "")

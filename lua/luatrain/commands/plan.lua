@@ -1,19 +1,13 @@
--- plan.lua - `luatrain plan`: a table of the pipelines into which the net of a script can be
--- divided, with the predicted time of a step.
+-- plan.lua - prints what `luatrain plan` has found: a table of the pipelines into which the net of
+-- a script can be divided, with the predicted time of a step.
 
 local core = ...
 local columns = require "luatrain.commands.bench".columns
 local json = require "luatrain.json"
-local options = require "luatrain.train.pipe_options"
-local planner = require "luatrain.train.pipe_planner"
-
-local plan = {}
 
 local SHOWN = 12               -- rows of the table
 local HEAD = {"cut at", "stages", "replicas", "micro", "schedule", "s/step", "img/s", "idle", "MB",
               "sent MB", "summed MB"}
-
-local function refuse(...) core.fail("EUSAGE", "plan: " .. string.format(...)) end
 
 local function most(list, key)
   local value = 0.0
@@ -42,16 +36,6 @@ local function rows_of(list)
   return rows
 end
 
--- The link of the flag --link, or nil without it.
-local function given_link(text)
-  if not text then return nil end
-  local rate = tonumber(text)
-  if not rate or not (rate > 0 and rate < math.huge) then
-    refuse("--link must be a rate in Gbit/s, but is '%s'", text)
-  end
-  return {latency = 50e-6, bytes_per_s = rate * 1e9 / 8}
-end
-
 local function write(list, job, timed)
   local link, best = job.link, list[1]
   local form = "batch %d on %d rank%s, timed on %d; link %.3g Gbit/s, latency %.0f us\n\n"
@@ -67,28 +51,13 @@ local function write(list, job, timed)
     best.lag))
 end
 
--- Finds the plans, prints them on rank 0, and ends the program with EDONE. Returns if the script
--- exits before its first backward pass. flags: see command_line.lua.
-function plan.show(flags)
-  local _, ranks = core.job_rank()
-  local n = flags.ranks or ranks
-  local o, link = options.read(n), given_link(flags.link)
-  if ranks == 1 and n > 1 and not link then
-    refuse "one rank cannot measure a link; start more with --ranks, or give --link GBIT"
+-- Prints the plans, the fastest first, and writes them to plans.json in the folder of --out.
+-- found: {plans =, job =, net =}; timed: the number of ranks that have measured.
+return function(found, timed)
+  write(found.plans, found.job, timed)
+  local out = os.getenv "LUATRAIN_OUT"
+  if out and out ~= "" then
+    core.make_folder(out)
+    core.write_file(out .. "/plans.json", json.text(found, 2) .. "\n")
   end
-  local dry = planner.profile()
-  if not dry then return end
-  local list, job, net = planner.find(o, dry, n, link)
-  if list then
-    write(list, job, ranks)
-    local out = os.getenv "LUATRAIN_OUT"
-    if out and out ~= "" then
-      local text = json.text({job = job, net = net, plans = list}, 2)
-      core.make_folder(out)
-      core.write_file(out .. "/plans.json", text .. "\n")
-    end
-  end
-  core.fail("EDONE", "the plans are shown")
 end
-
-return plan

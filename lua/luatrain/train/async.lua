@@ -15,7 +15,7 @@ local ending = require "luatrain.train.ending"
 local exits = require "luatrain.train.exits"
 local deferred = require "luatrain.train.deferred"
 local metrics = require "luatrain.api.metrics"
-local options = require "luatrain.train.async_options"
+local read_options = require "luatrain.train.parallel".async
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
 local phases = require "luatrain.train.phases"
@@ -42,7 +42,7 @@ local HELD = 2             -- tickets of a live worker: one to compute, one to p
 
 -- Returns the options for a run with settings `run`, or false.
 function async.read(run)
-  local o = options.read()
+  local o = read_options()
   if not o then return false end
   if async.end_pass then async.end_pass "lt.run: " end
   if async.running then

@@ -13,7 +13,7 @@
 local core = ...
 local async = require "luatrain.train.async"
 local is_module = require "luatrain.api.module".is_module
-local options = require "luatrain.train.async_options"
+local read_options = require "luatrain.train.parallel".async
 
 local loop = {}
 
@@ -28,7 +28,7 @@ local active = false                   -- the pass that has begun; false if ther
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
-function loop.is_wanted() return options.read() and not async.running end
+function loop.is_wanted() return read_options() and not async.running end
 
 -- The buffers of the modules that an optimizer was made for: a net, or groups with nets.
 local function buffers_of(what)
@@ -46,7 +46,7 @@ end
 -- Called for each new optimizer. inner: see core.inner_of; what: the net or groups that it is for.
 -- With --parallel async=RULE, its steps must be asynchronous.
 function loop.use(inner, what)
-  local settings = options.read()
+  local settings = read_options()
   if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, settings and buffers_of(what)
 end
@@ -107,7 +107,7 @@ end
 
 -- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
 function loop.batches(set, o, open_batches)
-  local settings = options.read()
+  local settings = read_options()
   loop.finish()
   local handle = open(settings)
   forget_others(newest.optim)

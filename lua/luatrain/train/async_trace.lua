@@ -7,7 +7,7 @@
 local core = ...
 local json = require "luatrain.json"
 local log = require "luatrain.train.log"
-local MOST_WORKERS = require "luatrain.train.async_options".MOST_WORKERS
+local MOST_WORKERS = require "luatrain.train.parallel".MOST_WORKERS
 
 local trace = {}
 

@@ -5,14 +5,12 @@ local command_line = {}
 
 command_line.options = {}      -- luatrain's own options: "--seed" -> true
 
-command_line.plan = nil        -- the flags of `luatrain plan`, if that runs: {ranks =, link =}
-
 local words, last = {}, nil    -- the command line; the index of its last word before the script
 
 -- The program luatrain calls this before a script runs. Another program, such as a Lua interpreter
 -- that requires luatrain, does not; then the process's own command line is used.
-function command_line.set(list, index, options, plan)
-  words, last, command_line.options, command_line.plan = list, index, options, plan
+function command_line.set(list, index, options)
+  words, last, command_line.options = list, index, options
 end
 
 -- A copy of the command line, the program first. Not from `arg`, which a script may change.

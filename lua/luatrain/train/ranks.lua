@@ -27,7 +27,6 @@ function ranks.begin()
     io.output(kept or "/dev/null")
     print = print_to_file
   end
-  if core.joins_pipeline() then pipeline.begin() end
 end
 
 -- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.
