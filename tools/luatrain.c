@@ -42,7 +42,7 @@ static void show_log(void *ud, lt_log_level level, const char *line)
 /* Called when the script has ended: warns of options that it did not use. */
 static void warn_of_unused(lua_State *L)
 {
-    static const char text[] = "require('luatrain.train.unused_options').warn()";
+    static const char text[] = "require('luatrain.api.unused_options').warn()";
     bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused_options") == LUA_OK;
     lt_status status = is_loaded ? lt_lua_call(L, 0, 0) : LT_ENOMEM;
     (void)status; /* ignored: a script may have replaced require() */

@@ -178,7 +178,7 @@ static int push_command_line(lua_State *L)
     const settings *s = lua_touserdata(L, 1);
     char **words = s->argv - s->n_options;
     lua_getglobal(L, "require");
-    lua_pushstring(L, "luatrain.train.command_line");
+    lua_pushstring(L, "luatrain.command_line");
     lua_call(L, 1, 1);
     lua_getfield(L, -1, "set");
     lua_newtable(L);

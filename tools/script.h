@@ -14,7 +14,7 @@ bool find_program(char path[PATH_MAX]);
  * <(command)`, is first read to its end. FIFOs, devices and sockets are LT_EUSAGE, because opening
  * one may block forever. Also fails as lt_lua_dofile() does. */
 LT_MUST lt_status run_script(lua_State *L, int argc, char **argv);
-/* Passes the options and this process's command line to luatrain/train/command_line.lua. */
+/* Passes the options and this process's command line to luatrain/command_line.lua. */
 LT_MUST lt_status pass_command_line(lua_State *L, const settings *s);
 /* Runs a subcommand that observes how a script trains. attach() in luatrain/commands/NAME.lua gets
  * argv (argc), the arguments after the name. It returns the position of the script among them, or

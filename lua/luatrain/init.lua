@@ -5,6 +5,7 @@ local core = ...
 local arity = require "luatrain.arity"
 local check = require "luatrain.check"
 local exits = require "luatrain.train.exits"
+require "luatrain.train.async_loop"    -- for hooks.lua
 local sorted = require "luatrain.keys"
 local is_module = require "luatrain.api.module".is_module
 

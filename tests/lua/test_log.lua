@@ -3,6 +3,7 @@
 require "luatrain"
 local T = require "lt_test"
 local log = require "luatrain.train.log"
+local thousands = require "luatrain.thousands"
 
 local folder = T.folder()
 local metrics = folder .. "/metrics.jsonl"
@@ -189,10 +190,10 @@ T.test("durations and thousands", function()
   T.equal(log.duration(192), "3:12")
   T.equal(log.duration(7510.2), "2:05:10")
   T.equal(log.duration(1e30), "3.16881e+22 years")
-  T.equal(log.thousands(999), "999")
-  T.equal(log.thousands(1180.4), "1,180")
-  T.equal(log.thousands(-123456), "-123,456")
-  T.equal(log.thousands(25557032), "25,557,032")
+  T.equal(thousands(999), "999")
+  T.equal(thousands(1180.4), "1,180")
+  T.equal(thousands(-123456), "-123,456")
+  T.equal(thousands(25557032), "25,557,032")
 end)
 
 T.test("the text at the start of a run", function()

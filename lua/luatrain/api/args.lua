@@ -13,7 +13,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 
 local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- first in --help; the rest by name
 local WIDTH = 80                                            -- columns of --help

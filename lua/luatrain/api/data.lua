@@ -8,9 +8,8 @@
 -- function of seed and epoch. The augmentation of an image is a function of seed, epoch and image.
 
 local core = ...
-local agree = require "luatrain.train.agree"
-local async_loop = require "luatrain.train.async_loop"
 local check = require "luatrain.check"
+local hooks = require "luatrain.hooks"
 
 local data = {}
 
@@ -97,11 +96,11 @@ function Set:open_batches(given) return open_batches(self, batches(given)) end
 function Set:batches(given)
   local o = batches(given)
   if o.on_request then refuse "batches: on_request requires set:open_batches" end
-  if o.shuffle and async_loop.is_wanted() then return async_loop.batches(self, o, open_batches) end
+  if o.shuffle and hooks.is_async() then return hooks.batches(self, o, open_batches) end
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end
-  local parts, part, digest = 0, 0, agree.digest(self)
+  local parts, part, digest = 0, 0, hooks.digest(self)
   return function()
     local x, y = pass:next()
     if part == 0 then parts = core.shards(math.min(o.batch, math.max(left, 0)), o.grain) end

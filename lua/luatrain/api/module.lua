@@ -17,7 +17,7 @@
 local core = ...
 local arity = require "luatrain.arity"
 local shown = require "luatrain.check".shown
-local thousands = require "luatrain.train.log".thousands
+local thousands = require "luatrain.thousands"
 local ops = core.ops
 local KEY = core.module_key
 

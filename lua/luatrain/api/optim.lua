@@ -18,12 +18,10 @@
 -- the step was skipped. On an accelerator, reading it blocks until the step is computed.
 
 local core = ...
-local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local is_module = require "luatrain.api.module".is_module
-local deferred = require "luatrain.train.deferred"
-local async_loop = require "luatrain.train.async_loop"
-local ranks = require "luatrain.train.ranks"
+local deferred = require "luatrain.api.deferred"
+local hooks = require "luatrain.hooks"
 local sorted = require "luatrain.keys"
 
 local optim = {}
@@ -160,13 +158,12 @@ local function new(spec, what, options, update)
   local inner = update(self, groups)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
-  ranks.reduce(list, spec.name, settings_of(spec, self, groups))
+  hooks.new_optim(inner, what, spec.name, settings_of(spec, self, groups))
   arm_fault(list)
   for _, item in ipairs(list) do
     local is_bias = #item.tensor.shape <= 1
     inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))
   end
-  async_loop.use(inner, what)
   inner.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
 end
@@ -282,7 +279,7 @@ function Optim:step()
     list[g] = options_of(self, group, false)
     list[#self.groups + g] = options_of(self, group, true)
   end
-  agree.gradients(inner.handle, inner.parameters)
+  hooks.begin_step(inner)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
   if not inner.warned and inner.handle:mixed() then warn_of_mixed_grads(inner, log) end
   if outcome ~= "accumulating" then
@@ -387,7 +384,7 @@ function Optim:load(state, _)
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
   end
-  agree.state(self:class(), steps, state)
+  hooks.load_optim(self:class(), steps, state)
   local has_slots = false
   for name, tensor in pairs(mine) do
     has_slots = has_slots or not name:find "^steps?%f[%z.]"

@@ -6,7 +6,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local unused_options = require "luatrain.train.unused_options"
+local unused_options = require "luatrain.api.unused_options"
 
 local scaler = {}
 local Scaler = require "luatrain.arity".methods("scaler:", "luatrain.Scaler")

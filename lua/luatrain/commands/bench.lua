@@ -15,7 +15,7 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 local flops_of = require "luatrain.commands.flops"
 local json = require "luatrain.json"
 local read_flags = require "luatrain.commands.flags"

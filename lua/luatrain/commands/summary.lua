@@ -11,7 +11,7 @@ local core = ...
 local arity = require "luatrain.arity"
 local flops_of = require "luatrain.commands.flops"
 local module = require "luatrain.api.module"
-local thousands = require "luatrain.train.log".thousands
+local thousands = require "luatrain.thousands"
 
 local summary = {}
 local KEY = core.module_key

@@ -4,7 +4,8 @@
 -- Devices, threads, workers, folders and logs may differ between ranks and are not compared.
 
 local core = ...
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
+local hooks = require "luatrain.hooks"
 local optims = require "luatrain.train.optims"
 local sorted = require "luatrain.keys"
 local sources = require "luatrain.train.sources"
@@ -83,7 +84,7 @@ function agree.optimizer(who, settings, parameters)
 end
 
 -- Compares the state that an optimizer of this class loads: tensors by name, and its step count.
-function agree.state(class, steps, state)
+function hooks.load_optim(class, steps, state)
   if is_alone() or core.pipeline() then return end
   local lines = {"steps = " .. steps}
   for _, name in ipairs(sorted(state)) do
@@ -139,7 +140,7 @@ end
 
 -- A 32-bit digest of a set, which goes into the step record of each step that trains with the set.
 -- 0 if there is only one rank.
-function agree.digest(set)
+function hooks.digest(set)
   if is_alone() then return 0 end
   local labels, images = digests_of(set)
   return (labels * 31 + images * 17 + #set) & 0xffffffff
@@ -224,10 +225,10 @@ end
 
 -- Called before a step of an optimizer: compares the gradients if due, once they are summed over
 -- all ranks.
-function agree.gradients(handle, parameters)
-  if not due or not core.complete(handle) then return end
+function hooks.begin_step(inner)
+  if not due or not core.complete(inner.handle) then return end
   local lines = {}
-  for i, item in ipairs(parameters) do
+  for i, item in ipairs(inner.parameters) do
     local grad = item.tensor.grad
     lines[i] = item.name .. " " .. (grad and core.digest(grad) or "none")
   end

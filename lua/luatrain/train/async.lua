@@ -13,7 +13,7 @@
 local core = ...
 local ending = require "luatrain.train.ending"
 local exits = require "luatrain.train.exits"
-local deferred = require "luatrain.train.deferred"
+local deferred = require "luatrain.api.deferred"
 local metrics = require "luatrain.api.metrics"
 local read_options = require "luatrain.train.parallel".async
 local progress = require "luatrain.train.progress"

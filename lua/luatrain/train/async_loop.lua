@@ -12,7 +12,9 @@
 
 local core = ...
 local async = require "luatrain.train.async"
+local hooks = require "luatrain.hooks"
 local is_module = require "luatrain.api.module".is_module
+local ranks = require "luatrain.train.ranks"
 local read_options = require "luatrain.train.parallel".async
 
 local loop = {}
@@ -28,7 +30,7 @@ local active = false                   -- the pass that has begun; false if ther
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
-function loop.is_wanted() return read_options() and not async.running end
+function hooks.is_async() return read_options() and not async.running end
 
 -- The buffers of the modules that an optimizer was made for: a net, or groups with nets.
 local function buffers_of(what)
@@ -43,9 +45,9 @@ local function buffers_of(what)
   return list
 end
 
--- Called for each new optimizer. inner: see core.inner_of; what: the net or groups that it is for.
--- With --parallel async=RULE, its steps must be asynchronous.
-function loop.use(inner, what)
+-- A new optimizer trains with all ranks. With --parallel async=RULE, its steps are asynchronous.
+function hooks.new_optim(inner, what, who, of_optim)
+  ranks.reduce(inner.parameters, who, of_optim)
   local settings = read_options()
   if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, settings and buffers_of(what)
@@ -106,7 +108,7 @@ local function open(settings)
 end
 
 -- The iterator of set:batches(o) for training. open_batches(set, o) opens a pass over the data.
-function loop.batches(set, o, open_batches)
+function hooks.batches(set, o, open_batches)
   local settings = read_options()
   loop.finish()
   local handle = open(settings)

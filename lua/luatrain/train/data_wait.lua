@@ -1,8 +1,8 @@
 -- data_wait.lua - detects that a run is limited by its data, and explains why.
 
 local core = ...
-local log = require "luatrain.train.log"
 local sum = require "luatrain.sum"
+local thousands = require "luatrain.thousands"
 
 local data_wait = {}
 local DataWait = {}
@@ -25,7 +25,7 @@ local function cause(share, images_per_s, stats)
                 .. "%.2f ms; %d %s %s images per second, but the net could process %s. ")
                :format(LAST, 100 * share, 1000 * each, stats.workers,
                        stats.workers == 1 and "worker prepares" or "workers prepare",
-                       log.thousands(stats.workers / each), log.thousands(images_per_s))
+                       thousands(stats.workers / each), thousands(images_per_s))
   if stats.workers < core.threads() then
     return text .. ("Set workers = %d in lt.run or lt.fit"):format(core.threads())
   end

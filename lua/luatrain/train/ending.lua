@@ -3,9 +3,9 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 local cost = require "luatrain.train.cost"
-local deferred = require "luatrain.train.deferred"
+local deferred = require "luatrain.api.deferred"
 local folder = require "luatrain.train.run_folder"
 local log = require "luatrain.train.log"
 local pipeline = require "luatrain.train.pipeline"

@@ -4,7 +4,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local deferred = require "luatrain.train.deferred"
+local deferred = require "luatrain.api.deferred"
 local lone_rows = require "luatrain.train.lone_rows"
 local metrics = require "luatrain.api.metrics"
 local new_run = require "luatrain.train.run"

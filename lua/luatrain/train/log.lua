@@ -12,6 +12,7 @@
 local core = ...
 local check = require "luatrain.check"
 local json_text = require "luatrain.json".text
+local thousands = require "luatrain.thousands"
 
 local log = {}
 local Log = {}
@@ -134,13 +135,6 @@ function log.cut(path, step, epoch)
 end
 
 -- ==== Text for people ============================================================================
-
--- 1180.4 as "1,180".
-function log.thousands(n)
-  local text = ("%.0f"):format(n):reverse():gsub("(%d%d%d)", "%1,"):reverse()
-  return (text:gsub("^(-?),", "%1"))
-end
-local thousands = log.thousands
 
 -- "51 s", "3:12", "2:05:10", "31688.1 years"
 function log.duration(seconds)

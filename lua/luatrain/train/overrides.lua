@@ -3,8 +3,8 @@
 
 local core = ...
 local check = require "luatrain.check"
-local command_line = require "luatrain.train.command_line"
-local unused_options = require "luatrain.train.unused_options"
+local command_line = require "luatrain.command_line"
+local unused_options = require "luatrain.api.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 

@@ -5,7 +5,7 @@
 --   local svg = require "luatrain.train.plot".curves(log.read(path), "train_resnet-1")
 
 local core = ...
-local log = require "luatrain.train.log"
+local thousands = require "luatrain.thousands"
 
 local plot = {}
 
@@ -244,7 +244,7 @@ local function mark_nan(out, run, x)
   local left = at < (LEFT + RIGHT) / 2
   segment(out, "dotted", at, LOSS.top, at, LOSS.bottom)
   label(out, at + (left and 8 or -8), LOSS.top + 14,
-        "nan from step " .. log.thousands(run.steps[first]), left and "nan" or "nan end")
+        "nan from step " .. thousands(run.steps[first]), left and "nan" or "nan end")
 end
 
 local function loss_panel(out, run, x)
@@ -305,7 +305,7 @@ local function x_axis(out, run, bottom, x)
   for _, value in ipairs(multiples(0, n, math.max(1, tick_step(n, 4)))) do
     local at = x(value * each)
     segment(out, "axis", at, bottom, at, bottom + 4)
-    label(out, at, bottom + 18, log.thousands(value), "middle")
+    label(out, at, bottom + 18, thousands(value), "middle")
   end
   label(out, RIGHT + 20, bottom + 18, name)
 end

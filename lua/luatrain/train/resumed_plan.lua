@@ -3,7 +3,7 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 local json = require "luatrain.json"
 local MOST = require "luatrain.train.parallel".MOST
 

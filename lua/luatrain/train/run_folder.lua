@@ -6,7 +6,7 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 local json_text = require "luatrain.json".text
 local log = require "luatrain.train.log"
 local ranks = require "luatrain.train.ranks"

@@ -2,7 +2,7 @@
 -- apply, if the script calls neither.
 
 local core = ...
-local command_line = require "luatrain.train.command_line"
+local command_line = require "luatrain.command_line"
 
 local unused_options = {run = false, scaler = false}     -- whether the script has made one
 
