@@ -164,6 +164,8 @@ static lt_status run_profile(const planner *p, lua_State *L, int passes, int64_t
     if (status == LT_OK)
         status = run_attached(L, "profile", s->argc + NUMBERS, words);
     free(words);
+    if (status == LT_OK && lua_gettop(L) == 0) /* it has shown the help of bench */
+        status = lt_fail(LT_EDONE, "%s", "");
     if (status == LT_ESCRIPT || status == LT_EINVAL || status == LT_ENUMERIC)
         lt_fail(status, "%s (while the script was profiled for --parallel pipe=P)", lt_errmsg());
     return status;
@@ -330,7 +332,7 @@ static int show(lua_State *L)
     return 0;
 }
 
-/* Gives all ranks the plan of rank 0. */
+/* Gives all ranks the plan of rank 0, which alone has read the plan of a run that resumes. */
 static lt_status share_plan(planner *p)
 {
     static const char what[] = "the plan of the pipeline";
@@ -345,9 +347,7 @@ static lt_status share_plan(planner *p)
 /* Finds the plan of a training run. */
 static lt_status choose_plan(planner *p)
 {
-    lt_pipe_job *j = &p->job;
-    static const char what[] = "the number of micro-batches";
-    LT_TRY(lt_group_broadcast(p->group, what, &j->micro, sizeof j->micro, 0));
+    const lt_pipe_job *j = &p->job;
     if (p->given) {
         p->plan = (lt_pipe_plan){.stages = j->stages,
                                  .replicas = j->replicas,

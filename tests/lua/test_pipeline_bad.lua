@@ -156,6 +156,11 @@ T.test("a profile knows its rank and the number of ranks", function()
   end
 end)
 
+T.test("the help of bench is shown once", function()
+  local text = passes "--ranks 2 --parallel pipe=2 bench --help"
+  T.equal(count(text, "usage: luatrain [options] bench"), 1)
+end)
+
 T.test("an error in a profile says so", function()
   local message = "t.lua:23: net is dead (while the script was profiled for --parallel pipe=P)"
   ends(PIPE .. " t.lua --mode dead", 1, message)

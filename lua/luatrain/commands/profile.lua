@@ -145,8 +145,10 @@ function profile.attach(passes, rows, trains, ...)
   rows = rows > 0 and rows or ROWS
   local o = read_options(select(2, core.job_rank()))
   local words, folder, batch, out, resume, optims, net = {...}, bench.temporary_folder()
+  local function be_silent() print = function() end end
+  if (core.job_rank()) > 0 then be_silent() end         -- one rank shows the help of bench
   local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
-  print = function() end
+  be_silent()
   io.output "/dev/null"
   exits.begin_profile()
   core.profile_rows = rows
