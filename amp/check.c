@@ -160,8 +160,9 @@ static void op_hook(void *ud, const lt_call *call, bool backward, const char *wh
     }
 }
 
-static lt_status seed(void *ud, lt_tensor *grad)
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
+    (void)ctx, (void)loss;
     return grad ? lt_rescale(grad, ldexp(1, ((const lt_precision_check *)ud)->k), NULL) : LT_OK;
 }
 
@@ -197,8 +198,8 @@ void lt_precision_check_free(lt_precision_check *c)
 
 lt_status lt_precision_check_begin(lt_precision_check *c, int k, bool second)
 {
-    lt_scaling scaling = {.ud = c, .seed = seed};
-    LT_TRY(lt_dry_run_begin(c->ctx, &scaling, op_hook, c));
+    const lt_step_part scale = {.ud = c, .begin = begin};
+    LT_TRY(lt_dry_run_begin(c->ctx, &scale, op_hook, c));
     if (!second)
         clear(c);
     c->k = k;

@@ -1,15 +1,15 @@
 /* scaling.c - loss scaling: gradients are scaled during backward and unscaled as soon as they are
  * complete.
  *
- * Everything after lt_scaling.complete, such as hooks, the reducer and optimizers, sees unscaled
- * gradients only, so that no reader has to unscale them, and none can forget to. A gradient is
- * scaled again before another backward adds to it. The scale is a power of two, so nothing rounds.
+ * Everything after grad_complete() of lt_step_part, such as hooks, the reducer and optimizers, only
+ * sees unscaled gradients, so that no reader has to unscale them, and none can forget to. A
+ * gradient is scaled again before another backward adds to it. The scale is a power of two, so
+ * nothing rounds.
  */
 #include <math.h>
 #include <string.h>
 
 #include "amp/anomaly.h"
-#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
@@ -167,13 +167,14 @@ static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
     return LT_OK;
 }
 
-/* ==== The callbacks of lt_scaling ============================================================= */
+/* ==== The functions of lt_step_part =========================================================== */
 
 static double scale_of(const lt_loss_scale *s) { return ldexp(1, s->scaler.k); }
 
-static lt_status seed(void *ud, lt_tensor *grad)
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
+    (void)ctx, (void)loss;
     if (s->step_status == LT_PENDING)
         LT_TRY(lt_synchronize(s->ctx));
     if (!s->has_backward)
@@ -185,7 +186,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
  * it comes from a skipped step and belongs to a leaf without an optimizer. It is zeroed; otherwise,
  * every later step would be skipped. A leaf that has a row needs no such check: the row covers the
  * leftover. */
-static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status grad_begin(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     bool is_on_device = !grad->storage->device->is_host;
@@ -200,7 +201,7 @@ static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
                                        s->n_measured);
 }
 
-static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from)
+static lt_status grad_complete(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from)
 {
     lt_loss_scale *s = ud;
     LT_TRY(take_row(s, x));
@@ -208,15 +209,16 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *fr
 }
 
 /* A hook may have made a gradient finite or not finite. */
-static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status grad_ready(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    (void)x;
+    if (!lt_has_hooks(x))
+        return LT_OK;
     return lt_grad_table_measure(s->table, s->last, grad, scale_of(s));
 }
 
 /* If only other ranks added to the gradient, their votes cover it, so its row is cleared. */
-static lt_status added(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status grad_set(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     (void)grad;
@@ -271,11 +273,12 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 /* Near the floor the next forward may need anomaly detection, so the decision must not wait. */
 static bool can_defer(const lt_loss_scale *s)
 {
-    return !s->is_reduced && !lt_has_stages(s->ctx) && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
+    return !s->is_reduced && !lt_net_is_divided(s->ctx) && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
            lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
 }
 
-/* In a pipeline: replaces the statistics of this stage's gradients by those of all stages. */
+/* Replaces the statistics of this rank's gradients by those of all ranks that have a part of the
+ * net. */
 static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
 {
     lt_grad_stats own = {ldexp(stats->largest, -s->scaler.k), stats->not_finite};
@@ -285,7 +288,7 @@ static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
     lt__vote_pack(s, &own, numbers);
     for (int i = 0; i < LT_VOTE_NUMBERS; i++)
         sums[i] = numbers[i];
-    LT_TRY(lt_sum_stages(s->ctx, sums, LT_VOTE_NUMBERS));
+    LT_TRY(lt_sum_over_net(s->ctx, sums, LT_VOTE_NUMBERS));
     for (int i = 0; i < LT_VOTE_NUMBERS; i++)
         numbers[i] = (float)sums[i];
     lt__vote_unpack(s, numbers);
@@ -299,7 +302,7 @@ static lt_status decide_now(lt_loss_scale *s)
     LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite does not count as a step */
     if (!s->is_reduced)
         LT_TRY(lt_grad_table_read(s->table, LT_ROW_FIRST, s->n_measured, &stats));
-    if (lt_has_stages(s->ctx))
+    if (lt_net_is_divided(s->ctx))
         LT_TRY(vote(s, &stats));
     return update_scaler(s, stats);
 }
@@ -353,8 +356,16 @@ static void reset_stale_status(lt_loss_scale *s)
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
     LT_NEED_CTX(ctx, LT_EINVAL);
-    const lt_scaling mine = {s, seed, rescale, complete, changed, added, decide, resolve, explain};
-    LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
+    const lt_step_part part = {.ud = s,
+                               .begin = begin,
+                               .grad_begin = grad_begin,
+                               .grad_complete = grad_complete,
+                               .grad_ready = grad_ready,
+                               .grad_set = grad_set,
+                               .decide = decide,
+                               .resolve = resolve,
+                               .explain = explain};
+    LT_TRY(lt_set_part(ctx, LT_PART_SCALE, s ? &part : NULL));
     if (s)
         reset_stale_status(s);
     lt__anomaly_install(ctx, s);

@@ -37,12 +37,12 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
-/* Memory from lt_grad_callbacks.alloc_arena, or NULL if that has none. */
+/* Memory from the exchange, or NULL if that has none. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
-    const lt_grad_callbacks *callbacks = &ctx->slots.autograd->callbacks;
+    const lt_step_part *exchange = &ctx->slots.autograd->parts[LT_PART_EXCHANGE];
     lt_external_memory memory;
-    if (!callbacks->alloc_arena || !callbacks->alloc_arena(callbacks->ud, bytes, &memory))
+    if (!exchange->alloc_arena || !exchange->alloc_arena(exchange->ud, bytes, &memory))
         return NULL;
     lt_storage *storage = lt__storage_over(ctx, memory.data, bytes, memory.deleter, memory.ud);
     if (!storage)

@@ -1,5 +1,5 @@
 /* autograd.h - public header of autograd: ops, the tape, backward, hooks. It includes params.h,
- * optim.h and callbacks.h.
+ * optim.h, step.h and callbacks.h.
  *
  * An op is a constant lt_op: a signature, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
@@ -319,19 +319,20 @@ typedef struct lt_weights lt_weights;
  * ranks start from the gradients that the next rank has sent. grads[i] is like the argument of
  * lt_backward(), but already scaled if there is a loss scale. One grads[i] may be NULL: then
  * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape and may depend on each
- * other; gradients of equal roots are added in their order. With n = 0 only the callbacks run.
+ * other; gradients of equal roots are added in their order. With n = 0 only the parts of the step
+ * run.
  *
  * weights = NULL: a whole backward. Otherwise the backward is split (zero bubble,
  * arXiv:2401.10241): gradients of the parameters of convolutions and linear layers are left to
  * lt_backward_weights(), with the same bits. A layer's are computed at once if a parameter has
  * another use in this backward, or if its kernels could give other bits (bf16 on some CPUs).
- * *weights is new. The backward ends, with the end callback, when lt_backward_weights() ends. The
+ * *weights is new. The backward ends, with lt_step_part.end, when lt_backward_weights() ends. The
  * saved tensors that it needs must stay alive and unchanged until then. A dry run is not split.
  *
- * While gradients are pending, lt_optim_step() and lt_set_scaling() fail with LT_EINVAL, gradient
- * callbacks must not be replaced, and lt_grad() does not wait for other ranks. Another backward
- * fails if it would add to a pending gradient itself, or if there are callbacks without
- * lt_grad_callbacks.overlaps, which the reducer has only if it is blocking or has vranks.
+ * While gradients are pending, lt_optim_step() fails with LT_EINVAL, parts of the step must not be
+ * replaced (lt_set_part()), and lt_grad() does not wait for other ranks. Another backward fails if
+ * it would add to a pending gradient itself, or if a part is exclusive, as a reducer is unless it
+ * is blocking or has vranks.
  *
  * The errors of lt_backward(), and LT_EINVAL if roots are of other contexts, on several tapes, or
  * if several have no gradient. *weights is NULL on failure. */
@@ -340,9 +341,9 @@ LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tens
 /* Computes the pending gradients and runs their hooks, in the order of a whole backward. weights is
  * taken. LT_EINVAL if an earlier backward is pending, if lt_zero_grad() has discarded a pending
  * gradient, in a hook, or in a dry run that began after the first half; then the gradients are
- * discarded, as by lt_weights_free(). Also the errors of kernels, hooks and callbacks. */
+ * discarded, as by lt_weights_free(). Also the errors of kernels, hooks and parts. */
 LT_MUST lt_status lt_backward_weights(lt_weights *weights);
-/* Discards pending gradients. The end callback is called with LT_EINVAL. NULL is allowed. */
+/* Discards pending gradients. lt_step_part.end gets LT_EINVAL. NULL is allowed. */
 LT_API void lt_weights_free(lt_weights *weights);
 
 /* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
@@ -448,6 +449,7 @@ LT_API void lt_bn_stats_clear(lt_ctx *ctx);
 
 #include "autograd/params.h"
 #include "autograd/optim.h"
+#include "autograd/step.h"
 #include "autograd/callbacks.h"
 
 #endif

@@ -141,13 +141,13 @@ static lt_tensor *seed_of(const backward *b, int i)
 /* Checks the loss synchronously. */
 static lt_status check_finite(lt_tensor *loss)
 {
-    const lt_scaling *scaling = &loss->ctx->slots.autograd->scaling;
+    const lt_step_part *scale = lt__step_scale(loss->ctx->slots.autograd);
     double value;
     LT_TRY(lt_item(loss, 0, &value));
     if (isfinite(value))
         return LT_OK;
     lt__deferred_check_set_reported(loss->ctx);
-    const char *why = scaling->explain ? scaling->explain(scaling->ud, loss) : "";
+    const char *why = scale->explain ? scale->explain(scale->ud, loss) : "";
     return lt__fail_loss(loss->ctx->step + 1, value, why);
 }
 
@@ -282,14 +282,6 @@ static lt_status walk(struct lt_autograd *ag, lt_tape *tape, lt_weights *weights
     return LT_OK;
 }
 
-/* The begin and end callbacks of lt_grad_callbacks, which a dry run skips. */
-static lt_status begin(struct lt_autograd *ag, const backward *b)
-{
-    bool is_there = ag->callbacks.begin && !ag->dry_run.on;
-    lt_tensor *loss = b->loss < 0 ? NULL : b->roots[b->loss];
-    return is_there ? ag->callbacks.begin(ag->callbacks.ud, b->ctx, loss) : LT_OK;
-}
-
 /* After a failure: discards the partial gradients. */
 static void abandon(const backward *b, lt_tape *tape)
 {
@@ -299,23 +291,24 @@ static void abandon(const backward *b, lt_tape *tape)
     lt__unmark(tape);
 }
 
-/* Both passes. weights: where to defer gradients, or NULL. */
+/* Both passes. *loss: the gradient of the loss, or NULL; it is taken. weights: where to defer
+ * gradients, or NULL. */
 static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss,
                      lt_weights *weights)
 {
     lt_tape *tape = lt__tape_of(b->roots, b->n);
     for (int i = 0; i < b->n; i++) /* a hook may release it */
         lt_retain(b->roots[i]);
+    int begun = 0;
     lt_status status = lt__mark(b->roots, b->n);
-    bool begun = status == LT_OK;
-    if (begun)
-        status = begin(ag, b);
+    if (status == LT_OK)
+        status = lt__step_begin(ag, b->ctx, b->loss < 0 ? NULL : b->roots[b->loss], *loss, &begun);
     if (status == LT_OK)
         status = start(ag, b, loss);
     if (status == LT_OK)
         status = walk(ag, tape, weights);
-    if (begun && (status != LT_OK || !weights))
-        status = lt__backward_end(b->ctx, status, ag->dry_run.on);
+    if (begun > 0 && (status != LT_OK || !weights))
+        status = lt__backward_end(b->ctx, begun, status, ag->dry_run.on);
     if (status != LT_OK)
         abandon(b, tape);
     for (int i = 0; i < b->n; i++)
@@ -330,13 +323,11 @@ static void keep_bn_stats(struct lt_autograd *ag)
         s->backward_period = ag->period + 1;
 }
 
-/* Scales the gradient of the loss and runs both passes. */
-static lt_status scale_and_run(struct lt_autograd *ag, const backward *b, lt_weights *weights)
+/* Makes the gradient of the loss and runs both passes. */
+static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_weights *weights)
 {
     lt_tensor *loss = b->loss < 0 ? NULL : seed_of(b, b->loss);
     lt_status status = b->loss < 0 || loss ? LT_OK : lt_errcode();
-    if (status == LT_OK && ag->scaling.seed)
-        status = ag->scaling.seed(ag->scaling.ud, loss);
     if (status == LT_OK) {
         ag->in_backward = true;
         ag->no_grad_depth++;
@@ -373,7 +364,7 @@ static lt_status go_back(const backward *b, lt_weights **weights)
     lt_weights *list = weights ? lt__weights_new(b->ctx) : NULL;
     if (weights && !list)
         return LT_ENOMEM;
-    lt_status status = scale_and_run(ag, b, list);
+    lt_status status = seed_and_run(ag, b, list);
     if (status == LT_OK && list)
         lt__weights_list(*weights = list);
     else
@@ -384,8 +375,9 @@ static lt_status go_back(const backward *b, lt_weights **weights)
 lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 {
     struct lt_autograd *ag = loss->ctx->slots.autograd;
-    if (ag && ag->has_stages && !ag->dry_run.on) {
-        LT_TRY(ag->stages.backward(ag->stages.ud, loss, grad));
+    const lt_step_part *schedule = ag ? lt__step_schedule(ag) : NULL;
+    if (schedule) {
+        LT_TRY(schedule->backward(schedule->ud, loss, grad));
         keep_bn_stats(ag);      /* its backward pass may run later */
         lt__count_backward(ag); /* the pass has a number of its own; numbers need only increase */
         ag->grads_complete = false;

@@ -66,17 +66,17 @@ lt_status lt__fail_norm(int64_t step, double norm)
 static void resolve(lt_ctx *ctx, lt_deferred_check *check)
 {
     lt_step_check v = *check->on_host;
-    lt_scaling scaling = check->pending_scaling;
+    lt_resolve_fn resolve_step = check->resolve;
     bool is_lost = v.loss != 0 || v.norm != 0, applied = !is_lost;
-    check->pending_scaling = (lt_scaling){0};
+    check->resolve = NULL;
     if (is_lost && !check->reported) {
         check->loss = v.loss;
         check->norm = v.norm;
     }
     if (is_lost) /* keep this batch out of the running statistics */
         lt_bn_stats_clear(ctx);
-    if (scaling.resolve)
-        applied &= scaling.resolve(scaling.ud, is_lost ? NULL : &v.grads);
+    if (resolve_step)
+        applied &= resolve_step(check->resolve_ud, is_lost ? NULL : &v.grads);
     if (ctx->slots.autograd->step_status == LT_PENDING)
         ctx->slots.autograd->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     for (; check->steps; check->steps = check->steps->next)
@@ -94,7 +94,7 @@ static lt_status wait_for_check(lt_ctx *ctx)
     if (status == LT_OK)
         resolve(ctx, &ag->deferred);
     else
-        ag->deferred.pending_scaling = (lt_scaling){0};
+        ag->deferred.resolve = NULL;
     return status;
 }
 

@@ -53,7 +53,7 @@ void lt__leaf_drop_dry_grad(lt_leaf *leaf)
 void lt__leaf_abandon(lt_leaf *leaf)
 {
     const struct lt_autograd *ag = leaf->ctx->slots.autograd;
-    if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
+    if (leaf->touched && lt__step_scale(ag)->grad_complete && !ag->dry_run.on)
         lt__leaf_forget_grad(leaf); /* it is still scaled */
     lt_release(leaf->unconverted);
     leaf->unconverted = NULL;
@@ -117,24 +117,11 @@ bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *c
     return any;
 }
 
-/* Waits until no other thread writes gradients. Does not wait within backward or between the halves
- * of a split one: the exchange that writes them cannot end before backward does. */
-static void synchronize_grads(lt_ctx *ctx)
-{
-    const struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->has_stages && !ag->in_backward) {
-        lt_status status = ag->stages.drain(ag->stages.ud);
-        (void)status; /* the optimizer step fails with the same error */
-    }
-    if (ag->callbacks.synchronize && !ag->in_backward && !ag->weights)
-        ag->callbacks.synchronize(ag->callbacks.ud);
-}
-
 lt_tensor *lt_grad(lt_tensor *x)
 {
     if (!x->leaf)
         return NULL;
-    synchronize_grads(x->ctx);
+    lt__step_synchronize(x->ctx->slots.autograd);
     return x->leaf->has_grad ? x->leaf->grad : NULL;
 }
 
@@ -143,7 +130,7 @@ void lt_zero_grad(lt_tensor *x)
     struct lt_autograd *ag = x->ctx->slots.autograd;
     if (!x->leaf || ag->dry_run.on || ag->is_accumulating)
         return;
-    synchronize_grads(x->ctx);
+    lt__step_synchronize(ag);
     ag->weights_discarded |= x->leaf->deferred > 0 && x->leaf != ag->completing;
     lt__leaf_forget_grad(x->leaf);
     ag->period++;
@@ -154,20 +141,22 @@ bool lt_grad_scaled_by(const lt_tensor *x, const void *ud)
     return x->leaf && x->leaf->has_grad && x->leaf->scaled_by == ud;
 }
 
+bool lt_has_hooks(const lt_tensor *x) { return x->leaf && x->leaf->hooks; }
+
 bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
 
 lt_status lt_grad_set(lt_tensor *x, bool added)
 {
-    const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
+    const lt_step_part *scale = lt__step_scale(x->ctx->slots.autograd);
     lt_leaf *leaf = x->leaf;
     if (!leaf->has_grad)
         lt__leaf_added(leaf);
-    if (!added || !scaling->added)
+    if (!added || !scale->grad_set)
         return LT_OK;
-    leaf->scaled_by = scaling->ud;
-    return scaling->added(scaling->ud, x, leaf->grad);
+    leaf->scaled_by = scale->ud;
+    return scale->grad_set(scale->ud, x, leaf->grad);
 }
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }

@@ -36,15 +36,13 @@ static bool shared(const lt_tensor *x)
 /* *target = the tensor of a leaf's gradient. *add: it has contributions already. */
 static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
 {
-    const lt_scaling *scaling = &leaf->ctx->slots.autograd->scaling;
     LT_TRY(lt__leaf_need_grad(leaf));
     *target = leaf->grad;
     *add = leaf->has_grad;
-    if (scaling->rescale && leaf->has_grad && !leaf->touched) {
-        leaf->touched = true;
-        return scaling->rescale(scaling->ud, leaf->x, leaf->grad);
-    }
-    return LT_OK;
+    if (!leaf->has_grad || leaf->touched)
+        return LT_OK;
+    leaf->touched = true;
+    return lt__step_grad_begin(leaf->ctx->slots.autograd, leaf->x, leaf->grad);
 }
 
 static bool is_dry_run(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->dry_run.on; }
@@ -161,15 +159,15 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .first_row = node->first_row};
 }
 
-/* Whether lt_scaling.complete() can convert the gradient of input i, which the kernel has computed
- * in half precision: no other node adds to it, and no hook of another leaf runs before. */
+/* Whether lt_step_part.grad_complete() can convert the gradient of input i, which the kernel has
+ * computed in half precision: no other node adds to it, and no hook of another leaf runs before. */
 static bool is_converted_later(const struct lt_autograd *ag, const lt_node *node, int i)
 {
     const lt_leaf *leaf = node->edge[i].leaf;
     for (int j = 0; j < i; j++)
         if (node->edge[j].leaf)
             return false;
-    return ag->scaling.complete && !ag->dry_run.on && is_half_copy(&node->edge[i]) &&
+    return lt__step_scale(ag)->grad_complete && !ag->dry_run.on && is_half_copy(&node->edge[i]) &&
            leaf->uses <= 1 && !leaf->has_grad && !leaf->injects_inf;
 }
 
@@ -336,37 +334,37 @@ static lt_status put_inf(lt_leaf *leaf)
 /* Completes a leaf's gradient in a dry run, and discards it. */
 static lt_status finish_dry_grad(struct lt_autograd *ag, lt_leaf *leaf)
 {
+    const lt_step_part *scale = lt__step_scale(ag);
     lt_status status = LT_OK;
     leaf->touched = false;
-    if (ag->scaling.complete)
-        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->dry_grad, leaf->dry_grad);
+    if (scale->grad_complete)
+        status = scale->grad_complete(scale->ud, leaf->x, leaf->dry_grad, leaf->dry_grad);
     lt__leaf_drop_dry_grad(leaf);
     return status;
 }
 
 static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
 {
+    const lt_step_part *scale = lt__step_scale(ag);
     if (ag->dry_run.on)
         return finish_dry_grad(ag, leaf);
     if (leaf->injects_inf && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
         LT_TRY(put_inf(leaf));
     leaf->touched = false;
-    if (ag->scaling.complete) {
+    if (scale->grad_complete) {
         lt_tensor *from = leaf->unconverted ? leaf->unconverted : lt_retain(leaf->grad);
         leaf->unconverted = NULL;
-        lt_status status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad, from);
+        lt_status status = scale->grad_complete(scale->ud, leaf->x, leaf->grad, from);
         lt_release(from);
         if (status != LT_OK) {
             lt__leaf_forget_grad(leaf);
             return status;
         }
-        leaf->scaled_by = ag->scaling.ud;
+        leaf->scaled_by = scale->ud;
     }
     int n = leaf->n_hooks; /* excludes hooks that a hook registers */
     for (lt_hook *h = leaf->hooks; n > 0; h = h->next, n--)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
-    if (leaf->hooks && ag->scaling.changed)
-        LT_TRY(ag->scaling.changed(ag->scaling.ud, leaf->x, leaf->grad));
     return LT_OK;
 }
 
@@ -377,9 +375,9 @@ lt_status lt__node_failed(const lt_node *node)
 
 static lt_status notify_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
-    if (!ag->callbacks.ready || ag->dry_run.on)
+    if (ag->dry_run.on)
         return LT_OK;
-    lt_status status = ag->callbacks.ready(ag->callbacks.ud, leaf->x, leaf->grad);
+    lt_status status = lt__step_grad_ready(ag, leaf->x, leaf->grad);
     return status != LT_OK && node ? lt__node_failed(node) : status;
 }
 
@@ -399,11 +397,11 @@ lt_status lt__leaf_complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node
     return status;
 }
 
-lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry)
+lt_status lt__backward_end(lt_ctx *ctx, int begun, lt_status status, bool is_dry)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->callbacks.end && !is_dry)
-        status = ag->callbacks.end(ag->callbacks.ud, ctx, status);
+    if (!is_dry)
+        status = lt__step_end(ag, ctx, begun, status);
     if (status == LT_OK && !is_dry)
         lt__count_backward(ag);
     return status;

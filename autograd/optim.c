@@ -183,10 +183,10 @@ static lt_tensor *tensor_over(const lt_optim *o, const lt_optim_range *r, lt_sto
  * knows whether they may be applied. */
 static lt_status check_scaling(const lt_optim *o, const char *who)
 {
-    const lt_scaling *scaling = &o->ctx->slots.autograd->scaling;
+    const lt_step_part *scale = lt__step_scale(o->ctx->slots.autograd);
     for (int i = 0; i < o->n_items; i++) {
         const lt_leaf *leaf = o->items[i].x->leaf;
-        if (lt_optim_has_grad(o, i) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
+        if (lt_optim_has_grad(o, i) && leaf->scaled_by && leaf->scaled_by != scale->ud)
             return lt_fail(
                 LT_EINVAL,
                 "%s cannot use gradients of a loss scale that is no longer in use; close the scale "
@@ -196,13 +196,14 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     return LT_OK;
 }
 
-/* On an accelerator the step check decides in the stream. Sends it to the host if the scaling waits
+/* On an accelerator the step check decides in the stream. Sends it to the host if the scale waits
  * for it, and updates the status of the step. */
 static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
 {
     lt_deferred_check *check = &ag->deferred;
-    if (ag->step_status == LT_PENDING && !check->pending_scaling.resolve) {
-        check->pending_scaling = ag->scaling;
+    if (ag->step_status == LT_PENDING && !check->resolve) {
+        check->resolve = lt__step_scale(ag)->resolve;
+        check->resolve_ud = lt__step_scale(ag)->ud;
         return lt__deferred_check_send(ctx);
     }
     if (ag->step_status == LT_APPLIED && check->sent)
@@ -223,22 +224,14 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
                        who);
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s cannot run in a dry run, which leaves no gradients", who);
-    ag->is_accumulating = ag->has_stages && ag->stages.defers_step(ag->stages.ud);
-    if (ag->is_accumulating) {
-        ag->step_status = LT_ACCUMULATING;
+    LT_TRY(lt__step_prepare(ag));
+    if (ag->is_accumulating)
         return LT_OK;
-    }
-    if (ag->has_stages)
-        LT_TRY(ag->stages.drain(ag->stages.ud));
     LT_TRY(lt__weights_check_none(ag, who, "cannot run"));
     LT_TRY(check_scaling(o, who));
     if (ag->grads_complete)
         return LT_OK;
-    ag->step_status = LT_APPLIED;
-    if (ag->callbacks.update)
-        LT_TRY(ag->callbacks.update(ag->callbacks.ud, ctx, &ag->step_status));
-    if (ag->scaling.decide && ag->step_status != LT_ACCUMULATING)
-        LT_TRY(ag->scaling.decide(ag->scaling.ud, &ag->step_status));
+    LT_TRY(lt__step_decide(ag, ctx));
     LT_TRY(send_step_check(ag, ctx));
     ag->grads_complete = true;
     return LT_OK;
@@ -478,13 +471,13 @@ static double number_of(const lt_optim *o, const double *factor)
     return device_of(o)->is_host ? *factor : o->ctx->slots.autograd->deferred.on_host->factor;
 }
 
-/* Passes the step to lt_grad_callbacks.apply, which applies it here or elsewhere. */
-static lt_status pass_on(lt_optim *o, const lt_opt *const *options, const double *factor)
+/* Passes the step to a part, which applies it here or elsewhere. */
+static lt_status pass_on(lt_optim *o, const lt_step_part *part, const lt_opt *const *options,
+                         const double *factor)
 {
-    struct lt_autograd *ag = o->ctx->slots.autograd;
     LT_TRY(know_outcome(o->ctx));
-    lt_status status =
-        ag->callbacks.apply(ag->callbacks.ud, o, options, ag->step_status, number_of(o, factor));
+    lt_status status = part->apply(part->ud, o, options, o->ctx->slots.autograd->step_status,
+                                   number_of(o, factor));
     lt_bn_stats_clear(o->ctx);
     return status;
 }
@@ -511,8 +504,9 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most
     const double *factor = NULL;
     if (most > 0)
         LT_TRY(clip(o, most, &own, &factor, squares));
-    if (o->ctx->slots.autograd->callbacks.apply)
-        return pass_on(o, options, factor);
+    const lt_step_part *applier = lt__step_applier(o->ctx->slots.autograd);
+    if (applier)
+        return pass_on(o, applier, options, factor);
     if (is_on_cpu(o))
         LT_TRY(know_outcome(o->ctx));
     return apply_or_not(o, options, factor);

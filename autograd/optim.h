@@ -25,8 +25,8 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
 /* One step. options[g] are the options of group g from lt_opts_parse(), without `step`; every group
  * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change.
  * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step,
- * unless all are frozen; and in backward or a dry run. Also the errors of
- * lt_grad_callbacks.update and lt_scaling.decide, such as LT_EPEER and LT_ENUMERIC. Commits pending
+ * unless all are frozen; and in backward or a dry run. Also the errors of the parts of the step
+ * (step.h), such as LT_EPEER and LT_ENUMERIC. Commits pending
  * batch-norm statistics, or drops them if the step is skipped. Discards the gradients of its
  * parameters and counts the step in the context, except with LT_ACCUMULATING. step_status may be
  * NULL. */
@@ -57,7 +57,8 @@ LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A digest of the sequence of all steps and norms in ctx so far, and of the optimizers they use. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
 /* A digest of the settings of all these steps: options and clip limits, with numbers rounded to
- * f32. Only steps while lt_grad_callbacks.update is set are included. */
+ * f32. Only steps in contexts with other ranks are included: a part of the step has `reduce` or
+ * `sum`. */
 LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
 /* The settings of the steps between the last two calls of lt_settings_digest(), one per line:
  * "optimizer 1: lr = 0.1". Call it before the next step, which discards them. New; release it with
@@ -81,7 +82,7 @@ LT_API int64_t lt_optim_steps(lt_optim *optim, const lt_tensor *param);
 LT_MUST lt_status lt_optim_set_steps(lt_optim *optim, const lt_tensor *param, int64_t steps);
 LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* the update op; borrowed */
 
-/* ==== For code that applies steps itself: lt_grad_callbacks.apply ============================= */
+/* ==== For code that applies steps itself: lt_step_part.apply ================================== */
 
 LT_API int lt_optim_count(const lt_optim *optim); /* number of parameters */
 /* Parameter i in layout order; NULL past the end. Borrowed. */

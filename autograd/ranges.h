@@ -46,7 +46,7 @@ void lt__optim_use_grads(lt_optim *o);
  * accelerator has decided. */
 void lt__optim_count_pending(lt_optim *o);
 /* squares.c: adds the sum of squares of the gradients that the next step would use to total, an f64
- * scalar. LT_ENOMEM, or the errors of the device and of lt_sum_stages(). */
+ * scalar. LT_ENOMEM, or the errors of the device and of lt_sum_over_net(). */
 LT_MUST lt_status lt__optim_add_squares(lt_optim *optim, lt_tensor *total);
 
 #endif

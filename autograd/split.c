@@ -60,7 +60,7 @@ static lt_status complete(lt_weights *w)
     struct lt_autograd *ag = w->ctx->slots.autograd;
     ag->in_backward = true;
     ag->no_grad_depth++;
-    lt_status status = lt__backward_end(w->ctx, complete_all(w), false);
+    lt_status status = lt__backward_end(w->ctx, LT_PART_KINDS, complete_all(w), false);
     ag->no_grad_depth--;
     ag->in_backward = false;
     lt__weights_unlist(w);
@@ -73,7 +73,7 @@ void lt_weights_free(lt_weights *w)
         struct lt_autograd *ag = w->ctx->slots.autograd;
         bool in_backward = ag->in_backward;
         ag->in_backward = true;
-        lt_status status = lt__backward_end(w->ctx, LT_EINVAL, false);
+        lt_status status = lt__backward_end(w->ctx, LT_PART_KINDS, LT_EINVAL, false);
         (void)status; /* the caller knows */
         ag->in_backward = in_backward;
         lt__weights_unlist(w);

@@ -30,8 +30,8 @@ static lt_status add_each(lt_optim *o, lt_tensor *squares)
     return LT_OK;
 }
 
-/* Adds the parameters' sums of squares, of all stages of a pipeline, in the order of
- * lt_optim_new(). So the total has the same bits for any number of stages. */
+/* Adds the parameters' sums of squares, of the whole net, in the order of lt_optim_new(). So the
+ * total has the same bits however the net is divided. */
 static lt_status add_in_order(lt_optim *o, lt_tensor *total)
 {
     int64_t n = o->capacity;
@@ -44,7 +44,7 @@ static lt_status add_in_order(lt_optim *o, lt_tensor *total)
         return LT_ENOMEM;
     LT_TRY(add_each(o, o->squares));
     LT_TRY(lt_read(o->squares, o->numbers));
-    LT_TRY(lt_sum_stages(o->ctx, o->numbers, n));
+    LT_TRY(lt_sum_over_net(o->ctx, o->numbers, n));
     for (int64_t i = 0; i < n; i++)
         sum += o->numbers[i];
     return lt_fill(total, sum);
@@ -61,6 +61,6 @@ static lt_status add_ranges(lt_optim *o, lt_tensor *total)
 
 lt_status lt__optim_add_squares(lt_optim *o, lt_tensor *total)
 {
-    bool in_order = total->storage->device->is_host || o->ctx->slots.autograd->has_stages;
+    bool in_order = total->storage->device->is_host || lt_net_is_divided(o->ctx);
     return in_order ? add_in_order(o, total) : add_ranges(o, total);
 }

@@ -20,13 +20,6 @@ bool lt_has_stages(const lt_ctx *ctx)
     return ag && ag->has_stages;
 }
 
-lt_status lt_check_no_stages(const lt_ctx *ctx)
-{
-    if (!lt_has_stages(ctx))
-        return LT_OK;
-    return lt_fail(LT_EINVAL, "this context already has a pipeline or a profile; free it first");
-}
-
 bool lt_is_remote(const lt_tensor *x) { return x->remote; }
 
 lt_tensor *lt__tensor_with_history(lt_tensor *x)
@@ -79,12 +72,6 @@ lt_tensor *lt_fetch(lt_tensor *x)
         return y;
     lt_release(y);
     return NULL;
-}
-
-lt_status lt_sum_stages(lt_ctx *ctx, double *numbers, int64_t n)
-{
-    const struct lt_autograd *ag = ctx->slots.autograd;
-    return ag->has_stages ? ag->stages.sum(ag->stages.ud, numbers, n) : LT_OK;
 }
 
 /* ==== Ops ===================================================================================== */

@@ -31,8 +31,9 @@ typedef struct lt_stages {
      * one, when its tree is placed; LT_EINVAL if there is no such stage. Other stages' parameters
      * get no memory here. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
-    /* Sends the values of x to another stage. tracked: a gradient of x is needed. returns: that
-     * stage will return it to this one, and not to another stage. x is borrowed. */
+    /* Sends the values of x to another stage; not called if there is only one. tracked: a gradient
+     * of x is needed. returns: that stage will return it to this one, and not to another stage. x
+     * is borrowed. */
     lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
     /* Receives the values of x, which has memory, from another stage. returns_to: the stage to
      * which the gradient of x is returned; -1 if x has none. Otherwise the callee must retain x
@@ -43,16 +44,6 @@ typedef struct lt_stages {
     lt_status (*expect)(void *ud, lt_tensor *x, int from);
     /* The gradient of a received x is complete; it may still change afterwards. Both borrowed. */
     lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* Called by lt_backward() instead of a backward pass. loss may be remote. */
-    lt_status (*backward)(void *ud, lt_tensor *loss, lt_tensor *grad);
-    /* Runs the backward passes that are left. Called before gradients are read or discarded, except
-     * in backward. */
-    lt_status (*drain)(void *ud);
-    /* Called for each optimizer step. Whether more micro-batches of the batch follow: then the step
-     * is LT_ACCUMULATING, and until the next one, lt_zero_grad() does nothing. */
-    bool (*defers_step)(void *ud);
-    /* Replaces numbers (n) with their sums over the stages. A collective of the stages. */
-    lt_status (*sum)(void *ud, double *numbers, int64_t n);
     /* Called after each op, also of other stages, with its inputs and outputs. May be NULL. */
     void (*note)(void *ud, const lt_def *def, lt_tensor *const *in, int n_in,
                  lt_tensor *const *out);
@@ -62,17 +53,12 @@ typedef struct lt_stages {
  * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 bool lt_has_stages(const lt_ctx *ctx);
-/* LT_EINVAL if stages are already set in ctx. */
-LT_MUST lt_status lt_check_no_stages(const lt_ctx *ctx);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
 /* The values of x on all ranks: x itself if all have them, else a tensor with the values that its
  * stage sends to the others. A collective of the stages. New. NULL with LT_ENOMEM or the errors of
  * lt_stages. */
 lt_tensor *lt_fetch(lt_tensor *x);
-/* Replaces numbers (n) with their sums over the stages; see lt_stages.sum. Does nothing without
- * stages. */
-LT_MUST lt_status lt_sum_stages(lt_ctx *ctx, double *numbers, int64_t n);
 /* A tensor with the values and the history of x that outlives the scope of x. New. NULL with
  * LT_ENOMEM. */
 lt_tensor *lt__tensor_with_history(lt_tensor *x);

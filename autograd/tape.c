@@ -128,35 +128,6 @@ bool lt_grad_enabled(const lt_ctx *ctx)
     return ctx->slots.autograd->no_grad_depth == 0;
 }
 
-void lt_set_grad_callbacks(lt_ctx *ctx, const lt_grad_callbacks *callbacks)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->callbacks = callbacks ? *callbacks : (lt_grad_callbacks){0};
-    ctx->slots.autograd->has_callbacks = callbacks != NULL;
-}
-
-lt_status lt_check_no_grad_callbacks(const lt_ctx *ctx, const char *who)
-{
-    LT_NEED_CTX(ctx, LT_EINVAL);
-    if (!ctx->slots.autograd->has_callbacks)
-        return LT_OK;
-    return lt_fail(LT_EINVAL,
-                   "%s: this context already has a reducer or asynchronous training; free it first",
-                   who);
-}
-
-lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
-{
-    LT_NEED_CTX(ctx, LT_EINVAL);
-    struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->in_backward || ag->dry_run.on)
-        return lt_fail(LT_EINVAL, "the loss scale cannot change %s",
-                       ag->in_backward ? "within backward" : "in a dry run");
-    LT_TRY(lt__weights_check_none(ag, "the loss scale", "cannot change"));
-    ag->scaling = scaling ? *scaling : (lt_scaling){0};
-    return LT_OK;
-}
-
 void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
 {
     LT_NEED_CTX(ctx, );
@@ -495,10 +466,7 @@ lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, 
 
 lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
 {
-    const lt_grad_callbacks *c = &ag->callbacks;
-    if (ag->dry_run.on || c->overlaps || !(c->begin || c->ready || c->end))
-        return LT_OK;
-    return ag->weights
+    return ag->weights && lt__step_is_exclusive(ag)
                ? lt_fail(LT_EINVAL, "backward cannot start before lt_backward_weights() has "
                                     "completed the earlier split backward, because the gradient "
                                     "callbacks do not support overlap")
@@ -552,7 +520,7 @@ void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
     tape->draws[0] = tape->draws[1] = 0;
 }
 
-lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook, void *ud)
+lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_step_part *scale, lt_op_hook_fn op_hook, void *ud)
 {
     LT_NEED_CTX(ctx, LT_EINVAL);
     struct lt_autograd *ag = lt__autograd(ctx);
@@ -563,7 +531,8 @@ lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn
                        ag->in_backward ? "within backward" : "within another one");
     lt_dry_run *r = &ag->dry_run;
     r->before = ag->tape;
-    r->scaling = ag->scaling;
+    lt__step_synchronize(ag); /* until the end, nothing waits for gradients */
+    memcpy(r->parts, ag->parts, sizeof r->parts);
     r->op_hook = ag->op_hook;
     r->op_hook_ud = ag->op_hook_ud;
     r->seed = ctx->config.seed;
@@ -573,7 +542,9 @@ lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn
     r->tape.first_row = ag->tape->first_row;
     memcpy(r->tape.draws, ag->tape->draws, sizeof r->tape.draws);
     ag->tape = &r->tape;
-    ag->scaling = scaling ? *scaling : (lt_scaling){0};
+    memset(ag->parts, 0, sizeof ag->parts);
+    if (scale)
+        ag->parts[LT_PART_SCALE] = *scale;
     ag->op_hook = op_hook;
     ag->op_hook_ud = ud;
     r->on = true;
@@ -589,7 +560,7 @@ void lt_dry_run_end(lt_ctx *ctx)
         return;
     clear_tape(&r->tape);
     ag->tape = r->before;
-    ag->scaling = r->scaling;
+    memcpy(ag->parts, r->parts, sizeof r->parts);
     ag->op_hook = r->op_hook;
     ag->op_hook_ud = r->op_hook_ud;
     ctx->config.seed = r->seed;

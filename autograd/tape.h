@@ -38,9 +38,9 @@ typedef struct lt_leaf {
     bool touched;        /* the running backward has added to grad, or is about to */
     bool injects_inf;    /* lt_grad_fault(): its gradient gets an inf */
     lt_tensor *dry_grad; /* in a dry run: the gradient so far in this backward, or NULL */
-    /* the gradient in half precision, until lt_scaling.complete() converts it to grad; or NULL */
+    /* the gradient in half precision, until the scale converts it to grad; or NULL */
     lt_tensor *unconverted;
-    const void *scaled_by; /* ud of the lt_scaling that scaled the gradient, or NULL */
+    const void *scaled_by; /* ud of the scale that has unscaled the gradient, or NULL */
     int optims;            /* number of optimizers that have it */
     int uses;              /* nodes that may still contribute in the running backward */
     int deferred;          /* contributions that lt_backward_weights() has yet to add */
@@ -122,7 +122,7 @@ typedef struct lt_dry_run {
     bool on;
     lt_tape tape; /* the tape of the dry run. The rest is restored at its end: */
     lt_tape *before;
-    lt_scaling scaling;
+    lt_step_part parts[LT_PART_KINDS];
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     uint64_t seed, draws, trees; /* of the context, also seeded_at: the pass may set the seed */
@@ -141,7 +141,8 @@ typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
     uint64_t cleared;                   /* 1 + the period in which on_device was last cleared */
     bool sent;                          /* a copy to on_host is under way, and complete at `mark` */
     uint64_t mark;
-    lt_scaling pending_scaling;    /* resolve() is due when the copy is complete; or all NULL */
+    lt_resolve_fn resolve; /* of the scale, due when the copy is complete; or NULL */
+    void *resolve_ud;
     int64_t step, norm_step;       /* of the last loss checked, and of the last norm, from 1 */
     double loss, norm;             /* not finite and not reported as an error yet; otherwise 0 */
     bool reported;                 /* an error was reported since on_device was cleared */
@@ -156,9 +157,8 @@ struct lt_autograd {
     int n_kernels;
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
-    lt_grad_callbacks callbacks;
-    bool has_callbacks;
-    lt_scaling scaling; /* all NULL if none is set */
+    lt_step_part parts[LT_PART_KINDS]; /* all NULL if they are not set */
+    bool has_part[LT_PART_KINDS];
     lt_cast_fn cast;
     void *cast_ud;
     lt_allreduce_fn allreduce;
@@ -258,8 +258,9 @@ lt_status lt__mark(lt_tensor *const *roots, int n);
 /* Clears the marks of a tape, and discards the partial gradients of a backward that failed. tape
  * may be NULL. */
 void lt__unmark(lt_tape *tape);
-/* Calls the end callback. Counts the backward if it succeeded. Returns the result. */
-lt_status lt__backward_end(lt_ctx *ctx, lt_status status, bool is_dry);
+/* Ends a backward for the first `begun` parts of the step. Counts it if it succeeded. Returns the
+ * result. */
+lt_status lt__backward_end(lt_ctx *ctx, int begun, lt_status status, bool is_dry);
 /* A call of a node's op, with these inputs (n_in) and its saved outputs and gradients. in is
  * borrowed. */
 lt_call lt__node_call(const lt_node *node, lt_tensor **in);
@@ -296,8 +297,36 @@ void lt__weights_drop(lt_weights *weights);
 void lt__weights_close(lt_ctx *ctx);
 /* LT_EINVAL if there is a list: "WHO WHAT while gradients of parameters are pending; ...". */
 lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, const char *what);
-/* LT_EINVAL if there is a list and the callbacks do not support another backward. */
+/* LT_EINVAL if there is a list and a part of the step is exclusive. */
 lt_status lt__weights_check_overlap(const struct lt_autograd *ag);
+
+/* ==== The parts of a step (step.c) ============================================================ */
+
+static inline const lt_step_part *lt__step_scale(const struct lt_autograd *ag)
+{
+    return &ag->parts[LT_PART_SCALE];
+}
+/* The part with `backward`, and the one with `apply`; NULL if there is none. Borrowed. */
+const lt_step_part *lt__step_schedule(const struct lt_autograd *ag);
+const lt_step_part *lt__step_applier(const struct lt_autograd *ag);
+/* *begun: the number of parts that have begun, including one that failed. */
+lt_status lt__step_begin(struct lt_autograd *ag, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad,
+                         int *begun);
+lt_status lt__step_grad_begin(struct lt_autograd *ag, lt_tensor *x, lt_tensor *grad);
+lt_status lt__step_grad_ready(struct lt_autograd *ag, lt_tensor *x, lt_tensor *grad);
+/* Ends a backward of the training for the first `begun` parts. Returns the result. */
+lt_status lt__step_end(struct lt_autograd *ag, lt_ctx *ctx, int begun, lt_status status);
+/* Whether a part is exclusive. */
+bool lt__step_is_exclusive(const struct lt_autograd *ag);
+/* Waits until no other thread writes gradients. Does nothing in backward: the exchange that writes
+ * them cannot end before backward does. */
+void lt__step_synchronize(struct lt_autograd *ag);
+/* Sets ag->is_accumulating, and if so, the step's status. */
+lt_status lt__step_prepare(struct lt_autograd *ag);
+/* Completes the gradients and decides on the step. Sets its status. */
+lt_status lt__step_decide(struct lt_autograd *ag, lt_ctx *ctx);
+/* Whether other ranks take part in steps. */
+bool lt__step_has_ranks(const struct lt_autograd *ag);
 
 /* ==== Kernels ================================================================================= */
 

@@ -88,11 +88,11 @@ typedef struct lt_async_event {
 
 /* LT_EUSAGE if this is not the name of a rule; the message lists all names. */
 LT_MUST lt_status lt_async_check_rule(const char *rule);
-/* Starts asynchronous training in ctx, whose gradient callbacks it sets. Steps of optim are applied
- * by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is borrowed. New.
- * NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does not support;
- * LT_EINVAL for NULL, an invalid list or number of steps, or a context that has gradient callbacks;
- * LT_ENOMEM. */
+/* Starts asynchronous training in ctx, whose exchange it becomes (lt_set_part()). Steps of optim
+ * are applied by the rule; other optimizers cannot take steps meanwhile. ctx is kept; optim is
+ * borrowed. New. NULL with LT_EUSAGE for a wrong rule or number, or an optimizer that the rule does
+ * not support; LT_EINVAL for NULL, an invalid list or number of steps, or a context that has an
+ * exchange; LT_ENOMEM. */
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
 /* Ends live training on all ranks: each one calls it, and then has the final values, buffers and
  * optimizer slots of the server. Rank 0 stops the workers that are still training. The other ranks
@@ -100,8 +100,8 @@ LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_confi
  * lost; the server's error. LT_EINVAL if the caller has written to the net, but training has ended
  * then too. In a simulation it only checks for such writes. */
 LT_MUST lt_status lt_async_finish(lt_async *async);
-/* Resets the gradient callbacks of ctx. A live rank that has not finished is lost to the others; if
- * it is rank 0, all of them fail. NULL is allowed. */
+/* Removes it from ctx. A live rank that has not finished is lost to the others; if it is rank 0,
+ * all of them fail. NULL is allowed. */
 LT_API void lt_async_free(lt_async *async);
 /* Sets the number of tickets; it must not decrease. On rank 0 of a live run, the first call begins
  * the training, from the values that the net has then. The net must have the same values on all

@@ -184,8 +184,8 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
 
 /* ==== The reducer ============================================================================= */
 
-/* Averages the gradients of all ranks, using the gradient callbacks of a context. The result is the
- * gradient of the mean loss over the global batch, of which each rank computes its share.
+/* Averages the gradients of all ranks, as the exchange of a context (autograd/step.h). The result
+ * is the gradient of the mean loss over the global batch, of which each rank computes its share.
  *
  * Gradients travel in buckets, which are spans of the gradient arena. Backward produces the
  * gradients of the last parameters first, so their buckets are sent first, while backward still
@@ -256,16 +256,16 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
     int vranks;
 } lt_reducer_config;
 
-/* Makes a reducer, which sets the gradient callbacks of ctx (lt_set_grad_callbacks()). All ranks
- * must make one, but do not wait for each other. ctx is kept; group is borrowed and must outlive
- * the reducer. config is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has
- * gradient callbacks, or with LT_EUSAGE in these cases: vranks is not a valid number of shards;
- * vranks is used with a wire other than f32, on an accelerator, or on nodes that do not have the
- * same number of consecutive ranks; the injected fault of ctx names a rank that does not exist. */
+/* Makes a reducer, which becomes the exchange of ctx (lt_set_part()). All ranks must make one, but
+ * do not wait for each other. ctx is kept; group is borrowed and must outlive the reducer. config
+ * is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has an exchange, or with
+ * LT_EUSAGE in these cases: vranks is not a valid number of shards; vranks is used with a wire
+ * other than f32, on an accelerator, or on nodes that do not have the same number of consecutive
+ * ranks; the injected fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
-/* Waits for a running exchange, resets the gradient callbacks of ctx and frees the reducer. If
- * gradients are summed on accelerators, all ranks must call it: it waits at most 10 s until they
- * have all disconnected. NULL is allowed. */
+/* Waits for the running gradient exchange, removes the reducer from ctx and frees it. If gradients
+ * are summed on accelerators, all ranks must call it: it waits at most 10 s until they have all
+ * disconnected. NULL is allowed. */
 LT_API void lt_reducer_free(lt_reducer *reducer);
 LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
 LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* as in its config */
@@ -326,7 +326,7 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
 
 /* Callbacks that measure, pack and unpack each bucket; amp uses them. A bucket carries a tail of
  * numbers in its allreduce, and each rank gets their sums. This lets all ranks make the same
- * decision about a step, in lt_scaling.decide(), without a further collective. If gradients travel
+ * decision about a step, in lt_step_part.decide, without a further collective. If gradients travel
  * in f16, the filter may multiply a bucket by a power of two, so that its values fit f16. If the
  * sum still overflows, the filter can have the bucket sent again. */
 enum {

@@ -20,10 +20,10 @@
 
 /* ==== Open and close ========================================================================== */
 
-static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
-static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad);
+static lt_status grad_ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
-static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status);
+static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status);
 static void synchronize(void *ud);
 
 static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
@@ -32,19 +32,19 @@ static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
     return r->ctx->device->is_host && lt__group_alloc_shared(r->group, bytes, memory);
 }
 
-static void set_callbacks(lt_reducer *r)
+static lt_status set_part(lt_reducer *r)
 {
-    lt_grad_callbacks callbacks = {.ud = r, .alloc_arena = alloc_arena};
+    lt_step_part part = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
-        callbacks = (lt_grad_callbacks){.ud = r,
-                                        .overlaps = r->config.blocking || r->shards > 0,
-                                        .begin = begin,
-                                        .ready = ready,
-                                        .end = end,
-                                        .update = update,
-                                        .synchronize = synchronize,
-                                        .alloc_arena = alloc_arena};
-    lt_set_grad_callbacks(r->ctx, &callbacks);
+        part = (lt_step_part){.ud = r,
+                              .is_exclusive = !r->config.blocking && r->shards == 0,
+                              .begin = begin,
+                              .grad_ready = grad_ready,
+                              .end = end,
+                              .reduce = reduce,
+                              .synchronize = synchronize,
+                              .alloc_arena = alloc_arena};
+    return lt_set_part(r->ctx, LT_PART_EXCHANGE, &part);
 }
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
@@ -52,7 +52,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     LT_NEED_CTX(ctx, NULL);
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
-    if (lt_check_no_grad_callbacks(ctx, "lt_reducer_new") != LT_OK ||
+    if (lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_reducer_new") != LT_OK ||
         (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK)
@@ -79,8 +79,10 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->share = 1.0 / (r->size = size);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->ready, NULL);
-    set_callbacks(r);
-    return r;
+    if (set_part(r) == LT_OK)
+        return r;
+    lt_reducer_free(r);
+    return NULL;
 }
 
 void lt_reducer_free(lt_reducer *r)
@@ -88,8 +90,8 @@ void lt_reducer_free(lt_reducer *r)
     if (!r)
         return;
     lt_ctx *ctx = r->ctx;
-    lt_set_grad_callbacks(ctx, NULL);
-    lt_status status = lt_group_wait(r->group);
+    lt_status status = lt_set_part(ctx, LT_PART_EXCHANGE, NULL);
+    status = lt_group_wait(r->group);
     (void)status; /* the optimizer step that needs the result reports a failure */
     lt__record_free(&r->record);
     lt__device_exchange_free(&r->device_exchange, ctx, r->group);
@@ -242,7 +244,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     next.sum_backend = r->config.sum_backend;
     next.vranks = r->config.vranks;
     r->config = next;
-    set_callbacks(r);
+    LT_TRY(set_part(r));
     return cut(r);
 }
 
@@ -306,7 +308,7 @@ static lt_status exchange(void *ud)
     return LT_OK;
 }
 
-/* ==== The callbacks: on the rank's thread ===================================================== */
+/* ==== The part of the step: on the rank's thread ============================================== */
 
 /* Sets the state of each gradient: absent, complete, or pending in the new backward pass. */
 static void note_grad_states(lt_reducer *r)
@@ -389,7 +391,7 @@ static lt_status add_to_tree_sums(lt_reducer *r)
 
 /* Waits for the exchange. Then marks each gradient that any rank had as present: this rank now has
  * its average. This is done once per exchange, because a caller may discard gradients afterwards.
- * They are marked in the order in which backward completes them, because lt_scaling.added() looks
+ * They are marked in the order in which backward completes them, because the loss scale looks
  * them up in that order. */
 static lt_status finish_exchange(lt_reducer *r)
 {
@@ -414,9 +416,10 @@ static void synchronize(void *ud)
     (void)status; /* the optimizer step fails with the same error */
 }
 
-static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
     lt_reducer *r = ud;
+    (void)grad;
     if (r->begun_step != ctx->step + 1) {
         r->begun_step = ctx->step + 1;
         LT_TRY(lt__fault_trigger(ctx, lt__group_rank_in_job(r->group, r->rank), ctx->step + 1));
@@ -451,7 +454,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     return start_exchange(r);
 }
 
-static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_status grad_ready(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_reducer *r = ud;
     lt_bucket_item *it = lt__bucket_plan_find(&r->plan, x);
@@ -500,7 +503,7 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
+static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();

@@ -47,7 +47,7 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
     if (c->steps < 0 || c->steps > MOST)
         return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
                        (long long)MOST, (long long)c->steps);
-    return lt_check_no_grad_callbacks(ctx, "lt_async_new");
+    return lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_async_new");
 }
 
 /* Keeps the buffers, to detect writes to them. */
@@ -97,8 +97,10 @@ lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
     a->ctx = lt__ctx_retain(ctx);
     a->optim = optim;
     a->rule = rule;
-    lt__async_set_callbacks(a);
-    return a;
+    if (lt__async_set_part(a) == LT_OK)
+        return a;
+    lt_async_free(a);
+    return NULL;
 }
 
 void lt_async_free(lt_async *a)
@@ -106,7 +108,8 @@ void lt_async_free(lt_async *a)
     if (!a)
         return;
     lt_ctx *ctx = a->ctx;
-    lt_set_grad_callbacks(ctx, NULL);
+    lt_status status = lt_set_part(ctx, LT_PART_EXCHANGE, NULL);
+    (void)status; /* it fails only without a context */
     free_async(a);
     lt__ctx_release(ctx);
 }

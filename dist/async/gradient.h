@@ -17,7 +17,7 @@ typedef struct lt_gradient { /* all zeros: empty */
     bool skip; /* the worker skipped the step: there is no gradient */
 } lt_gradient;
 
-/* Stores the gradient of a step, for lt_grad_callbacks.apply: copies the gradients of optim times
+/* Stores the gradient of a step, for lt_step_part.apply: copies the gradients of optim times
  * factor, the options and the pending batch-norm statistics of ctx. Reuses memory of an earlier
  * call. LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt__gradient_store(lt_gradient *g, lt_ctx *ctx, lt_optim *optim,

@@ -1,13 +1,14 @@
-/* worker.c - the gradient callbacks of asynchronous training; see worker.h. */
+/* worker.c - the part of a step that asynchronous training takes; see worker.h. */
 #include "core/tensor.h"
 #include "dist/async/worker.h"
 #include "dist/fault.h"
 
-/* ==== The gradient callbacks ================================================================== */
+/* ==== The part of a step ====================================================================== */
 
-static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
     lt_async *a = ud;
+    (void)grad;
     double value;
     if (!a->gradient)
         return LT_OK;
@@ -49,10 +50,10 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
     return LT_OK;
 }
 
-void lt__async_set_callbacks(lt_async *a)
+lt_status lt__async_set_part(lt_async *a)
 {
-    lt_set_grad_callbacks(
-        a->ctx, &(lt_grad_callbacks){.ud = a, .overlaps = true, .begin = add_loss, .apply = store});
+    return lt_set_part(a->ctx, LT_PART_EXCHANGE,
+                       &(lt_step_part){.ud = a, .begin = add_loss, .apply = store});
 }
 
 /* ==== A batch ================================================================================= */

@@ -1,5 +1,5 @@
-/* worker.h - what simulated and live asynchronous training have in common: the gradient callbacks
- * of the context that computes. Private to dist.
+/* worker.h - what simulated and live asynchronous training have in common: the part of a
+ * step (autograd/step.h) of the context that computes. Private to dist.
  */
 #ifndef LT_DIST_ASYNC_WORKER_H
 #define LT_DIST_ASYNC_WORKER_H
@@ -52,8 +52,8 @@ struct lt_async { /* the first member of a simulation, a replay or a live run */
     uint32_t written; /* number of writes to the net that were ours or were accepted */
 };
 
-/* Sets the gradient callbacks of async->ctx. */
-void lt__async_set_callbacks(lt_async *async);
+/* Sets the exchange of async->ctx. */
+LT_MUST lt_status lt__async_set_part(lt_async *async);
 /* Starts the computation of a ticket, whose gradient will be stored in *gradient. */
 void lt__async_begin(lt_async *async, int64_t ticket, lt_gradient *gradient);
 /* Ends it. LT_EUSAGE if there was no optimizer step. */

@@ -155,7 +155,7 @@ lt_status lt_pipeline_drain(lt_pipeline *p)
 
 int lt_pipeline_forwards(const lt_pipeline *p) { return p->state.forward; }
 
-/* ==== The functions of lt_stages ============================================================== */
+/* ==== The functions of lt_stages and lt_step_part ============================================= */
 
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
@@ -244,15 +244,23 @@ static lt_status end_forward(void *ud, lt_tensor *loss, lt_tensor *grad)
     return run_due(p);
 }
 
-static lt_status drain(void *ud) { return lt_pipeline_drain(ud); }
+static void synchronize(void *ud)
+{
+    lt_status status = lt_pipeline_drain(ud);
+    (void)status; /* the optimizer step fails with the same error */
+}
 
 /* Whether more micro-batches of the batch follow. */
 static bool more_follow(const lt_pipeline *p) { return p->micro + 1 < p->n_micro; }
 
-static bool defers_step(void *ud)
+static lt_status prepare(void *ud, lt_step_status *step_status)
 {
     lt_pipeline *p = ud;
-    return p->stepped = more_follow(p);
+    p->stepped = more_follow(p);
+    if (!p->stepped)
+        return lt_pipeline_drain(p);
+    *step_status = LT_ACCUMULATING;
+    return LT_OK;
 }
 
 /* Each replica has the same numbers, so only the first one contributes. */
@@ -345,6 +353,12 @@ uint64_t lt_pipeline_bytes(const lt_pipeline *p)
     return p->bytes + (p->peers ? lt_group_bytes(p->peers) : 0);
 }
 
+static lt_status set_parts(lt_ctx *ctx, const lt_stages *stages, const lt_step_part *schedule)
+{
+    LT_TRY(lt_set_stages(ctx, stages));
+    return lt_set_part(ctx, LT_PART_SCHEDULE, schedule);
+}
+
 void lt_pipeline_free(lt_pipeline *p)
 {
     if (!p)
@@ -356,7 +370,7 @@ void lt_pipeline_free(lt_pipeline *p)
             p->values[i] = m->next;
             lt__message_free(m);
         }
-    lt_status status = lt_set_stages(p->ctx, NULL);
+    lt_status status = set_parts(p->ctx, NULL, NULL);
     (void)status; /* it fails only within backward */
     lt__transfer_close(p->transfer);
     lt_group_close(p->peers);
@@ -388,18 +402,20 @@ static lt_status open_pipeline(lt_pipeline *p)
     LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->peers)
                            : lt_group_barrier(p->group, "a pipeline"));
     p->run = lt__mail_next_run(p->mail);
-    return lt_set_stages(p->ctx, &(lt_stages){.ud = p,
-                                              .own = p->schedule.stage,
-                                              .stages = p->schedule.stages,
-                                              .stage_of = stage_of,
-                                              .send = lt__pipe_send,
-                                              .receive = lt__pipe_receive,
-                                              .return_grad = lt__pipe_return_grad,
-                                              .expect = lt__pipe_expect,
-                                              .backward = end_forward,
-                                              .drain = drain,
-                                              .defers_step = defers_step,
-                                              .sum = sum});
+    return set_parts(p->ctx,
+                     &(lt_stages){.ud = p,
+                                  .own = p->schedule.stage,
+                                  .stages = p->schedule.stages,
+                                  .stage_of = stage_of,
+                                  .send = lt__pipe_send,
+                                  .receive = lt__pipe_receive,
+                                  .return_grad = lt__pipe_return_grad,
+                                  .expect = lt__pipe_expect},
+                     &(lt_step_part){.ud = p,
+                                     .backward = end_forward,
+                                     .synchronize = synchronize,
+                                     .prepare = prepare,
+                                     .sum = sum});
 }
 
 /* LT_EINVAL if the schedule is invalid; LT_EUSAGE if the ranks cannot be divided into stages. */
@@ -427,7 +443,7 @@ lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_con
     LT_NEED_CTX(ctx, NULL);
     int ranks = lt_group_size(group), rank = lt_group_rank(group);
     if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK ||
-        lt_check_no_stages(ctx) != LT_OK)
+        lt_check_no_part(ctx, LT_PART_SCHEDULE, NULL) != LT_OK)
         return NULL;
     lt_pipeline *p = calloc(1, sizeof *p);
     if (!p) {

@@ -308,7 +308,7 @@ static void time_call(void *ud, const lt_call *call, bool backward, double secon
         p->net.units[unit].inputs[0] += seconds;
 }
 
-/* ==== The functions of lt_stages ============================================================== */
+/* ==== The functions of lt_stages and lt_step_part ============================================= */
 
 /* Notes a parameter or buffer. */
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
@@ -324,36 +324,11 @@ static int stage_of(void *ud, const char *name, const lt_tensor *x)
     return 0;
 }
 
-static lt_status send(void *ud, lt_tensor *x, int to, bool tracked, bool returns)
-{
-    (void)ud, (void)x, (void)to, (void)tracked, (void)returns;
-    return LT_OK;
-}
-
 /* In a dry profile, values that the script reads are 0. */
 static lt_status receive(void *ud, lt_tensor *x, int from, int returns_to)
 {
     (void)ud, (void)from, (void)returns_to;
     return lt_fill(x, 0);
-}
-
-static lt_status drain(void *ud)
-{
-    (void)ud;
-    return LT_OK;
-}
-
-static bool defers_step(void *ud)
-{
-    (void)ud;
-    return false;
-}
-
-/* There is only one rank. NOLINTNEXTLINE(readability-non-const-parameter) */
-static lt_status sum(void *ud, double *numbers, int64_t n)
-{
-    (void)ud, (void)numbers, (void)n;
-    return LT_OK;
 }
 
 /* Both halves of a split backward, timed. */
@@ -398,7 +373,7 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
         lt_fail(LT_EINVAL, "the number of timed passes must be at least 0, but is %d", passes);
         return NULL;
     }
-    if (lt_check_no_stages(ctx) != LT_OK)
+    if (lt_check_no_part(ctx, LT_PART_SCHEDULE, NULL) != LT_OK)
         return NULL;
     lt_profile *p = calloc(1, sizeof *p);
     if (!p) {
@@ -412,14 +387,11 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
                               .own = p->is_dry ? 1 : 0,
                               .stages = p->is_dry ? 2 : 1,
                               .stage_of = stage_of,
-                              .send = send,
                               .receive = receive,
-                              .backward = backward,
-                              .drain = drain,
-                              .defers_step = defers_step,
-                              .sum = sum,
                               .note = note};
-    if (lt_set_stages(ctx, &stages) != LT_OK) {
+    const lt_step_part schedule = {.ud = p, .backward = backward};
+    if (lt_set_stages(ctx, &stages) != LT_OK ||
+        lt_set_part(ctx, LT_PART_SCHEDULE, &schedule) != LT_OK) {
         lt_profile_free(p);
         return NULL;
     }
@@ -433,6 +405,8 @@ void lt_profile_free(lt_profile *p)
     if (!p)
         return;
     lt_status status = lt_set_stages(p->ctx, NULL);
+    if (status == LT_OK)
+        status = lt_set_part(p->ctx, LT_PART_SCHEDULE, NULL);
     (void)status; /* it fails only within backward */
     lt_set_timer(p->ctx, NULL, NULL);
     lt__ctx_release(p->ctx);

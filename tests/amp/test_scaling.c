@@ -215,7 +215,8 @@ TEST(hooks_and_slots_see_unscaled_gradients)
 {
     net a = make(NO_SCALE, NULL), b = make(16, NULL);
     seen of_a = {0}, of_b = {.scale = b.loss_scale}, ready = {0};
-    lt_set_grad_callbacks(b.ctx, &(lt_grad_callbacks){.ud = &ready, .ready = look});
+    CHECK_OK(
+        lt_set_part(b.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &ready, .grad_ready = look}));
     CHECK_OK(lt_on_grad(a.shift, look, &of_a, NULL));
     CHECK_OK(lt_on_grad(b.shift, look, &of_b, NULL));
     for (int i = 1; i <= 2; i++) {
@@ -228,7 +229,7 @@ TEST(hooks_and_slots_see_unscaled_gradients)
     }
     CHECK(of_b.stats.largest >= fabs(of_b.sum) / 6 && of_b.stats.largest < 65536);
     CHECK_EQ(of_b.stats.not_finite, 0);
-    lt_set_grad_callbacks(b.ctx, NULL);
+    CHECK_OK(lt_set_part(b.ctx, LT_PART_EXCHANGE, NULL));
     end(&a);
     end(&b);
 }
@@ -523,13 +524,14 @@ TEST(a_micro_batch_is_not_checked)
 {
     net n = make(4, NULL);
     int left = 2;
-    lt_set_grad_callbacks(n.ctx, &(lt_grad_callbacks){.ud = &left, .update = more_to_come});
+    CHECK_OK(
+        lt_set_part(n.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &left, .reduce = more_to_come}));
     for (int i = 0; i < 3; i++) {
         CHECK_OK(backward(&n, 1));
         CHECK_EQ(step(&n, n.optim), i < 2 ? LT_ACCUMULATING : LT_APPLIED);
         CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
     }
-    lt_set_grad_callbacks(n.ctx, NULL);
+    CHECK_OK(lt_set_part(n.ctx, LT_PART_EXCHANGE, NULL));
     end(&n);
 }
 

@@ -43,7 +43,7 @@ static net make(const char *fault)
 
 static void end(net *n)
 {
-    lt_set_grad_callbacks(n->ctx, NULL);
+    CHECK_OK(lt_set_part(n->ctx, LT_PART_EXCHANGE, NULL));
     lt_optim_free(n->optim);
     lt_params_free(n->params);
     lt_tensor *all[] = {n->w, n->scale, n->shift, n->mean, n->var, n->x};
@@ -92,9 +92,9 @@ static lt_status count_hook(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-static lt_status count_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status count_begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
-    (void)ctx, (void)loss;
+    (void)ctx, (void)loss, (void)grad;
     ((net *)ud)->begins++;
     return LT_OK;
 }
@@ -191,8 +191,9 @@ TEST(a_dry_run_has_no_side_effects)
     net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
-    lt_set_grad_callbacks(
-        n.ctx, &(lt_grad_callbacks){.ud = &n, .begin = count_begin, .ready = count_hook});
+    CHECK_OK(
+        lt_set_part(n.ctx, LT_PART_EXCHANGE,
+                    &(lt_step_part){.ud = &n, .begin = count_begin, .grad_ready = count_hook}));
     lt_set_allreduce(n.ctx, count_sum, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, look, &n));
     lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,
@@ -261,8 +262,9 @@ typedef struct scaled {
     double largest;
 } scaled;
 
-static lt_status seed(void *ud, lt_tensor *grad)
+static lt_status seed(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
+    (void)ctx, (void)loss;
     ((scaled *)ud)->seeds++;
     return lt_fill(grad, 4);
 }
@@ -289,22 +291,22 @@ static lt_status never_complete(void *ud, lt_tensor *x, lt_tensor *grad, lt_tens
     return never(ud, x, grad);
 }
 
-static lt_scaling scaling_of(scaled *s)
+static lt_step_part scale_of(scaled *s)
 {
-    return (lt_scaling){.ud = s, .seed = seed, .rescale = never, .complete = complete};
+    return (lt_step_part){.ud = s, .begin = seed, .grad_begin = never, .grad_complete = complete};
 }
 
 TEST(a_dry_run_has_its_own_scaling)
 {
     net n = make(NULL);
     scaled training = {0}, dry_run = {0};
-    lt_scaling of_training = scaling_of(&training), own = scaling_of(&dry_run);
-    CHECK_OK(lt_set_scaling(n.ctx, &of_training));
+    lt_step_part of_training = scale_of(&training), own = scale_of(&dry_run);
+    CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, &of_training));
     go(&n);
     CHECK_EQ(training.completes, 3);
     lt_set_op_hook(n.ctx, look, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, &own, NULL, NULL));
-    CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
+    CHECK_FAILS(lt_set_part(n.ctx, LT_PART_SCALE, NULL), LT_EINVAL,
                 "the loss scale cannot change in a dry run");
     go(&n);
     lt_dry_run_end(n.ctx);
@@ -316,7 +318,7 @@ TEST(a_dry_run_has_its_own_scaling)
     go(&n);
     CHECK(training.seeds == 2 && n.hooked > 0);
     CHECK_EQ(dry_run.seeds, 1);
-    CHECK_OK(lt_set_scaling(n.ctx, NULL));
+    CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, NULL));
     end(&n);
 }
 
@@ -352,8 +354,8 @@ TEST(special_losses_in_a_dry_run)
     net n = make(NULL);
     lt_tensor *x = leaf(n.ctx, 1, INFINITY);
     scaled s = {0};
-    lt_scaling failing = scaling_of(&s), fine = failing;
-    failing.complete = never_complete;
+    lt_step_part failing = scale_of(&s), fine = failing;
+    failing.grad_complete = never_complete;
     CHECK_OK(lt_dry_run_begin(n.ctx, &fine, NULL, NULL));
     CHECK_OK(lt_backward(x, NULL));
     CHECK_EQ(s.completes, 1);

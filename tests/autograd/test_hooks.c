@@ -183,12 +183,13 @@ TEST(later_hooks_still_see_a_leaf_that_a_hook_released)
     probe p = {.x = x}, behind = {.x = NULL};
     CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
     CHECK_OK(lt_on_grad(x, look_at_leaf, &behind, NULL));
-    lt_set_grad_callbacks(ctx, &(lt_grad_callbacks){.ud = &behind, .ready = look_at_leaf});
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE,
+                         &(lt_step_part){.ud = &behind, .grad_ready = look_at_leaf}));
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(p.calls, 1);
     CHECK_EQ(behind.calls, 2);
     lt_release(loss);
-    lt_set_grad_callbacks(ctx, NULL);
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
     finish(ctx);
 }
 
@@ -272,7 +273,10 @@ static lt_status begin_dry_run(lt_tensor *x)
     return lt_dry_run_begin(lt_tensor_ctx(x), NULL, NULL, NULL);
 }
 
-static lt_status rescale(lt_tensor *x) { return lt_set_scaling(lt_tensor_ctx(x), NULL); }
+static lt_status rescale(lt_tensor *x)
+{
+    return lt_set_part(lt_tensor_ctx(x), LT_PART_SCALE, NULL);
+}
 
 static lt_status (*attempt)(lt_tensor *x); /* the function that the hook calls */
 

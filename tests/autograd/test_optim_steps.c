@@ -95,11 +95,11 @@ TEST(a_step_that_fails_has_no_norm)
     net n = make("sgd_step", "lr=0.1");
     options[0] = n.opt;
     backward(&n, 7);
-    lt_set_grad_callbacks(n.ctx, &(lt_grad_callbacks){.apply = refuse});
+    CHECK_OK(lt_set_part(n.ctx, LT_PART_EXCHANGE, &(lt_step_part){.apply = refuse}));
     CHECK_FAILS(lt_optim_step_clipped(n.optim, options, 1, 1, &squares, NULL), LT_EINVAL,
                 "no step");
     CHECK(!squares);
-    lt_set_grad_callbacks(n.ctx, NULL);
+    CHECK_OK(lt_set_part(n.ctx, LT_PART_EXCHANGE, NULL));
     CHECK_OK(lt_optim_step_clipped(n.optim, options, 1, 1, &squares, NULL));
     CHECK_OK(lt_item(squares, 0, &norm));
     CHECK_NEAR(norm, 12, 0);

@@ -115,7 +115,8 @@ TEST(gradients_can_use_external_memory)
 {
     lt_ctx *ctx = lt_open(NULL);
     lender l = {{0}, 0, 0};
-    lt_set_grad_callbacks(ctx, &(lt_grad_callbacks){.ud = &l, .alloc_arena = alloc_once});
+    CHECK_OK(
+        lt_set_part(ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &l, .alloc_arena = alloc_once}));
     lt_tensor *x[2];
     for (int i = 0; i < 2; i++) { /* the second one's arena is not external */
         lt_params *p = lt_params_new(ctx);
@@ -127,7 +128,7 @@ TEST(gradients_can_use_external_memory)
         lt_params_free(p);
     }
     CHECK(l.memory[0] == 2 && l.memory[2] == 2 && l.memory[3] == 0);
-    lt_set_grad_callbacks(ctx, NULL);
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
     CHECK_EQ(l.came_back, 0);
     lt_release(x[0]);
     CHECK_EQ(l.came_back, 1);

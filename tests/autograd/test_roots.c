@@ -147,10 +147,11 @@ typedef struct seen {
     lt_tensor *x;
 } seen;
 
-static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
     seen *s = ud;
     (void)ctx;
+    CHECK(!loss == !grad);
     s->begins++;
     s->loss = loss;
     s->uses = s->x ? lt_grad_uses(s->x) : 0;
@@ -170,8 +171,8 @@ TEST(begin_gets_the_loss_or_null)
     lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "exp", NULL, x, NULL);
     lt_tensor *loss = lt_run(ctx, "sum", NULL, x, NULL), *ones = number(ctx, 2, 1);
     seen s = {.x = x};
-    lt_set_grad_callbacks(ctx,
-                          &(lt_grad_callbacks){.ud = &s, .begin = note_begin, .end = note_end});
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE,
+                         &(lt_step_part){.ud = &s, .begin = note_begin, .end = note_end}));
     CHECK_OK(lt_backward_from(ctx, NULL, NULL, 0, NULL));
     CHECK(s.begins == 1 && s.ends == 1 && !s.loss && s.uses == 0 && !lt_grad(x));
     CHECK_OK(lt_backward_from(ctx, (lt_tensor *[]){y, loss, x}, (lt_tensor *[]){ones, NULL, ones},
@@ -180,7 +181,7 @@ TEST(begin_gets_the_loss_or_null)
     CHECK_EQ(s.uses, 3);
     CHECK_EQ(lt_grad_uses(x), 0);
     CHECK_NEAR(grad_at(x, 0), exp(3) + 2, 1e-12);
-    lt_set_grad_callbacks(ctx, NULL);
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
     lt_release(ones);
     lt_release(loss);
     lt_release(y);

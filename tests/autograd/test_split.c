@@ -34,9 +34,9 @@ static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
                                                                 : LT_OK;
 }
 
-static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
-    (void)ctx, (void)loss;
+    (void)ctx, (void)loss, (void)grad;
     strcat(((net *)ud)->log, "begin ");
     return LT_OK;
 }
@@ -48,10 +48,11 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-static void callbacks(net *n, bool overlaps)
+static void set_part(net *n, bool is_exclusive)
 {
-    lt_set_grad_callbacks(
-        n->ctx, &(lt_grad_callbacks){.ud = n, .overlaps = overlaps, .begin = begin, .end = end});
+    CHECK_OK(lt_set_part(
+        n->ctx, LT_PART_EXCHANGE,
+        &(lt_step_part){.ud = n, .is_exclusive = is_exclusive, .begin = begin, .end = end}));
 }
 
 static lt_status add(net *n, lt_tensor **x, const char *name, int ndim)
@@ -110,7 +111,7 @@ static net *made(void)
 static void done(net *n)
 {
     lt_ctx *ctx = n->ctx;
-    lt_set_grad_callbacks(ctx, NULL);
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
     close_net(n);
     finish(ctx);
 }
@@ -174,7 +175,7 @@ TEST(hooks_and_callbacks_run_once_per_backward_in_order)
 {
     net *n = made();
     lt_weights *list[2];
-    callbacks(n, true);
+    set_part(n, false);
     CHECK_OK(go_back(n, NULL));
     CHECK_STR(n->log, "begin b2 w1 b1 w0 b0 end ");
     n->log[0] = 0;
@@ -279,10 +280,10 @@ TEST(no_step_and_no_new_scaling_while_gradients_are_pending)
     step(n, LT_EINVAL,
          "an optimizer step cannot run while gradients of parameters are pending; "
          "call lt_backward_weights() first");
-    CHECK_FAILS(lt_set_scaling(n->ctx, NULL), LT_EINVAL,
+    CHECK_FAILS(lt_set_part(n->ctx, LT_PART_SCALE, NULL), LT_EINVAL,
                 "the loss scale cannot change while gradients of parameters are pending");
     CHECK_OK(lt_backward_weights(list));
-    CHECK_OK(lt_set_scaling(n->ctx, NULL));
+    CHECK_OK(lt_set_part(n->ctx, LT_PART_SCALE, NULL));
     step(n, LT_OK, NULL);
     done(n);
 }
@@ -337,7 +338,7 @@ TEST(a_hook_may_not_discard_a_pending_gradient_of_another_parameter)
 TEST(callbacks_must_support_overlapping_backwards)
 {
     net *n = made();
-    callbacks(n, false);
+    set_part(n, true);
     lt_weights *list = split(n), *more = NULL;
     CHECK_FAILS(go_back(n, &more), LT_EINVAL,
                 "backward cannot start before lt_backward_weights() has completed the earlier "
@@ -378,7 +379,7 @@ TEST(a_hook_that_fails_ends_the_backward)
 {
     net *n = made();
     lt_weights *list, *next;
-    callbacks(n, true);
+    set_part(n, false);
     n->fails = "b2"; /* in the first half */
     list = (lt_weights *)n;
     CHECK_FAILS(go_back(n, &list), LT_EPEER, "hook says no");

@@ -157,26 +157,21 @@ static net make(post *p, int own, int frozen)
     return n;
 }
 
-static lt_status drain(void *ud)
-{
-    (void)ud;
-    return LT_OK;
-}
-
 static void place(net *n)
 {
     const lt_stages stages = {.ud = n,
                               .own = n->own,
                               .stages = STAGES,
-                              .drain = drain,
                               .stage_of = stage_of,
                               .send = send,
                               .receive = receive,
                               .expect = expect,
-                              .return_grad = return_grad,
-                              .backward = note_backward};
-    if (n->own >= 0)
+                              .return_grad = return_grad};
+    const lt_step_part schedule = {.ud = n, .backward = note_backward};
+    if (n->own >= 0) {
         CHECK_OK(lt_set_stages(n->ctx, &stages));
+        CHECK_OK(lt_set_part(n->ctx, LT_PART_SCHEDULE, &schedule));
+    }
     CHECK_OK(lt_params_place(n->params));
 }
 

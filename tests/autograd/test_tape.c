@@ -333,8 +333,9 @@ static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
     return n->log->fail ? lt_fail(n->log->fail, "hook says no") : LT_OK;
 }
 
-static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
+    CHECK(grad != NULL);
     CHECK(!lt_grad_enabled(ctx));
     CHECK(lt_requires_grad(loss));
     strcat(((named *)ud)->log->text, "begin ");
@@ -360,9 +361,9 @@ TEST(hooks_run_once_in_order_when_the_gradient_is_complete)
     CHECK_OK(lt_on_grad(c, note, &nc, NULL));
     CHECK_OK(lt_on_grad(c, note, &na, NULL));
     CHECK_OK(lt_on_grad(unused, note, &na, NULL));
-    lt_set_grad_callbacks(
-        ctx,
-        &(lt_grad_callbacks){.ud = &slot, .begin = note_begin, .ready = note, .end = note_end});
+    CHECK_OK(lt_set_part(
+        ctx, LT_PART_EXCHANGE,
+        &(lt_step_part){.ud = &slot, .begin = note_begin, .grad_ready = note, .end = note_end}));
     /* a is used first and last, so its hook runs after the use that backward reaches last. loss =
      * (ab + c) a */
     lt_tensor *loss = lt_run(ctx, "mul", NULL, a, b, NULL);
@@ -384,7 +385,7 @@ TEST(hooks_run_once_in_order_when_the_gradient_is_complete)
     CHECK_FAILS(lt_backward(loss, NULL), LT_EPEER, "hook says no");
     CHECK_STR(log.text, "begin a=20 broken end "); /* 17 + 3, then no more */
     lt_release(loss);
-    lt_set_grad_callbacks(ctx, NULL);
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
     lt_release(a);
     lt_release(b);
     lt_release(c);

@@ -61,7 +61,7 @@ static void open_side(side *s, const char *rule, const char *const op[2])
     const lt_async_config config = config_of(rule);
     *s = (side){.net = make(op[0], op[1])};
     CHECK_OK(lt__server_open(&s->server, s->net.ctx, s->net.optim, &config));
-    lt_set_grad_callbacks(s->net.ctx, &(lt_grad_callbacks){.ud = s, .apply = store});
+    CHECK_OK(lt_set_part(s->net.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = s, .apply = store}));
 }
 
 static void close_side(side *s)

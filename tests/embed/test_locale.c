@@ -54,7 +54,7 @@ TEST(settings_of_an_optimizer_have_points)
     use_commas();
     lt_ctx *ctx = lt_open(NULL);
     CHECK(ctx);
-    lt_set_grad_callbacks(ctx, &(lt_grad_callbacks){.update = take_any});
+    CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, &(lt_step_part){.reduce = take_any}));
     lt_params *params = lt_params_new(ctx);
     lt_tensor *w = lt_param_new(ctx, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0});
     CHECK_OK(lt_params_add(params, "w", w));

@@ -316,7 +316,7 @@ TEST(backward)
     QUIET((lt_weights_free(NULL), weights == NULL));
     CHECK_OK(lt_dry_run_begin(ctx, NULL, NULL, NULL));
     REFUSES(LT_EINVAL, lt_dry_run_begin(ctx, NULL, NULL, NULL), "dry run");
-    REFUSES(LT_EINVAL, lt_set_scaling(ctx, NULL), "dry run");
+    REFUSES(LT_EINVAL, lt_set_part(ctx, LT_PART_SCALE, NULL), "dry run");
     lt_dry_run_end(ctx);
     QUIET((lt_dry_run_end(ctx), lt_grad_on(ctx), lt_grad_enabled(ctx)));
     QUIET((lt_tape_free(NULL), lt_saved(x, 0) == NULL && lt_saved(x, -1) == NULL));

@@ -1,0 +1,157 @@
+/* step.h - the parts of a training step: what amp and dist do in backward and in optimizer steps.
+ * Included by autograd.h.
+ *
+ * A context has at most one part of each kind: a schedule, which is a pipeline; a scale, which is
+ * amp's loss scale; and an exchange, which is a reducer or asynchronous training. At each event of
+ * a step, autograd (step.c) calls the parts that have its function, in the order of lt_part_kind.
+ * The functions of lt_step_part are in the order of the events. docs/architecture.md shows which
+ * part does what.
+ */
+#ifndef LUATRAIN_STEP_H
+#define LUATRAIN_STEP_H
+
+#include "autograd/autograd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lt_external_memory { /* memory from elsewhere; deleter(ud, data) frees it */
+    void *data;
+    void (*deleter)(void *ud, void *data);
+    void *ud;
+} lt_external_memory;
+
+struct lt_optim;
+
+typedef enum lt_part_kind {
+    LT_PART_SCHEDULE = 0,
+    LT_PART_SCALE = 1,
+    LT_PART_EXCHANGE = 2,
+    LT_PART_KINDS = 3
+} lt_part_kind;
+
+typedef bool (*lt_resolve_fn)(void *ud, const lt_grad_stats *stats);
+
+/* A part. All functions get ud. Each may be NULL. */
+typedef struct lt_step_part {
+    void *ud;
+
+    /* ---- Backward ---- */
+
+    /* lt_backward() calls it instead of a pass; lt_backward_from() runs a pass in any case. loss
+     * may have no values here. */
+    lt_status (*backward)(void *ud, lt_tensor *loss, lt_tensor *grad);
+    /* A pass begins: the uses of all leaves are counted, and no gradient has been computed. loss
+     * and grad, the gradient of the loss, are NULL if the pass starts without a loss; then its
+     * gradients are scaled already. Otherwise it may scale grad. */
+    lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad);
+    /* This pass will add to grad, which earlier ones left for leaf x. */
+    lt_grad_hook grad_begin;
+    /* The gradient of leaf x is complete in this pass: sets grad to the unscaled gradient. Called
+     * before the leaf's own hooks. from: the scaled gradient, which is grad itself, or an f16 or
+     * bf16 tensor while grad is f32 and has no values yet. */
+    lt_status (*grad_complete)(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from);
+    /* After the leaf's own hooks, which may have changed grad; see lt_has_hooks(). */
+    lt_grad_hook grad_ready;
+    /* The pass has ended with this status. Called once after each begin. The result is that of
+     * lt_backward() or lt_backward_weights(). */
+    lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
+    /* A backward fails while an earlier one is split. Otherwise backwards may overlap: begin 1,
+     * begin 2, end 1, end 2; in another order only if lt_weights_free() discards one. */
+    bool is_exclusive;
+
+    /* ---- Between backward and the optimizer step ---- */
+
+    /* Called before lt_grad() and lt_zero_grad(), except in backward: waits until no other thread
+     * writes gradients. Between the halves of a split backward, only a part with `backward` is
+     * called: it runs the second halves. */
+    void (*synchronize)(void *ud);
+    /* lt_grad_set(x, true) was called: this step added to grad, so the next decide() must cover it.
+     * grad is unscaled. grad_complete() may have been called for it before. */
+    lt_grad_hook grad_set;
+
+    /* ---- The optimizer step ---- */
+
+    /* Called for each optimizer step, before anything else. LT_ACCUMULATING in step_status: more
+     * passes of the batch follow; then the step ends, and until the next one lt_zero_grad() does
+     * nothing. */
+    lt_status (*prepare)(void *ud, lt_step_status *step_status);
+    /* Called before the step reads gradients. LT_ACCUMULATING: more backwards must follow before
+     * the gradients are complete. */
+    lt_status (*reduce)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
+    /* Called with complete gradients. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
+     * accelerator writes the statistics of the gradients to lt_step_check_of(). */
+    lt_status (*decide)(void *ud, lt_step_status *step_status);
+    /* Called instead of the update op, with the complete options of each group, and the factor by
+     * which gradients are to be multiplied (clipping). step_status is LT_APPLIED, LT_SKIPPED or
+     * LT_ACCUMULATING. The pending batch-norm statistics are those of the step, and are discarded
+     * afterwards. If no part has it, the optimizer updates its parameters. */
+    lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
+                       lt_step_status step_status, double factor);
+    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite; then the
+     * step does not count. Returns whether it was applied. The part may have been replaced since
+     * the step. */
+    lt_resolve_fn resolve;
+
+    /* ---- Other functions ---- */
+
+    /* Why the loss is not finite, for the error of backward: a sentence, or "". Borrowed until the
+     * next call. */
+    const char *(*explain)(void *ud, lt_tensor *loss);
+    /* Replaces numbers (n) with their sums over the ranks among which the net is divided. A
+     * collective of these ranks. If no part has it, this rank has the whole net. */
+    lt_status (*sum)(void *ud, double *numbers, int64_t n);
+    /* Zeroed memory for an arena of gradients, which may outlive the part. If it returns false, the
+     * context allocates the arena. */
+    bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
+} lt_step_part;
+
+/* Sets a part of ctx, or removes it if part is NULL. part is copied. In backward and in a dry run,
+ * the exchange can be set, but the others fail with LT_EINVAL. So does the scale while gradients
+ * are pending (lt_backward_from()). After the scale has changed, an optimizer step fails with
+ * LT_EINVAL if its gradients were scaled under another ud. */
+LT_MUST lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part);
+/* LT_EINVAL if ctx has a part of this kind. who: the caller, which is about to set one, for the
+ * message; or NULL. */
+LT_MUST lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who);
+/* Whether a net in ctx is divided among ranks: a part has `sum`. */
+LT_API bool lt_net_is_divided(const lt_ctx *ctx);
+/* Calls `sum`. Does nothing if no part has it. */
+LT_MUST lt_status lt_sum_over_net(lt_ctx *ctx, double *numbers, int64_t n);
+
+/* ==== For parts =============================================================================== */
+
+/* For the reducer: where the gradient of a placed parameter is stored. The arena is created if
+ * needed. Its padding is zero. LT_GRAD_SPARE_BYTES bytes are allocated after its end, so that other
+ * numbers can be sent with the gradients. */
+enum { LT_GRAD_SPARE_BYTES = 2048 };
+typedef struct lt_grad_place {
+    void *arena;
+    lt_dtype dtype;
+    int64_t offset, end; /* in elements: where the gradient starts, and the arena ends */
+} lt_grad_place;
+/* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
+LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
+/* How many nodes may still add to the gradient of x in the running backward, plus 1 while x is a
+ * root. Excludes nodes that a split backward leaves to lt_backward_weights(). */
+LT_API int lt_grad_uses(const lt_tensor *x);
+/* Marks the gradient of x, a leaf, as present, after the caller has written it. added: whether this
+ * step added to it, on this rank or another one. Must not be called in backward. Returns the status
+ * of lt_step_part.grad_set. */
+LT_MUST lt_status lt_grad_set(lt_tensor *x, bool added);
+/* Whether x has hooks of lt_on_grad(). */
+LT_API bool lt_has_hooks(const lt_tensor *x);
+/* Whether x has a gradient that the scale with this ud has unscaled. */
+LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
+/* Whether an optimizer has this parameter. */
+LT_API bool lt_has_optim(const lt_tensor *x);
+/* The step check of the accelerator of ctx, in its memory, for kernels in its stream. NULL before
+ * the first backward on the accelerator. Borrowed. */
+LT_API lt_step_check *lt_step_check_of(lt_ctx *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
