@@ -209,16 +209,9 @@ end
 -- values to them that depend on this rank's part of the batches. `bench dist` trains the ranks
 -- apart in some steps.
 function agree.epoch(run)
-  if is_alone() or run.async or run.observer then return end
-  local net, lines = run.settings.net, {}
-  if core.pipeline() then
-    lines[1] = net:sha256()
-  else
-    local names, tensors = net:state()
-    for i, name in ipairs(names) do lines[i] = name .. " " .. core.digest(tensors[i]) end
-  end
-  core.compare(("the weights and buffers at the end of epoch %d"):format(run.epoch),
-               table.concat(lines, "\n"))
+  local text = not is_alone() and not run.observer and run.mode:weights_text()
+  if not text then return end
+  core.compare(("the weights and buffers at the end of epoch %d"):format(run.epoch), text)
 end
 
 -- ==== With --check-sync ==========================================================================

@@ -8,13 +8,13 @@
 -- then other workers may have begun with tickets of the next epoch, so run:batches() of rank 0 also
 -- yields batches of that epoch. On the other ranks, an epoch ends with their first ticket of the
 -- next one. Only rank 0 evaluates, reports, saves and stops. At the end of the run, all ranks get
--- the final weights.
+-- the final weights. mode.lua describes the methods that each kind of training has.
 
 local core = ...
 local ending = require "luatrain.train.ending"
 local exits = require "luatrain.train.exits"
 local deferred = require "luatrain.api.deferred"
-local metrics = require "luatrain.api.metrics"
+local Mode = require "luatrain.train.mode"
 local read_options = require "luatrain.train.parallel".async
 local progress = require "luatrain.train.progress"
 local sorted = require "luatrain.keys"
@@ -26,7 +26,10 @@ local trace = require "luatrain.train.async_trace"
 -- running: the folder of the run that trains asynchronously, or false; end_pass: ends the pass of
 -- async_loop.lua that trains asynchronously, or false
 local async = {running = false, end_pass = false}
-local Async = {print_start = report.print_start, report = report.finish}
+local Async = setmetatable({
+  name = "asynchronous", is_sharded = false, has_fixed_batch = true,
+  print_start = report.print_start, report = report.finish,
+}, Mode)
 Async.__index = Async
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
@@ -40,10 +43,10 @@ end
 
 local HELD = 2             -- tickets of a live worker: one to compute, one to prepare
 
--- Returns the options for a run with settings `run`, or false.
-function async.read(run)
+-- The mode of a run with settings `run`, or nil if it does not train asynchronously.
+function async.of(run)
   local o = read_options()
-  if not o then return false end
+  if not o then return nil end
   if async.end_pass then async.end_pass "lt.run: " end
   if async.running then
     refuse("lt.run: this script has an asynchronous run in %s that is not closed, and there can be "
@@ -51,7 +54,7 @@ function async.read(run)
   elseif #run.optims > 1 then
     core.fail("EINVAL", ("lt.run: asynchronous training supports one optimizer, but 'optim' has %d")
                         :format(#run.optims))
-  elseif run.auto then
+  elseif run.amp == "auto" then
     refuse "amp = auto cannot be combined with --parallel; choose off, bf16 or fp16"
   elseif run.check_sync then
     refuse "--check-sync cannot be combined with --parallel"
@@ -64,7 +67,7 @@ function async.read(run)
   end
   o.text = o.lam and ("%s,lam=%.14g"):format(o.rule, o.lam) or o.rule
   if o.trace then o.trace_steps, o.trace_workers, o.trace_losses = trace.read(o, run) end
-  return o
+  return setmetatable({options = o, is_replay = o.trace ~= nil}, Async)
 end
 
 -- ==== Tickets ====================================================================================
@@ -144,11 +147,11 @@ local function window_of(self)
   return steps
 end
 
--- Starts the asynchronous training of a run. saved: {tensors = , numbers = } of the checkpoint from
--- which it resumes, by name; or false. Appends warnings.
-function async.new(run, o, saved, warnings)
-  local self = {
-    run = run, samples = 0,            -- samples that were applied or skipped
+-- saved: {tensors = , numbers = } of the checkpoint, by name.
+function Async:open(saved, warnings)
+  local run, o = self.run, self.options
+  for name, value in pairs{
+    samples = 0,                       -- samples that were applied or skipped
     first = {0},                       -- first ticket of each epoch, and the end of the last one
     pushes = {},                       -- by ticket: what its push will log
     ticket = false, epoch = 1, place = 0, rows = 0,      -- of the batch that is computed
@@ -160,7 +163,7 @@ function async.new(run, o, saved, warnings)
     rule = o.rule, text = o.text,      -- its name; the same with lam, if that was given
     workers = o.trace_workers or o.workers or run.ranks,
     began = core.clock(), first_step = 0,  -- of this process
-    is_live = not o.workers and not o.trace, is_replay = o.trace ~= nil,
+    is_live = not o.workers and not o.trace,
     trace_losses = o.trace_losses or {},   -- in a replay: by step, until one differs
     pushed = core.clock(),             -- when the last push arrived
     done_below = 0,                    -- all tickets below it are done
@@ -170,13 +173,12 @@ function async.new(run, o, saved, warnings)
     sha256 = false,                    -- of the net at the end of the epoch, to be evaluated
     asked = false,                     -- this rank has asked rank 0 to stop
     handle = false, inner = core.inner_of(run.settings.optim),
-  }
+  } do self[name] = value end
   local images, epochs = #run.settings.train, run.settings.epochs
   for epoch = 1, epochs do
     local batch = phases.at(run.settings.phases, epoch).batch
     self.first[epoch + 1] = self.first[epoch] + (images + batch - 1) // batch
   end
-  setmetatable(self, Async)
   core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
@@ -192,10 +194,12 @@ function async.new(run, o, saved, warnings)
   if max_steps then self.handle:stop_at(max_steps, 0) end
   for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
   async.running = run.folder
-  return self
 end
 
--- Adds the state to the lists of a checkpoint.
+function Async:is_alone() return true end
+
+function Async:add_start_fields(fields) fields.workers, fields.rule = self.workers, self.text end
+
 function Async:add_state(names, tensors)
   local own, values = self.handle:state()
   for i, name in ipairs(own) do
@@ -203,7 +207,6 @@ function Async:add_state(names, tensors)
   end
 end
 
--- The numbers of the state, by name.
 function Async:numbers()
   local list = {samples = self.samples, skipped = self.skipped, dropped = self.dropped,
                 total_delay = self.total_delay, largest_delay = self.largest_delay}
@@ -278,16 +281,6 @@ local function batch_at(self, open_pass, epoch, position, rows)
     pass:close()
   end
   return x, y
-end
-
--- The result of run:evaluate on ranks other than 0, which do not evaluate: nan under each name that
--- the result of rank 0 may have.
-function async.no_result(given)
-  local result = {loss = core.nan, cross_entropy = core.nan}
-  for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
-    result[metric.name] = core.nan
-  end
-  return result
 end
 
 -- ==== Pushes =====================================================================================
@@ -413,12 +406,15 @@ local function accept_restored(self)
   self.sha256 = false
 end
 
--- The iterator of run:batches(). stop_if_wanted(run) ends the run if it must stop; stopped(run,
--- code, why) ends it because rank 0 has stopped it, or a trace has ended.
-function Async:batches(open_pass, stop_if_wanted, stopped)
+-- Workers may be ahead of the epoch, so its batches end when its last ticket is done.
+function Async:has_batches() return true end
+
+-- stop_if_wanted(run) ends the run if it must stop; stopped(run, code, why) ends it because rank 0
+-- has stopped it, or a trace has ended.
+function Async:batches(open_pass, _, stop_if_wanted, stopped)
   local run = self.run
   local function next_batch()
-    if not run.root then self:ask_to_stop() end
+    self:follows()
     local event = self.pending or table.pack(self.handle:next())
     local kind, worker, ticket = event[1], event[2], event[3]
     self.pending = false
@@ -474,19 +470,18 @@ function Async:read_epoch()
 end
 
 -- Gives the net the newest values of the server, to be evaluated during an epoch.
-function Async:refresh()
+function Async:begin_evaluation(given)
   local run = self.run
+  if not run.root then return report.no_result(given) end
   if self.is_live and run.status == "epoch" and not run.rows and not is_over(self) then
     self.handle:read()
   end
 end
 
--- Ends a loop over batches, perhaps early.
 function Async:leave_loop()
   if self.is_live and self.run.rows then release(self) end
 end
 
--- EUSAGE unless rank 0 may report the run's epoch.
 function Async:check_report()
   if self.run.root and not is_over(self) then
     refuse("%srun:report: epoch %d is not over; with --parallel async=RULE, a loop over "
@@ -494,18 +489,35 @@ function Async:check_report()
   end
 end
 
--- Ranks other than 0: if this process got a signal, asks rank 0 to stop all ranks.
-function Async:ask_to_stop()
+-- Ranks other than 0 follow. If such a process got a signal, asks rank 0 to stop all ranks.
+function Async:follows()
+  if self.run.root then return false end
   local _, signal = core.stop_reason()
   if signal and not self.asked then self.handle:stop(signal) end
   self.asked = self.asked or signal ~= nil
+  return true
 end
+
+function Async:refuse_optimizer()
+  core.fail("EINVAL", "run:step: asynchronous training supports one optimizer; this is another")
+end
+
+-- Each batch belongs to one rank.
+function Async:division() return 1 end
+function Async:sent() return nil end
+
+-- Ranks have the same weights only at the end.
+function Async:weights_text() return nil end
 
 -- The numbers of steps and samples when the run's epoch ended. Other ranks may have trained since.
 function Async:end_of_epoch()
   local run = self.run
   return self.ended[run.epoch] or run.steps, self.seen[run.epoch] or self.samples
 end
+
+function Async:samples_seen() return self.samples end
+
+function Async:check_saved() state.check_weights(self.run) end
 
 -- Rank 0: the run's epoch is reported, so its final values are no longer saved.
 function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1]) end
@@ -540,16 +552,14 @@ function Async:suspended(fn, ...)
   return fn(...)
 end
 
--- Tells all workers that training stops. code: 75 after a signal, 0 at max_steps.
 function Async:stop(code) self.handle:stop(code) end
 
--- The position of the current batch in the run, in samples.
 function Async:position() return (self.epoch - 1) * #self.run.settings.train + self.place end
 
--- The number of the run's last step, if no further push is skipped.
+-- If no further push is skipped.
 function Async:last_step() return self.first[#self.first] - self.skipped end
 
--- Ends run:step. The step is recorded when its push arrives. Returns the loss.
+-- The step is recorded when its push arrives.
 function Async:end_step(loss)
   local run = self.run
   local total = core.clock() - run.mark
@@ -569,7 +579,7 @@ function Async:end_step(loss)
   return loss
 end
 
--- Ends asynchronous training. Unless this rank has failed, all ranks get the final weights.
+-- Unless this rank has failed, all ranks get the final weights.
 function Async:close(failed)
   if self.stream then self.stream:close() end
   for _, pass in pairs(self.passes) do pass:close() end

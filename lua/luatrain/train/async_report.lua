@@ -1,7 +1,8 @@
--- async_report.lua - what an asynchronous run logs and prints about its server and its delays.
--- self: see async.lua.
+-- async_report.lua - what an asynchronous run logs and prints about its server and its delays, and
+-- the result of an evaluation on other ranks. self: see async.lua.
 
 local core = ...
+local metrics = require "luatrain.api.metrics"
 
 local report = {}
 
@@ -37,9 +38,9 @@ function report.print_start(self)
 end
 
 -- Logs and prints delays and compensation, at the end.
-function report.finish(self)
+function report.finish(self, exit)
   local run, n = self.run, self.run.steps
-  if n == 0 then return end
+  if n == 0 or not exit then return end
   local _, wire_bytes, strength, capped = self.handle:stats(2 * #run.settings.optim.groups)
   local bins = {}
   for bin = 1, bin_of(self.largest_delay) do bins[bin] = self.delays[bin] or 0 end
@@ -56,6 +57,16 @@ function report.finish(self)
   run.log:note(("delays: %.1f steps on average, at most %d%s"):format(
     fields.mean_delay, self.largest_delay,
     self.dropped > 0 and ("; %d gradients were dropped"):format(self.dropped) or ""))
+end
+
+-- The result of run:evaluate on ranks other than 0, which do not evaluate: nan under each name that
+-- the result of rank 0 may have.
+function report.no_result(given)
+  local result = {loss = core.nan, cross_entropy = core.nan}
+  for _, metric in ipairs(metrics.read(given and given.metrics, "run:evaluate")) do
+    result[metric.name] = core.nan
+  end
+  return result
 end
 
 return report

@@ -105,16 +105,16 @@ local function contents(net, list)
   return names, tensors
 end
 
--- In a pipeline: sends the tensors of this rank to rank 0, which calls checkpoint.save().
+-- Sends the tensors of this stage of a pipeline to rank 0, which calls checkpoint.save().
 function checkpoint.send(net, list) core.save(contents(net, list)) end
 
 -- Writes a checkpoint of net, optimizers and state. state is a flat table of numbers and booleans,
 -- except for strings: state.optim, the classes of the optimizers, and state["held.1"], ..., the
--- names of their parameters. async: see async.lua, or false.
-function checkpoint.save(path, net, list, state, async)
+-- names of their parameters. mode: of the run; it may add tensors async.*.
+function checkpoint.save(path, net, list, state, mode)
   local meta = {"format", tostring(FORMAT)}
   local names, tensors = contents(net, list)
-  if async then async:add_state(names, tensors) end
+  mode:add_state(names, tensors)
   for _, key in ipairs(sorted(state)) do
     local value = state[key]
     meta[#meta + 1] = key

@@ -8,7 +8,6 @@ local cost = require "luatrain.train.cost"
 local deferred = require "luatrain.api.deferred"
 local folder = require "luatrain.train.run_folder"
 local log = require "luatrain.train.log"
-local pipeline = require "luatrain.train.pipeline"
 local plot = require "luatrain.train.plot"
 local progress = require "luatrain.train.progress"
 local ranks = require "luatrain.train.ranks"
@@ -19,7 +18,7 @@ local ending = {}
 local SAVE_SECONDS = 600       -- maximum between two checkpoints
 
 function ending.close_loader(self)
-  if self.async then self.async:leave_loop() end
+  self.mode:leave_loop()
   if self.loader then self.loader:close() end
   self.loader, self.rows = false, false
 end
@@ -48,15 +47,12 @@ function ending.finish(self, exit, failed)
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.status = "over"
   ending.close_loader(self)
-  local closed, why = true, nil
-  if self.async then
-    if self.root and exit then pcall(self.async.report, self.async) end
-    closed, why = pcall(self.async.close, self.async, failed)
-    exit = closed and exit or core.exit_code(why)
-  end
+  if self.root then pcall(self.mode.report, self.mode, exit) end
+  local closed, why = pcall(self.mode.close, self.mode, failed)
+  if not closed then exit = core.exit_code(why) end
   if missed then self.log:warn(missed) end
   local known, sha256 = false, nil
-  if exit and (core.pipeline() and not failed or not core.pipeline() and self.root) then
+  if exit and self.mode:has_weights(failed) then
     known, sha256 = pcall(self.settings.net.sha256, self.settings.net)
   end
   local fields = {
@@ -65,7 +61,6 @@ function ending.finish(self, exit, failed)
     skipped = scale and scale.skipped or nil, resends = core.wire_scales().resends,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
-    pipeline.finish(self)
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
   end
   self.log:event("end", fields)
@@ -88,18 +83,17 @@ function ending.exclude_time_since(self, since) self.mark = self.mark + (core.cl
 function ending.save(self)
   local o, before = self.settings, core.clock()
   if not self.root then
-    if core.pipeline() then checkpoint.send(o.net, o.optims) end
+    self.mode:send_checkpoint()
     self.saved_step, self.saved = self.steps, true
     return true
   end
   local function write()
-    if self.async then state.check_weights(self) end       -- those of the server
+    self.mode:check_saved()
     local path = checkpoint.path(self.folder, self.steps)
     return path, folder.write(self, path, checkpoint.save, path, o.net, o.optims, state.of(self),
-                              self.async)
+                              self.mode)
   end
-  local path, ok, err
-  if self.async then path, ok, err = self.async:suspended(write) else path, ok, err = write() end
+  local path, ok, err = self.mode:suspended(write)
   if ok then checkpoint.prune(self.checkpoints, path) end
   self.saved_at, self.saved_step = core.clock(), self.steps
   ending.exclude_time_since(self, before)
@@ -127,11 +121,9 @@ function ending.is_save_due(self, next)
          or core.clock() - self.saved_at >= SAVE_SECONDS
 end
 
--- Saves a checkpoint if one is due after this step. In a pipeline, rank 0 decides for all.
+-- Saves a checkpoint if one is due after this step.
 function ending.save_if_due(self)
-  local is_due = self.save_due
-  if not core.pipeline() then is_due = ending.is_save_due(self) end
-  if is_due then
+  if self.mode:is_save_due() then
     ending.close_step(self)
     state.check_weights(self)
     ending.save_or_warn(self)
@@ -139,7 +131,7 @@ function ending.save_if_due(self)
 end
 
 -- Whether a run can resume from this one's checkpoints: not if it replays a trace.
-function ending.can_resume(self) return not (self.async and self.async.is_replay) end
+function ending.can_resume(self) return not self.mode.is_replay end
 
 -- The end of a message: how to resume the run, or nothing. change: what to do before, or "". flag:
 -- as for command_line.line().
@@ -174,10 +166,10 @@ end
 -- Ends the run after its last epoch: saves weights and curves.
 function ending.complete(self)
   if not self.root then
-    if core.pipeline() then core.save(self.settings.net:state()) end
+    self.mode:send_weights()
     return ending.finish(self, 0)
   end
-  if self.async then self.async:suspended(function() end) end
+  self.mode:suspended(function() end)
   local names, tensors = self.settings.net:state()
   local path = self.folder .. "/weights.safetensors"
   local ok, err = folder.write(self, path, core.save, names, tensors, path, {})

@@ -9,7 +9,6 @@ local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local metrics = require "luatrain.api.metrics"
 local module = require "luatrain.api.module"
-local pipeline = require "luatrain.train.pipeline"
 local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
@@ -31,7 +30,7 @@ local function add_batch(sums, net, o, x, y)
   local logits = net(x)
   local function number(value, ...)
     local words = table.pack(...)
-    return pipeline.own(value, function(own)
+    return o.mode:own(value, function(own)
       return check.number(own, table.unpack(words))
     end)
   end
@@ -60,14 +59,15 @@ local function evaluate_shards(pass, rows, amp, net, o)
 end
 
 -- Returns the loss and the metrics by name, {loss = , top1 = }, of net in eval mode. given: the
--- options of run:evaluate; like: the run's loss, batch, amp and image size, and whether a stop must
--- wait. If neither has a loss, computes cross entropy; like.other_loss: names it cross_entropy
--- instead of loss, because the training has another loss. Calls stop(reason, waits) after each
--- batch, with the signal by which a stop was requested on any rank, or false, and whether it must
--- wait for any rank. Restores the net's mode, even after an error.
+-- options of run:evaluate; like: the run's mode, loss, batch, amp and image size, and whether a
+-- stop must wait. If neither has a loss, computes cross entropy; like.other_loss: names it
+-- cross_entropy instead of loss, because the training has another loss. Calls stop(reason, waits)
+-- after each batch, with the signal by which a stop was requested on any rank, or false, and
+-- whether it must wait for any rank. Restores the net's mode, even after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
-  o.loss, o.metrics = o.loss or like.loss, metrics.read(o.metrics, "run:evaluate")
+  o.mode, o.loss = like.mode, o.loss or like.loss
+  o.metrics = metrics.read(o.metrics, "run:evaluate")
   local loss_name = not o.loss and like.other_loss and "cross_entropy" or "loss"
   o.loss = o.loss or ops.cross_entropy
   agree.set("an evaluation", set)

@@ -34,11 +34,9 @@ local function gets_to_the_end(run)
 end
 
 local function text_of(run, last)
-  local how, stage, _, _, replicas = {}, core.pipeline()
-  local ranks = replicas or run.async and 1 or run.ranks
+  local how, ranks, division = {}, run.mode:division()
   if ranks > 1 then how[1] = ranks .. " ranks" end
-  if stage or parts > 1 then how[#how + 1] = "micro-batches"
-  elseif core.shards() > 1 then how[#how + 1] = "shards" end
+  how[#how + 1] = parts > 1 and "micro-batches" or division
   return ("batch_norm: the last batch of each epoch has %d of the %d images%s, which leaves one "
           .. "value per channel, but training requires more; change the batch size, or use "
           .. "nn.group_norm")

@@ -76,11 +76,7 @@ function optims.expect(run, optim)
       return run.root and run.log or nil
     end
   end
-  if run.async then
-    fail "run:step: asynchronous training supports one optimizer; this is another"
-  end
-  fail("run:step: this %s is not an optimizer of the run, which would not save it; make it before "
-       .. "lt.run, and give lt.run a list of all optimizers: optim = {a, b}", optim:class())
+  run.mode:refuse_optimizer(optim)
 end
 
 -- Called at the end of run:step. Discards the gradients that a backward after an optimizer's step

@@ -2,31 +2,11 @@
 
 local core = ...
 local check = require "luatrain.check"
-local phases = require "luatrain.train.phases"
 local sorted = require "luatrain.keys"
 
 local progress = {}
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
-
--- The number of the run's last step, if its settings stay the same.
-function progress.last_step(run)
-  local o = run.settings
-  if run.async then return run.async:last_step() end
-  return run.steps + phases.steps(o.phases, run.epoch, run.done, o.epochs, #o.train)
-end
-
--- The number of samples that the run has trained on, over all epochs.
-function progress.samples(run)
-  if run.async then return run.async.samples end
-  return (run.epoch - 1) * #run.settings.train + run.done
-end
-
--- The numbers of steps and samples at the end of the run's epoch, to be reported.
-function progress.end_of_epoch(run)
-  if run.async then return run.async:end_of_epoch() end
-  return run.steps, progress.samples(run)
-end
 
 -- "8 of 16 steps were skipped", after the prefix `before`; nil if none was skipped.
 function progress.skipped(run, before)
@@ -37,40 +17,17 @@ function progress.skipped(run, before)
     before or "", n, run.steps, run.steps == 1 and "" or "s", n == 1 and "was" or "were")
 end
 
--- Adds the fractions of a step in a pipeline to f: the fractions of this rank, and in f.stages a
--- list {forward, backward, weights, waiting} for each stage.
-local function add_stages(f, total, spent, exposed)
-  local own = spent.own
-  f.optimizer = (own.optimizer - exposed) / total
-  f.other = 1 - f.data - f.exposed_comm - f.optimizer
-  for _, name in ipairs{"forward", "backward", "weights", "waiting"} do
-    f[name] = own[name] / total
-    f.other = f.other - f[name]
-  end
-  f.stages = {}
-  for i, times in ipairs(spent.stages) do
-    f.stages[i] = {}
-    for k, seconds in ipairs(times) do
-      f.stages[i][k] = math.floor(seconds / total * 1e4 + 0.5) / 1e4
-    end
-  end
-  return f
-end
-
 -- The time of a step by activity, as fractions that add up to 1; `other` is the rest. On an
 -- accelerator the host cannot time forward, backward and optimizer, so they are part of `other`.
-local function fractions(total, waited, spent)
+local function fractions(mode, total, waited, spent)
   if not total then return {} end      -- another rank has computed the step
   local exposed = core.reduced()
   local f = {data = waited / total, exposed_comm = exposed / total}
-  if core.device() ~= "cpu" then
+  if core.device() == "cpu" then
+    mode:add_fractions(f, total, spent, exposed)
+  else
     f.other = 1 - f.data - f.exposed_comm
-    return f
   end
-  if spent.own then return add_stages(f, total, spent, exposed) end
-  f.forward = (spent.inside - spent.backward - spent.optimizer) / total
-  f.backward, f.optimizer = spent.backward / total, (spent.optimizer - exposed) / total
-  f.other = 1 - f.data - f.forward - f.backward - f.exposed_comm - f.optimizer
   return f
 end
 
@@ -79,13 +36,13 @@ end
 -- number in the scaler.
 function progress.record(run, step)
   local o, spent = run.settings, step.spent
-  local f = fractions(spent.total, step.waited, spent)
-  f.step, f.steps = run.steps, progress.last_step(run)
+  local f = fractions(run.mode, spent.total, step.waited, spent)
+  f.step, f.steps = run.steps, run.mode:last_step()
   f.epoch, f.epochs = step.epoch or run.epoch, o.epochs
-  f.samples, f.batch, f.images = progress.samples(run), step.rows, #o.train
+  f.samples, f.batch, f.images = run.mode:samples_seen(), step.rows, #o.train
   f.loss, f.lr, f.samples_per_s = step.loss, step.rate, step.rows / (step.seconds or spent.total)
   f.worker, f.ticket, f.delay, f.time_s = step.worker, step.ticket, step.delay, step.time
-  if run.ranks > 1 and not run.async then f.wire_bytes = spent.sent end
+  f.wire_bytes = run.mode:sent(spent)
   if o.scaler then f.scale, f.headroom, f.skipped = o.scaler:at(step.scaled) end
   run.log:step(f)
 end

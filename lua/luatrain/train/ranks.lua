@@ -6,7 +6,6 @@ local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local exits = require "luatrain.train.exits"
 local log = require "luatrain.train.log"
-local pipeline = require "luatrain.train.pipeline"
 local sources = require "luatrain.train.sources"
 local sum = require "luatrain.sum"
 
@@ -68,16 +67,6 @@ function ranks.gather(what, list)
   for i = 1, size * #list do all[i] = 0.0 end
   table.move(list, 1, #list, rank * #list + 1, all)
   return {core.sum(what, table.unpack(all))}
-end
-
--- Raises an error if another rank used different settings in the last step or, in a pipeline, if a
--- write was lost; see pipeline.check_writes().
-function ranks.compare_step()
-  core.compare_step()
-  if not core.pipeline() then return end
-  local own = {}
-  pipeline.add_writes(own)
-  pipeline.check_writes(ranks.gather("the writes to the net", own), #own)
 end
 
 -- The total bytes that this rank has sent to others, or that they have read from it.

@@ -33,12 +33,12 @@ local ending = require "luatrain.train.ending"
 local evaluate = require "luatrain.train.evaluate"
 local exits = require "luatrain.train.exits"
 local folder = require "luatrain.train.run_folder"
-local deferred = require "luatrain.api.deferred"
 local log = require "luatrain.train.log"
 local lone_rows = require "luatrain.train.lone_rows"
 local mixup = require "luatrain.api.mixup"
+local mode = require "luatrain.train.mode"
 local module = require "luatrain.api.module"
-local pipeline = require "luatrain.train.pipeline"
+local pipeline_mode = require "luatrain.train.pipeline_mode"
 local progress = require "luatrain.train.progress"
 local optims = require "luatrain.train.optims"
 local overrides = require "luatrain.train.overrides"
@@ -46,7 +46,6 @@ local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
 local phases = require "luatrain.train.phases"
 local state = require "luatrain.train.state"
-local step_loss = require "luatrain.train.step_loss"
 local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
@@ -90,19 +89,18 @@ end
 
 local function print_start(self)
   local o, resumed = self.settings, self.steps > 0
-  self.log:start{
+  local fields = {
     version = core.version, script = command_line.script(), folder = self.folder,
-    device = core.device(), backend = core.backend(), ranks = self.ranks,
-    workers = self.async and self.async.workers or nil,
-    rule = self.async and self.async.text or nil,
-    threads = core.threads(),
+    device = core.device(), backend = core.backend(), ranks = self.ranks, threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
     target = o.target,
-    steps = progress.last_step(self), step = resumed and self.steps or nil,
+    steps = self.mode:last_step(), step = resumed and self.steps or nil,
     epoch = resumed and self.epoch <= o.epochs and self.epoch or nil}
+  self.mode:add_start_fields(fields)
+  self.log:start(fields)
 end
 
 -- The part of lt.run that may fail after the folder is locked; new() then releases the lock.
@@ -112,16 +110,15 @@ local function start(self)
   core.bn_stats_synchronize()            -- forward passes so far do not belong to the first step
   self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
-  local warnings = state.resume(self)
+  local warnings, saved = state.resume(self)
   warnings[#warnings + 1] = o.warning
   agree.start(self)
-  self.async = o.async and async.new(self, o.async, self.async, warnings)
+  self.mode:open(saved, warnings)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
                                    seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
   print_start(self)
-  if self.async and self.root then self.async:print_start() end
-  if self.root then pipeline.start(self) end
+  if self.root then self.mode:print_start() end
   if self.unfinished then
     self.log:note(("%s is not finished; resume it with --out %s"):format(self.unfinished,
                                                                         self.unfinished))
@@ -138,21 +135,19 @@ end
 local function new(given)
   local o = read_settings(given)
   local observer = core.on_run and core.on_run(o) or false      -- on_run may change the settings
-  pipeline.check(o)
+  local own_mode = pipeline_mode.of(o) or async.of(o) or mode.of(o)
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
-  o.async = async.read(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, saved_step = 0, failed_saves = 0,
     root = rank == 0,                  -- rank 0 logs and saves for all ranks
-    ranks = size, alone = size == 1 and core.shards() == 1 or core.joins_async(),
+    mode = own_mode,                   -- see mode.lua
+    ranks = size, alone = own_mode:is_alone(),
     stop = false,                      -- the signal by which a rank requested a stop
     shards = core.shards(), shard = 0, -- this rank's shards of the batch; the current one, from 1
     losses = {}, spent = false,        -- per shard: its share of the loss; the step's time, bytes
-    scale_before = false,              -- in a pipeline: the loss scale before the step, or false
-    save_due = false,                  -- in a pipeline: whether rank 0 wants to save after a step
     open_step = false,                 -- the last step until its loss is read: see end_step
     rate = false,                      -- learning rate of the current batch
     initial = false, before = false,   -- see state.lua; state of the net before an evaluation
@@ -177,9 +172,9 @@ local function new(given)
     checkpoints = {},                  -- this run's, in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the previous run, if it can be resumed
     observer = observer,                 -- called at each step: see bench.lua
-    async = false,                       -- see async.lua; false if the run is synchronous
     warned_of_eval = false,              -- whether a warning said that the net is in eval mode
   }
+  own_mode.run = self
   folder.take(self)
   local ok, err = pcall(start, self)
   if not ok then
@@ -195,15 +190,15 @@ end
 
 -- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
 local function stop_if_wanted(self)
-  if self.async and not self.root then return self.async:ask_to_stop() end
+  if self.mode:follows() then return end
   folder.check(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
   ending.close_step(self)
   if reason and self.observer then self.observer:stop(reason) end
-  if self.async then self.async:stop(early and 0 or 75) end
-  ranks.compare_step()
+  self.mode:stop(early and 0 or 75)
+  self.mode:compare_step()
   state.check_weights(self)
   local saved, err = ending.save(self)
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
@@ -231,7 +226,7 @@ local function expect_whole_batch(self, who)
   if not self.is_partial then return end
   fail("%s: the loop over run:batches ended after %d of the %d %s of a batch; leave it only after "
        .. "the last one, when run.steps increases", who, self.shard - (self.rows and 1 or 0),
-       self.shards, core.pipeline() and "micro-batches" or "shards")
+       self.shards, self.mode.parts)
 end
 
 -- Called when the script closes the run or ends; exit: the process's exit code.
@@ -262,7 +257,7 @@ function meta.__gc(self)
   ending.finish(self, nil, true)
 end
 
--- Ends an asynchronous run for another reason than stop_if_wanted().
+-- Ends a run that another rank has stopped, or that has nothing left to do.
 local function stopped(self, code, why)
   ending.finish(self, code)
   core.fail(code == 0 and "EDONE" or "ESTOPPED", why)
@@ -300,7 +295,7 @@ local function open_pass(self, epoch, first, workers, on_request)
   local o, phase = self.settings, phases.at(self.settings.phases, epoch)
   return o.train:sized(phase.size):open_batches{
     batch = phase.batch, shuffle = true, epoch = epoch, first = first, workers = workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = phase.area, shard = not self.async,
+    crop = o.augment.crop, flip = o.augment.flip, area = phase.area, shard = self.mode.is_sharded,
     grain = self.grain, on_request = on_request}
 end
 
@@ -317,48 +312,26 @@ end
 -- `break` in Lua 5.4.4 may not close it; the next run:batches or run:report, or the end of the run,
 -- closes a loader left open.
 function Run:batches()
-  local o, phase = self.settings, self.phase
   expect(self, "epoch", "run:batches", "call it inside: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
   ending.close_loader(self)
   expect_whole_batch(self, "run:batches")
   settle(self)
-  if self.done >= #o.train and not self.async then
+  if not self.mode:has_batches() then
     self.mark_of_state = state.mark(self)
     return function() end
   end
   warn_of_eval_mode(self)
   lone_rows.watch(self)
   self.mark = core.clock()
-  if self.async then return self.async:batches(open_pass, stop_if_wanted, stopped) end
-  local loader = open_pass(self, self.epoch, self.done, o.workers)
-  self.loader, self.shard = loader, self.shards
-  return function()
-    if self.status == "over" then fail "run:batches: this run is over" end
-    if self.loader ~= loader then fail "run:batches: another loop over the batches was started" end
-    if self.rows then fail "run:batches: the previous batch had no run:step" end
-    settle(self)
-    local before = core.clock()
-    local x, y = loader:next()
-    core.trace("wait for data", before)
-    if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
-    self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
-    if not x then
-      self.mark_of_state = state.mark(self)
-      return ending.close_loader(self)
-    end
-    self.rows, self.counter = math.min(phase.batch, #o.train - self.done), core.steps()
-    self.shards = core.shards(self.rows, self.grain)
-    return x, y
-  end
+  return self.mode:batches(open_pass, settle, stop_if_wanted, stopped)
 end
 
 -- Sets the learning rate of this step and returns it: the schedule at the middle of its samples.
 local function set_rate(self, rows)
   local o = self.settings
   if o.schedule then
-    local samples = self.async and self.async:position() or progress.samples(self)
-    local epoch = (samples + rows / 2) / #o.train
+    local epoch = (self.mode:position() + rows / 2) / #o.train
     local factor = o.schedule(epoch, o.epochs)
     if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
       fail("run:step: the schedule must return a non-negative number, but at epoch %.6g it "
@@ -369,28 +342,10 @@ local function set_rate(self, rows)
   return o.optim.lr * o.optim.lr_factor
 end
 
-local function continue_trial(self, seconds)
-  local result, text = self.settings.trial:end_step(seconds)
-  if not result then return end
-  self.settings.amp, self.settings.trial = result.amp, false
-  self.log:event("amp", result)
-  self.log:note(text)
-end
-
 local inside_meta = {__close = function(self)
   self.run.inside, core.on_step = false, false
   lone_rows.stop()
 end}
-
--- In a pipeline, backward passes of a micro-batch also run in the next run:step. So the loss scale
--- stays in use from the first micro-batch to the last.
-local function call_scaled_in_pipeline(self, fn, ...)
-  local o = self.settings
-  if self.shard == 1 then self.scale_before = scaler.use(o.scaler) or false end
-  local given = core.step(core.autocast, o.amp, fn, ...)
-  if self.shard == self.shards then core.use_loss_scale(self.scale_before or nil) end
-  return given
-end
 
 -- Calls lt.step(fn, ...) in the run's precision and with its loss scale, with `inside` set.
 local function call_inside(self, fn, ...)
@@ -400,14 +355,7 @@ local function call_inside(self, fn, ...)
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
   core.calls_of_cross_entropy()        -- starts a new count
-  local o, given = self.settings
-  if not o.scaler then
-    given = core.step(core.autocast, o.amp, fn, ...)
-  elseif core.pipeline() then
-    given = call_scaled_in_pipeline(self, fn, ...)
-  else
-    given = o.scaler:inside(core.step, core.autocast, o.amp, fn, ...)
-  end
+  local given = self.mode:call(fn, ...)
   core.end_shard()
   self.other_loss = core.calls_of_cross_entropy() == 0
   return given
@@ -417,57 +365,24 @@ end
 local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
-  local in_pipeline = core.pipeline()
-  local loss = in_pipeline and 0.0 or deferred.take(given, "run:step: the function")
+  local loss = self.mode:take_loss(given)
   if self.settings.trial or self.observer then core.sync() end    -- they time the step
   local after, _, count, rows = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
-  if in_pipeline then
-    self.losses[self.shard] = count > 0 and step_loss.share_of(given, count / rows) or 0.0
-    return loss, given
-  end
-  if not self.alone then
-    loss = deferred.number(loss)
-    self.losses[self.shard] = count > 0 and loss * (count / self.rows) or 0.0
-  end
-  return loss, type(loss) == "number" and loss or given
+  return self.mode:add_loss(loss, given, count, rows)
 end
 
--- Ends a step after its last shard: updates the position and logs. settle() saves and stops later.
--- Returns the loss of the batch. A deferred loss is read at the end of the next step, or earlier by
--- a call that needs it.
+-- Ends a step after its last shard. settle() saves and stops later. Returns the loss of the batch.
 local function end_step(self, loss)
-  local rows, o = self.rows, self.settings
   ending.close_step(self)
   if core.steps() == self.counter then
     fail("run:step: the function took no optimizer step; use lt.micro_batches to accumulate "
          .. "gradients")
   end
   optims.end_step(self)
-  if self.async then return self.async:end_step(loss) end
-  loss = step_loss.of_all(self, loss)
-  local is_here = type(loss) == "number"
-  if is_here then deferred.check_finite(loss, self.steps + 1) end
-  self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
-  self.is_partial = false
-  core.trace("step " .. self.steps, self.mark)
-  local total = core.clock() - self.mark
-  self.mark = self.mark + total
-  if self.root then pipeline.end_step(total) end
-  self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
-  self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
-  self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
-                    spent = self.spent, scaled = o.scaler and o.scaler:latest()}
-  if is_here then ending.close_step(self) end
-  local text = self.data_wait:step(self.waited, total, rows, self.loader)
-  if text then self.log:warn(text) end
-  if self.settings.trial then continue_trial(self, self.spent.inside) end
-  if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
-  self.is_settled = false
-  agree.step(o, self.steps)
-  return loss
+  return self.mode:end_step(loss)
 end
 
 -- run:step(fn, ...): one training step. Calls fn(...) as lt.step does. fn runs the forward and
@@ -487,7 +402,7 @@ function Run:step(fn, ...)
     amp_check.begin_step(self, fn, ...)
     self.stepped = {}
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
-    if core.pipeline() then core.pipeline_times() end      -- starts a new count
+    self.mode:begin_step()
     if self.observer then self.observer:begin_step() end
   end
   local loss, given = step_shard(self, fn, ...)
@@ -518,11 +433,11 @@ end
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
-  if self.async and not self.root then return async.no_result(given) end
-  if self.async then self.async:refresh() end
+  local other = self.mode:begin_evaluation(given)
+  if other then return other end
   ending.close_step(self)
-  local like = {batch = self.phase.batch, size = self.phase.size, amp = o.amp, loss = o.loss,
-                other_loss = self.other_loss,
+  local like = {mode = self.mode, batch = self.phase.batch, size = self.phase.size, amp = o.amp,
+                loss = o.loss, other_loss = self.other_loss,
                 stop_waits = not self.is_settled or state.mark(self) ~= self.mark_of_state}
   local _ <close> = state.hold(self)
   local result = evaluate(o.net, set, given, like, function(reason, waits)
@@ -540,17 +455,14 @@ function Run:report(numbers)
   expect(self, "epoch", "run:report",
          self.status == "reported" and "this epoch was already reported"
          or "call it inside: for epoch in run:epochs() do ... end")
-  if self.async then self.async:check_report() end
   expect_whole_batch(self, "run:report")
-  if self.done == 0 and not self.async then
-    fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
-  end
+  self.mode:check_report()
   progress.check_report(numbers)
   settle(self)
   local before = core.clock()
   ending.close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
-  ranks.compare_step()
+  self.mode:compare_step()
   agree.epoch(self)
   state.check_weights(self)
   ending.close_loader(self)
@@ -559,11 +471,11 @@ function Run:report(numbers)
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
   fields.epoch, fields.epochs, fields.size = self.epoch, self.settings.epochs, self.phase.size
-  fields.step, fields.samples = progress.end_of_epoch(self)
+  fields.step, fields.samples = self.mode:end_of_epoch()
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields, progress.skipped(self))
-  if self.async then self.async:forget_epoch() end
+  self.mode:forget_epoch()
   self.result, self.status = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false

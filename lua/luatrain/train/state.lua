@@ -118,9 +118,7 @@ function state.of(run)
   end
   for i, names in ipairs(optims.held(o.net, o.optims)) do s["held." .. i] = names end
   for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
-  for name, value in pairs(run.async and run.async:numbers() or {}) do
-    s["async." .. name] = value
-  end
+  for name, value in pairs(run.mode:numbers()) do s["async." .. name] = value end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.initial.settings) do s["initial." .. name] = value end
   for name in pairs(run.initial.net) do s["initial_net." .. name] = true end
@@ -163,9 +161,9 @@ end
 
 -- EFILE if a run with settings o cannot resume from a checkpoint with state s. EUSAGE if either
 -- is a replay, whose checkpoints have no tensors of asynchronous training.
-local function check(o, s, path)
+local function check(mode, o, s, path)
   check_whole(s, path)
-  if o.async and o.async.trace or s["async.samples"] and not s.async then
+  if mode.is_replay or s["async.samples"] and not s.async then
     core.fail("EUSAGE", ("%s: the replay of a trace cannot be resumed, nor resume another run; "
                          .. "name a new folder with --out"):format(path))
   end
@@ -181,9 +179,9 @@ local function check(o, s, path)
     {"%s, but the script now makes %s", s.optim or optims.classes(o.optims),
      optims.classes(o.optims)},
     {"%s training, but now it is %s", s["async.samples"] and "asynchronous" or "synchronous",
-     o.async and "asynchronous" or "synchronous"},
-    {"batches of %d images, which an asynchronous run cannot change to %d", o.async and s.batch,
-     o.async and o.batch},
+     mode.name},
+    {"batches of %d images, which an asynchronous run cannot change to %d",
+     mode.has_fixed_batch and s.batch, mode.has_fixed_batch and o.batch},
   } do
     local text, was, is = table.unpack(item)
     if was ~= is then
@@ -307,7 +305,6 @@ local function take_over(run, s)
   run.began = core.clock() - s.seconds
   core.set_step(s.counter, s.random_step or s.counter)       -- older checkpoints do not have it
   core.set_draws(s.draws)
-  run.async = s.async and {tensors = s.async, numbers = part(s, "async.")}  -- for async.new
   core.restore_wire_scales(part(s, "wire_scales."))
   local result = part(s, "report.")
   if next(result) then run.result = result end
@@ -330,7 +327,8 @@ local function differences(o, s, path, warnings)
 end
 
 -- Applies the setting `resume` of a run: resumes from a checkpoint if there is one, or with "never"
--- removes the folder's checkpoints. Returns a list of warnings.
+-- removes the folder's checkpoints. Returns a list of warnings, and what the checkpoint has of
+-- asynchronous training, {tensors =, numbers =}, or nil.
 function state.resume(run)
   local o, folder = run.settings, run.folder
   if not o.resume then return {} end
@@ -339,7 +337,9 @@ function state.resume(run)
     return {}
   end
   local from = o.resume == "auto" and folder or o.resume
-  local s, path, warnings = checkpoint.load(from, o.net, o.optims, function(...) check(o, ...) end)
+  local s, path, warnings = checkpoint.load(from, o.net, o.optims, function(...)
+    check(run.mode, o, ...)
+  end)
   for i, text in ipairs(warnings) do
     warnings[i] = ("%s; resuming from %s"):format(text, path)
   end
@@ -362,7 +362,7 @@ function state.resume(run)
     core.fail("EFILE", ("--resume %s: it has no checkpoint"):format(from))
   end
   if run.root then log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch) end
-  return warnings
+  return warnings, s and s.async and {tensors = s.async, numbers = part(s, "async.")}
 end
 
 return state
