@@ -338,7 +338,7 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
         }
         if (x->ctx != ctx)
             return lt_fail(LT_EINVAL, "%s: %s belongs to another context", s->name, name);
-        if (x->dead || x->pending || (x->remote && !ctx->slots.autograd->has_stages)) {
+        if (x->dead || x->pending || (x->meta && !ctx->slots.autograd->has_stages)) {
             lt_status status = lt__check_alive(x);
             lt_fail_prefix("%s: %s", s->name, name);
             return status;
@@ -465,13 +465,20 @@ lt_status lt__apply_all(lt_ctx *ctx, const lt_def *def, lt_call *calls, int n)
 static lt_status apply_in_stage(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def,
                                 lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out)
 {
-    uint8_t stage;
+    int stage;
+    lt_status status = LT_OK;
     LT_TRY(lt__stages_apply(ag, ctx, def, in, n_in, opts, out, &stage));
-    bool is_here = stage == 0 || stage == ag->stages.own + 1;
+    bool is_here = stage == LT_NO_STAGE || stage == ag->stages.own;
     if (is_here)
         LT_TRY(apply(ctx, ag, def, in, n_in, opts, out));
-    for (int i = 0; is_here && i < lt_op_outputs(def->op); i++)
-        out[i]->stage = stage;
+    int n = is_here && stage != LT_NO_STAGE ? lt_op_outputs(def->op) : 0;
+    for (int i = 0; i < n && status == LT_OK; i++)
+        status = lt_set_stage(out[i], stage);
+    if (status != LT_OK) {
+        for (int i = 0; i < n; i++)
+            lt_release(out[i]);
+        return status;
+    }
     if (ag->stages.note)
         ag->stages.note(ag->stages.ud, def, in, n_in, out);
     return LT_OK;

@@ -102,7 +102,7 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
 
 bool lt_requires_grad(const lt_tensor *x)
 {
-    return x->node || (x->leaf && x->leaf->collects) || (x->remote && x->tracked);
+    return x->node || (x->leaf && x->leaf->collects) || lt__is_tracked_elsewhere(x);
 }
 
 bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,

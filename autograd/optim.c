@@ -20,7 +20,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
 {
     if (!lt_is_param(x) || x->ctx != o->ctx)
         return lt_fail(LT_EINVAL, "an optimizer accepts only parameters of its own context");
-    if (x->remote)
+    if (x->meta)
         return LT_OK;
     LT_TRY(lt__check_alive(x));
     int a = 0;
@@ -135,7 +135,7 @@ void lt_optim_free(lt_optim *o)
 
 lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 {
-    if (param->remote)
+    if (param->meta)
         return LT_OK;
     lt_optim_item *it = lt__optim_item(o, param);
     if (!it)
@@ -148,17 +148,14 @@ lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
 
 lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
 {
-    if (param->remote && k >= 0 && k < o->n_slots)
-        return lt__tensor_remote(o->ctx, (lt_dtype)param->dtype, param->ndim, param->dims,
-                                 param->stage, false, false);
+    if (param->meta && k >= 0 && k < o->n_slots)
+        return lt__tensor_remote(param, (lt_dtype)param->dtype, param->ndim, param->dims, false);
     lt_optim_item *it = lt__optim_item(o, param);
     if (!it || k < 0 || k >= o->n_slots)
         return NULL;
     lt_tensor *slot = lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype,
                                       param->ndim, param->dims, param->leaf->offset, false);
-    if (slot)
-        slot->stage = param->stage;
-    return slot;
+    return lt__tensor_inherit(slot, param);
 }
 
 const char *lt_optim_slot_name(const lt_optim *o, int k)

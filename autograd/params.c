@@ -133,7 +133,7 @@ static lt_tensor *remote_half(lt_tensor *x, lt_dtype dtype)
     lt_leaf *leaf = x->leaf;
     if (leaf->half && (lt_dtype)leaf->half->dtype == dtype)
         return leaf->half;
-    lt_tensor *half = lt__tensor_remote(x->ctx, dtype, x->ndim, x->dims, x->stage, false, true);
+    lt_tensor *half = lt__tensor_remote(x, dtype, x->ndim, x->dims, true);
     return half ? set_half(leaf, half) : NULL;
 }
 
@@ -148,18 +148,15 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
                 lt_describe(x, text, sizeof text));
         return NULL;
     }
-    if (x->remote)
+    if (x->meta)
         return remote_half(x, dtype);
     if (lt__check_alive(x) != LT_OK || refresh_half(leaf->segment, dtype) != LT_OK)
         return NULL;
     if (leaf->half && leaf->half->storage == leaf->segment->half)
         return leaf->half;
-    lt_tensor *half =
-        lt__tensor_over(leaf->segment->half, dtype, x->ndim, x->dims, leaf->offset, true);
-    if (!half)
-        return NULL;
-    half->stage = x->stage;
-    return set_half(leaf, half);
+    lt_tensor *half = lt__tensor_inherit(
+        lt__tensor_over(leaf->segment->half, dtype, x->ndim, x->dims, leaf->offset, true), x);
+    return half ? set_half(leaf, half) : NULL;
 }
 
 /* ==== Trees =================================================================================== */
@@ -328,7 +325,7 @@ lt_status lt_params_place(lt_params *p)
         if (!x->pending)
             continue;
         LT_TRY(lt__stages_assign(ag, p->spans[i].name, x));
-        any |= x->remote;
+        any |= x->meta;
     }
     for (int kind = 0; kind < KINDS && status == LT_OK;
          kind++) { /* all memory first: all or nothing */

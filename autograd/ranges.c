@@ -166,7 +166,7 @@ void lt__optim_count_pending(lt_optim *o)
 
 int64_t lt_optim_steps(lt_optim *o, const lt_tensor *param)
 {
-    if (param->remote)
+    if (param->meta)
         return 0;
     lt__optim_count_pending(o);
     const lt_optim_item *it = lt__optim_item(o, param);
@@ -175,7 +175,7 @@ int64_t lt_optim_steps(lt_optim *o, const lt_tensor *param)
 
 lt_status lt_optim_set_steps(lt_optim *o, const lt_tensor *param, int64_t steps)
 {
-    if (param->remote)
+    if (param->meta)
         return LT_OK;
     lt__optim_count_pending(o);
     lt_optim_item *it = lt__optim_item(o, param);

@@ -20,7 +20,68 @@ bool lt_has_stages(const lt_ctx *ctx)
     return ag && ag->has_stages;
 }
 
-bool lt_is_remote(const lt_tensor *x) { return x->remote; }
+/* ==== Homes =================================================================================== */
+
+/* Where the values of a tensor are. Tensors that all ranks have need none. */
+struct lt_home {
+    int stage;        /* that has the values */
+    bool tracked;     /* they have a history there, while x is a meta tensor here */
+    uint64_t sent_to; /* to which stages they were sent, as bits */
+};
+
+int lt_stage_of(const lt_tensor *x) { return x->home ? x->home->stage : LT_NO_STAGE; }
+
+lt_status lt_set_stage(lt_tensor *x, int stage)
+{
+    if (!x->home && !(x->home = lt__alloc_zero(x->ctx, sizeof *x->home)))
+        return LT_ENOMEM;
+    *x->home = (struct lt_home){.stage = stage};
+    return LT_OK;
+}
+
+bool lt_is_remote(const lt_tensor *x) { return x->meta; }
+bool lt__is_tracked_elsewhere(const lt_tensor *x) { return x->meta && x->home && x->home->tracked; }
+
+void lt__home_forget(lt_tensor *x, bool gone)
+{
+    if (!x->home)
+        return;
+    x->home->tracked = false;
+    if (!gone)
+        return;
+    lt__free(x->ctx, x->home, sizeof *x->home);
+    x->home = NULL;
+}
+
+lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x)
+{
+    LT_TRY(lt_set_stage(y, x->home->stage));
+    y->home->sent_to = x->home->sent_to;
+    return LT_OK;
+}
+
+lt_status lt__home_refuse(const lt_tensor *x)
+{
+    return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
+                   x->home->stage);
+}
+
+static lt_tensor *new_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, int stage,
+                             bool kept)
+{
+    lt_tensor *x = lt__tensor_meta(ctx, dtype, ndim, dims, kept);
+    if (x && stage != LT_NO_STAGE && lt_set_stage(x, stage) != LT_OK) {
+        lt_release(x);
+        return NULL;
+    }
+    return x;
+}
+
+lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
+                             bool kept)
+{
+    return new_remote(x->ctx, dtype, ndim, dims, lt_stage_of(x), kept);
+}
 
 lt_tensor *lt__tensor_with_history(lt_tensor *x)
 {
@@ -41,11 +102,11 @@ lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor 
     if (stage < 0 || stage >= ag->stages.stages)
         return lt_fail(LT_EINVAL, "stage_of() returned stage %d for %s, but the pipeline has %d",
                        stage, name, ag->stages.stages);
-    x->stage = (uint8_t)(stage + 1);
+    LT_TRY(lt_set_stage(x, stage));
     if (stage == ag->stages.own)
         return LT_OK;
     x->pending = false;
-    x->remote = true;
+    x->meta = true;
     return LT_OK;
 }
 
@@ -62,13 +123,13 @@ static lt_status send_to_all(struct lt_autograd *ag, lt_tensor *x)
 lt_tensor *lt_fetch(lt_tensor *x)
 {
     struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (!ag || !ag->has_stages || x->stage == 0 || x->dead)
+    if (!ag || !ag->has_stages || !x->home || x->dead)
         return lt_retain(x);
-    if (!x->remote)
+    if (!x->meta)
         return send_to_all(ag, x) == LT_OK ? lt_retain(x) : NULL;
-    lt_tensor *y = lt__tensor_remote(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims, 0, false, true);
+    lt_tensor *y = lt__tensor_meta(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims, true);
     if (y && lt__tensor_arrive(y) == LT_OK &&
-        ag->stages.receive(ag->stages.ud, y, x->stage - 1, -1) == LT_OK)
+        ag->stages.receive(ag->stages.ud, y, x->home->stage, -1) == LT_OK)
         return y;
     lt_release(y);
     return NULL;
@@ -81,55 +142,59 @@ static bool is_placed(const lt_tensor *x)
     return x->leaf && (x->leaf->role == LT_PARAM || x->leaf->role == LT_BUFFER);
 }
 
-/* The last stage that has the values of x, as in lt_tensor. */
-static uint8_t latest_of(const lt_tensor *x)
+/* The highest of a set of stages that is not empty. */
+static int highest(uint64_t stages) { return 63 - __builtin_clzll(stages); }
+
+/* The last stage that has the values of x. */
+static int latest_of(const lt_tensor *x)
 {
-    return x->sent_to ? (uint8_t)(64 - __builtin_clzll(x->sent_to)) : x->stage;
+    return x->home && x->home->sent_to ? highest(x->home->sent_to) : lt_stage_of(x);
 }
 
-/* The stage of an op, as in lt_tensor. LT_EUSAGE if its parameters are on an earlier one. */
-static lt_status find_stage(lt_tensor *const *in, int n_in, uint8_t *stage)
+/* The stage of an op. LT_EUSAGE if its parameters are on an earlier one. */
+static lt_status find_stage(lt_tensor *const *in, int n_in, int *stage)
 {
     bool has_params = false;
     for (int i = 0; i < n_in; i++)
         has_params |= in[i] && is_placed(in[i]);
-    *stage = 0;
+    *stage = LT_NO_STAGE;
     for (int i = 0; i < n_in; i++) {
-        uint8_t at = !in[i] ? 0 : has_params ? in[i]->stage : latest_of(in[i]);
+        int at = !in[i] ? LT_NO_STAGE : has_params ? lt_stage_of(in[i]) : latest_of(in[i]);
         *stage = at > *stage ? at : *stage;
     }
     for (int i = 0; i < n_in; i++)
-        if (in[i] && is_placed(in[i]) && in[i]->stage != *stage)
+        if (in[i] && is_placed(in[i]) && lt_stage_of(in[i]) != *stage)
             return lt_fail(
                 LT_EUSAGE,
                 "a parameter belongs to stage %d of the pipeline, but another input "
                 "belongs to stage %d; parameters must be used in the order of the stages",
-                in[i]->stage - 1, *stage - 1);
+                lt_stage_of(in[i]), *stage);
     return LT_OK;
 }
 
-/* Whether an op on `stage`, as in lt_tensor, is the first one there that uses x, a value of another
- * stage. */
-static bool is_first_use(const lt_tensor *x, uint8_t stage)
+/* Whether an op on `stage` is the first one there that uses x, a value of another stage. */
+static bool is_first_use(const lt_tensor *x, int stage)
 {
-    return x && x->stage != 0 && x->stage != stage && !(x->sent_to >> (stage - 1) & 1);
+    const struct lt_home *home = x ? x->home : NULL;
+    return home && home->stage != stage && !(home->sent_to >> stage & 1);
 }
 
-/* The stage, from 0, to which `stage` returns the gradient of x: the last stage before it that uses
- * x, or else the stage of x. Also the stage of x if a later stage has used x before, because that
- * stage does not wait for another gradient. */
-static int returns_to(const lt_tensor *x, uint8_t stage)
+/* The stage to which `stage` returns the gradient of x: the last stage before it that uses x, or
+ * else the stage of x. Also the stage of x if a later stage has used x before, because that stage
+ * does not wait for another gradient. */
+static int returns_to(const struct lt_home *home, int stage)
 {
-    uint64_t later = x->sent_to >> (stage - 1);
-    return x->sent_to == 0 || later != 0 ? x->stage - 1 : 63 - __builtin_clzll(x->sent_to);
+    uint64_t later = home->sent_to >> stage;
+    return home->sent_to == 0 || later != 0 ? home->stage : highest(home->sent_to);
 }
 
 /* Receives the values of x from another stage. If x requires a gradient, it becomes a leaf. */
 static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
 {
+    bool tracked = x->home->tracked;
     LT_TRY(lt__tensor_arrive(x));
-    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->stage - 1, x->tracked ? to : -1));
-    if (!x->tracked)
+    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->home->stage, tracked ? to : -1));
+    if (!tracked)
         return LT_OK;
     lt_leaf *leaf = lt__leaf_of(x);
     if (!leaf)
@@ -140,19 +205,19 @@ static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
 }
 
 /* Moves a value to the stage that is about to use it, as far as this rank takes part. */
-static lt_status move(struct lt_autograd *ag, lt_tensor *x, uint8_t stage)
+static lt_status move(struct lt_autograd *ag, lt_tensor *x, int stage)
 {
-    int own = ag->stages.own, to = returns_to(x, stage), home = x->stage - 1;
+    int own = ag->stages.own, to = returns_to(x->home, stage), from = x->home->stage;
     bool tracked = lt_requires_grad(x);
-    x->sent_to |= 1ull << (stage - 1);
-    if (own == home)
-        return ag->stages.send(ag->stages.ud, x, stage - 1, tracked, tracked && to == home);
-    if (own == stage - 1)
-        return x->remote ? receive(ag, x, to) : LT_OK;
-    return own == to && tracked ? ag->stages.expect(ag->stages.ud, x, stage - 1) : LT_OK;
+    x->home->sent_to |= 1ull << stage;
+    if (own == from)
+        return ag->stages.send(ag->stages.ud, x, stage, tracked, tracked && to == from);
+    if (own == stage)
+        return x->meta ? receive(ag, x, to) : LT_OK;
+    return own == to && tracked ? ag->stages.expect(ag->stages.ud, x, stage) : LT_OK;
 }
 
-static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, uint8_t stage)
+static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, int stage)
 {
     for (int i = 0; i < n_in; i++)
         if (is_first_use(in[i], stage))
@@ -162,7 +227,7 @@ static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n
 
 /* Makes the results of an op that runs on another stage: runs its shape rule only. */
 static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
-                             int n_in, const lt_opt *opts, uint8_t stage, lt_tensor **out)
+                             int n_in, const lt_opt *opts, int stage, lt_tensor **out)
 {
     const lt_op *op = def->op;
     lt_spec spec[LT_MAX_OUT];
@@ -181,13 +246,13 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
     bool off = ag->no_grad_depth > 0;
     bool tracked = n > 0 && lt__is_recorded(ag, op, in, n_in, spec[0].dtype);
     for (int i = 0; i < n; i++) {
-        out[i] = lt__tensor_remote(ctx, spec[i].dtype, spec[i].ndim, spec[i].dims, stage, tracked,
-                                   false);
+        out[i] = new_remote(ctx, spec[i].dtype, spec[i].ndim, spec[i].dims, stage, false);
         if (!out[i]) {
             while (i-- > 0)
                 lt_release(out[i]);
             return LT_ENOMEM;
         }
+        out[i]->home->tracked = tracked;
     }
     if (call.draws)
         ag->tape->draws[off]++;
@@ -195,12 +260,12 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
 }
 
 lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
-                           int n_in, const lt_opt *opts, lt_tensor **out, uint8_t *stage)
+                           int n_in, const lt_opt *opts, lt_tensor **out, int *stage)
 {
     LT_TRY(find_stage(in, n_in, stage));
-    if (*stage == 0)
+    if (*stage == LT_NO_STAGE)
         return LT_OK;
-    if (*stage == ag->stages.own + 1)
+    if (*stage == ag->stages.own)
         return move_inputs(ag, in, n_in, *stage);
     LT_TRY(make_remote(ag, ctx, def, in, n_in, opts, *stage, out));
     lt_status status = move_inputs(ag, in, n_in, *stage);

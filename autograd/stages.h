@@ -5,9 +5,9 @@
  * the stage that computed it. An op with parameters runs on the latest stage to which one of its
  * inputs belongs, so values only move to later stages. An op without parameters, such as a cast,
  * runs on the latest stage that has or has received one of its inputs, so that a value is used in
- * the order of the stages. On the other ranks only the shape rule runs, and the results are remote
- * tensors: they have a dtype and dims, but no memory. Tensors that are made from data alone belong
- * to no stage: all ranks have them.
+ * the order of the stages. On the other ranks only the shape rule runs, and the results are meta
+ * tensors: they have a dtype and dims, but no memory. Tensors that are made from data alone have no
+ * stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
  * stage receives it at the same place of the program. So all ranks know which values are sent
@@ -53,8 +53,17 @@ typedef struct lt_stages {
  * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 bool lt_has_stages(const lt_ctx *ctx);
+/* The stage that has the values of x, from 0; LT_NO_STAGE if all ranks have them. */
+enum { LT_NO_STAGE = -1 };
+int lt_stage_of(const lt_tensor *x);
+/* Sets it, for a tensor that no op has made: on other stages it is a meta tensor. LT_ENOMEM. */
+LT_MUST lt_status lt_set_stage(lt_tensor *x, int stage);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
+/* A tensor without values here that is on the stage of x, outside any scope if kept. New. NULL with
+ * LT_ENOMEM. */
+lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
+                             bool kept);
 /* The values of x on all ranks: x itself if all have them, else a tensor with the values that its
  * stage sends to the others. A collective of the stages. New. NULL with LT_ENOMEM or the errors of
  * lt_stages. */

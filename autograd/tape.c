@@ -8,7 +8,7 @@
 
 /* ==== State =================================================================================== */
 
-/* Called by core: drops the history of x, and its leaf if x is freed (gone). */
+/* Called by core: drops the history of x, and its leaf and home if x is freed (gone). */
 static void forget(lt_tensor *x, bool gone)
 {
     if (x->node) {
@@ -24,6 +24,7 @@ static void forget(lt_tensor *x, bool gone)
         lt__leaf_release(x->leaf);
         x->leaf = NULL;
     }
+    lt__home_forget(x, gone);
 }
 
 static void clear_tape(lt_tape *tape)
@@ -103,6 +104,8 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     ag->tape = &ag->default_tape;
     ctx->slots.autograd = ag;
     ctx->slots.forget = forget;
+    ctx->slots.inherit = lt__home_inherit;
+    ctx->slots.refuse_meta = lt__home_refuse;
     ctx->slots.closed = closed;
     ctx->slots.ctx_freed = ctx_freed;
     ctx->slots.seeded = seeded;

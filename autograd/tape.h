@@ -334,16 +334,22 @@ bool lt__step_has_ranks(const struct lt_autograd *ag);
  * its first result. */
 bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,
                      lt_dtype dtype);
-/* Finds the stage of a parameter whose tree is placed. x becomes remote if it is not this rank's.
- * LT_EINVAL if there is no such stage. */
+/* Finds the stage of a parameter whose tree is placed. x becomes a meta tensor if it is not this
+ * rank's. LT_EINVAL if there is no such stage. */
 LT_MUST lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
-/* Prepares a call in a pipeline. *stage: its stage, as in lt_tensor. If it is this rank's, all
- * inputs have values afterwards. If it is another one, the results are made, as remote tensors.
+/* Prepares a call in a pipeline. *stage: its stage. If it is this rank's, all inputs have values
+ * afterwards. If it is another one, the results are made, as meta tensors.
  * LT_EUSAGE if the op uses parameters of two stages; LT_ENOMEM; the errors of the shape rule and of
  * lt_stages. */
 LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
                                    lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out,
-                                   uint8_t *stage);
+                                   int *stage);
+/* Whether x has no values here, but a history on its stage. */
+bool lt__is_tracked_elsewhere(const lt_tensor *x);
+/* The functions of lt_slots for tensors with a home. */
+void lt__home_forget(lt_tensor *x, bool gone);
+lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x);
+lt_status lt__home_refuse(const lt_tensor *x);
 
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */

@@ -28,7 +28,11 @@ typedef struct lt_scope lt_scope; /* see tensor.h */
  * here. */
 typedef struct lt_slots {
     void (*forget)(lt_tensor *x,
-                   bool gone);      /* autograd: drops x's history; if gone, also its gradient */
+                   bool gone); /* autograd: drops x's history; if gone, also its gradient */
+    /* autograd: gives y, a view or copy of x, the home of x. LT_ENOMEM */
+    lt_status (*inherit)(lt_tensor *y, const lt_tensor *x);
+    /* autograd: LT_EINVAL: x, a meta tensor with a home, has no values here */
+    lt_status (*refuse_meta)(const lt_tensor *x);
     void (*closed)(lt_ctx *ctx);    /* autograd: ends all graphs; called by lt_ctx_free() */
     void (*ctx_freed)(lt_ctx *ctx); /* autograd: frees its state; called with the last reference */
     void (*seeded)(lt_ctx *ctx);    /* autograd: restarts its count of random calls; called by

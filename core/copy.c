@@ -103,14 +103,9 @@ lt_tensor *lt_to(lt_tensor *x, const char *name)
     lt_device *device = lt__device_find(x->ctx, name);
     if (!device)
         return NULL;
-    if (x->remote || (x->storage && x->storage->device == device))
+    if (x->meta || (x->storage && x->storage->device == device))
         return lt_view(x, x->ndim, x->dims);
-    lt_tensor *y = lt__check_alive(x) == LT_OK ? copy_on(x, device, false) : NULL;
-    if (y) {
-        y->stage = x->stage;
-        y->sent_to = x->sent_to;
-    }
-    return y;
+    return lt__check_alive(x) == LT_OK ? lt__tensor_inherit(copy_on(x, device, false), x) : NULL;
 }
 
 lt_tensor *lt__on_host(lt_tensor *x)

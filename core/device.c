@@ -17,7 +17,7 @@ const char *lt_device_name(const lt_ctx *ctx)
 
 const char *lt_device_of(const lt_tensor *x)
 {
-    bool is_planned = x->pending || x->remote;
+    bool is_planned = x->pending || x->meta;
     return x->storage ? x->storage->device->name : is_planned ? x->ctx->device->name : NULL;
 }
 

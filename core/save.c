@@ -201,7 +201,7 @@ typedef struct content {
     int n, n_meta;
     const char *const *names, *const *meta;
     lt_tensor *const *tensors;
-    lt_read_fn read; /* of remote tensors; or NULL */
+    lt_read_fn read; /* of meta tensors; or NULL */
     void *ud;
 } content;
 
@@ -259,7 +259,7 @@ static lt_status check_content(const content *c, uint64_t *header)
     for (int i = 0; i < c->n; i++) {
         if (strcmp(c->names[i], LT_METADATA) == 0)
             return lt_fail(LT_EINVAL, "%s: a tensor cannot be named %s", c->path, LT_METADATA);
-        bool is_read = c->read && c->tensors[i]->remote;
+        bool is_read = c->read && c->tensors[i]->meta;
         if (!is_read && lt__check_alive(c->tensors[i]) != LT_OK)
             return lt_fail_prefix("%s: tensor '%s'", c->path, LT_PRINTABLE(c->names[i]));
     }
@@ -277,7 +277,7 @@ static lt_status check_content(const content *c, uint64_t *header)
 static lt_status put_data(writer *w, const content *c, lt_tensor *x)
 {
     enum { PIECE = 32768 }; /* bytes; small enough to stay in the cache from hashing to copying */
-    lt_tensor *here = c->read && x->remote ? c->read(c->ud, x) : lt__on_host(x);
+    lt_tensor *here = c->read && x->meta ? c->read(c->ud, x) : lt__on_host(x);
     if (!here)
         return lt_errcode();
     size_t bytes = lt__tensor_bytes(x);

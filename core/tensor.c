@@ -105,7 +105,7 @@ lt_status lt_scope_push(lt_ctx *ctx)
 static void end_in_scope(lt_tensor *x)
 {
     lt_ctx *ctx = x->ctx;
-    if (ctx->slots.forget && (x->node || x->leaf))
+    if (ctx->slots.forget && (x->node || x->leaf || x->home))
         ctx->slots.forget(x, !x->kept);
     if (x->kept)
         return;
@@ -178,9 +178,8 @@ void lt_keep_outer(lt_tensor *x)
     lt_scope *inner = ctx->scope;
     if (!inner || x->scope != inner)
         return;
-    if (ctx->slots.forget && x->node)
+    if (ctx->slots.forget && (x->node || x->home))
         ctx->slots.forget(x, false);
-    x->tracked = false;
     pthread_mutex_lock(&ctx->lock);
     unlink_scope(x);
     if (inner->outer)
@@ -198,9 +197,9 @@ lt_status lt__check_alive(const lt_tensor *x)
     if (x->pending)
         return lt_fail(LT_EINVAL, "this parameter has no memory yet; call its model, load it or "
                                   "make an optimizer first, or in C call lt_params_place()");
-    if (x->remote)
-        return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
-                       x->stage - 1);
+    if (x->meta)
+        return x->home ? x->ctx->slots.refuse_meta(x)
+                       : lt_fail(LT_EINVAL, "this tensor has dims, but no values");
     return LT_OK;
 }
 
@@ -243,6 +242,7 @@ static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
     x->ctx = lt__ctx_retain(ctx);
     x->node = NULL;
     x->leaf = NULL;
+    x->home = NULL;
     x->scope = NULL;
     if (ctx->scope && !kept) {
         pthread_mutex_lock(&ctx->lock);
@@ -307,18 +307,14 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
     return x;
 }
 
-lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
-                             uint8_t stage, bool tracked, bool kept)
+lt_tensor *lt__tensor_meta(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept)
 {
     int64_t count;
     if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
-    if (!x)
-        return NULL;
-    x->stage = stage;
-    x->remote = true;
-    x->tracked = tracked;
+    if (x)
+        x->meta = true;
     return x;
 }
 
@@ -331,7 +327,7 @@ lt_status lt__tensor_arrive(lt_tensor *x)
         return LT_ENOMEM;
     x->storage = storage;
     x->data = storage->data;
-    x->remote = false;
+    x->meta = false;
     return LT_OK;
 }
 
@@ -359,7 +355,7 @@ void lt_release(lt_tensor *x)
         unlink_scope(x);
         pthread_mutex_unlock(&ctx->lock);
     }
-    if (x->node || x->leaf)
+    if (x->node || x->leaf || x->home)
         ctx->slots.forget(x, true);
     lt__storage_release(x->storage);
     lt__free(ctx, x, sizeof *x);
@@ -429,25 +425,30 @@ char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept)
 {
     size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
-    if (x->remote)
-        return lt__tensor_remote(x->ctx, (lt_dtype)x->dtype, ndim, dims, x->stage, false, kept);
+    if (x->meta)
+        return lt__tensor_meta(x->ctx, (lt_dtype)x->dtype, ndim, dims, kept);
     int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) / size);
-    lt_tensor *y = lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, kept);
-    if (y)
-        y->stage = x->stage;
-    return y;
+    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, kept);
+}
+
+lt_tensor *lt__tensor_inherit(lt_tensor *y, const lt_tensor *x)
+{
+    if (!y || !x->home || x->ctx->slots.inherit(y, x) == LT_OK)
+        return y;
+    lt_release(y);
+    return NULL;
 }
 
 /* Whether a view of x can be made. */
-static lt_status check_view(const lt_tensor *x) { return x->remote ? LT_OK : lt__check_alive(x); }
+static lt_status check_view(const lt_tensor *x)
+{
+    return x->meta && !x->dead ? LT_OK : lt__check_alive(x);
+}
 
-/* A view outside of any op. In a pipeline, the stages that have x also have the view. */
+/* A view outside of any op. */
 static lt_tensor *view_here(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset)
 {
-    lt_tensor *y = lt__tensor_view(x, ndim, dims, offset, false);
-    if (y)
-        y->sent_to = x->sent_to;
-    return y;
+    return lt__tensor_inherit(lt__tensor_view(x, ndim, dims, offset, false), x);
 }
 
 lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)

@@ -2,10 +2,11 @@
  * of contexts (context.h), devices (device.h) and numbers (number.h). Not installed.
  *
  * Invariants. A tensor is dense. Its data points into its storage; it is NULL if the tensor is dead
- * (its scope has ended), pending (a parameter whose arena does not exist yet) or remote (only
- * another stage of a pipeline has its values). Views share the storage. A storage is freed with its
- * last tensor. node, leaf and out_index belong to autograd; core only calls ctx->slots.forget when
- * such a tensor is freed or its scope ends. The links of a scope are written under ctx->lock.
+ * (its scope has ended), pending (a parameter whose arena does not exist yet) or meta (only its
+ * dtype and dims are known here). Views share the storage. A storage is freed with its last tensor.
+ * node, leaf, home and out_index belong to autograd; core only calls ctx->slots.forget when such a
+ * tensor is freed or its scope ends, and ctx->slots.inherit for its views and copies. The links of
+ * a scope are written under ctx->lock.
  */
 #ifndef LT_CORE_TENSOR_H
 #define LT_CORE_TENSOR_H
@@ -34,18 +35,15 @@ struct lt_tensor {
     uint8_t dtype, ndim, out_index;
     bool dead, kept; /* dead: its scope has ended; kept: see lt_keep() */
     bool pending;    /* a parameter without memory yet */
-    /* In a pipeline: 1 + the stage that has its values, or 0 if all ranks have them; whether it is
-     * without memory here, because another stage has it; and if so, whether it has a history */
-    uint8_t stage;
-    bool remote, tracked;
+    bool meta;       /* without memory: it only has a dtype and dims */
     int64_t count;
-    uint64_t sent_to; /* to which stages its values were sent, as bits */
     int64_t dims[LT_MAX_DIMS];
     void *data;
     lt_storage *storage;
     lt_ctx *ctx;
     struct lt_node *node;          /* autograd: the op that produced it; NULL if not recorded */
     struct lt_leaf *leaf;          /* autograd: its gradient and hooks; NULL if it has none */
+    struct lt_home *home;          /* autograd: which ranks have its values; NULL if all have */
     struct lt_scope *scope;        /* its scope, or NULL if it is in none */
     struct lt_tensor *next, *prev; /* linked list of that scope */
 };
@@ -69,13 +67,14 @@ lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const 
                            int64_t offset, bool kept);
 /* A view of x that starts at element `offset`. x must be alive. New. */
 lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept);
+/* Gives y, a view or copy of x outside of any op, the home of x. Returns y, which is taken and may
+ * be NULL; NULL with LT_ENOMEM. */
+lt_tensor *lt__tensor_inherit(lt_tensor *y, const lt_tensor *x);
 /* Creates a pending tensor: dims and dtype but no memory. Outside any scope. New. */
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
-/* Creates a remote tensor in the current scope, or outside any scope if kept. stage: as in
- * lt_tensor. New. */
-lt_tensor *lt__tensor_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
-                             uint8_t stage, bool tracked, bool kept);
-/* Gives a remote tensor uninitialised memory, on the device of new tensors. LT_ENOMEM. */
+/* Creates a meta tensor in the current scope, or outside any scope if kept. New. */
+lt_tensor *lt__tensor_meta(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept);
+/* Gives a meta tensor uninitialised memory, on the device of new tensors. LT_ENOMEM. */
 LT_MUST lt_status lt__tensor_arrive(lt_tensor *x);
 /* Assigns memory to a pending tensor: elements of storage from offset. storage is kept. */
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
@@ -93,7 +92,7 @@ lt_status lt__dtype_check(lt_dtype dtype); /* LT_EINVAL unless it is one of lt_d
 /* Checks dims and stores their product in *count. LT_EINVAL if they are invalid. */
 lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 
-/* LT_EINVAL, with a message, if x is dead or pending. */
+/* LT_EINVAL, with a message, if x is dead, pending or meta. */
 lt_status lt__check_alive(const lt_tensor *x);
 
 #ifndef __cplusplus
@@ -120,8 +119,8 @@ static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
     return true;
 }
 
-/* lt_file_save() with remote tensors: read(ud, x) returns the values of x on the CPU, new; or NULL
- * if it fails. It is called for each remote tensor, in their order. */
+/* lt_file_save() with meta tensors: read(ud, x) returns the values of x on the CPU, new; or NULL if
+ * it fails. It is called for each meta tensor, in their order. */
 typedef lt_tensor *(*lt_read_fn)(void *ud, lt_tensor *x);
 LT_MUST lt_status lt__file_save_with(const char *path, int n, const char *const *names,
                                      lt_tensor *const *tensors, int n_meta, const char *const *meta,

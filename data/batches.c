@@ -27,16 +27,15 @@
 #include "data/sample.h"
 
 enum {
-    AHEAD = 4,  /* batches in preparation */
-    SENT = 2,   /* of these, batches uploaded ahead to an accelerator */
-    CHUNK = 16, /* images; small, so that an abandoned pass ends soon */
-    STAGE_0 = 1 /* of a pipeline; see stage of lt_tensor */
+    AHEAD = 4, /* batches in preparation */
+    SENT = 2,  /* of these, batches uploaded ahead to an accelerator */
+    CHUNK = 16 /* images; small, so that an abandoned pass ends soon */
 };
 
 typedef struct chunk { /* part of a batch; a unit of work */
     int64_t first;     /* position in the order */
     int64_t count;
-    char *x; /* output: images, NULL if remote; and labels */
+    char *x; /* output: images, NULL without memory; and labels */
     int64_t *y;
     struct slot *slot;
     double seconds; /* time spent */
@@ -84,7 +83,6 @@ struct lt_batches {
 };
 
 static int n_buffers(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
-static bool is_remote(const lt_batches *b) { return b->spec.options.images == LT_IMAGES_REMOTE; }
 
 /* ==== Workers ================================================================================= */
 
@@ -246,7 +244,7 @@ static lt_status arrive(const lt_batches *b, slot *s)
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
     size_t image_bytes = (size_t)(lt_count(s->x) / count) * lt_dtype_bytes(b->spec.options.dtype);
-    char *x = s->x->data; /* NULL if remote */
+    char *x = s->x->data; /* NULL without memory */
     s->n_chunks = 0;
     for (int64_t done = 0; done < count; done += CHUNK)
         s->chunks[s->n_chunks++] = (chunk){.first = first + done,
@@ -293,14 +291,14 @@ static void advance(lt_batches *b, int64_t rows, int n)
     b->planned += b->shard == 0 && b->micro == 0 ? rows : 0;
 }
 
-/* Creates the tensor for the images of a batch: remote, or on the CPU. New. */
+/* Creates the tensor for the images of a batch: on the CPU, or without memory. New. */
 static lt_tensor *new_images(const lt_batches *b, slot *s, int64_t count)
 {
     const lt_source *source = b->spec.source;
     int64_t dims[] = {count, source->h, source->w, source->c};
     lt_dtype dtype = b->spec.options.dtype;
-    return is_remote(b) ? lt__tensor_remote(b->ctx, dtype, 4, dims, STAGE_0, false, true)
-                        : new_staged(b, &s->stage[0], dtype, 4, dims);
+    return b->spec.options.labels_only ? lt__tensor_meta(b->ctx, dtype, 4, dims, true)
+                                       : new_staged(b, &s->stage[0], dtype, 4, dims);
 }
 
 /* Starts the preparation of the next batch. */
@@ -407,8 +405,6 @@ static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor
     if (b->there)
         *x = normalised(b, *x);
     *y = lt_to(s->there_y ? s->there_y : s->y, lt_device_name(b->ctx));
-    if (*x && b->spec.options.images == LT_IMAGES_ON_FIRST)
-        (*x)->stage = STAGE_0;
     if (*x && *y)
         return LT_OK;
     lt_release(*x);
@@ -496,7 +492,7 @@ static lt_status make_table(lt_batches *b)
     lt_dtype *dtype = &b->spec.options.dtype;
     lt_device *device = b->ctx->device;
     int64_t dims[] = {b->spec.source->c, 256};
-    if (is_remote(b))
+    if (b->spec.options.labels_only)
         return LT_OK;
     b->table = new_here(b, *dtype, 2, dims);
     if (!b->table)

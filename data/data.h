@@ -100,14 +100,6 @@ LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
 #define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */
 #define LT_MAX_REQUESTS 16 /* requests outstanding at a time, see lt_batches_request() */
 
-/* Which stages of a pipeline (dist/pipeline.h) have the images of a pass. All have the labels. */
-typedef enum lt_images {
-    LT_IMAGES_ON_ALL,
-    LT_IMAGES_ON_FIRST, /* stage 0 only, which this is */
-    LT_IMAGES_REMOTE    /* stage 0 only, and this is another one: no image is read, and the images
-                         * of a batch have no values here */
-} lt_images;
-
 typedef struct lt_batch_options { /* zero selects the default, if there is one */
     int64_t batch;                /* images per batch (the last may have fewer); required */
     bool shuffle;                 /* default: in source order */
@@ -127,7 +119,7 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* each shard is returned as up to `micro` micro-batches, batches of their own:
      * lt_micro_batches() of them, with the rows that lt_shard() gives. 0: 1 */
     int micro;
-    lt_images images;
+    bool labels_only; /* no image is read: the images of a batch have dims, but no memory */
     /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and
      * std */
     lt_dtype dtype;
@@ -148,9 +140,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     double area;
 
     /* worker threads that prepare batches ahead. Default: 1 for images in memory, the number of
-     * CPUs for other sources. Negative, or with LT_IMAGES_REMOTE: none; lt_batches_next() does the
-     * work. If fewer threads can be started, a warning is logged and the pass continues with
-     * those */
+     * CPUs for other sources. Negative, or with labels_only: none; lt_batches_next() does the work.
+     * If fewer threads can be started, a warning is logged and the pass continues with those */
     int workers;
 } lt_batch_options;
 

@@ -56,9 +56,6 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
                        o->micro < 0 ? "batches: micro must be at least 1, but is %d"
                                     : "batches: on_request cannot be combined with micro = %d",
                        o->micro);
-    if ((unsigned)o->images > LT_IMAGES_REMOTE)
-        return lt_fail(LT_EINVAL, "batches: images is %d, which is not one of lt_images",
-                       (int)o->images);
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
                        (long long)o->grain);
@@ -87,6 +84,6 @@ lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options
     o->shards = o->shards == 0 ? 1 : o->shards;
     o->micro = o->micro == 0 ? 1 : o->micro;
     o->grain = o->grain == 0 ? 1 : o->grain;
-    o->workers = o->images == LT_IMAGES_REMOTE ? 0 : worker_count(o->workers, source->in_files);
+    o->workers = o->labels_only ? 0 : worker_count(o->workers, source->in_files);
     return LT_OK;
 }

@@ -25,7 +25,7 @@ lt_status lt_pipeline_sha256(lt_pipeline *p, lt_params *params, char hex[65])
     for (int buffers = 0; buffers < 2; buffers++)
         for (int i = 0; i < lt_params_count(params); i++) {
             const lt_span *span = lt_params_span(params, i);
-            int next = lt__stage_of(span->value);
+            int next = lt__sender_of(span->value);
             if (span->buffer != buffers)
                 continue;
             LT_TRY(pass_on(p, at, next, &s, sizeof s));
@@ -49,7 +49,7 @@ static lt_tensor *receive(lt_pipeline *p, lt_tensor *x)
         lt__tensor_new(p->ctx, p->ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
     size_t bytes = lt__tensor_bytes(x);
     if (y && bytes > 0 &&
-        lt_group_receive(p->group, lt__stage_rank(p, lt__stage_of(x)), y->data, bytes) != LT_OK) {
+        lt_group_receive(p->group, lt__stage_rank(p, lt__sender_of(x)), y->data, bytes) != LT_OK) {
         lt_release(y);
         return NULL;
     }
@@ -91,7 +91,7 @@ static lt_status write_file(lt_pipeline *p, const char *path, int n, const char 
     strncpy(text, lt_errmsg(), sizeof text - 1);
     text[sizeof text - 1] = '\0';
     for (int i = 0; i < n && !has_failed(p); i++) {
-        bool is_left = tensors[i]->remote && remote++ >= at.received;
+        bool is_left = tensors[i]->meta && remote++ >= at.received;
         lt_tensor *y = is_left ? receive(p, tensors[i]) : NULL;
         if (is_left && !y && !has_failed(p))
             lt_group_fail(p->group); /* the sender waits for it */
@@ -104,7 +104,7 @@ static lt_status send_own(lt_pipeline *p, int n, lt_tensor *const *tensors)
 {
     for (int i = 0; i < n; i++) {
         size_t bytes = lt__tensor_bytes(tensors[i]);
-        if (lt__stage_of(tensors[i]) != p->schedule.stage || bytes == 0)
+        if (lt__sender_of(tensors[i]) != p->schedule.stage || bytes == 0)
             continue;
         lt_tensor *here = lt__on_host(tensors[i]);
         if (!here)

@@ -91,8 +91,12 @@ static inline void lt__pipe_log(const lt_pipeline *p, int what, int micro)
         p->log(p->log_ud, what, micro);
 }
 
-/* The stage that has x. Stage 0 is responsible for tensors that all ranks have. */
-static inline int lt__stage_of(const lt_tensor *x) { return x->stage > 0 ? x->stage - 1 : 0; }
+/* The stage that sends x. Stage 0 is responsible for tensors that all ranks have. */
+static inline int lt__sender_of(const lt_tensor *x)
+{
+    int stage = lt_stage_of(x);
+    return stage == LT_NO_STAGE ? 0 : stage;
+}
 
 /* The rank of a stage, for this replica. */
 static inline int lt__stage_rank(const lt_pipeline *p, int stage)

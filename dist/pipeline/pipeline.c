@@ -288,7 +288,7 @@ lt_group *lt_pipeline_group(const lt_pipeline *p) { return p->peers; }
 
 bool lt_pipeline_counts(const lt_pipeline *p, const lt_tensor *x)
 {
-    return lt__stage_of(x) == p->schedule.stage;
+    return lt__sender_of(x) == p->schedule.stage;
 }
 
 static void enter(lt_pipeline *p, int i, int n, double share)

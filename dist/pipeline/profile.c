@@ -117,7 +117,7 @@ static lt_pipe_param *find_param(const lt_profile *p, const lt_tensor *x)
 /* The value of a tensor that an op of the net has made, or NULL. */
 static value *value_of(const lt_profile *p, const lt_tensor *x)
 {
-    const place *at = x->stage > 0 && p->slots > 0 ? find_place(p, x) : NULL;
+    const place *at = lt_stage_of(x) != LT_NO_STAGE && p->slots > 0 ? find_place(p, x) : NULL;
     return at && at->x ? &p->values[at->value] : NULL;
 }
 

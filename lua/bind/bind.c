@@ -236,7 +236,7 @@ void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const ch
 
 void **lt__push_handle(lua_State *L, const char *class)
 {
-    void **handle = lua_newuserdatauv(L, sizeof *handle, 0);
+    void **handle = lua_newuserdatauv(L, sizeof *handle, 1);
     *handle = NULL;
     luaL_setmetatable(L, class);
     return handle;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 #include "lua/bind/field.h"
@@ -244,14 +245,14 @@ static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS]
     }
 }
 
-/* Divides the batches of a pass among the ranks. */
+/* Divides the batches of a pass among the ranks. In a pipeline, only stage 0 reads images. */
 static void set_shards(const lt_lua *s, lt_batch_options *o)
 {
     if (s->pipeline) {
         o->rank = lt_pipeline_replica(s->pipeline);
         o->ranks = lt_pipeline_replicas(s->pipeline);
         o->micro = s->micro;
-        o->images = lt_pipeline_stage(s->pipeline) == 0 ? LT_IMAGES_ON_FIRST : LT_IMAGES_REMOTE;
+        o->labels_only = lt_pipeline_stage(s->pipeline) > 0;
     } else if (s->group && !s->is_async) {
         o->shards = lt__shards(s);
         o->rank = lt_group_rank(s->group) * o->shards;
@@ -260,7 +261,8 @@ static void set_shards(const lt_lua *s, lt_batch_options *o)
 }
 
 /* new_batches(source, options, mean, std): returns a pass over the data; mean and std are lists
- * with one number per channel. */
+ * with one number per channel. The user value of the pass is whether only stage 0 of a pipeline has
+ * its images. */
 static int new_batches(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -275,7 +277,8 @@ static int new_batches(lua_State *L)
                                 .crop = lt__integer_field(L, 2, "crop", 0),
                                 .flip = lt__boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
-    if (lt__boolean_field(L, 2, "shard"))
+    bool is_sharded = lt__boolean_field(L, 2, "shard");
+    if (is_sharded)
         set_shards(s, &options);
     lua_getfield(L, 2, "dtype");
     options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");
@@ -288,6 +291,8 @@ static int new_batches(lua_State *L)
     lua_settop(L, 5); /* the handle is on top */
     lt_source *source = lt__check_handle(L, source_class);
     lt__fill_handle(L, h, lt_batches_new(s->ctx, source, &options));
+    lua_pushboolean(L, is_sharded && s->pipeline);
+    lua_setiuservalue(L, 5, 1);
     return 1;
 }
 
@@ -301,6 +306,10 @@ static int batches_next(lua_State *L)
     lt__check(L, s, lt_batches_next(b, x, y));
     if (!*x)
         return 0;
+    lua_getiuservalue(L, 1, 1);
+    if (lua_toboolean(L, -1))
+        lt__check(L, s, lt_set_stage(*x, 0));
+    lua_settop(L, 3);
     lt__fill_box(L, s, x, *x);
     lt__fill_box(L, s, y, *y);
     return 2;

@@ -3,6 +3,7 @@
  * Functions that are not methods are called only by the embedded Lua files, so they take plain
  * lists.
  */
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
@@ -253,11 +254,10 @@ static int optim_steps(lua_State *L)
     int64_t steps = lt_optim_steps(o, x);
     if (steps < 0)
         lt__raise(L, s);
-    if (x->remote)
-        lt__fill_box(L, s, box, lt__tensor_remote(s->ctx, LT_I64, 0, NULL, x->stage, false, false));
-    else
-        lt__fill_box(L, s, box, lt_tensor_from(s->ctx, LT_I64, 0, NULL, &steps));
-    (*box)->stage = x->stage;
+    lt__fill_box(L, s, box,
+                 lt_is_remote(x)
+                     ? lt__tensor_remote(x, LT_I64, 0, NULL, false)
+                     : lt__tensor_inherit(lt_tensor_from(s->ctx, LT_I64, 0, NULL, &steps), x));
     return 1;
 }
 

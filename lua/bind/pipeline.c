@@ -187,7 +187,7 @@ static int pipeline_times(lua_State *L)
 
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
 {
-    if (!lt_has_stages(s->ctx) || x->stage == 0)
+    if (!lt_has_stages(s->ctx) || lt_stage_of(x) == LT_NO_STAGE)
         return x;
     if (s->on_root)
         lt__refuse(L, s,
@@ -203,13 +203,13 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x)
 
 bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x)
 {
-    if (!s->pipeline || x->stage == 0)
+    int stage = lt_stage_of(x);
+    if (!s->pipeline || stage == LT_NO_STAGE)
         return !lt_is_remote(x); /* false in a profile */
     if (s->on_root)
         lt__refuse(L, s,
                    "in a pipeline, writing to a tensor of the net requires all ranks, but "
                    "lt.on_root runs on rank 0 only");
-    int stage = x->stage - 1;
     s->plan->writes[stage].count++;
     lt__where(s, s->plan->writes[stage].at, sizeof s->plan->writes[stage].at);
     return !lt_is_remote(x);

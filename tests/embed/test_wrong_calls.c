@@ -494,7 +494,6 @@ TEST(sources_and_batches)
     BATCHES("center_crop", .batch = 1, .center_crop = 2);
     BATCHES("area", .batch = 1, .area = NAN);
     BATCHES("area", .batch = 1, .area = 2);
-    BATCHES("images", .batch = 1, .images = (lt_images)9);
     lt_batches *batches = lt_batches_new(ctx, source, &(lt_batch_options){.batch = INT64_MAX});
     CHECK(batches != NULL);
     REFUSES(LT_EINVAL, lt_batches_request(batches, 0), "on_request");
