@@ -1,5 +1,5 @@
-/* async.c - the public functions of asynchronous training, which call those of a simulation, a
- * replay or a live run; see async.h. */
+/* async.c - the public functions of asynchronous training; see async.h. What a simulation, a replay
+ * and a live run do in different ways is in the functions of their mode; see worker.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,30 +50,39 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
     return lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_async_new");
 }
 
-/* Keeps the buffers, to detect writes to them. */
-static lt_status keep_buffers(lt_async *a, const lt_async_config *c)
+static void close_async(lt_async *a)
 {
-    a->buffers = calloc((size_t)c->n_buffers + 1, sizeof(lt_tensor *));
-    if (!a->buffers)
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-    while (a->n_buffers < c->n_buffers) {
-        a->buffers[a->n_buffers] = lt_retain(c->buffers[a->n_buffers]);
-        a->n_buffers++;
-    }
-    return LT_OK;
+    a->mode->close(a);
+    lt__image_close(&a->net);
+    lt__ctx_release(a->ctx);
+    free(a);
 }
 
-static void free_async(lt_async *a)
+static lt_async *open_async(const lt_async_mode *mode, lt_ctx *ctx, lt_optim *optim,
+                            const lt_async_config *config)
 {
-    for (int i = 0; i < a->n_buffers; i++)
-        lt_release(a->buffers[i]);
-    free(a->buffers);
-    a->of->free(a);
+    lt_async *a = calloc(1, mode->bytes);
+    if (!a) {
+        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+        return NULL;
+    }
+    a->mode = mode;
+    a->ctx = lt__ctx_retain(ctx);
+    a->rank = -1; /* without faults */
+    a->steps = config->steps;
+    lt_status status = lt__rule_find(config->rule ? config->rule : "", &a->rule);
+    if (status == LT_OK)
+        status = lt__image_open(&a->net, ctx, optim, config->buffers, config->n_buffers);
+    if (status == LT_OK)
+        status = mode->open(a, config);
+    if (status == LT_OK)
+        return a;
+    close_async(a);
+    return NULL;
 }
 
 lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
 {
-    lt_rule rule;
     lt_async *a = NULL;
     if (!ctx || !optim || !config) {
         lt_ctx_free(config ? config->server : NULL);
@@ -81,23 +90,14 @@ lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *conf
         lt_fail(LT_EINVAL, "lt_async_new: %s is NULL", !optim ? "optim" : "config");
         return NULL;
     }
-    if (check_config(ctx, config) != LT_OK ||
-        lt__rule_find(config->rule ? config->rule : "", &rule) != LT_OK)
+    const lt_async_mode *mode = config->group   ? &lt__live
+                                : config->trace ? &lt__replay
+                                                : &lt__simulation;
+    if (check_config(ctx, config) == LT_OK)
+        a = open_async(mode, ctx, optim, config);
+    if (!a || !a->loop)
         lt_ctx_free(config->server);
-    else
-        a = config->group   ? lt__live_new(ctx, optim, config)
-            : config->trace ? lt__replay_new(ctx, optim, config)
-                            : lt__simulation_new(ctx, optim, config);
-    if (a && keep_buffers(a, config) != LT_OK) {
-        free_async(a);
-        a = NULL;
-    }
-    if (!a)
-        return NULL;
-    a->ctx = lt__ctx_retain(ctx);
-    a->optim = optim;
-    a->rule = rule;
-    if (lt__async_set_part(a) == LT_OK)
+    if (!a || lt__async_set_part(a) == LT_OK)
         return a;
     lt_async_free(a);
     return NULL;
@@ -107,11 +107,9 @@ void lt_async_free(lt_async *a)
 {
     if (!a)
         return;
-    lt_ctx *ctx = a->ctx;
-    lt_status status = lt_set_part(ctx, LT_PART_EXCHANGE, NULL);
+    lt_status status = lt_set_part(a->ctx, LT_PART_EXCHANGE, NULL);
     (void)status; /* it fails only without a context */
-    free_async(a);
-    lt__ctx_release(ctx);
+    close_async(a);
 }
 
 /* ==== Writes to the net ======================================================================= */
@@ -121,11 +119,8 @@ void lt_async_free(lt_async *a)
 static uint32_t count_writes(const lt_async *a)
 {
     uint32_t count = 0;
-    int n = lt_optim_count(a->optim);
-    for (int i = 0; i < n + a->n_buffers; i++) {
-        const lt_tensor *x = i < n ? lt_optim_param(a->optim, i) : a->buffers[i - n];
-        count += atomic_load_explicit(&x->storage->version, memory_order_relaxed);
-    }
+    for (int i = 0; i < a->net.n + a->net.n_buffers; i++)
+        count += atomic_load_explicit(&a->net.tensor[i]->storage->version, memory_order_relaxed);
     return count;
 }
 
@@ -166,12 +161,12 @@ static lt_status accept(lt_async *a, lt_status status, bool begins)
     return status;
 }
 
-/* ==== The public functions ==================================================================== */
+/* ==== A batch ================================================================================= */
 
 lt_status lt_async_next(lt_async *a, lt_async_event *event)
 {
     LT_TRY(check(a));
-    a->status = a->of->next(a, event);
+    a->status = a->mode->next(a, event);
     return accept(a, a->status, event->kind == LT_ASYNC_COMPUTE);
 }
 
@@ -180,17 +175,17 @@ void lt_async_set_lr(lt_async *a, double lr) { a->lr = lr; }
 lt_status lt_async_push(lt_async *a)
 {
     LT_TRY(check(a));
-    a->status = a->of->push(a);
+    a->status = a->mode->push(a);
     return a->status;
 }
 
-lt_status lt_async_release(lt_async *a) { return a->of->release ? a->of->release(a) : LT_OK; }
+lt_status lt_async_release(lt_async *a) { return a->mode->release ? a->mode->release(a) : LT_OK; }
 
 /* Other ranks wait for this one, so training ends before a write is refused. */
 lt_status lt_async_finish(lt_async *a)
 {
     bool written = lt_async_is_written(a);
-    lt_status status = a->of->finish ? a->of->finish(a) : LT_OK;
+    lt_status status = a->mode->finish ? a->mode->finish(a) : LT_OK;
     a->has_begun &= status != LT_OK;
     return status == LT_OK && written ? refuse_write() : status;
 }
@@ -198,56 +193,109 @@ lt_status lt_async_finish(lt_async *a)
 lt_status lt_async_set_limit(lt_async *a, int64_t tickets)
 {
     LT_TRY(check_writes(a));
-    return accept(a, a->of->set_limit(a, tickets), true);
+    return accept(a, a->mode->set_limit(a, tickets), true);
 }
 
-int64_t lt_async_done_below(const lt_async *a) { return a->of->done_below(a); }
-int64_t lt_async_steps(const lt_async *a) { return a->of->steps(a); }
+void lt_async_stop(lt_async *a, int code)
+{
+    if (a->mode->stop)
+        a->mode->stop(a, code);
+}
+
+bool lt_async_poll(lt_async *a, lt_async_event *event)
+{
+    return a->mode->poll && a->mode->poll(a, event);
+}
+
+/* ==== The server ============================================================================== */
+
+/* The server, locked until unlock() if another thread uses it. NULL on ranks that have none. */
+static lt_server *lock(const lt_async *a)
+{
+    if (a->loop)
+        pthread_mutex_lock(&a->loop->lock);
+    return a->server;
+}
+
+static void unlock(const lt_async *a)
+{
+    if (a->loop)
+        pthread_mutex_unlock(&a->loop->lock);
+}
+
+int64_t lt_async_done_below(const lt_async *a)
+{
+    const lt_server *s = lock(a);
+    int64_t done = s ? s->done_below : 0;
+    unlock(a);
+    return done;
+}
+
+int64_t lt_async_steps(const lt_async *a)
+{
+    const lt_server *s = lock(a);
+    int64_t steps = s ? lt__server_steps(s) : a->steps;
+    unlock(a);
+    return steps;
+}
 
 lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
 {
-    return a->of->keep_at ? a->of->keep_at(a, ticket) : LT_OK;
+    if (!a->loop)
+        return LT_OK;
+    lt_server *s = lock(a);
+    lt_status status = lt__snapshots_plan(&s->snapshots, ticket);
+    if (status == LT_OK)
+        status = lt__snapshots_take(&s->snapshots, s->net, s->done_below);
+    unlock(a);
+    return status;
 }
 
 lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
 {
     LT_TRY(check_writes(a));
-    return accept(a, a->of->read_kept ? a->of->read_kept(a, ticket) : LT_OK, false);
+    if (!a->loop)
+        return LT_OK;
+    const lt_server *s = lock(a);
+    lt_status status = lt__snapshots_read(&s->snapshots, ticket, &a->net);
+    unlock(a);
+    return accept(a, status, false);
 }
 
 void lt_async_forget(lt_async *a, int64_t ticket)
 {
-    if (a->of->forget)
-        a->of->forget(a, ticket);
+    if (!a->loop)
+        return;
+    lt_server *s = lock(a);
+    lt__snapshots_forget(&s->snapshots, ticket);
+    unlock(a);
 }
 
 lt_status lt_async_read(lt_async *a)
 {
     LT_TRY(check_writes(a));
-    return accept(a, a->of->read && a->has_begun ? a->of->read(a) : LT_OK, false);
-}
-
-void lt_async_stop(lt_async *a, int code)
-{
-    if (a->of->stop)
-        a->of->stop(a, code);
+    if (!a->loop || !a->has_begun)
+        return LT_OK;
+    const lt_server *s = lock(a);
+    lt_status status = lt__image_copy(&a->net, s->net);
+    unlock(a);
+    return accept(a, status, false);
 }
 
 void lt_async_stop_at(lt_async *a, int64_t version, int code)
 {
-    if (a->of->stop_at)
-        a->of->stop_at(a, version, code);
+    if (!a->loop)
+        return;
+    lock(a);
+    a->loop->last = version;
+    a->loop->code = code;
+    unlock(a);
 }
 
 void lt_async_pause(lt_async *a, bool on)
 {
-    if (a->of->pause)
-        a->of->pause(a, on);
-}
-
-bool lt_async_poll(lt_async *a, lt_async_event *event)
-{
-    return a->of->poll && a->of->poll(a, event);
+    if (a->loop)
+        lt__server_loop_pause(a->loop, on);
 }
 
 lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
@@ -256,20 +304,62 @@ lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
     if (group < 0)
         return lt_fail(LT_EINVAL, "lt_async_read_stats: group must be at least 0, but is %d",
                        group);
-    return a->of->read_stats(a, group, stats);
+    lt_server *s = lock(a);
+    lt_status status = s ? lt__server_stats(s, group, stats) : LT_OK;
+    stats->wire_bytes = a->loop ? a->loop->wire_bytes : 0;
+    unlock(a);
+    return status;
+}
+
+/* ==== Checkpoints ============================================================================= */
+
+/* A copy of x in ctx; x is taken. New. */
+static lt_tensor *move_to(lt_ctx *ctx, lt_tensor *x)
+{
+    lt_tensor *copy = lt_tensor_new(ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
+    if (copy && lt_copy(copy, x) != LT_OK) {
+        lt_release(copy);
+        copy = NULL;
+    }
+    lt_release(x);
+    return copy;
 }
 
 lt_tensor *lt_async_state(const lt_async *a, int i, char name[LT_ASYNC_NAME])
 {
     name[0] = '\0';
-    if (check_writes(a) == LT_OK)
-        return a->of->state(a, i, name);
-    strcpy(name, "state");
-    return NULL;
+    if (check_writes(a) != LT_OK) {
+        strcpy(name, "state");
+        return NULL;
+    }
+    const lt_server *s = lock(a);
+    lt_tensor *x = s && !a->mode->has_no_state ? lt__server_state(s, i, name) : NULL;
+    if (x && a->loop)
+        x = move_to(a->ctx, x);
+    unlock(a);
+    return x;
+}
+
+/* A live run has no virtual time, and workers that were lost stay lost. */
+static void adapt_to_live(const lt_server_loop *l, lt_server *s)
+{
+    s->time = 0;
+    for (int i = 0; i < l->n; i++)
+        if (l->members[i].lost)
+            lt__order_lose(s->order, i); /* it was replaced by a new worker */
 }
 
 lt_status lt_async_restore(lt_async *a, const char *const *names, lt_tensor *const *tensors, int n,
                            int *fresh)
 {
-    return a->of->restore(a, names, tensors, n, fresh);
+    *fresh = 0;
+    if (a->mode->has_no_state)
+        return lt_fail(LT_EUSAGE, "the replay of a trace cannot be resumed");
+    lt_server *s = lock(a);
+    bool is_live = a->loop != NULL;
+    lt_status status = s ? lt__server_restore(s, names, tensors, n, is_live, fresh) : LT_OK;
+    if (is_live)
+        adapt_to_live(a->loop, s);
+    unlock(a);
+    return status;
 }

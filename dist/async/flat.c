@@ -58,8 +58,15 @@ lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from)
 
 lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *r)
 {
-    const lt_tensor *x = flat->arena[r->arena];
-    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, 1, &r->count, r->offset, true);
+    return lt__tensor_view(flat->arena[r->arena], 1, &r->count, r->offset, true);
+}
+
+lt_tensor *lt__optim_range(lt_optim *optim, int part, const lt_optim_range *r)
+{
+    lt_tensor *arena = lt_optim_arena(optim, r->arena, part);
+    lt_tensor *x = arena ? lt__tensor_view(arena, 1, &r->count, r->offset, true) : NULL;
+    lt_release(arena);
+    return x;
 }
 
 size_t lt__flat_bytes(const lt_flat *flat)

@@ -22,6 +22,9 @@ void lt__flat_free(lt_flat *flat); /* may be not open */
 LT_MUST lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from);
 /* The elements of a range. New. NULL with LT_ENOMEM. */
 lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *range);
+/* The same for the values, the gradients or a slot of the optimizer; part as for
+ * lt_optim_arena(). */
+lt_tensor *lt__optim_range(lt_optim *optim, int part, const lt_optim_range *range);
 /* The bytes of all elements. */
 size_t lt__flat_bytes(const lt_flat *flat);
 

@@ -4,8 +4,6 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "dist/async/awake.h"
-#include "dist/async/host.h"
 #include "dist/async/worker.h"
 #include "dist/fault.h"
 #include "dist/group.h"
@@ -14,86 +12,68 @@ typedef struct live {
     lt_async async;
     lt_group *group; /* borrowed */
     lt_mail *mail;   /* of the group; borrowed */
-    int64_t run;     /* number of the run; the same on all ranks */
-    lt_layout layout;
     lt_gradient gradient;
-    lt_host *host;     /* on rank 0 */
     lt_message *early; /* a grant that arrived while rank 0 looked for events only; or NULL */
     bool pulled;       /* the answer to a pull has not arrived yet */
     bool answered;     /* a message of rank 0 has arrived */
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
-    int64_t steps; /* of the optimizer; on ranks other than 0 */
-    lt_awake clock;
-    double heard; /* when the last message of rank 0 arrived, or this rank began to wait */
+    lt_active_clock clock;
+    double last_message; /* when it arrived from rank 0, or this rank began to wait */
 } live;
 
 static int rank_of(const live *l) { return lt_group_rank(l->group); }
 
-/* Sends a message, taken, to the host. */
-static void deliver(live *l, lt_message *m)
-{
-    m->number[LT_HOST_RUN] = l->run;
-    lt__mail_send(l->mail, 0, m);
-}
-
-/* The same. NULL: there was no memory for it. */
+/* Sends a message, taken, to the server. NULL: there was no memory for it. */
 static lt_status send(live *l, lt_message *m)
 {
     if (!m)
         return LT_ENOMEM;
-    deliver(l, m);
+    lt__mail_send(l->mail, 0, m);
     return LT_OK;
 }
-
-static lt_status send_kind(live *l, int kind) { return send(l, lt__message_new(kind, 0)); }
 
 /* Pushes the gradient that the caller has computed, if there is one. */
 static lt_status push(lt_async *async)
 {
     live *l = (live *)async;
-    bool any = l->async.gradient != NULL;
-    LT_TRY(lt__async_end(&l->async));
+    bool any = async->gradient != NULL;
+    LT_TRY(lt__async_end(async));
     if (!any)
         return LT_OK;
-    lt_message *m = lt__gradient_pack(&l->gradient, &l->layout, LT_HOST_PUSH);
-    if (!m)
-        return lt_errcode();
-    m->number[LT_PUSH_NUMBER] = l->pushes++;
-    memcpy(&m->number[LT_PUSH_LOSS], &l->async.loss, sizeof(double));
-    memcpy(&m->number[LT_PUSH_LR], &l->async.lr, sizeof(double));
+    lt_message *m = l->gradient.message;
+    l->gradient.message = NULL;
+    m->as.push.number = l->pushes++;
+    m->as.push.loss = async->loss;
+    m->as.push.lr = async->lr;
     return send(l, m);
 }
 
 static lt_status pull(live *l)
 {
+    int64_t digest = 0;
     if (l->pulled || l->over)
         return LT_OK;
-    lt_message *m = lt__message_new(LT_HOST_PULL, 0);
+    if (l->pulls == 0)
+        LT_TRY(lt__image_digest(&l->async.net, &digest));
+    lt_message *m = lt__message_new(LT_MSG_PULL, 0);
     if (!m)
         return LT_ENOMEM;
-    m->number[0] = ++l->pulls;
-    if (l->pulls == 1) {
-        lt_status status = lt__layout_digest(&l->layout, &m->number[LT_PULL_DIGEST]);
-        if (status != LT_OK) {
-            lt__message_free(m);
-            return status;
-        }
-    }
+    m->as.pull.number = ++l->pulls;
+    m->as.pull.digest = digest;
     l->pulled = true;
-    deliver(l, m);
-    return LT_OK;
+    return send(l, m);
 }
 
 static lt_status release(lt_async *async)
 {
     live *l = (live *)async;
-    l->async.gradient = NULL;
+    async->gradient = NULL;
     l->pulled = false; /* an answer that is on its way is ignored: see `pulls` */
     lt__message_free(l->early);
     l->early = NULL;
-    return l->over ? LT_OK : send_kind(l, LT_HOST_RELEASE);
+    return l->over ? LT_OK : send(l, lt__message_new(LT_MSG_RELEASE, 0));
 }
 
 static lt_status does_not_fit(const live *l)
@@ -103,34 +83,34 @@ static lt_status does_not_fit(const live *l)
 
 static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
 {
-    int n = (int)m->number[1];
+    const lt_image *net = &l->async.net;
+    int n = m->as.grant.n;
     l->pulled = false;
     if (n == 0) {
         l->over = true;
         *event = (lt_async_event){.kind = LT_ASYNC_DONE};
         return LT_OK;
     }
-    if (m->bytes != l->layout.bytes || n > LT_ASYNC_HELD)
+    if (m->bytes != net->bytes || n > LT_ASYNC_HELD)
         return does_not_fit(l);
-    LT_TRY(lt__layout_unpack(&l->layout, m->data));
+    LT_TRY(lt__image_unpack(net, false, m->data));
     *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
                               .worker = rank_of(l),
-                              .ticket = m->number[2],
-                              .read = m->number[0],
+                              .ticket = m->as.grant.ticket[0],
+                              .read = m->as.grant.version,
                               .n_reserved = n - 1};
-    memcpy(event->reserved, m->number + 3, (size_t)(n - 1) * sizeof *event->reserved);
+    memcpy(event->reserved, m->as.grant.ticket + 1, (size_t)(n - 1) * sizeof *event->reserved);
     lt__async_begin(&l->async, event->ticket, &l->gradient);
     return LT_OK;
 }
 
 static lt_status take_final(live *l, const lt_message *m)
 {
-    const lt_layout *layout = &l->layout;
-    if (m->bytes != layout->bytes + layout->slot_bytes)
+    const lt_image *net = &l->async.net;
+    if (m->bytes != net->bytes + net->slot_bytes)
         return does_not_fit(l);
-    LT_TRY(lt__layout_unpack(layout, m->data));
-    LT_TRY(lt__layout_unpack_slots(layout, m->data + layout->bytes));
-    l->steps = m->number[0];
+    LT_TRY(lt__image_unpack(net, true, m->data));
+    l->async.steps = m->as.finish.steps;
     l->finished = l->over = true;
     return LT_OK;
 }
@@ -151,25 +131,23 @@ static lt_status lose(const live *l, int rank)
 /* Handles a message. *any is false if it is not an event for the caller. */
 static lt_status handle(live *l, const lt_message *m, lt_async_event *event, bool *any)
 {
-    *any = m->kind == LT_MAIL_LOST || m->number[LT_HOST_RUN] == l->run;
-    if (m->kind == LT_HOST_GRANT)
-        *any &= l->pulled && m->number[LT_GRANT_PULL] == l->pulls;
+    *any = m->kind != LT_MSG_GRANT || (l->pulled && m->as.grant.pull == l->pulls);
     if (!*any)
         return LT_OK;
     l->answered |= m->kind != LT_MAIL_LOST;
     switch (m->kind) {
-    case LT_HOST_GRANT: return begin(l, m, event);
-    case LT_HOST_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
-    case LT_HOST_STOP:
+    case LT_MSG_GRANT: return begin(l, m, event);
+    case LT_MSG_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
+    case LT_MSG_STOP:
         l->over = true;
-        *event = (lt_async_event){.kind = m->number[0] == LT_HOST_FINISHED ? LT_ASYNC_DONE
-                                                                           : LT_ASYNC_STOP,
-                                  .ticket = m->number[0]};
-        return l->host ? lt__host_status(l->host) : LT_OK;
-    case LT_HOST_ALIVE: *any = false; return LT_OK;
-    case LT_HOST_FINISH: *any = false; return take_final(l, m);
-    case LT_HOST_LEAVE: return lt_fail(LT_EPEER, "rank 0 has failed");
-    case LT_HOST_FENCED:
+        *event = (lt_async_event){.kind = m->as.stop.code == LT_STOP_FINISHED ? LT_ASYNC_DONE
+                                                                              : LT_ASYNC_STOP,
+                                  .ticket = m->as.stop.code};
+        return l->async.loop ? lt__server_loop_status(l->async.loop) : LT_OK;
+    case LT_MSG_HEARTBEAT: *any = false; return LT_OK;
+    case LT_MSG_FINISH: *any = false; return take_final(l, m);
+    case LT_MSG_LEAVE: return lt_fail(LT_EPEER, "rank 0 has failed");
+    case LT_MSG_FENCED:
         return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
                        rank_of(l), lt__group_timeout(l->group));
     default: /* LT_MAIL_LOST */ *any = false; return lose(l, m->from);
@@ -177,7 +155,7 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
 }
 
 /* Begins to wait for messages of rank 0. */
-static void listen(live *l) { l->heard = lt__awake_seconds(&l->clock); }
+static void listen(live *l) { l->last_message = lt__active_seconds(&l->clock); }
 
 /* The next message; waits for it at most `seconds`. New. */
 static lt_message *take(live *l, double seconds)
@@ -185,8 +163,8 @@ static lt_message *take(live *l, double seconds)
     lt_message *m = l->early;
     l->early = NULL;
     if (!m)
-        m = l->host ? lt__inbox_take(lt__host_inbox(l->host), seconds)
-                    : lt__mail_take(l->mail, seconds);
+        m = l->async.loop ? lt__inbox_take(&l->async.loop->to_root, seconds)
+                          : lt__mail_take(l->mail, seconds);
     if (m)
         listen(l);
     return m;
@@ -198,11 +176,11 @@ static lt_status check_job(live *l)
     char text[512];
     int rank;
     lt_status code;
-    double silence = lt__group_timeout(l->group);
+    double timeout = lt__group_timeout(l->group);
     if (lt_group_failure(l->group, &rank, &code, text, sizeof text) && rank != rank_of(l))
         return lt_fail(LT_EPEER, "rank %d has failed: %s", rank, text);
-    if (!l->host && lt__awake_seconds(&l->clock) - l->heard > silence)
-        return lt_fail(LT_EPEER, "rank 0 was silent for more than %g s", silence);
+    if (!l->async.loop && lt__active_seconds(&l->clock) - l->last_message > timeout)
+        return lt_fail(LT_EPEER, "rank 0 was silent for more than %g s", timeout);
     return LT_OK;
 }
 
@@ -214,8 +192,8 @@ static lt_status next(lt_async *async, lt_async_event *event)
     listen(l);
     for (bool any = false; !any;) {
         LT_TRY(check_job(l));
-        if (l->host)
-            LT_TRY(lt__host_status(l->host));
+        if (async->loop)
+            LT_TRY(lt__server_loop_status(async->loop));
         lt_message *m = take(l, l->over ? 0 : LT_CHECK_SECONDS);
         lt_status status = m ? handle(l, m, event, &any) : LT_OK;
         lt__message_free(m);
@@ -232,67 +210,15 @@ static lt_status next(lt_async *async, lt_async_event *event)
 
 static lt_status set_limit(lt_async *async, int64_t tickets)
 {
-    const live *l = (const live *)async;
-    return l->host ? lt__host_set_limit(l->host, tickets, &l->layout) : LT_OK;
-}
-
-static int64_t done_below(const lt_async *async)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_done_below(l->host) : 0;
-}
-
-static int64_t steps(const lt_async *async)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_steps(l->host) : l->steps;
-}
-
-static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_state(l->host, l->async.ctx, i, name) : NULL;
-}
-
-static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
-                         int n, int *fresh)
-{
-    const live *l = (const live *)async;
-    *fresh = 0;
-    return l->host ? lt__host_restore(l->host, names, tensors, n, fresh) : LT_OK;
-}
-
-static lt_status keep_at(lt_async *async, int64_t ticket)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_keep_at(l->host, ticket) : LT_OK;
-}
-
-static lt_status read_kept(lt_async *async, int64_t ticket)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_read_kept(l->host, ticket, &l->layout) : LT_OK;
-}
-
-static void forget(lt_async *async, int64_t ticket)
-{
-    const live *l = (const live *)async;
-    if (l->host)
-        lt__host_forget(l->host, ticket);
-}
-
-static void pause_server(lt_async *async, bool on)
-{
-    const live *l = (const live *)async;
-    if (l->host)
-        lt__host_pause(l->host, on);
+    lt_server_loop *loop = async->loop;
+    return loop ? lt__server_loop_set_limit(loop, tickets, &async->net) : LT_OK;
 }
 
 static bool poll(lt_async *async, lt_async_event *event)
 {
     live *l = (live *)async;
-    for (lt_message *m; l->host && (m = lt__inbox_take(lt__host_inbox(l->host), 0));) {
-        if (m->kind == LT_HOST_EVENT) {
+    for (lt_message *m; async->loop && (m = lt__inbox_take(&async->loop->to_root, 0));) {
+        if (m->kind == LT_MSG_EVENT) {
             memcpy(event, m->data, sizeof *event);
             lt__message_free(m);
             return true;
@@ -303,29 +229,16 @@ static bool poll(lt_async *async, lt_async_event *event)
     return false;
 }
 
-static void stop_at(lt_async *async, int64_t version, int code)
-{
-    const live *l = (const live *)async;
-    if (l->host)
-        lt__host_stop_at(l->host, version, code);
-}
-
-static lt_status read_server(lt_async *async)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_read(l->host, &l->layout) : LT_OK;
-}
-
 static void stop(lt_async *async, int code)
 {
     live *l = (live *)async;
-    lt_message *m = NULL;
-    if (l->host)
-        lt__host_stop(l->host, code);
-    else if (!l->over && (m = lt__message_new(LT_HOST_STOP_REQUEST, 0)))
-        m->number[0] = code;
-    if (m)
-        deliver(l, m);
+    lt_message *m = async->loop || l->over ? NULL : lt__message_new(LT_MSG_STOP_REQUEST, 0);
+    if (async->loop)
+        lt__server_loop_stop(async->loop, code);
+    if (!m)
+        return;
+    m->as.stop.code = code;
+    lt__mail_send(l->mail, 0, m);
 }
 
 /* A worker waits for the final values. */
@@ -350,9 +263,9 @@ static lt_status finish(lt_async *async)
         return LT_OK;
     if (!l->over)
         LT_TRY(release(async));
-    if (l->host) {
-        LT_TRY(lt__host_finish(l->host, &l->layout));
-        LT_TRY(lt__host_read(l->host, &l->layout));
+    if (async->loop) {
+        LT_TRY(lt__server_loop_finish(async->loop, &async->net));
+        LT_TRY(lt__image_copy(&async->net, async->server->net));
     } else {
         LT_TRY(wait_for_finish(l));
     }
@@ -360,77 +273,47 @@ static lt_status finish(lt_async *async)
     return LT_OK;
 }
 
-static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
-{
-    const live *l = (const live *)async;
-    return l->host ? lt__host_read_stats(l->host, group, stats) : LT_OK;
-}
-
-static void free_live(lt_async *async)
+static void close_live(lt_async *async)
 {
     live *l = (live *)async;
-    lt_message *m = l->mail && !l->finished && !l->host ? lt__message_new(LT_HOST_LEAVE, 0) : NULL;
+    bool leaves = l->mail && !l->finished && !async->loop;
+    lt_message *m = leaves ? lt__message_new(LT_MSG_LEAVE, 0) : NULL;
     if (m)
-        deliver(l, m); /* otherwise the host notices that this rank is silent */
-    lt__host_close(l->host);
+        lt__mail_send(l->mail, 0, m); /* otherwise the server notices that this rank is silent */
+    lt__server_loop_close(async->loop);
     lt__message_free(l->early);
-    lt__gradient_free(&l->gradient);
-    lt__layout_close(&l->layout);
-    free(l);
+    lt__gradient_close(&l->gradient);
 }
 
-static lt_status open_live(live *l, lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
+static lt_status open_live(lt_async *async, const lt_async_config *config)
 {
-    lt_status status = lt__fault_check(ctx, lt_group_size(l->group));
-    if (status == LT_OK)
-        status = lt__layout_open(&l->layout, ctx, optim, config->buffers, config->n_buffers);
-    if (status == LT_OK && !(l->mail = lt__group_mail(l->group)))
-        status = lt_errcode();
-    l->run = status == LT_OK ? lt__mail_next_run(l->mail) : 0;
-    if (status != LT_OK || rank_of(l) > 0) {
-        lt_ctx_free(config->server);
-        return status;
-    }
+    live *l = (live *)async;
     lt_async_config own = *config;
+    l->group = config->group;
+    async->rank = lt_group_rank(l->group);
     own.workers = lt_group_size(l->group);
-    l->host = lt__host_open(l->mail, config->server, &l->layout, &own, l->run,
-                            lt__group_timeout(l->group));
-    return l->host ? LT_OK : lt_errcode();
+    LT_TRY(lt__fault_check(async->ctx, own.workers));
+    LT_TRY(lt__gradient_open(&l->gradient, &async->net, true));
+    if (!(l->mail = lt__group_mail(l->group)))
+        return lt_errcode();
+    lt__mail_begin_run(l->mail);
+    if (async->rank > 0)
+        return LT_OK;
+    async->loop = lt__server_loop_open(l->mail, config->server, &async->net, &own,
+                                       lt__group_timeout(l->group));
+    if (!async->loop)
+        return lt_errcode();
+    async->server = &async->loop->server;
+    return LT_OK;
 }
 
-lt_async *lt__live_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
-{
-    static const lt_async_kind_of functions = {.next = next,
-                                               .push = push,
-                                               .set_limit = set_limit,
-                                               .done_below = done_below,
-                                               .steps = steps,
-                                               .state = state,
-                                               .restore = restore,
-                                               .read_stats = read_stats,
-                                               .free = free_live,
-                                               .keep_at = keep_at,
-                                               .read_kept = read_kept,
-                                               .forget = forget,
-                                               .read = read_server,
-                                               .stop = stop,
-                                               .stop_at = stop_at,
-                                               .pause = pause_server,
-                                               .poll = poll,
-                                               .release = release,
-                                               .finish = finish};
-    live *l = calloc(1, sizeof *l);
-    if (!l) {
-        lt_ctx_free(config->server);
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-        return NULL;
-    }
-    l->async.of = &functions;
-    l->group = config->group;
-    l->async.rank = lt_group_rank(config->group);
-    l->steps = config->steps;
-    if (open_live(l, ctx, optim, config) == LT_OK)
-        return &l->async;
-    free_live(&l->async);
-    return NULL;
-}
+const lt_async_mode lt__live = {.bytes = sizeof(live),
+                                .open = open_live,
+                                .close = close_live,
+                                .next = next,
+                                .push = push,
+                                .set_limit = set_limit,
+                                .release = release,
+                                .finish = finish,
+                                .stop = stop,
+                                .poll = poll};

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "dist/async/server.h"
 #include "dist/async/worker.h"
 
 typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
@@ -30,9 +29,10 @@ typedef struct replay {
     entry *computing;
 } replay;
 
-static lt_status finish_computing(replay *r)
+static lt_status finish_computing(lt_async *async)
 {
-    LT_TRY(lt__async_end(&r->async));
+    replay *r = (replay *)async;
+    LT_TRY(lt__async_end(async));
     if (r->computing) {
         r->computing->loss = r->async.loss;
         r->computing->lr = r->async.lr;
@@ -64,9 +64,8 @@ static lt_status begin(replay *r, entry *e, lt_async_event *event)
 }
 
 /* Tickets that the run skipped count as done as soon as all lower ones are. */
-static int64_t done_below(const lt_async *async)
+static int64_t done_below(const replay *r)
 {
-    const replay *r = (const replay *)async;
     return r->done < r->n ? r->tickets[r->done] : r->n > 0 ? r->tickets[r->n - 1] + 1 : 0;
 }
 
@@ -79,16 +78,18 @@ static lt_status apply(replay *r, lt_async_event *event)
                        (long long)e->ticket);
     LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, delay));
     r->version++;
+    r->server.base++;
     r->is_done[e->place] = true;
     while (r->done < r->n && r->is_done[r->done])
         r->done++;
+    r->server.done_below = done_below(r);
     *event = (lt_async_event){.kind = LT_ASYNC_PUSH,
                               .worker = e->worker,
                               .ticket = e->ticket,
                               .read = e->read,
                               .applied = r->version,
                               .delay = delay,
-                              .done_below = done_below(&r->async),
+                              .done_below = r->server.done_below,
                               .loss = e->loss,
                               .lr = e->lr};
     return LT_OK;
@@ -97,7 +98,7 @@ static lt_status apply(replay *r, lt_async_event *event)
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     replay *r = (replay *)async;
-    LT_TRY(finish_computing(r));
+    LT_TRY(finish_computing(async));
     entry *e = next_to_compute(r);
     if (e)
         return begin(r, e, event);
@@ -106,8 +107,6 @@ static lt_status next(lt_async *async, lt_async_event *event)
     *event = (lt_async_event){.kind = LT_ASYNC_DONE};
     return LT_OK;
 }
-
-static lt_status push(lt_async *async) { return finish_computing((replay *)async); }
 
 /* ==== Other functions ========================================================================= */
 
@@ -120,38 +119,16 @@ static lt_status set_limit(lt_async *async, int64_t tickets)
                    (long long)r->tickets[r->n - 1], (long long)tickets);
 }
 
-static int64_t steps(const lt_async *async)
-{
-    const replay *r = (const replay *)async;
-    return r->server.base + r->version;
-}
-
-static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
-{
-    (void)async, (void)i;
-    name[0] = '\0';
-    return NULL;
-}
-
-static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
-                         int n, int *fresh)
-{
-    (void)async, (void)names, (void)tensors, (void)n;
-    *fresh = 0;
-    return lt_fail(LT_EUSAGE, "the replay of a trace cannot be resumed");
-}
-
-static void free_replay(lt_async *async)
+static void close_replay(lt_async *async)
 {
     replay *r = (replay *)async;
     for (int i = 0; r->gradients && i < r->workers; i++)
-        lt__gradient_free(&r->gradients[i]);
+        lt__gradient_close(&r->gradients[i]);
     lt__server_close(&r->server);
     free(r->gradients);
     free(r->entries);
     free(r->tickets);
     free(r->is_done);
-    free(r);
 }
 
 /* ==== Opening ================================================================================= */
@@ -219,9 +196,11 @@ static lt_status check_trace(replay *r, const lt_async_step *trace)
     return status;
 }
 
-static lt_status open_replay(replay *r, lt_ctx *ctx, lt_optim *optim, const lt_async_config *c)
+static lt_status open_replay(lt_async *async, const lt_async_config *c)
 {
-    LT_TRY(lt__server_open(&r->server, ctx, optim, c));
+    replay *r = (replay *)async;
+    LT_TRY(lt__server_open(&r->server, &async->net, c));
+    async->server = &r->server;
     r->workers = c->workers;
     r->n = c->n_trace;
     r->entries = calloc((size_t)r->n + 1, sizeof *r->entries);
@@ -230,34 +209,17 @@ static lt_status open_replay(replay *r, lt_ctx *ctx, lt_optim *optim, const lt_a
     r->gradients = calloc((size_t)r->workers, sizeof *r->gradients);
     if (!r->entries || !r->tickets || !r->is_done || !r->gradients)
         return lt_fail(LT_ENOMEM, "out of memory for a trace");
-    return check_trace(r, c->trace);
+    for (int i = 0; i < r->workers; i++)
+        LT_TRY(lt__gradient_open(&r->gradients[i], &async->net, false));
+    LT_TRY(check_trace(r, c->trace));
+    r->server.done_below = done_below(r);
+    return LT_OK;
 }
 
-static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
-{
-    return lt__server_stats(&((replay *)async)->server, group, stats);
-}
-
-lt_async *lt__replay_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
-{
-    static const lt_async_kind_of functions = {.next = next,
-                                               .push = push,
-                                               .set_limit = set_limit,
-                                               .done_below = done_below,
-                                               .steps = steps,
-                                               .state = state,
-                                               .restore = restore,
-                                               .read_stats = read_stats,
-                                               .free = free_replay};
-    replay *r = calloc(1, sizeof *r);
-    if (!r) {
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-        return NULL;
-    }
-    r->async.of = &functions;
-    r->async.rank = -1; /* no faults */
-    if (open_replay(r, ctx, optim, config) == LT_OK)
-        return &r->async;
-    free_replay(&r->async);
-    return NULL;
-}
+const lt_async_mode lt__replay = {.bytes = sizeof(replay),
+                                  .open = open_replay,
+                                  .close = close_replay,
+                                  .next = next,
+                                  .push = finish_computing,
+                                  .set_limit = set_limit,
+                                  .has_no_state = true};

@@ -32,8 +32,8 @@ struct lt_rule_state {
     lt_optim *optim;
     lt_rule_config config;
     int needs;
-    bool has_momentum;           /* the update op is momentum_step */
-    lt_flat values, grads, slot; /* of the optimizer; slot: its velocity, or one of our own */
+    bool has_momentum;    /* the update op is momentum_step */
+    lt_flat values, slot; /* of the optimizer; slot: its velocity, or one of our own */
     lt_flat squares;
     lt_flat *backup, *velocity; /* (workers) */
     bool *all;                  /* (parameters) true */
@@ -141,7 +141,6 @@ static lt_status open_workers(lt_rule_state *s, int workers)
 static lt_status open_state(lt_rule_state *s)
 {
     LT_TRY(lt__flat_over(s->optim, LT_OPTIM_VALUES, &s->values));
-    LT_TRY(lt__flat_over(s->optim, LT_OPTIM_GRADS, &s->grads));
     if (s->has_momentum)
         LT_TRY(lt__flat_over(s->optim, MOMENTUM_SLOT, &s->slot));
     else if (s->config.rule == LT_RULE_ORMO)
@@ -186,7 +185,6 @@ void lt__rule_free(lt_rule_state *s)
     for (int g = 0; s->stats && g < s->n_groups; g++)
         lt_release(s->stats[g]);
     lt__flat_free(&s->values);
-    lt__flat_free(&s->grads);
     lt__flat_free(&s->slot);
     lt__flat_free(&s->squares);
     free(s->stats);
@@ -263,13 +261,18 @@ static void set(call *c, const char *option, double value)
         c->status = LT_EINVAL;
 }
 
-/* Appends the range of a flat to the inputs. */
-static void add(call *c, const lt_flat *flat, const lt_optim_range *r)
+/* Appends x, which is taken, to the inputs. NULL: there was no memory for it. */
+static void add_tensor(call *c, lt_tensor *x)
 {
-    lt_tensor *x = lt__flat_range(flat, r);
     if (!x)
         c->status = LT_ENOMEM;
     c->in[c->n_in++] = x;
+}
+
+/* Appends the range of a flat to the inputs. */
+static void add(call *c, const lt_flat *flat, const lt_optim_range *r)
+{
+    add_tensor(c, lt__flat_range(flat, r));
 }
 
 /* Runs the call and releases its inputs. */
@@ -292,6 +295,11 @@ typedef struct place { /* a range in one push */
     double lr, momentum, weight_decay;
 } place;
 
+static void add_gradient(call *c, const place *p)
+{
+    add_tensor(c, lt__gradient_range(p->push->gradient, p->range));
+}
+
 /* Changes the gradient by delay compensation. */
 static lt_status compensate(lt_rule_state *s, const place *p)
 {
@@ -300,7 +308,7 @@ static lt_status compensate(lt_rule_state *s, const place *p)
     set(&c, "adaptive", s->needs & SQUARES ? 1 : 0);
     if (s->config.rule == LT_RULE_DC_M)
         set(&c, "weight_decay", p->weight_decay);
-    add(&c, &s->grads, p->range);
+    add_gradient(&c, p);
     add(&c, &s->values, p->range);
     add(&c, &s->backup[p->push->worker], p->range);
     if (s->needs & SQUARES) {
@@ -317,10 +325,13 @@ static lt_status divide_by_gap(lt_rule_state *s, const place *p)
     set(&c, "rho", s->config.rho);
     set(&c, "correction", 1 - pow(s->config.rho, s->pushes));
     set(&c, "weight_decay", p->weight_decay);
-    add(&c, &s->grads, p->range);
+    add_gradient(&c, p);
     add(&c, &s->values, p->range);
     add(&c, &s->backup[p->push->worker], p->range);
-    add(&c, s->has_momentum ? &s->slot : &s->grads, p->range);
+    if (s->has_momentum)
+        add(&c, &s->slot, p->range);
+    else
+        add_gradient(&c, p);
     add(&c, &s->squares, p->range);
     return run(&c);
 }
@@ -336,15 +347,9 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     if (step >= 0)
         set_at(&c, step, (double)(p->range->steps + 1));
     add(&c, &s->values, p->range);
-    add(&c, &s->grads, p->range);
-    for (int k = 0; k < schema->n_in - 2; k++) {
-        lt_flat slot = {0};
-        if (lt__flat_over(s->optim, LT_OPTIM_SLOT + k, &slot) != LT_OK)
-            c.status = LT_ENOMEM;
-        else
-            add(&c, &slot, p->range);
-        lt__flat_free(&slot);
-    }
+    add_gradient(&c, p);
+    for (int k = 0; k < schema->n_in - 2; k++)
+        add_tensor(&c, lt__optim_range(s->optim, LT_OPTIM_SLOT + k, p->range));
     return run(&c);
 }
 
@@ -356,7 +361,7 @@ static call step_of(lt_rule_state *s, const place *p, const char *op)
     set(&c, "momentum", p->momentum);
     set(&c, "weight_decay", p->weight_decay);
     add(&c, &s->values, p->range);
-    add(&c, &s->grads, p->range);
+    add_gradient(&c, p);
     return c;
 }
 
@@ -435,9 +440,9 @@ lt_status lt__rule_apply(lt_rule_state *s, const lt_rule_push *push)
     s->mean_delay = s->mean_delay < 0 ? delay : 0.99 * s->mean_delay + 0.01 * delay;
     s->pushes++;
     while (lt_optim_next_range(
-        s->optim, push->options, push->present,
+        s->optim, push->gradient->options, push->gradient->present,
         s->config.rule == LT_RULE_DDC || lt_optim_def(s->optim)->op->whole_params, &r)) {
-        const lt_opt *opt = push->options[r.group];
+        const lt_opt *opt = push->gradient->options[r.group];
         const place p = {.push = push,
                          .range = &r,
                          .opt = opt,

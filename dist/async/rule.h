@@ -23,6 +23,7 @@
 #define LT_DIST_ASYNC_RULE_H
 
 #include "dist/async/flat.h"
+#include "dist/async/gradient.h"
 
 typedef enum lt_rule {
     LT_RULE_ASGD,
@@ -51,11 +52,10 @@ typedef struct lt_rule_config {
     bool follow; /* ddc: false fixes r = q = 1 */
 } lt_rule_config;
 
-typedef struct lt_rule_push { /* a gradient, in the gradient arenas of the optimizer */
+typedef struct lt_rule_push {
     int worker;
-    int64_t version, delay;       /* versions made before this push, and since the worker's pull */
-    const bool *present;          /* (lt_optim_count()) which parameters have a gradient */
-    const lt_opt *const *options; /* of each group, as for lt_optim_step() */
+    int64_t version, delay; /* versions made before this push, and since the worker's pull */
+    const lt_gradient *gradient;
 } lt_rule_push;
 
 typedef struct lt_rule_stats { /* compensation by ddc, of the parameters of a group */
@@ -75,7 +75,7 @@ LT_MUST lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *
                                  int n_groups);
 /* A worker reads the current values. Stores a copy of them if the rule needs it. */
 LT_MUST lt_status lt__rule_pull(lt_rule_state *state, int worker);
-/* Updates the parameters. Changes the gradients. */
+/* Updates the parameters. Changes the gradient. */
 LT_MUST lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
 /* Memory per worker, in bytes. */
 size_t lt__rule_bytes_per_worker(const lt_rule_state *state);

@@ -1,4 +1,5 @@
 /* server.c - the server of asynchronous training; see server.h. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 #include "core/tensor.h"
 #include "dist/async/server.h"
 
-lt_status lt__server_open(lt_server *s, lt_ctx *ctx, lt_optim *optim, const lt_async_config *c)
+lt_status lt__server_open(lt_server *s, const lt_image *net, const lt_async_config *c)
 {
     const lt_order_config order = {.workers = c->workers,
                                    .held = c->held == 0 ? 1 : c->held,
@@ -15,10 +16,10 @@ lt_status lt__server_open(lt_server *s, lt_ctx *ctx, lt_optim *optim, const lt_a
                                    .window = c->window == 0 ? LT_UNBOUNDED : c->window};
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};
     LT_TRY(lt__rule_find(c->rule, &rule.rule));
-    *s = (lt_server){.ctx = ctx, .optim = optim, .order = lt__order_new(&order), .base = c->steps};
+    *s = (lt_server){.net = net, .order = lt__order_new(&order), .base = c->steps};
     if (!s->order)
         return lt_errcode() == LT_EINVAL ? lt_fail(LT_EUSAGE, "%s", lt_errmsg()) : lt_errcode();
-    if ((s->rule = lt__rule_new(optim, &rule)))
+    if ((s->rule = lt__rule_new(net->optim, &rule)))
         return LT_OK;
     lt__server_close(s);
     return lt_errcode();
@@ -28,6 +29,7 @@ void lt__server_close(lt_server *s)
 {
     lt__rule_free(s->rule);
     lt__order_free(s->order);
+    lt__snapshots_free(&s->snapshots);
     *s = (lt_server){0};
 }
 
@@ -40,23 +42,19 @@ lt_status lt__server_grant(lt_server *s, lt_grant *grant, bool *any)
 lt_status lt__server_apply(lt_server *s, int worker, const lt_gradient *g, int64_t version,
                            int64_t delay)
 {
-    const lt_rule_push push = {.worker = worker,
-                               .version = version,
-                               .delay = delay,
-                               .present = g->present,
-                               .options = g->options};
-    LT_TRY(lt__gradient_load(g, s->optim));
+    const lt_rule_push push = {.worker = worker, .version = version, .delay = delay, .gradient = g};
     LT_TRY(lt__rule_apply(s->rule, &push));
-    return lt__gradient_commit_bn(g, s->ctx);
+    return lt__gradient_commit_bn(g);
 }
 
 lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gradient *gradient,
                           lt_push *push)
 {
     LT_TRY(lt__order_push(s->order, worker, number, gradient->skip, push));
-    if (push->kind != LT_PUSH_APPLIED)
-        return LT_OK;
-    return lt__server_apply(s, worker, gradient, lt__order_version(s->order) - 1, push->delay);
+    s->done_below = lt__order_done_below(s->order);
+    if (push->kind == LT_PUSH_APPLIED)
+        LT_TRY(lt__server_apply(s, worker, gradient, lt__order_version(s->order) - 1, push->delay));
+    return lt__snapshots_take(&s->snapshots, s->net, s->done_below);
 }
 
 int64_t lt__server_steps(const lt_server *s) { return s->base + lt__order_version(s->order); }
@@ -73,7 +71,8 @@ lt_status lt__server_stats(lt_server *s, int group, lt_async_stats *stats)
 
 /* ==== Checkpoints ============================================================================= */
 
-enum { MAX_NUMBERS = LT_RULE_NUMBERS + 4 };
+enum { TIME = LT_RULE_NUMBERS, NUMBERS }; /* of the tensor `numbers`, after those of the rule */
+static const char KEPT[] = "kept/";       /* followed by the ticket: a snapshot's name */
 
 static lt_tensor *order_tensor(const lt_server *s)
 {
@@ -81,40 +80,38 @@ static lt_tensor *order_tensor(const lt_server *s)
     int64_t *state = lt__order_save(s->order, &n);
     if (!state)
         return NULL;
-    lt_tensor *x = lt_tensor_from(s->ctx, LT_I64, 1, &(int64_t){(int64_t)n}, state);
+    lt_tensor *x = lt_tensor_from(s->net->ctx, LT_I64, 1, &(int64_t){(int64_t)n}, state);
     free(state);
     return x;
 }
 
-static lt_tensor *numbers_tensor(const lt_server *s, const double *more, int n)
+static lt_tensor *numbers_tensor(const lt_server *s)
 {
-    double numbers[MAX_NUMBERS];
+    double numbers[NUMBERS] = {[TIME] = s->time};
     lt__rule_save(s->rule, numbers);
-    memcpy(numbers + LT_RULE_NUMBERS, more, (size_t)n * sizeof *more);
-    return lt_tensor_from(s->ctx, LT_F64, 1, &(int64_t){LT_RULE_NUMBERS + n}, numbers);
+    return lt_tensor_from(s->net->ctx, LT_F64, 1, &(int64_t){NUMBERS}, numbers);
 }
 
 /* Whether a flat is saved. Backups are not: after a restart, all workers pull again. */
 static bool is_saved(const char *name) { return strncmp(name, "backup", 6) != 0; }
 
-int lt__server_state_count(const lt_server *s)
+/* Snapshot i, and its name. New. NULL as for lt_async_state(). */
+static lt_tensor *snapshot_tensor(const lt_server *s, int i, char name[LT_ASYNC_NAME])
 {
-    const lt_flat *flat;
-    char of[32];
-    int n = 2;
-    for (int k = 0; lt__rule_flat(s->rule, k, of, &flat); k++)
-        n += is_saved(of) ? flat->n : 0;
-    return n;
+    int64_t ticket;
+    lt_tensor *x = lt__snapshots_state(&s->snapshots, s->net->ctx, s->net->bytes, i, &ticket);
+    if (ticket > 0)
+        snprintf(name, LT_ASYNC_NAME, "%s%" PRId64, KEPT, ticket);
+    return x;
 }
 
-lt_tensor *lt__server_state(const lt_server *s, int i, const double *numbers, int n_numbers,
-                            char name[LT_ASYNC_NAME])
+lt_tensor *lt__server_state(const lt_server *s, int i, char name[LT_ASYNC_NAME])
 {
     const lt_flat *flat;
     char of[32];
     if (i < 2) {
         snprintf(name, LT_ASYNC_NAME, i == 0 ? "order" : "numbers");
-        return i == 0 ? order_tensor(s) : numbers_tensor(s, numbers, n_numbers);
+        return i == 0 ? order_tensor(s) : numbers_tensor(s);
     }
     i -= 2;
     for (int k = 0; lt__rule_flat(s->rule, k, of, &flat); k++) {
@@ -126,7 +123,7 @@ lt_tensor *lt__server_state(const lt_server *s, int i, const double *numbers, in
         }
         i -= flat->n;
     }
-    return NULL;
+    return snapshot_tensor(s, i, name);
 }
 
 typedef struct saved { /* the tensors of a checkpoint */
@@ -143,7 +140,7 @@ static lt_tensor *find_saved(const saved *s, const char *name)
     return NULL;
 }
 
-lt_status lt__server_damaged(const char *name)
+static lt_status damaged(const char *name)
 {
     return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'", name);
 }
@@ -153,10 +150,10 @@ static lt_status restore_order(lt_server *s, const saved *from)
     lt_tensor *x = find_saved(from, "order");
     lt_order_config config = lt__order_config(s->order);
     if (!x || x->dtype != LT_I64)
-        return lt__server_damaged("order");
+        return damaged("order");
     lt_order *order = lt__order_load(lt_data(x), (size_t)x->count);
     if (!order)
-        return lt_errcode() == LT_EINVAL ? lt__server_damaged("order") : lt_errcode();
+        return lt_errcode() == LT_EINVAL ? damaged("order") : lt_errcode();
     if (config.limit < lt__order_issued(order))
         config.limit = lt__order_issued(order);
     lt_status status = lt__order_restart(order, &config);
@@ -167,6 +164,7 @@ static lt_status restore_order(lt_server *s, const saved *from)
     lt__order_free(s->order);
     s->order = order;
     s->base -= lt__order_version(order);
+    s->done_below = lt__order_done_below(order);
     return LT_OK;
 }
 
@@ -182,26 +180,44 @@ static lt_status restore_flat(const saved *s, const char *of, const lt_flat *fla
         if (!x)
             return LT_OK;
         if (x->count != flat->arena[k]->count || x->dtype != flat->arena[k]->dtype)
-            return lt__server_damaged(name);
+            return damaged(name);
         LT_TRY(lt_copy(flat->arena[k], x));
     }
     return LT_OK;
 }
 
+/* Restores the snapshots among the tensors of a state. */
+static lt_status restore_snapshots(lt_server *s, const saved *from)
+{
+    for (int i = 0; i < from->n; i++) {
+        const char *name = from->names[i];
+        const lt_tensor *x = from->tensors[i];
+        if (strncmp(name, KEPT, strlen(KEPT)) != 0)
+            continue;
+        char *end;
+        int64_t ticket = strtoll(name + strlen(KEPT), &end, 10);
+        if (*end || ticket <= 0 || ticket > s->done_below || x->dtype != LT_U8 ||
+            (size_t)x->count != s->net->bytes)
+            return damaged(name);
+        LT_TRY(lt__snapshots_restore(&s->snapshots, ticket, from->tensors[i]));
+    }
+    return LT_OK;
+}
+
 lt_status lt__server_restore(lt_server *s, const char *const *names, lt_tensor *const *tensors,
-                             int n, double *numbers, int n_numbers, int *fresh)
+                             int n, bool with_snapshots, int *fresh)
 {
     const saved from = {names, tensors, n};
     const lt_flat *flat;
     char of[32];
-    double all[MAX_NUMBERS];
+    double numbers[NUMBERS];
     lt_tensor *x = find_saved(&from, "numbers");
-    if (!x || x->dtype != LT_F64 || x->count != LT_RULE_NUMBERS + n_numbers)
-        return lt__server_damaged("numbers");
-    LT_TRY(lt_read(x, all));
+    if (!x || x->dtype != LT_F64 || x->count != NUMBERS)
+        return damaged("numbers");
+    LT_TRY(lt_read(x, numbers));
     LT_TRY(restore_order(s, &from));
-    lt__rule_load(s->rule, all);
-    memcpy(numbers, all + LT_RULE_NUMBERS, (size_t)n_numbers * sizeof *numbers);
+    lt__rule_load(s->rule, numbers);
+    s->time = numbers[TIME];
     *fresh = 0;
     for (int k = 0; lt__rule_flat(s->rule, k, of, &flat); k++) {
         bool found = true;
@@ -209,5 +225,5 @@ lt_status lt__server_restore(lt_server *s, const char *const *names, lt_tensor *
             LT_TRY(restore_flat(&from, of, flat, &found));
         *fresh += !found;
     }
-    return LT_OK;
+    return with_snapshots ? restore_snapshots(s, &from) : LT_OK;
 }

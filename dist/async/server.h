@@ -8,25 +8,29 @@
 #include "dist/async/gradient.h"
 #include "dist/async/order.h"
 #include "dist/async/rule.h"
+#include "dist/async/snapshots.h"
 
-typedef struct lt_server {
-    lt_ctx *ctx;     /* of the optimizer; borrowed */
-    lt_optim *optim; /* whose parameters it updates; borrowed */
+typedef struct lt_server { /* all zeros: not open */
+    const lt_image *net;   /* which it updates; borrowed */
     lt_order *order;
     lt_rule_state *rule;
-    int64_t base; /* steps that the optimizer took before version 0 */
+    lt_snapshots snapshots;
+    int64_t base;       /* steps that the optimizer took before version 0 */
+    int64_t done_below; /* every ticket below this one is applied or skipped */
+    double time;        /* of a simulation, in virtual seconds; otherwise 0 */
 } lt_server;
 
 /* Opens *server for config->workers workers. LT_EUSAGE for a wrong setting; LT_ENOMEM. On failure
  * nothing is open. */
-LT_MUST lt_status lt__server_open(lt_server *server, lt_ctx *ctx, lt_optim *optim,
+LT_MUST lt_status lt__server_open(lt_server *server, const lt_image *net,
                                   const lt_async_config *config);
 void lt__server_close(lt_server *server); /* may be not open */
 
 /* Answers the oldest pull that can be answered; *any is false if there is none. The worker must
  * read the values of the parameters before the next push. */
 LT_MUST lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any);
-/* Takes push `number` of a worker, and applies its gradient unless it is skipped or dropped. */
+/* Takes push `number` of a worker, applies its gradient unless it is skipped or dropped, and takes
+ * the snapshots whose moment has come. */
 LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
                                   const lt_gradient *gradient, lt_push *push);
 
@@ -40,16 +44,11 @@ int64_t lt__server_steps(const lt_server *server);
 /* Adds the statistics of the rule to *stats; see lt_async_read_stats(). */
 LT_MUST lt_status lt__server_stats(lt_server *server, int group, lt_async_stats *stats);
 
-/* Number of tensors of the state. */
-int lt__server_state_count(const lt_server *server);
-/* Tensor i of the state; see lt_async_state(). numbers (n_numbers): further numbers to save. */
-lt_tensor *lt__server_state(const lt_server *server, int i, const double *numbers, int n_numbers,
-                            char name[LT_ASYNC_NAME]);
-/* LT_EFILE: a checkpoint has no valid tensor `name`. */
-lt_status lt__server_damaged(const char *name);
-/* Restores a state; see lt_async_restore(). */
+/* Tensor i of the state; see lt_async_state(). */
+lt_tensor *lt__server_state(const lt_server *server, int i, char name[LT_ASYNC_NAME]);
+/* Restores a state; see lt_async_restore(). with_snapshots: also the snapshots that it has. */
 LT_MUST lt_status lt__server_restore(lt_server *server, const char *const *names,
-                                     lt_tensor *const *tensors, int n, double *numbers,
-                                     int n_numbers, int *fresh);
+                                     lt_tensor *const *tensors, int n, bool with_snapshots,
+                                     int *fresh);
 
 #endif

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "core/tensor.h"
-#include "dist/async/server.h"
 #include "dist/async/worker.h"
 
 typedef struct worker {
@@ -27,8 +26,7 @@ typedef struct simulation {
     lt_server server;
     worker *workers;
     int n_workers;
-    uint64_t seed;
-    double now, sigma, *times;
+    double sigma, *times;
     int n_times;
     int64_t pulls;
     worker *computing; /* whose gradient the caller computes, or NULL */
@@ -48,7 +46,7 @@ static double normal(uint64_t seed, int64_t pull)
 static double seconds_of(const simulation *a, int i)
 {
     double mean = a->n_times > 0 ? a->times[i % a->n_times] : 1;
-    return mean * exp(a->sigma * normal(a->seed, a->workers[i].pull));
+    return mean * exp(a->sigma * normal(a->async.ctx->config.seed, a->workers[i].pull));
 }
 
 /* The worker that pushes next, or NULL if none computes. */
@@ -77,22 +75,23 @@ static lt_status check_times(const lt_async_config *c)
     return LT_OK;
 }
 
-static void free_simulation(lt_async *async)
+static void close_simulation(lt_async *async)
 {
     simulation *a = (simulation *)async;
     for (int i = 0; i < a->n_workers; i++)
-        lt__gradient_free(&a->workers[i].gradient);
+        lt__gradient_close(&a->workers[i].gradient);
     lt__server_close(&a->server);
     free(a->workers);
     free(a->times);
-    free(a);
 }
 
-static lt_status open_simulation(simulation *a, lt_ctx *ctx, lt_optim *optim,
-                                 const lt_async_config *c)
+static lt_status open_simulation(lt_async *async, const lt_async_config *c)
 {
+    simulation *a = (simulation *)async;
     LT_TRY(check_times(c));
-    LT_TRY(lt__server_open(&a->server, ctx, optim, c));
+    LT_TRY(lt__server_open(&a->server, &async->net, c));
+    async->server = &a->server;
+    a->sigma = c->sigma;
     a->n_times = c->n_times;
     a->times = calloc((size_t)c->n_times + 1, sizeof *a->times);
     a->workers = calloc((size_t)c->workers, sizeof *a->workers);
@@ -100,10 +99,10 @@ static lt_status open_simulation(simulation *a, lt_ctx *ctx, lt_optim *optim,
         return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
     for (int i = 0; i < c->n_times; i++)
         a->times[i] = c->times[i];
-    a->n_workers = c->workers;
-    for (int i = 0; i < a->n_workers; i++) {
-        a->workers[i].end = INFINITY;
-        a->workers[i].idle = true;
+    for (; a->n_workers < c->workers; a->n_workers++) {
+        worker *w = &a->workers[a->n_workers];
+        *w = (worker){.end = INFINITY, .idle = true};
+        LT_TRY(lt__gradient_open(&w->gradient, &async->net, false));
     }
     return LT_OK;
 }
@@ -119,7 +118,7 @@ static lt_status finish_computing(lt_async *async)
         return LT_OK;
     a->computing->loss = a->async.loss;
     a->computing->lr = a->async.lr;
-    a->computing->end = a->now + seconds_of(a, (int)(a->computing - a->workers));
+    a->computing->end = a->server.time + seconds_of(a, (int)(a->computing - a->workers));
     a->computing = NULL;
     return LT_OK;
 }
@@ -129,7 +128,7 @@ static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
 {
     lt_push p;
     int i = (int)(w - a->workers);
-    a->now = w->end;
+    a->server.time = w->end;
     w->end = INFINITY;
     LT_TRY(lt__server_push(&a->server, i, w->pushes++, &w->gradient, &p));
     *event = (lt_async_event){
@@ -140,10 +139,10 @@ static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
         .applied = p.kind == LT_PUSH_APPLIED ? lt__order_version(a->server.order) : 0,
         .delay = p.delay,
         .dropped = p.kind == LT_PUSH_DROPPED,
-        .done_below = lt__order_done_below(a->server.order),
+        .done_below = a->server.done_below,
         .loss = w->loss,
         .lr = w->lr,
-        .time = a->now};
+        .time = a->server.time};
     w->idle = true;
     return LT_OK;
 }
@@ -159,7 +158,7 @@ static lt_status begin_computing(simulation *a, const lt_grant *g, lt_async_even
                               .ticket = g->ticket[0],
                               .read = w->read,
                               .n_reserved = g->n - 1,
-                              .time = a->now};
+                              .time = a->server.time};
     for (int k = 1; k < g->n; k++)
         event->reserved[k - 1] = g->ticket[k];
     a->computing = w;
@@ -170,7 +169,7 @@ static lt_status begin_computing(simulation *a, const lt_grant *g, lt_async_even
 /* Lets all idle workers pull, as long as there are tickets. */
 static lt_status pull(simulation *a)
 {
-    bool any = lt__order_done_below(a->server.order) < lt__order_limit(a->server.order);
+    bool any = a->server.done_below < lt__order_limit(a->server.order);
     for (int i = 0; any && i < a->n_workers; i++)
         if (a->workers[i].idle) {
             LT_TRY(lt__order_pull(a->server.order, i));
@@ -197,69 +196,18 @@ static lt_status next(lt_async *async, lt_async_event *event)
     worker *w = next_push(a);
     if (w)
         return take_push(a, w, event);
-    *event = (lt_async_event){.kind = LT_ASYNC_DONE, .time = a->now};
+    *event = (lt_async_event){.kind = LT_ASYNC_DONE, .time = a->server.time};
     return LT_OK;
-}
-
-/* ==== Other functions ========================================================================= */
-
-static lt_server *server_of(lt_async *async) { return &((simulation *)async)->server; }
-static const lt_server *server_in(const lt_async *async)
-{
-    return &((const simulation *)async)->server;
 }
 
 static lt_status set_limit(lt_async *async, int64_t tickets)
 {
-    return lt__order_set_limit(server_of(async)->order, tickets);
+    return lt__order_set_limit(async->server->order, tickets);
 }
 
-static int64_t done_below(const lt_async *async)
-{
-    return lt__order_done_below(server_in(async)->order);
-}
-
-static int64_t steps(const lt_async *async) { return lt__server_steps(server_in(async)); }
-
-static lt_tensor *state(const lt_async *async, int i, char name[LT_ASYNC_NAME])
-{
-    return lt__server_state(server_in(async), i, &((const simulation *)async)->now, 1, name);
-}
-
-static lt_status restore(lt_async *async, const char *const *names, lt_tensor *const *tensors,
-                         int n, int *fresh)
-{
-    return lt__server_restore(server_of(async), names, tensors, n, &((simulation *)async)->now, 1,
-                              fresh);
-}
-
-static lt_status read_stats(lt_async *async, int group, lt_async_stats *stats)
-{
-    return lt__server_stats(server_of(async), group, stats);
-}
-
-lt_async *lt__simulation_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config)
-{
-    static const lt_async_kind_of functions = {.next = next,
-                                               .push = finish_computing,
-                                               .set_limit = set_limit,
-                                               .done_below = done_below,
-                                               .steps = steps,
-                                               .state = state,
-                                               .restore = restore,
-                                               .read_stats = read_stats,
-                                               .free = free_simulation};
-    simulation *a = calloc(1, sizeof *a);
-    if (!a) {
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-        return NULL;
-    }
-    a->async.of = &functions;
-    a->async.rank = -1; /* no faults */
-    a->seed = ctx->config.seed;
-    a->sigma = config->sigma;
-    if (open_simulation(a, ctx, optim, config) == LT_OK)
-        return &a->async;
-    free_simulation(&a->async);
-    return NULL;
-}
+const lt_async_mode lt__simulation = {.bytes = sizeof(simulation),
+                                      .open = open_simulation,
+                                      .close = close_simulation,
+                                      .next = next,
+                                      .push = finish_computing,
+                                      .set_limit = set_limit};

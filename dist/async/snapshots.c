@@ -36,32 +36,24 @@ lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket)
     return LT_OK;
 }
 
-lt_status lt__snapshots_take(lt_snapshots *list, const lt_layout *from, int64_t done)
+lt_status lt__snapshots_take(lt_snapshots *list, const lt_image *from, int64_t done)
 {
     for (snapshot *s = list->first; s; s = s->next) {
         if (s->data || done < s->ticket)
             continue;
         if (!(s->data = malloc(from->bytes + 1)))
             return no_memory();
-        LT_TRY(lt__layout_pack(from, s->data));
+        LT_TRY(lt__image_pack(from, false, s->data));
     }
     return LT_OK;
 }
 
-static void drop(snapshot **link)
-{
-    snapshot *s = *link;
-    *link = s->next;
-    free(s->data);
-    free(s);
-}
-
-lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_layout *to)
+lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_image *to)
 {
     const snapshot *s = find(list, ticket);
     if (!s || !s->data)
         return lt_fail(LT_EINVAL, "the values of ticket %lld were not kept", (long long)ticket);
-    return lt__layout_unpack(to, s->data);
+    return lt__image_unpack(to, false, s->data);
 }
 
 void lt__snapshots_forget(lt_snapshots *list, int64_t ticket)
@@ -69,8 +61,12 @@ void lt__snapshots_forget(lt_snapshots *list, int64_t ticket)
     snapshot **link = &list->first;
     while (*link && (*link)->ticket != ticket)
         link = &(*link)->next;
-    if (*link)
-        drop(link);
+    snapshot *s = *link;
+    if (!s)
+        return;
+    *link = s->next;
+    free(s->data);
+    free(s);
 }
 
 lt_tensor *lt__snapshots_state(const lt_snapshots *list, lt_ctx *ctx, size_t bytes, int i,
@@ -97,5 +93,5 @@ lt_status lt__snapshots_restore(lt_snapshots *list, int64_t ticket, lt_tensor *v
 void lt__snapshots_free(lt_snapshots *list)
 {
     while (list->first)
-        drop(&list->first);
+        lt__snapshots_forget(list, list->first->ticket);
 }

@@ -4,7 +4,7 @@
 #ifndef LT_DIST_ASYNC_SNAPSHOTS_H
 #define LT_DIST_ASYNC_SNAPSHOTS_H
 
-#include "dist/async/layout.h"
+#include "dist/async/image.h"
 
 typedef struct lt_snapshots { /* all zeros: none */
     struct lt_snapshot *first;
@@ -15,10 +15,10 @@ typedef struct lt_snapshots { /* all zeros: none */
 LT_MUST lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket);
 /* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,
  * or the device's error. */
-LT_MUST lt_status lt__snapshots_take(lt_snapshots *list, const lt_layout *from, int64_t done);
-/* Writes the snapshot that was planned for `ticket` to a layout. LT_EINVAL if it was not taken; or
- * the device's error. */
-LT_MUST lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_layout *to);
+LT_MUST lt_status lt__snapshots_take(lt_snapshots *list, const lt_image *from, int64_t done);
+/* Writes the snapshot that was planned for `ticket` to a net. LT_EINVAL if it was not taken; or the
+ * device's error. */
+LT_MUST lt_status lt__snapshots_read(const lt_snapshots *list, int64_t ticket, const lt_image *to);
 /* Forgets the snapshot that was planned for `ticket`, if there is one. */
 void lt__snapshots_forget(lt_snapshots *list, int64_t ticket);
 /* For a checkpoint: the values of snapshot i of those that were taken, as bytes, and its ticket.

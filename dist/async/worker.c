@@ -40,9 +40,9 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
         return lt_fail(LT_EINVAL,
                        "in asynchronous training, each batch has exactly one optimizer step, "
                        "but this is another");
-    if (optim != a->optim)
+    if (optim != a->net.optim)
         return lt_fail(LT_EINVAL, "asynchronous training supports one optimizer; this is another");
-    LT_TRY(lt__gradient_store(a->gradient, a->ctx, optim, options, step_status, factor));
+    LT_TRY(lt__gradient_store(a->gradient, options, step_status, factor));
     LT_TRY(
         lt__rule_check(a->rule, lt_optim_def(optim), a->gradient->options, a->gradient->n_groups));
     a->lr = lr_of(optim, a->gradient);

@@ -18,7 +18,7 @@ void lt__inbox_open(lt_inbox *inbox);
 void lt__inbox_free(lt_inbox *inbox); /* frees its messages, too */
 /* Appends a message, taken; frees it instead if the inbox is closed. */
 void lt__inbox_put(lt_inbox *inbox, lt_message *message);
-/* As lt__mail_take(). */
+/* As lt__mail_take(), but of any run. */
 lt_message *lt__inbox_take(lt_inbox *inbox, double seconds);
 void lt__inbox_close(lt_inbox *inbox);
 /* The time `seconds` from now on the monotonic clock. */
@@ -31,7 +31,7 @@ struct lt_mail {
     /* Adds change, 1 or -1, to the number of threads that wait for a message. May be NULL */
     void (*waits)(lt_mail *mail, int change);
     lt_inbox *inbox;
-    int64_t runs;
+    int64_t run; /* number of the current run; see lt__mail_begin_run() */
 };
 
 #endif

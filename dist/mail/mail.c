@@ -3,28 +3,36 @@
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/tensor.h"
 #include "dist/mail/inbox.h"
 
-lt_message *lt__message_new(int kind, size_t bytes)
+lt_message *lt__message_new(lt_message_kind kind, size_t bytes)
 {
     lt_message *m = aligned_alloc(64, (sizeof *m + bytes + 63) & ~(size_t)63);
     if (!m) {
         lt_fail(LT_ENOMEM, "out of memory for a message of %zu bytes", bytes);
         return NULL;
     }
-    *m = (lt_message){.kind = kind, .bytes = bytes};
+    memset(m, 0, sizeof *m); /* the whole union, too */
+    m->kind = kind;
+    m->bytes = bytes;
     return m;
 }
 
 void lt__message_free(lt_message *m) { free(m); }
 
-void lt__mail_send(lt_mail *mail, int to, lt_message *message) { mail->send(mail, to, message); }
+void lt__mail_send(lt_mail *mail, int to, lt_message *message)
+{
+    message->run = mail->run;
+    mail->send(mail, to, message);
+}
 
-int64_t lt__mail_next_run(lt_mail *mail) { return ++mail->runs; }
+void lt__mail_begin_run(lt_mail *mail) { mail->run++; }
 
-lt_message *lt__mail_take(lt_mail *mail, double seconds)
+/* As lt__mail_take(), but of any run. */
+static lt_message *take_any(lt_mail *mail, double seconds)
 {
     lt_message *m = lt__inbox_take(mail->inbox, mail->waits ? 0 : seconds);
     if (m || !mail->waits || seconds <= 0)
@@ -32,6 +40,14 @@ lt_message *lt__mail_take(lt_mail *mail, double seconds)
     mail->waits(mail, 1);
     m = lt__inbox_take(mail->inbox, seconds);
     mail->waits(mail, -1);
+    return m;
+}
+
+lt_message *lt__mail_take(lt_mail *mail, double seconds)
+{
+    lt_message *m;
+    while ((m = take_any(mail, seconds)) && m->kind != LT_MAIL_LOST && m->run != mail->run)
+        lt__message_free(m);
     return m;
 }
 
@@ -110,15 +126,15 @@ void lt__inbox_close(lt_inbox *inbox)
 
 /* ==== Threads of one process ================================================================== */
 
-typedef struct office { /* the inboxes of all ranks */
+typedef struct mailboxes { /* the inboxes of all ranks */
     atomic_int refs;
     int n;
     lt_inbox inbox[];
-} office;
+} mailboxes;
 
 typedef struct local { /* the mailbox of one rank */
     lt_mail mail;
-    office *office;
+    mailboxes *mailboxes;
     int rank;
     lt_message *lost; /* one for each other rank, so that closing needs no memory */
 } local;
@@ -127,16 +143,16 @@ static void local_send(lt_mail *mail, int to, lt_message *message)
 {
     local *l = (local *)mail;
     message->from = l->rank;
-    lt__inbox_put(&l->office->inbox[to], message);
+    lt__inbox_put(&l->mailboxes->inbox[to], message);
 }
 
-static void release(office *o)
+static void release(mailboxes *b)
 {
-    if (atomic_fetch_sub(&o->refs, 1) != 1)
+    if (atomic_fetch_sub(&b->refs, 1) != 1)
         return;
-    for (int i = 0; i < o->n; i++)
-        lt__inbox_free(&o->inbox[i]);
-    free(o);
+    for (int i = 0; i < b->n; i++)
+        lt__inbox_free(&b->inbox[i]);
+    free(b);
 }
 
 static void local_close(lt_mail *mail, double seconds)
@@ -144,29 +160,29 @@ static void local_close(lt_mail *mail, double seconds)
     local *l = (local *)mail;
     (void)seconds; /* messages have left when they are sent */
     lt__inbox_close(mail->inbox);
-    for (int i = 0; i < l->office->n; i++) {
+    for (int i = 0; i < l->mailboxes->n; i++) {
         lt_message *lost = i != l->rank ? l->lost : NULL;
         if (!lost)
             continue;
         l->lost = lost->next;
         local_send(mail, i, lost);
     }
-    release(l->office);
+    release(l->mailboxes);
     free(l);
 }
 
-/* The mailbox of a rank; o is kept. New. NULL with LT_ENOMEM. */
-static lt_mail *open_local(office *o, int rank)
+/* The mailbox of a rank; b is kept. New. NULL with LT_ENOMEM. */
+static lt_mail *open_local(mailboxes *b, int rank)
 {
     local *l = malloc(sizeof *l);
     if (!l) {
-        lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", o->n);
+        lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", b->n);
         return NULL;
     }
     *l = (local){
-        {.send = local_send, .close = local_close, .inbox = &o->inbox[rank]}, o, rank, NULL};
-    atomic_fetch_add(&o->refs, 1);
-    for (int i = 1; i < o->n; i++) {
+        {.send = local_send, .close = local_close, .inbox = &b->inbox[rank]}, b, rank, NULL};
+    atomic_fetch_add(&b->refs, 1);
+    for (int i = 1; i < b->n; i++) {
         lt_message *m = lt__message_new(LT_MAIL_LOST, 0);
         if (!m) {
             local_close(&l->mail, 0);
@@ -180,19 +196,19 @@ static lt_mail *open_local(office *o, int rank)
 
 lt_status lt__mail_open_local(int n, lt_mail **mail)
 {
-    office *o = malloc(sizeof *o + (size_t)n * sizeof *o->inbox);
+    mailboxes *b = malloc(sizeof *b + (size_t)n * sizeof *b->inbox);
     int made = 0;
     lt_status status = LT_OK;
-    if (!o)
+    if (!b)
         return lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", n);
-    atomic_init(&o->refs, 1);
-    o->n = n;
+    atomic_init(&b->refs, 1);
+    b->n = n;
     for (int i = 0; i < n; i++)
-        lt__inbox_open(&o->inbox[i]);
+        lt__inbox_open(&b->inbox[i]);
     for (; status == LT_OK && made < n; made += status == LT_OK)
-        status = (mail[made] = open_local(o, made)) ? LT_OK : LT_ENOMEM;
+        status = (mail[made] = open_local(b, made)) ? LT_OK : LT_ENOMEM;
     while (status != LT_OK && made > 0)
         lt__mail_close(mail[--made], 0);
-    release(o);
+    release(b);
     return status;
 }

@@ -11,25 +11,23 @@
 #ifndef LT_DIST_MAIL_H
 #define LT_DIST_MAIL_H
 
-#include "core/core.h"
+#include "dist/mail/messages.h"
 #include "dist/net.h"
 
 typedef struct lt_mail lt_mail; /* the mailbox of a rank */
 
-enum { LT_MAIL_LOST = -1 }; /* the rank `from` is lost; nothing more arrives from it */
-enum { LT_MESSAGE_NUMBERS = 8 };
-
 typedef struct lt_message {
     struct lt_message *next; /* for lists of the current owner */
     int from;                /* set on arrival */
-    int kind;                /* chosen by the sender, at least 0 */
-    int64_t number[LT_MESSAGE_NUMBERS];
+    lt_message_kind kind;
+    int64_t run; /* set by lt__mail_send() */
+    lt_message_body as;
     size_t bytes;
     _Alignas(64) char data[]; /* (bytes) */
 } lt_message;
 
-/* A message with uninitialized data. New. NULL with LT_ENOMEM. */
-lt_message *lt__message_new(int kind, size_t bytes);
+/* A message with a zero body and uninitialized data. New. NULL with LT_ENOMEM. */
+lt_message *lt__message_new(lt_message_kind kind, size_t bytes);
 void lt__message_free(lt_message *message); /* NULL is allowed */
 
 /* Opens the mailboxes of n ranks that are threads of this process: mail (n), all new. LT_ENOMEM; no
@@ -46,17 +44,17 @@ void lt__mail_close(lt_mail *mail, double seconds);
  * point into the mailbox. NULL is allowed. */
 void lt__mail_free_net(lt_mail *mail);
 
-/* Counts the runs that use the mailbox: returns 1, then 2, ... Callers mark their messages with
- * it, to ignore messages of earlier runs. */
-int64_t lt__mail_next_run(lt_mail *mail);
+/* Begins a run: a pipeline, asynchronous training, or a measurement. All ranks begin the same runs
+ * in the same order. A run only takes messages that were sent in it. */
+void lt__mail_begin_run(lt_mail *mail);
 
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the
  * receiver is lost or has closed its mailbox. */
 void lt__mail_send(lt_mail *mail, int to, lt_message *message);
 /* Seconds between checks whether the job has failed, while a rank waits for a message. */
 static const double LT_CHECK_SECONDS = 0.2;
-/* Removes and returns the message that arrived first. Waits for one at most `seconds`; NULL if
- * there is none. New. */
+/* Removes and returns the message of this run, or the loss of a rank, that arrived first. Waits for
+ * one at most `seconds`; NULL if there is none. New. */
 lt_message *lt__mail_take(lt_mail *mail, double seconds);
 
 #endif

@@ -18,7 +18,8 @@
 enum { FIRST_NS = 20 * 1000, WAITING_NS = 500 * 1000, IDLE_NS = 2000 * 1000, FIRST_POLLS = 200 };
 
 typedef struct head { /* sent as raw bytes */
-    int64_t kind, bytes, number[LT_MESSAGE_NUMBERS];
+    int64_t kind, bytes, run;
+    lt_message_body body;
 } head;
 
 typedef struct peer { /* another rank */
@@ -82,12 +83,13 @@ static void deliver(net_mail *m, int i)
 static void begin_data(net_mail *m, int i)
 {
     peer *p = &m->peer[i];
-    if (!(p->arriving = lt__message_new((int)p->in.kind, (size_t)p->in.bytes))) {
+    if (!(p->arriving = lt__message_new((lt_message_kind)p->in.kind, (size_t)p->in.bytes))) {
         lose(m, i);
         return;
     }
     p->arriving->from = i;
-    memcpy(p->arriving->number, p->in.number, sizeof p->in.number);
+    p->arriving->run = p->in.run;
+    p->arriving->as = p->in.body;
     if (p->in.bytes == 0)
         deliver(m, i);
     else if (m->net->receive(m->net->self, i, LT_NET_MAIL, p->arriving->data, p->arriving->bytes,
@@ -131,8 +133,7 @@ static void begin_sending(net_mail *m, int i)
 {
     peer *p = &m->peer[i];
     const lt_message *message = p->leaving;
-    p->out = (head){.kind = message->kind, .bytes = (int64_t)message->bytes};
-    memcpy(p->out.number, message->number, sizeof p->out.number);
+    p->out = (head){message->kind, (int64_t)message->bytes, message->run, message->as};
     p->head_left = false;
     if (m->net->send(m->net->self, i, LT_NET_MAIL, &p->out, sizeof p->out, &p->sending) != 0)
         end_sending(p);

@@ -52,7 +52,6 @@ struct lt_pipeline {
     lt_group *peers; /* the replicas of this stage; NULL if there is only one */
     lt_mail *mail;
     lt_transfer *transfer; /* NULL without an accelerator */
-    int64_t run;
     lt_pipeline_config config;
     int replica, replicas;
     lt_schedule schedule;

@@ -7,8 +7,8 @@
 
 enum { ROUNDS = 5 };
 
-/* Waits for a message of this run. New. */
-static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
+/* Waits for a message. New. */
+static lt_message *wait_for(lt_group *g, lt_mail *mail)
 {
     double began = lt__seconds();
     while (lt__seconds() - began < lt__group_timeout(g)) {
@@ -16,7 +16,7 @@ static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
         int rank;
         lt_status code;
         lt_message *m = lt__mail_take(mail, LT_CHECK_SECONDS);
-        if (m && m->kind != LT_MAIL_LOST && m->number[0] == run)
+        if (m && m->kind != LT_MAIL_LOST)
             return m;
         lt__message_free(m);
         if (lt_group_failure(g, &rank, &code, text, sizeof text)) {
@@ -29,20 +29,19 @@ static lt_message *wait_for(lt_group *g, lt_mail *mail, int64_t run)
 }
 
 /* Copies the bytes (bytes) of data into a message, like a pipeline that sends a value. */
-static lt_status send(lt_mail *mail, int to, int64_t run, const void *data, size_t bytes)
+static lt_status send(lt_mail *mail, int to, const void *data, size_t bytes)
 {
-    lt_message *m = lt__message_new(0, bytes);
+    lt_message *m = lt__message_new(LT_MSG_TIMED, bytes);
     if (!m)
         return lt_errcode();
-    m->number[0] = run;
     memcpy(m->data, data, bytes);
     lt__mail_send(mail, to, m);
     return LT_OK;
 }
 
-static lt_status receive(lt_group *g, lt_mail *mail, int64_t run, void *data, size_t bytes)
+static lt_status receive(lt_group *g, lt_mail *mail, void *data, size_t bytes)
 {
-    lt_message *m = wait_for(g, mail, run);
+    lt_message *m = wait_for(g, mail);
     if (!m)
         return lt_errcode();
     memcpy(data, m->data, bytes < m->bytes ? bytes : m->bytes);
@@ -51,13 +50,13 @@ static lt_status receive(lt_group *g, lt_mail *mail, int64_t run, void *data, si
 }
 
 /* The first rank sends a message, which the last one returns. */
-static lt_status exchange(lt_group *g, lt_mail *mail, int64_t run, void *data, size_t bytes)
+static lt_status exchange(lt_group *g, lt_mail *mail, void *data, size_t bytes)
 {
     int rank = lt_group_rank(g), last = lt_group_size(g) - 1;
     if (rank == 0)
-        LT_TRY(send(mail, last, run, data, bytes));
-    LT_TRY(receive(g, mail, run, data, bytes));
-    return rank == last ? send(mail, 0, run, data, bytes) : LT_OK;
+        LT_TRY(send(mail, last, data, bytes));
+    LT_TRY(receive(g, mail, data, bytes));
+    return rank == last ? send(mail, 0, data, bytes) : LT_OK;
 }
 
 /* The shortest seconds of a few round trips of a message, halved. */
@@ -65,12 +64,12 @@ static lt_status time_exchanges(lt_group *g, lt_mail *mail, void *data, size_t b
                                 double *seconds)
 {
     int rank = lt_group_rank(g), last = lt_group_size(g) - 1;
-    int64_t run = lt__mail_next_run(mail);
+    lt__mail_begin_run(mail);
     for (int i = 0; i < ROUNDS; i++) {
         LT_TRY(lt_group_barrier(g, "a timed message"));
         double began = lt__seconds();
         if (rank == 0 || rank == last)
-            LT_TRY(exchange(g, mail, run, data, bytes));
+            LT_TRY(exchange(g, mail, data, bytes));
         double half = (lt__seconds() - began) / 2;
         *seconds = i == 0 || half < *seconds ? half : *seconds;
     }

@@ -3,27 +3,13 @@
 
 #include "dist/pipeline/internal.h"
 
-/* Kinds of messages. READ acknowledges values. WAITING says that the sender has waited for half of
- * the timeout; NUMBER is the rank that it waits for. */
-enum { VALUES, GRAD, READ, WAITING };
-/* Numbers of a message. WAITS: the receiver must acknowledge it. PASS: the number of forward passes
- * that the sender has completed. The receiver has completed the same number, unless it has skipped
- * a value. */
-enum { NUMBER, WAITS, RUN, PASS };
 enum { MAX_UNREAD = 4 }; /* values that a stage may have yet to acknowledge */
 
-/* Sends the elements of x, or none if it is NULL. */
-static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool waits, lt_tensor *x)
+/* Sends a message, taken, to a stage. If x is not NULL, its elements become the data. */
+static lt_status send(lt_pipeline *p, int to, lt_message *m, lt_tensor *x)
 {
-    lt_message *m = lt__message_new(kind, x ? lt__tensor_bytes(x) : 0);
-    if (!m)
-        return LT_ENOMEM;
-    m->number[NUMBER] = number;
-    m->number[WAITS] = waits;
-    m->number[RUN] = p->run;
-    m->number[PASS] = p->forwards;
-    p->bytes += m->bytes;
     int rank = lt__stage_rank(p, to);
+    p->bytes += m->bytes;
     if (p->transfer)
         return lt__transfer_send(p->transfer, rank, m, x);
     lt_status status = x ? lt_read(x, m->data) : LT_OK;
@@ -32,6 +18,19 @@ static lt_status send(lt_pipeline *p, int to, int kind, int64_t number, bool wai
     else
         lt__message_free(m);
     return status;
+}
+
+/* Sends the elements of x, or none if it is NULL. */
+static lt_status send_tensor(lt_pipeline *p, int to, lt_message_kind kind, int64_t number,
+                             bool acknowledged, lt_tensor *x)
+{
+    lt_message *m = lt__message_new(kind, x ? lt__tensor_bytes(x) : 0);
+    if (!m)
+        return LT_ENOMEM;
+    m->as.transfer.number = number;
+    m->as.transfer.acknowledged = acknowledged;
+    m->as.transfer.forwards = p->forwards;
+    return send(p, to, m, x);
 }
 
 /* Writes the elements of a message to x, which has memory. */
@@ -67,7 +66,7 @@ static lt_sent *find_sent(const lt_pipeline *p, int from, int64_t number, int *m
 static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
 {
     int micro;
-    lt_sent *s = find_sent(p, from, m->number[NUMBER], &micro);
+    lt_sent *s = find_sent(p, from, m->as.transfer.number, &micro);
     bool fits = s && (m->bytes == 0 || m->bytes == lt__tensor_bytes(s->x));
     if (fits) {
         s->arrived = true;
@@ -94,39 +93,39 @@ static void take_values(lt_pipeline *p, int from, lt_message *m)
     *end = m;
 }
 
-/* Whether a message is from a stage of this replica and pipeline, and not a notice of a loss. */
-static bool is_current(const lt_pipeline *p, const lt_message *m)
+/* Whether a message is from a stage of this replica. */
+static bool is_of_replica(const lt_pipeline *p, const lt_message *m)
 {
-    return m->from == lt__stage_rank(p, m->from / p->replicas) && m->kind != LT_MAIL_LOST &&
-           m->number[RUN] == p->run;
+    return m->from == lt__stage_rank(p, m->from / p->replicas);
 }
 
 /* Stores a message, taken. */
 static lt_status store(lt_pipeline *p, lt_message *m)
 {
     int from = m->from / p->replicas;
-    bool is_here = is_current(p, m);
-    if (m->kind == LT_MAIL_LOST && m->from == lt__stage_rank(p, from))
-        p->lost |= 1ull << from;
-    if (is_here && m->kind == GRAD)
+    bool is_here = is_of_replica(p, m);
+    if (is_here && m->kind == LT_MSG_GRAD)
         return take_grad(p, from, m);
-    if (is_here && m->kind == VALUES) {
+    if (is_here && m->kind == LT_MSG_VALUES) {
         take_values(p, from, m);
         return LT_OK;
     }
-    p->unread[from] -= is_here && m->kind == READ;
+    if (is_here && m->kind == LT_MAIL_LOST)
+        p->lost |= 1ull << from;
+    p->unread[from] -= is_here && m->kind == LT_MSG_READ;
     lt__message_free(m);
     return LT_OK;
 }
 
 /* Stores whether the sender of a message waits, and which rank it waits for. Returns whether the
- * message is of kind WAITING, with nothing else to store. */
+ * message says only this. */
 static bool store_waiting(lt_pipeline *p, const lt_message *m)
 {
-    if (!is_current(p, m))
+    if (!is_of_replica(p, m) || m->kind == LT_MAIL_LOST)
         return false;
-    p->waits_for[m->from / p->replicas] = m->kind == WAITING ? 1 + (int)m->number[NUMBER] : 0;
-    return m->kind == WAITING;
+    bool waits = m->kind == LT_MSG_WAITING;
+    p->waits_for[m->from / p->replicas] = waits ? 1 + m->as.waiting.rank : 0;
+    return waits;
 }
 
 /* Returns the next message for store(), or NULL if no message arrives for `seconds`. */
@@ -194,9 +193,15 @@ static lt_status tell_waiting(lt_pipeline *p, int rank)
 {
     char seen[LT_SEEN_BYTES];
     int hung = find_hung(p, rank, seen);
-    for (int to = 0; to < p->config.stages; to++)
-        if (to != p->schedule.stage)
-            LT_TRY(send(p, to, WAITING, hung, false, NULL));
+    for (int to = 0; to < p->config.stages; to++) {
+        if (to == p->schedule.stage)
+            continue;
+        lt_message *m = lt__message_new(LT_MSG_WAITING, 0);
+        if (!m)
+            return LT_ENOMEM;
+        m->as.waiting.rank = hung;
+        LT_TRY(send(p, to, m, NULL));
+    }
     return LT_OK;
 }
 
@@ -327,7 +332,7 @@ lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool retur
         LT_TRY(expect_grad(p, lt__tensor_with_history(x), to));
     if (!tracked)
         LT_TRY(wait_for_reader(p, to));
-    return send(p, to, VALUES, p->sent[to]++, !tracked, x);
+    return send_tensor(p, to, LT_MSG_VALUES, p->sent[to]++, !tracked, x);
 }
 
 /* No message is sent, but the gradient returns with a number as if one were. */
@@ -372,14 +377,14 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     lt_message *m = p->values[from];
     p->values[from] = m->next;
     int64_t number = p->taken[from]++;
-    bool waits = m->number[WAITS];
-    bool fits = m->number[NUMBER] == number && m->number[PASS] == p->forwards &&
-                waits == (returns_to < 0) && m->bytes == lt__tensor_bytes(x);
+    bool acknowledged = m->as.transfer.acknowledged;
+    bool fits = m->as.transfer.number == number && m->as.transfer.forwards == p->forwards &&
+                acknowledged == (returns_to < 0) && m->bytes == lt__tensor_bytes(x);
     lt_status status = fits ? write(p, x, m) : desync(p, from, "other values have arrived");
     lt__message_free(m);
     LT_TRY(status);
-    if (waits)
-        return send(p, from, READ, number, false, NULL);
+    if (acknowledged)
+        return send_tensor(p, from, LT_MSG_READ, number, false, NULL);
     return owe_grad(p, x, returns_to, returns_to == from ? number : p->taken[returns_to]++);
 }
 
@@ -391,7 +396,7 @@ lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad)
         if (r->x != x)
             continue;
         r->returned = true;
-        return send(p, r->to, GRAD, r->number, false, grad);
+        return send_tensor(p, r->to, LT_MSG_GRAD, r->number, false, grad);
     }
     return lt_fail(LT_EINVAL, "a gradient of another micro-batch is complete");
 }
@@ -401,7 +406,7 @@ lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q)
     for (int i = 0; i < q->n_received; i++) {
         lt_received *r = &q->received[i];
         if (!r->returned)
-            LT_TRY(send(p, r->to, GRAD, r->number, false, NULL));
+            LT_TRY(send_tensor(p, r->to, LT_MSG_GRAD, r->number, false, NULL));
         r->returned = true;
     }
     return LT_OK;

@@ -401,7 +401,7 @@ static lt_status open_pipeline(lt_pipeline *p)
     /* A rank drops messages of other pipelines, so all ranks must have left an earlier one. */
     LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->peers)
                            : lt_group_barrier(p->group, "a pipeline"));
-    p->run = lt__mail_next_run(p->mail);
+    lt__mail_begin_run(p->mail);
     return set_parts(p->ctx,
                      &(lt_stages){.ud = p,
                                   .own = p->schedule.stage,

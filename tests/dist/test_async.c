@@ -422,3 +422,60 @@ TEST(each_ticket_needs_one_step_of_one_optimizer)
     lt_async_free(async);
     destroy(&n);
 }
+
+/* ==== Packed gradients ======================================================================== */
+
+/* A net whose optimizer has parameters that are adjacent in the server's replica only. */
+static net make_some(void)
+{
+    net n = make("momentum_step", "lr=0.1 momentum=0.9");
+    lt_optim_free(n.optim);
+    n.optim = lt_optim_new(n.ctx, "momentum_step", (lt_tensor *[]){n.w1, n.shift, n.b2}, 3);
+    CHECK(n.optim != NULL);
+    return n;
+}
+
+/* One batch, in which one of these parameters or another has no gradient, or all have one. */
+static void compute_some(net *n, int64_t ticket)
+{
+    const lt_opt *options[] = {n->opt[0], n->opt[1]};
+    lt_tensor *rest[6] = {0}, *loss = loss_of(n, ticket, rest);
+    CHECK_OK(lt_backward(loss, NULL));
+    if (ticket % 3 > 0)
+        lt_zero_grad(ticket % 3 == 1 ? n->w1 : n->shift);
+    CHECK_OK(lt_optim_step_clipped(n->optim, options, 2, 0.1, NULL, NULL));
+    lt_release(loss);
+    for (int i = 0; i < 6; i++)
+        lt_release(rest[i]);
+}
+
+TEST(a_push_has_the_gradients_of_some_parameters)
+{
+    lt_group *group;
+    lt_async_event e = {0};
+    net a = make_some(), b = make_some();
+    CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+    lt_async_config config = usual;
+    config.group = group;
+    config.buffers = (lt_tensor *[]){a.mean, a.var};
+    config.n_buffers = 2;
+    config.server = lt_open(&(lt_config){.device = "cpu"});
+    lt_async *async = lt_async_new(a.ctx, a.optim, &config);
+    CHECK(async != NULL);
+    CHECK_OK(lt_async_set_limit(async, STEPS));
+    while (e.kind != LT_ASYNC_DONE) {
+        CHECK_OK(lt_async_next(async, &e));
+        if (e.kind == LT_ASYNC_COMPUTE)
+            compute_some(&a, e.ticket);
+    }
+    CHECK_OK(lt_async_finish(async));
+    lt_async_free(async);
+    for (int i = 0; i < STEPS; i++) {
+        lt_set_step(b.ctx, i);
+        compute_some(&b, i);
+    }
+    check_same(&a, &b);
+    destroy(&a);
+    destroy(&b);
+    lt_group_close(group);
+}

@@ -132,7 +132,7 @@ static lt_status train(rank *r, net *n, lt_async *a)
         if (j->stops_at > 0 || j->asks >= 0 || j->ends)
             sleep_ms(20); /* so that rank 0 handles events in time */
         j->masks[e.ticket] = mask_of(n->ctx);
-        compute(n, e.ticket, 0);
+        LT_TRY(try_compute(n, e.ticket, 0));
         r->computed++;
     }
 }

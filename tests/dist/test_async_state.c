@@ -1,7 +1,6 @@
 /* test_async_state.c - the state of asynchronous training is saved in the middle of an epoch, while
  * workers compute, and restored: training continues with the same bits. */
 #include "core/tensor.h"
-#include "dist/async/mirror.h"
 #include "dist/async/server.h"
 #include "tests/dist/async_net.h"
 
@@ -29,19 +28,19 @@ static lt_async_config config_of(const char *rule)
 /* Copies values, buffers and optimizer slots, as a checkpoint of the net does. */
 static void copy_net(net *to, net *from)
 {
-    lt_layout a, b;
-    CHECK_OK(lt__layout_open(&a, to->ctx, to->optim, (lt_tensor *[]){to->mean, to->var}, 2));
-    CHECK_OK(
-        lt__layout_open(&b, from->ctx, from->optim, (lt_tensor *[]){from->mean, from->var}, 2));
-    CHECK_OK(lt__mirror_copy(&a, &b));
-    lt__layout_close(&a);
-    lt__layout_close(&b);
+    lt_image a, b;
+    CHECK_OK(lt__image_open(&a, to->ctx, to->optim, (lt_tensor *[]){to->mean, to->var}, 2));
+    CHECK_OK(lt__image_open(&b, from->ctx, from->optim, (lt_tensor *[]){from->mean, from->var}, 2));
+    CHECK_OK(lt__image_copy(&a, &b));
+    lt__image_close(&a);
+    lt__image_close(&b);
 }
 
 /* ==== The server ============================================================================== */
 
 typedef struct side { /* a server, and workers that compute in its net */
     net net;
+    lt_image image;
     lt_server server;
     lt_gradient gradient[WORKERS];
     int64_t pushes[WORKERS];
@@ -52,23 +51,27 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor)
 {
     side *s = ud;
-    return lt__gradient_store(&s->gradient[s->computing], s->net.ctx, optim, options, step_status,
-                              factor);
+    CHECK(optim == s->net.optim);
+    return lt__gradient_store(&s->gradient[s->computing], options, step_status, factor);
 }
 
 static void open_side(side *s, const char *rule, const char *const op[2])
 {
     const lt_async_config config = config_of(rule);
     *s = (side){.net = make(op[0], op[1])};
-    CHECK_OK(lt__server_open(&s->server, s->net.ctx, s->net.optim, &config));
+    CHECK_OK(lt__image_open(&s->image, s->net.ctx, s->net.optim, NULL, 0));
+    CHECK_OK(lt__server_open(&s->server, &s->image, &config));
+    for (int i = 0; i < WORKERS; i++)
+        CHECK_OK(lt__gradient_open(&s->gradient[i], &s->image, false));
     CHECK_OK(lt_set_part(s->net.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = s, .apply = store}));
 }
 
 static void close_side(side *s)
 {
     for (int i = 0; i < WORKERS; i++)
-        lt__gradient_free(&s->gradient[i]);
+        lt__gradient_close(&s->gradient[i]);
     lt__server_close(&s->server);
+    lt__image_close(&s->image);
     destroy(&s->net);
 }
 
@@ -111,15 +114,14 @@ static void restore_side(side *to, side *from)
     char name[MAX_STATE][LT_ASYNC_NAME];
     const char *names[MAX_STATE];
     lt_tensor *x[MAX_STATE];
-    double time = 7;
     int n = 0, fresh;
-    while ((x[n] = lt__server_state(&from->server, n, &time, 1, name[n]))) {
+    from->server.time = 7;
+    while ((x[n] = lt__server_state(&from->server, n, name[n]))) {
         names[n] = name[n];
         n++;
     }
-    time = 0;
-    CHECK_OK(lt__server_restore(&to->server, names, x, n, &time, 1, &fresh));
-    CHECK(time == 7 && fresh == 0);
+    CHECK_OK(lt__server_restore(&to->server, names, x, n, false, &fresh));
+    CHECK(to->server.time == 7 && fresh == 0);
     for (int i = 0; i < n; i++)
         lt_release(x[i]);
 }
@@ -128,10 +130,9 @@ static void restore_side(side *to, side *from)
 static void check_states(side *a, side *b)
 {
     char name[LT_ASYNC_NAME], other[LT_ASYNC_NAME];
-    double time = 0;
     int n = 0;
-    for (lt_tensor *x; (x = lt__server_state(&a->server, n, &time, 1, name)); n++) {
-        lt_tensor *y = lt__server_state(&b->server, n, &time, 1, other);
+    for (lt_tensor *x; (x = lt__server_state(&a->server, n, name)); n++) {
+        lt_tensor *y = lt__server_state(&b->server, n, other);
         CHECK_STR(name, other);
         if (x->count != y->count ||
             memcmp(lt_data(x), lt_data(y), (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype)) !=

@@ -9,7 +9,7 @@
 #include "tests/dist/fake_net.h"
 #include "tests/lt_test.h"
 
-enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17 };
+enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17, KIND = LT_MSG_GRANT };
 
 typedef struct office { /* the mailboxes of all ranks of a test */
     lt_mail *mail[RANKS];
@@ -66,10 +66,10 @@ static char byte_of(int64_t number, size_t i) { return (char)(number * 31 + (int
 
 static void send(office *o, int from, int to, int64_t number, size_t bytes)
 {
-    lt_message *m = lt__message_new(5, bytes);
+    lt_message *m = lt__message_new(KIND, bytes);
     CHECK(m != NULL);
-    m->number[0] = number;
-    m->number[LT_MESSAGE_NUMBERS - 1] = -number;
+    m->as.grant.pull = number;
+    m->as.grant.ticket[LT_MSG_TICKETS - 1] = -number;
     for (size_t i = 0; i < bytes; i++)
         m->data[i] = byte_of(number, i);
     lt__mail_send(o->mail[from], to, m);
@@ -80,10 +80,10 @@ static void expect(office *o, int to, int from, int64_t number, size_t bytes)
 {
     lt_message *m = lt__mail_take(o->mail[to], 10);
     CHECK(m != NULL);
-    CHECK_EQ(m->kind, 5);
+    CHECK_EQ(m->kind, KIND);
     CHECK_EQ(m->from, from);
-    CHECK_EQ(m->number[0], number);
-    CHECK_EQ(m->number[LT_MESSAGE_NUMBERS - 1], -number);
+    CHECK_EQ(m->as.grant.pull, number);
+    CHECK_EQ(m->as.grant.ticket[LT_MSG_TICKETS - 1], -number);
     CHECK_EQ(m->bytes, bytes);
     for (size_t i = 0; i < bytes; i++)
         if (m->data[i] != byte_of(number, i))
@@ -112,6 +112,20 @@ static void check_order(office *o)
 
 TEST(messages_arrive_whole_and_in_order) { for_each_transport(check_order); }
 
+/* Rank 1 begins the second run later than rank 0. */
+static void check_runs(office *o)
+{
+    send(o, 0, 1, 1, 8); /* of the first run: dropped by the second */
+    lt__mail_begin_run(o->mail[0]);
+    send(o, 0, 1, 2, 8);
+    lt__mail_begin_run(o->mail[1]);
+    expect(o, 1, 0, 2, 8);
+    send(o, 1, 0, 3, 0);
+    expect(o, 0, 1, 3, 0);
+}
+
+TEST(a_run_takes_no_messages_of_an_earlier_one) { for_each_transport(check_runs); }
+
 /* Everyone sends before anyone takes: nobody blocks. */
 static void check_all_to_one(office *o)
 {
@@ -122,7 +136,7 @@ static void check_all_to_one(office *o)
     for (int i = 0; i < 20 * RANKS; i++) {
         lt_message *m = lt__mail_take(o->mail[0], 10);
         CHECK(m != NULL);
-        CHECK_EQ(m->number[0], seen[m->from]++);
+        CHECK_EQ(m->as.grant.pull, seen[m->from]++);
         lt__message_free(m);
     }
 }
@@ -163,7 +177,7 @@ static void check_threads(office *o)
         pthread_create(&thread[i], NULL, send_many, &senders[i]);
     for (int i = 0; i < 1000; i++) {
         lt_message *m = lt__mail_take(o->mail[1], 10);
-        CHECK(m && m->number[0] == seen[m->from]++);
+        CHECK(m && m->as.grant.pull == seen[m->from]++);
         lt__message_free(m);
     }
     for (int i = 0; i < 2; i++)
@@ -200,14 +214,20 @@ TEST(a_rank_that_leaves_is_lost_to_the_others)
 
 enum { ACTED = 2, PART = 1000 }; /* its rank; bytes of a message */
 
-typedef struct bytes { /* a message as it is sent: a head, and data */
-    int64_t head[2 + LT_MESSAGE_NUMBERS];
+typedef struct head { /* of a message, as it is sent */
+    int64_t kind, bytes, run;
+    lt_message_body as;
+} head;
+
+typedef struct bytes { /* a message as it is sent */
+    head head;
     char data[PART];
 } bytes;
 
 static void fill(bytes *b, int64_t number)
 {
-    *b = (bytes){.head = {5, PART, number, [1 + LT_MESSAGE_NUMBERS] = -number}};
+    *b = (bytes){.head = {.kind = KIND, .bytes = PART, .as.grant.pull = number}};
+    b->head.as.grant.ticket[LT_MSG_TICKETS - 1] = -number;
     for (size_t i = 0; i < PART; i++)
         b->data[i] = byte_of(number, i);
 }
@@ -240,8 +260,7 @@ static void receive_part(office *o, void *to, size_t n)
 /* It ends after this many bytes of a message: in the head, between head and data, in the data. */
 TEST(a_process_that_ends_is_lost_even_in_the_middle_of_a_message)
 {
-    static const size_t after[] = {0, 1, sizeof(int64_t[2 + LT_MESSAGE_NUMBERS]) - 1,
-                                   sizeof(int64_t[2 + LT_MESSAGE_NUMBERS]), sizeof(bytes) - 1};
+    static const size_t after[] = {0, 1, sizeof(head) - 1, sizeof(head), sizeof(bytes) - 1};
     for (int i = 0; i < 5; i++) {
         office o;
         bytes b;
@@ -282,7 +301,7 @@ TEST(a_slow_receiver_delays_nobody)
 {
     office o;
     static char all[LARGE];
-    int64_t head[2 + LT_MESSAGE_NUMBERS];
+    head h;
     open_processes(&o, ACTED);
     send(&o, 0, ACTED, 9, LARGE); /* more than the network stores */
     send(&o, 0, ACTED, 10, 0);
@@ -290,15 +309,15 @@ TEST(a_slow_receiver_delays_nobody)
         send(&o, 0, 1, i, LARGE);
         expect(&o, 1, 0, i, LARGE);
     }
-    receive_part(&o, head, sizeof head);
-    CHECK(head[0] == 5 && head[1] == LARGE && head[2] == 9);
+    receive_part(&o, &h, sizeof h);
+    CHECK(h.kind == KIND && h.bytes == LARGE && h.as.grant.pull == 9);
     for (size_t at = 0; at < LARGE; at += 4099)
         receive_part(&o, all + at, LARGE - at < 4099 ? LARGE - at : 4099);
     for (size_t i = 0; i < LARGE; i++)
         if (all[i] != byte_of(9, i))
             FAIL("byte %zu is wrong", i);
-    receive_part(&o, head, sizeof head);
-    CHECK(head[1] == 0 && head[2] == 10);
+    receive_part(&o, &h, sizeof h);
+    CHECK(h.bytes == 0 && h.as.grant.pull == 10);
     close_office(&o);
 }
 

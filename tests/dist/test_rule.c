@@ -26,7 +26,9 @@ typedef struct server {
     lt_optim *optim;
     lt_opt opt[2][LT_MAX_OPT];
     lt_rule_state *rule;
-    lt_flat values, grads;
+    lt_flat values;
+    lt_image net;
+    lt_gradient gradient;
     lt_optim_range range[PARAMS];
     int64_t version, read_version[WORKERS];
     double read[WORKERS][PARAMS][COUNT]; /* the weights that each worker has read */
@@ -80,7 +82,10 @@ static server *open_server(const setting *set)
     if (!s->rule)
         FAIL("%s", lt_errmsg());
     CHECK_OK(lt__flat_over(s->optim, LT_OPTIM_VALUES, &s->values));
-    CHECK_OK(lt__flat_over(s->optim, LT_OPTIM_GRADS, &s->grads));
+    CHECK_OK(lt__image_open(&s->net, s->ctx, s->optim, NULL, 0));
+    CHECK_OK(lt__gradient_open(&s->gradient, &s->net, false));
+    CHECK_OK(lt__gradient_reserve(&s->gradient, 2, 0));
+    memcpy(s->gradient.opt, s->opt, sizeof s->opt);
     for (int w = 0; w < set->workers; w++)
         pull(s, w);
     return s;
@@ -90,7 +95,8 @@ static void close_server(server *s)
 {
     lt__rule_free(s->rule);
     lt__flat_free(&s->values);
-    lt__flat_free(&s->grads);
+    lt__gradient_close(&s->gradient);
+    lt__image_close(&s->net);
     lt_optim_free(s->optim);
     for (int i = 0; i < PARAMS; i++)
         lt_release(s->param[i]);
@@ -112,16 +118,18 @@ static int64_t delay_of(const server *s, int worker)
 
 static void push(server *s, int worker)
 {
-    static const bool present[PARAMS] = {true, true, true};
-    const lt_opt *options[] = {s->opt[0], s->opt[1]};
-    for (int p = 0; p < PARAMS; p++)
+    memset(s->gradient.present, true, PARAMS);
+    CHECK_OK(lt__gradient_place(&s->gradient));
+    for (int p = 0; p < PARAMS; p++) {
+        lt_tensor *grad = lt__gradient_range(&s->gradient, &s->range[p]);
         for (int i = 0; i < COUNT; i++)
-            elements(&s->grads, &s->range[p])[i] = grad_of(s->version, p, i, s->read[worker][p][i]);
+            ((double *)lt_data(grad))[i] = grad_of(s->version, p, i, s->read[worker][p][i]);
+        lt_release(grad);
+    }
     CHECK_OK(lt__rule_apply(s->rule, &(lt_rule_push){.worker = worker,
                                                      .version = s->version,
                                                      .delay = delay_of(s, worker),
-                                                     .present = present,
-                                                     .options = options}));
+                                                     .gradient = &s->gradient}));
     s->version++;
 }
 

@@ -1,8 +1,8 @@
-/* awake.c - a clock that does not count suspended time; see awake.h. */
+/* active_clock.c - a clock that does not count suspended time; see active_clock.h. */
 #include <time.h>
 
 #include "core/tensor.h"
-#include "dist/async/awake.h"
+#include "dist/async/active_clock.h"
 
 static const double LONGEST_SECONDS = 1; /* between two calls, without use of the CPU */
 
@@ -13,7 +13,7 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-double lt__awake_seconds(lt_awake *c)
+double lt__active_seconds(lt_active_clock *c)
 {
     double now = lt__seconds(), cpu = cpu_seconds();
     double idle = c->now > 0 ? now - c->now - (cpu - c->cpu) : 0;

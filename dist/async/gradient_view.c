@@ -1,0 +1,98 @@
+/* gradient_view.c - the packed gradient of a step, on the server; see gradient.h. */
+#include <string.h>
+
+#include "core/tensor.h"
+#include "dist/async/gradient.h"
+
+/* The start of the next part of a message; NULL if the message is too short for it. *at: where the
+ * part starts, and then where it ends. */
+static const char *take(const lt_message *m, size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+    *at += lt__gradient_padded(bytes);
+    return *at <= m->bytes ? m->data + begin : NULL;
+}
+
+static lt_status does_not_fit(const lt_message *m)
+{
+    return lt_fail(LT_EDESYNC, "the gradient of rank %d does not fit the server's net", m->from);
+}
+
+/* A running statistic, or NULL if the net has no such buffer. Borrowed. */
+static lt_tensor *find_buffer(const lt_image *net, int64_t i)
+{
+    return i >= 0 && i < net->n_buffers ? net->tensor[net->n + i] : NULL;
+}
+
+/* A tensor like x over the storage, at *at, which is moved to its end. New. NULL with LT_ENOMEM, or
+ * if the storage is too small. */
+static lt_tensor *view_like(const lt_gradient *g, const lt_tensor *x, size_t *at)
+{
+    size_t begin = *at, size = lt_dtype_bytes((lt_dtype)x->dtype);
+    *at += lt__gradient_padded(lt__tensor_bytes(x));
+    return *at <= g->storage->bytes ? lt__tensor_over(g->storage, (lt_dtype)x->dtype, x->ndim,
+                                                      x->dims, (int64_t)(begin / size), true)
+                                    : NULL;
+}
+
+static lt_status view_bn(lt_gradient *g, const lt_message *m, const char *entries, size_t *at)
+{
+    for (int n = m->as.push.n_bn; g->n_bn < n; entries += sizeof(lt_bn_entry)) {
+        lt_bn_entry e;
+        memcpy(&e, entries, sizeof e);
+        lt_tensor *mean = find_buffer(g->net, e.mean), *var = find_buffer(g->net, e.var);
+        if (!mean || !var)
+            return does_not_fit(m);
+        lt_bn_stats *s = &g->bn[g->n_bn++];
+        *s = (lt_bn_stats){.running_mean = lt_retain(mean),
+                           .running_var = lt_retain(var),
+                           .mean = view_like(g, mean, at),
+                           .var = view_like(g, var, at),
+                           .count = e.count,
+                           .momentum = e.momentum};
+        if (*at > m->bytes)
+            return does_not_fit(m);
+        if (!s->mean || !s->var)
+            return LT_ENOMEM;
+    }
+    return LT_OK;
+}
+
+lt_status lt__gradient_view(lt_gradient *g, const lt_message *m)
+{
+    int n_groups = m->as.push.n_groups, n_bn = m->as.push.n_bn;
+    g->skip = m->as.push.skip;
+    if (g->skip)
+        return LT_OK;
+    if (n_groups < 0 || n_groups > g->net->n_groups || n_bn < 0 || n_bn > g->net->n_buffers)
+        return does_not_fit(m);
+    size_t at = 0, option_bytes = (size_t)n_groups * LT_MAX_OPT * sizeof(lt_opt);
+    const char *present = take(m, &at, (size_t)g->net->n), *options = take(m, &at, option_bytes);
+    const char *entries = take(m, &at, (size_t)n_bn * sizeof(lt_bn_entry));
+    if (!entries)
+        return does_not_fit(m);
+    LT_TRY(lt__gradient_reserve(g, n_groups, n_bn));
+    LT_TRY(lt__gradient_set_message(g, m));
+    memcpy(g->present, present, (size_t)g->net->n);
+    memcpy(g->opt, options, option_bytes);
+    LT_TRY(view_bn(g, m, entries, &at));
+    lt__gradient_set_places(g, at);
+    return g->end == m->bytes ? LT_OK : does_not_fit(m);
+}
+
+lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *r)
+{
+    lt_dtype dtype = (lt_dtype)g->net->tensor[r->first]->dtype;
+    int64_t offset = (int64_t)(g->at[r->first] / lt_dtype_bytes(dtype));
+    return lt__tensor_over(g->storage, dtype, 1, &r->count, offset, true);
+}
+
+lt_status lt__gradient_commit_bn(const lt_gradient *g)
+{
+    for (int i = 0; i < g->n_bn; i++) {
+        const lt_bn_stats *s = &g->bn[i];
+        LT_TRY(lt_bn_stats_add(g->net->ctx, s->running_mean, s->running_var, s->mean, s->var,
+                               s->count, s->momentum));
+    }
+    return lt_bn_stats_commit(g->net->ctx);
+}

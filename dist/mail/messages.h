@@ -1,0 +1,77 @@
+/* messages.h - what ranks say to each other in messages. Included by mail.h. Private to dist.
+ *
+ * A message has a kind, a body of that kind, and maybe data. The comment at a kind names its body.
+ */
+#ifndef LT_DIST_MAIL_MESSAGES_H
+#define LT_DIST_MAIL_MESSAGES_H
+
+#include "core/core.h"
+
+typedef enum lt_message_kind {
+    LT_MAIL_LOST = -1, /* from the mailbox itself: a rank is lost; nothing more arrives from it */
+
+    /* Between the stages of a pipeline: dist/pipeline/messages.c */
+    LT_MSG_VALUES,  /* transfer; data: elements of a tensor */
+    LT_MSG_GRAD,    /* transfer; data: the gradient of values, or nothing if there is none */
+    LT_MSG_READ,    /* transfer: acknowledges values that have no gradient */
+    LT_MSG_WAITING, /* waiting: the sender has waited for half of the timeout */
+
+    /* From a worker of asynchronous training to the server: dist/async/server_loop.c */
+    LT_MSG_PULL,         /* pull */
+    LT_MSG_PUSH,         /* push; data: see dist/async/gradient.h */
+    LT_MSG_RELEASE,      /* the worker gives its tickets back */
+    LT_MSG_STOP_REQUEST, /* stop: the worker asks to stop training */
+    LT_MSG_CHECK,        /* check: from the server to itself */
+
+    /* From the server to a worker: dist/async/live.c */
+    LT_MSG_GRANT,     /* grant; data: the values of the net, see lt__image_pack() */
+    LT_MSG_FENCED,    /* the worker was declared lost */
+    LT_MSG_STOP,      /* stop: training is stopped */
+    LT_MSG_FINISH,    /* finish: the end of training; data: values and slots of the net */
+    LT_MSG_HEARTBEAT, /* the server runs */
+    LT_MSG_EVENT,     /* to rank 0 only; data: an lt_async_event */
+
+    LT_MSG_LEAVE, /* the worker has failed; or, to a worker, the server */
+    LT_MSG_TIMED  /* data: any. To measure a link: dist/pipeline/link.c */
+} lt_message_kind;
+
+enum { LT_MSG_TICKETS = 4 };
+enum { LT_STOP_FINISHED = -1 }; /* code of LT_MSG_STOP: rank 0 finishes */
+
+typedef union lt_message_body { /* sent as raw bytes */
+    struct {
+        int64_t number;    /* of the values among those that the stage has sent */
+        int64_t forwards;  /* number of forward passes that the sender has completed */
+        bool acknowledged; /* the receiver must send LT_MSG_READ */
+    } transfer;
+    struct {
+        int rank; /* the sender waits for it */
+    } waiting;
+    struct {
+        int64_t number; /* of the worker's pulls, from 1 */
+        int64_t digest; /* of the values with which the worker begins, in the first pull */
+    } pull;
+    struct {
+        int64_t number; /* of the worker's pushes, from 0 */
+        double loss, lr;
+        bool skip; /* the worker skipped the step: there is no gradient */
+        int n_groups, n_bn;
+    } push;
+    struct {
+        int code;
+    } stop;
+    struct {
+        double time; /* when it was sent */
+    } check;
+    struct {
+        int64_t pull;    /* number of the pull that it answers */
+        int64_t version; /* of the values */
+        int n;           /* number of tickets; 0: every ticket is applied or skipped */
+        int64_t ticket[LT_MSG_TICKETS];
+    } grant;
+    struct {
+        int64_t steps; /* of the optimizer */
+    } finish;
+} lt_message_body;
+
+#endif
