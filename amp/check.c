@@ -14,12 +14,12 @@
 enum { WHERE_BYTES = 200 };
 
 typedef struct made {        /* a tensor of the first pass */
-    const lt_schema *schema; /* of its op */
+    const lt_schema *schema; /* schema of its op */
     char where[WHERE_BYTES];
     bool backward, leaf, compared;
-    int index;        /* of the output, or of the input whose gradient it is */
-    lt_tensor *x;     /* on the CPU; released once compared */
-    lt_precision row; /* valid once compared */
+    int index;        /* index of the output, or of the input whose gradient it is */
+    lt_tensor *x;     /* the tensor on the CPU; released once compared */
+    lt_precision row; /* the result; valid once compared */
 } made;
 
 struct lt_precision_check {
@@ -29,8 +29,8 @@ struct lt_precision_check {
     /* backward starts with the gradient times 2^k */
     int k;
     bool second;     /* the second pass */
-    lt_dtype half;   /* used by ops of the first pass; LT_F32 if none was */
-    lt_cast_fn cast; /* restored at the end of a pass */
+    lt_dtype half;   /* half dtype in the first pass; LT_F32 if no op used one */
+    lt_cast_fn cast; /* cast function to restore at the end of a pass */
     void *cast_ud;
     lt_status status; /* the first failure */
 };

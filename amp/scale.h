@@ -10,7 +10,7 @@ enum { LT_ANOMALY_BYTES = 512 };
  * one for a leftover gradient that this step adds to; and from LT_ROW_FIRST on, one for each
  * parameter in `measured`, as of the last backward. */
 enum { LT_ROW_UNOWNED, LT_ROW_LEFTOVER, LT_ROW_FIRST };
-enum { LT_STEPS_KEPT = 8 }; /* for lt_loss_scale_step_at() */
+enum { LT_STEPS_KEPT = 8 }; /* steps that lt_loss_scale_step_at() can return */
 
 struct lt_loss_scale {
     lt_ctx *ctx;
@@ -19,14 +19,14 @@ struct lt_loss_scale {
     lt_tensor **measured;         /* parameters that have a row in this step; kept */
     int n_measured, capacity, at; /* at: index in `measured` where the next search starts */
     int last;                     /* row of the gradient that was completed last */
-    lt_wire_scales *wires;        /* if buckets travel in f16; borrowed */
-    lt_grad_stats reduced;        /* of this step's buckets, from all ranks */
+    lt_wire_scales *wires;        /* wire scales, if buckets travel in f16; borrowed */
+    lt_grad_stats reduced;        /* statistics of this step's buckets, over all ranks */
     bool is_reduced;              /* `reduced` decides, not what this rank found */
     bool has_backward;            /* a backward has run since the last decision */
     lt_step_status step_status;   /* the last decision, or LT_PENDING */
     lt_scaled_step step, recent[LT_STEPS_KEPT]; /* the last step; recent ones, at number % 8 */
     bool found_inf_here;  /* this rank has a gradient in this step that is not finite */
-    bool detects_anomaly; /* in this step: see anomaly.h */
+    bool detects_anomaly; /* anomaly detection is on in this step; see anomaly.h */
     /* describes the first result in this step that was not finite; "" if all were finite */
     char anomaly[LT_ANOMALY_BYTES];
 };

@@ -9,12 +9,13 @@ enum {
     AMPLE_HEADROOM = 10,
     EARLY_INTERVAL =
         10, /* with AMPLE_HEADROOM bits of headroom it grows after EARLY_INTERVAL steps */
-    MAX_HEADROOM = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
+    MAX_HEADROOM = TOP + 25, /* headroom of gradients that are all zero, hence below 2^-24 */
     MIN_INTERVAL = 20,
     MAX_INTERVAL = 2000 /* the shortest and longest interval */
 };
-static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-    MAX_WEIGHT = 0.01,  /* of a step in the variance, from the first step on */
+static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999,
+                    QUANTILE = 3.09, /* constants of LogMax */
+    MAX_WEIGHT = 0.01,  /* maximum weight of a step in the variance, from the first step on */
     MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }

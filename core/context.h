@@ -58,7 +58,7 @@ typedef struct lt_fault { /* fault of a rank, for tests; dist triggers it */
 
 typedef struct lt_inf_fault { /* inf in a gradient, for tests; autograd injects it */
     int rank;
-    int64_t step; /* from 1; 0 if no inf is to be injected */
+    int64_t step; /* step of the fault, from 1; 0 for no fault */
     char param[96];
     bool armed;    /* lt_grad_fault() was called */
     bool injected; /* the inf has been injected */

@@ -11,9 +11,9 @@
 struct lt_deferred {
     lt_ctx *ctx;
     lt_device *device;
-    int slot;       /* or -1: value is valid */
-    lt_dtype dtype; /* of the element in the slot */
-    uint64_t mark;  /* after the copy */
+    int slot;       /* slot number; -1 once value is valid */
+    lt_dtype dtype; /* dtype of the element in the slot */
+    uint64_t mark;  /* mark after the copy */
     double value;
 };
 

@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-typedef struct lt_range { /* of device memory */
+typedef struct lt_range { /* a range of device memory */
     char *start;
     size_t bytes;
 } lt_range;
-typedef struct lt_ranges { /* sorted by address */
+typedef struct lt_ranges { /* ranges, sorted by address */
     lt_range *at;
     size_t n, capacity; /* entries in use and allocated */
 } lt_ranges;
@@ -45,7 +45,7 @@ typedef struct lt_pool {
 typedef struct lt_device {
     const char *name; /* "cpu", "cuda:0" */
     void *(*alloc)(struct lt_device *device,
-                   size_t bytes); /* 64-byte aligned; NULL if out of memory */
+                   size_t bytes); /* memory aligned to 64 bytes; NULL if out of memory */
     void (*free)(struct lt_device *device, void *p, size_t bytes);
     lt_status (*copy)(struct lt_device *device, void *dst, const void *src, size_t bytes);
     lt_status (*convert)(struct lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,

@@ -20,7 +20,7 @@ enum {
     LT_COMM_TAIL = 256 /* maximum length of a tail */
 };
 
-typedef struct lt_device_comm { /* of this rank; private fields of the plugin follow */
+typedef struct lt_device_comm { /* the communicator of one rank; the plugin adds private fields */
     const struct lt_device_comm_calls *calls;
     /* statistics from prepare(), valid once poll() has set *done: largest finite magnitude, or 0;
      * number of elements that are not finite */
@@ -40,10 +40,10 @@ typedef struct lt_device_sum { /* data = sum over all ranks of scale * data */
     int64_t count;
     lt_dtype dtype; /* a float dtype */
     lt_dtype wire;  /* dtype of the sum: same as dtype, or f16 or bf16 if dtype is f32 */
-    /* (count) of dtype wire, on the device; NULL if wire == dtype, then data itself is summed */
+    /* (count) values of dtype wire, on the device. NULL if wire == dtype: then data is summed */
     void *on_wire;
-    /* of this rank. The product is computed in f32, or in f64 if dtype is f64, then rounded to
-     * wire */
+    /* the factor of this rank. The product is computed in f32, or in f64 if dtype is f64, and then
+     * rounded to wire */
     double scale;
     int n_tail; /* numbers of comm->tail to sum */
 } lt_device_sum;

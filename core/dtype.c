@@ -124,7 +124,7 @@ static float f64_to_odd(double d)
     if (isnan(d) || (double)f == d)
         return f;
     uint32_t u = bits_of(f);
-    if (fabs((double)f) > fabs(d)) /* was rounded away from zero (or to infinity): undo */
+    if (fabs((double)f) > fabs(d)) /* undo a rounding away from zero or to infinity */
         u--;
     return float_of(u | 1);
 }

@@ -32,7 +32,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a file's data are cop
 
 enum {
     MAX_VALUES = 1 << 18, /* JSON values: up to 14 per tensor, 1 per metadata entry */
-    MAX_DIGITS = 15,      /* of a number, so that a double in cJSON is exact */
+    MAX_DIGITS = 15,      /* digits of a number, so that a double in cJSON is exact */
     CHUNK = 4096          /* elements read at a time */
 };
 
@@ -43,7 +43,7 @@ const char *const lt__format_names[LT_DTYPE_COUNT] = {
 
 typedef struct named { /* first member of entry and pair */
     const char *name;
-    int position; /* in the header */
+    int position; /* its position in the header */
 } named;
 
 typedef struct entry {
@@ -89,7 +89,7 @@ lt_status lt__bad(const char *path, const char *fmt, ...)
 const char *lt__printable(const char *text, char buffer[72])
 {
     size_t n = strnlen(text, 64);
-    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* does not split a UTF-8 character */
+    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* keep UTF-8 characters whole */
         n--;
     for (size_t i = 0; i < n; i++)
         buffer[i] = (uint8_t)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
@@ -534,7 +534,7 @@ static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dt
 {
     size_t size = lt_dtype_bytes(dtype), file_size = lt_dtype_bytes(e->dtype);
     for (size_t done = 0, n; done < e->count; done += n) {
-        uint64_t raw[CHUNK]; /* has room for 8-byte elements */
+        uint64_t raw[CHUNK]; /* space for elements of up to 8 bytes */
         n = e->count - done < CHUNK ? e->count - done : CHUNK;
         LT_TRY(read_at(f, f->data + e->begin + done * file_size, raw, n * file_size));
         lt_convert(to + done * size, dtype, raw, e->dtype, n);

@@ -136,8 +136,8 @@ lt_status lt_file_replace(const char *path, const void *data, size_t bytes)
 typedef struct writer {
     int fd;         /* -1: count bytes only */
     int error;      /* errno of the first failure; nothing is written after it */
-    uint64_t bytes; /* written or counted so far */
-    lt_sha256 sha;  /* of these bytes */
+    uint64_t bytes; /* bytes written or counted so far */
+    lt_sha256 sha;  /* digest of these bytes */
     size_t used;
     char buffer[8192];
 } writer;

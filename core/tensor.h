@@ -21,7 +21,7 @@ extern "C" {
 typedef struct lt_storage {
     lt_atomic_int refs;
     lt_atomic_uint
-        version; /* counts in-place writes, so that backward detects a modified saved tensor */
+        version; /* number of in-place writes, so that backward detects a modified saved tensor */
     lt_ctx *ctx;
     lt_device *device;
     void *data;

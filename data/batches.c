@@ -47,7 +47,7 @@ typedef struct slot { /* a batch in preparation */
     lt_tensor *x, *y;
     lt_storage *stage[2];         /* pinned memory for x and y, reused by each batch of the slot */
     lt_tensor *there_x, *there_y; /* copies on the accelerator, once uploaded */
-    /* after the upload of this batch, or of the slot's previous batch until it has finished */
+    /* mark after the upload of this batch, or of the slot's previous batch until it has finished */
     uint64_t mark;
     chunk *chunks;
     int n_chunks, n_open; /* all chunks, and those not completed yet */
@@ -75,7 +75,7 @@ struct lt_batches {
 
     slot slots[AHEAD]; /* a ring buffer of n_slots */
     int n_slots, head, busy;
-    chunk *chunks; /* of all slots */
+    chunk *chunks; /* chunks of all slots */
     lt_queue *to_do, *done;
     worker *workers;          /* without threads, one entry for the owner */
     int n_workers, n_started; /* threads */

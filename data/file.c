@@ -20,7 +20,7 @@ const char *lt__short_path(const char *path, char buffer[LT_SHORT_PATH_BYTES])
         from = end - MOST;
         const void *slash = memchr(from, '/', MOST);
         for (from = slash ? slash : from; (*from & 0xc0) == 0x80; from++)
-            ; /* does not split a UTF-8 character */
+            ; /* keep UTF-8 characters whole */
         memcpy(to, "...", DOTS);
         to += DOTS;
     }

@@ -149,7 +149,7 @@ void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
 
 typedef struct tensors {
     lt_source base;
-    lt_tensor *images, *labels; /* on the CPU: views or copies, outside any scope */
+    lt_tensor *images, *labels; /* views or copies on the CPU, outside any scope */
 } tensors;
 
 static lt_status read_tensors(const lt_source *source, int64_t i, lt_sample_buffers *buffers,

@@ -40,7 +40,7 @@ struct lt_source {
     atomic_int refs;
     lt_ctx *ctx; /* kept */
     int64_t count, h, w, c, classes;
-    lt_dtype dtype; /* of the images */
+    lt_dtype dtype; /* dtype of the images */
     bool in_files;  /* reading is slow, so use more workers by default */
     /* Reads image i and its label. The pixels are valid until the buffers are used for the next
      * sample. image = NULL: only the label, which cannot fail. Thread-safe. */

@@ -16,7 +16,7 @@ typedef struct lt_bn_layer {
     int64_t channels;
     size_t at; /* on an accelerator: offset in bytes of its mean and variance in staging */
     int64_t pending_count; /* values per channel of the statistics being downloaded, or 0 */
-    lt_dtype dtype;        /* of the statistics being downloaded */
+    lt_dtype dtype;        /* dtype of the statistics being downloaded */
 } lt_bn_layer;
 
 /* All layers seen, in the same order on all ranks. All zeros: no layers. */
@@ -26,7 +26,7 @@ typedef struct lt_bn_layers {
     lt_device *device; /* the accelerator that has some of them, or NULL */
     void *staging;     /* CPU memory for copies from and to device */
     size_t staging_bytes;
-    uint64_t mark; /* in the stream of device, after the downloads */
+    uint64_t mark; /* mark in the stream of device, after the downloads */
 } lt_bn_layers;
 
 /* Adds the layers that have pending statistics in ctx and are not in the list. LT_ENOMEM. */

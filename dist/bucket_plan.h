@@ -8,23 +8,20 @@
 
 enum { LT_FIRST_BUCKET = 1 << 20, LT_BUCKET = 8 << 20 }; /* default sizes in bytes */
 
-typedef enum lt_grad_state {
-    LT_GRAD_NONE,
-    LT_GRAD_PENDING,
-    LT_GRAD_READY
-} lt_grad_state; /* of a gradient on this rank; PENDING: the running backward will add to it */
+/* The state of a gradient on this rank. PENDING: the running backward will add to it. */
+typedef enum lt_grad_state { LT_GRAD_NONE, LT_GRAD_PENDING, LT_GRAD_READY } lt_grad_state;
 
 typedef struct lt_bucket_item { /* a parameter */
     lt_tensor *x;               /* kept */
     lt_grad_place place;
     int arena; /* number of its arena, in the order of first use, so it is equal on all ranks */
     int bucket;
-    lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
-    bool frozen;         /* was frozen at the first backward of the step */
+    lt_grad_state state; /* during an exchange, only written under the lock */
+    bool frozen;         /* x was frozen at the first backward of the step */
     bool has_optim;      /* x has an optimizer, so stats may decide whether the step is applied */
     bool measured;       /* stats are up to date */
-    lt_grad_stats stats; /* of the gradient, if measured */
-    lt_grad_stats stats_before; /* of the shards already in the tree sums of this step */
+    lt_grad_stats stats; /* statistics of the gradient, if measured */
+    lt_grad_stats stats_before; /* statistics of the shards in the tree sums of this step */
     bool summed;                /* some shard of this step had a gradient */
     void *leftover;   /* copy of the leftover gradient, restored for each shard; or NULL */
     bool added;       /* this rank has added to the gradient in this step */
@@ -35,13 +32,13 @@ typedef struct lt_bucket_item { /* a parameter */
 typedef struct lt_planned_bucket {
     int first, end;  /* items [first, end), all in one arena */
     int pending;     /* number of items that are pending; under the lock */
-    uint64_t mark;   /* in the accelerator's stream, after the last gradient; under the lock */
+    uint64_t mark;   /* mark in the accelerator's stream, after the last gradient; under the lock */
     lt_bucket times; /* values of lt__seconds(), not relative to the start of backward */
 } lt_planned_bucket;
 
 typedef struct lt_bucket_plan { /* all zeros: no parameters */
     lt_bucket_item *items;      /* sorted by arena, then offset */
-    lt_planned_bucket *buckets; /* in the order of sending, which begins with the last items */
+    lt_planned_bucket *buckets; /* buckets as they are sent: the last items first */
     int n_items, n_buckets, n_arenas;
 } lt_bucket_plan;
 

@@ -5,7 +5,7 @@
 #include "dist/dist.h"
 
 enum { LT_WHAT_BYTES = 48 };
-enum { LT_SEEN_BYTES = 128 }; /* of a text such as "; it was last seen at train.lua:31, step 7" */
+enum { LT_SEEN_BYTES = 128 }; /* size of a text like "; it was last seen at train.lua:31, step 7" */
 
 typedef enum lt_coll_kind {
     LT_COLL_NONE,
@@ -16,7 +16,7 @@ typedef enum lt_coll_kind {
 
 typedef struct lt_coll_sig { /* sent between processes as raw bytes */
     lt_coll_kind kind;
-    int root; /* of a broadcast */
+    int root; /* root rank of a broadcast */
     lt_dtype dtype, wire;
     int64_t count;            /* elements of a sum; bytes of a broadcast */
     char what[LT_WHAT_BYTES]; /* name for messages, such as "bucket 3"; truncated if too long */

@@ -13,10 +13,10 @@
 
 _Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a tail fits in a device sum");
 
-typedef struct lt_device_exchange { /* all zeros: before lt__device_exchange_choose() */
+typedef struct lt_device_exchange { /* all zeros before lt__device_exchange_choose() */
     bool chosen;
     lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
-    void *on_wire;          /* on the device: a bucket in the wire dtype */
+    void *on_wire;          /* a bucket in the wire dtype, on the device */
     size_t capacity;        /* size of on_wire in bytes */
     lt_bucket_range *zeros; /* (n_zeros) scratch: the ranges of a bucket to set to zero */
     int n_zeros;

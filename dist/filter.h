@@ -8,8 +8,8 @@
 
 typedef struct lt_filter { /* all zeros: no filter */
     lt_bucket_filter callbacks;
-    /* copy: of a bucket that travels in f16, in case it must be sent again. side: where a bucket
-     * and its tail are summed if the memory after the bucket is in use */
+    /* copy: a copy of a bucket that travels in f16, in case it must be sent again. side: memory in
+     * which a bucket and its tail are summed if the memory after the bucket is in use */
     void *copy, *side;
     size_t capacity, side_capacity; /* sizes of copy and of side in bytes */
 } lt_filter;

@@ -33,7 +33,7 @@ struct lt_group {
     pthread_cond_t idle;
     atomic_bool awaited; /* the rank's thread is in lt_group_wait() and computes nothing */
     int open;            /* number of tasks that are started and not done */
-    lt_status status;    /* of the first task that failed */
+    lt_status status;    /* status of the first task that failed */
     char message[1024];  /* its error message */
 };
 

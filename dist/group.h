@@ -11,7 +11,7 @@
 typedef struct lt_part {
     int *rank; /* (size) their ranks in the job, ascending */
     int size;
-    int index; /* of this rank among them */
+    int index; /* index of this rank among them */
 } lt_part;
 
 /* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
@@ -45,7 +45,7 @@ typedef struct lt_transport {
     lt_status (*join)(void *self, const lt_part *part, const int64_t *handles, void **of_part);
     /* whether the next waits may spin; allreduce_side has its own parameter for this */
     void (*set_spin)(void *self, bool spin);
-    int (*cpus)(const void *self); /* of this rank; 0 if there are fewer CPUs than ranks */
+    int (*cpus)(const void *self); /* CPUs of this rank; 0 if there are fewer CPUs than ranks */
     int (*local_rank)(const void *self);
     lt_status (*leave)(void *self); /* or NULL */
     void (*close)(void *self);      /* leaves, and frees self */

@@ -11,7 +11,7 @@
 
 typedef struct shared { /* one for all ranks of the job, and one for each part */
     atomic_int refs;
-    _Atomic(struct shared *) parts; /* of the job, linked by `next`; freed with it */
+    _Atomic(struct shared *) parts; /* parts of the job, linked by `next`; freed with it */
     struct shared *next;
     _Alignas(128) char control[];
 } shared;

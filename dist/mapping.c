@@ -23,9 +23,9 @@ enum { NUMBER_BITS = 12, FD_BITS = 14, OFFSET_BITS = 64 - NUMBER_BITS - FD_BITS 
 
 typedef struct mapping {
     struct mapping *next;
-    int pid; /* of the owner, or 0 for this process */
+    int pid; /* process id of the owner, or 0 for this process */
     unsigned number;
-    int fd; /* in the owner's process */
+    int fd; /* descriptor in the owner's process */
     char *data;
     size_t bytes;
 } mapping;

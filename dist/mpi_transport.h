@@ -21,15 +21,17 @@ typedef struct mpi_transport {
     lt_mappings *mappings;
     lt_shm shm, shm_side; /* one for each channel, like the rings */
     lt_ring ring, ring_side;
-    lt_nodes nodes;        /* those with ranks of this group; contains ranks in the job */
-    lt_notices *notices;   /* of other nodes; NULL if not the first rank of its node in the job */
-    lt_liveness *liveness; /* of other nodes; likewise */
+    lt_nodes nodes; /* nodes with ranks of this group, by their numbers in the job */
+    /* notices and liveness of other nodes; NULL unless this rank is the first of its node in the
+     * job */
+    lt_notices *notices;
+    lt_liveness *liveness;
     lt_group_config config;
     /* The fields below are only for the job. */
     int *pidfd; /* (slots); -1 if the system has no pidfds */
     int cpus;
     lt_mail *mail;  /* NULL until the first lt__group_mail() */
-    int splits;     /* so far */
+    int splits;     /* number of splits so far */
     void **offered; /* (n_offered) control blocks of parts that this rank has made */
     int n_offered;
     pthread_mutex_t lock;       /* guards the field below */

@@ -158,7 +158,7 @@ lt_status lt__nodes_select(lt_nodes *nodes, const lt_nodes *job, const int *rank
 {
     LT_TRY(allocate(nodes, size));
     for (int i = 0; i < n; i++) {
-        int first = 0; /* of these ranks, the first one on the node of rank[i] */
+        int first = 0; /* index of the first of these ranks on the node of rank[i] */
         while (job->first_of[rank[first]] != job->first_of[rank[i]])
             first++;
         nodes->first_of[rank[i]] = rank[first];

@@ -13,7 +13,7 @@
 
 typedef struct lt_nodes {
     int *rank_of, *pid, n_here; /* (n_here) rank and process id of each slot of this node */
-    lt_shm_control *control;    /* of this node, in a mapping */
+    lt_shm_control *control;    /* control block of this node, in a mapping */
     void *own_mapping;          /* if this rank made a control block, its mapping; or NULL */
     /* (ranks) when the notice of each node arrived here, as lt__seconds(), or 0; see notices.h.
      * Common to the ranks of this node */

@@ -15,23 +15,23 @@ typedef struct lt_record { /* all zeros: nothing written yet */
     size_t count;
     int ranks, parameters;
     lt_bn_layers bn_layers;
-    double loss;          /* of this rank in this step, except deferred losses */
+    double loss;          /* loss of this rank in this step, without deferred losses */
     lt_deferred **losses; /* (n_losses) deferred losses of this step, from an accelerator */
     int n_losses, capacity;
     char where[LT_WHERE_BYTES]; /* location of the first deferred loss, for messages */
     double share;               /* weight of this rank's loss in the loss of the global batch */
-    int64_t step;               /* of this record, for messages */
+    int64_t step;               /* step of this record, for messages */
 } lt_record;
 
 typedef struct lt_rank_record { /* the separate numbers of one rank */
     int rank;
-    double share; /* of the batch */
+    double share; /* this rank's share of the batch */
     int backwards, stop_reason;
     uint32_t steps;  /* lt_steps_digest() */
     int tail;        /* numbers in the tail of each bucket */
     uint32_t agree;  /* a digest of what must be the same on all ranks */
-    uint32_t writes; /* to parameters and running statistics since the last record, other than by
-                      * optimizers */
+    uint32_t writes; /* number of writes to parameters and running statistics since the last record,
+                      * other than by optimizers */
 } lt_rank_record;
 
 /* Adds the loss of a backward to the step. Ignores a loss that does not have exactly one element.

@@ -25,15 +25,15 @@ struct lt_reducer {
     lt_tensor **sent;       /* (plan.n_items) scratch; becomes lt_packet.x */
     double share;           /* rows of this rank (or its current shard) / rows of the batch */
     double began;           /* time when the last backward began */
-    int backwards;          /* in this step so far */
-    int most_backwards;     /* the most in any step so far; 0 before the first step */
-    int expected_backwards; /* in each step, or 0 if not set */
+    int backwards;          /* backward passes in this step so far */
+    int most_backwards;     /* maximum in any step so far; 0 before the first step */
+    int expected_backwards; /* backward passes in each step, or 0 if not set */
     bool exchanged;         /* an exchange was started since the last optimizer step */
-    bool synchronized;      /* that exchange is over and the summed gradients are in place */
-    bool more;              /* gradients or parameters were added since that exchange */
+    bool synchronized;      /* the exchange is over and the summed gradients are in place */
+    bool more;              /* gradients or parameters were added since the exchange */
     bool broken;            /* backward failed during an exchange */
     int64_t begun_step;     /* the last step whose first backward has begun */
-    int64_t rows;           /* of the global batch; 0 if not set */
+    int64_t rows;           /* rows of the global batch; 0 if not set */
     uint32_t data;          /* see lt_reducer_set_data() */
     uint32_t *written;      /* (plan.n_arenas) version counter of each arena at the last record */
     uint32_t bn_written;    /* sum of the version counters of running statistics */
@@ -43,8 +43,8 @@ struct lt_reducer {
     bool has_share;         /* the share of the current shard is set */
     bool summed;            /* the current shard is in the tree sums */
     lt_tree_sum *tree_sums; /* one for each arena */
-    lt_tree_sum record_sum; /* of the records of the shards */
-    lt_step_status step_status; /* of the last optimizer step */
+    lt_tree_sum record_sum; /* tree sum of the records of the shards */
+    lt_step_status step_status; /* status of the last optimizer step */
     lt_reduced_step last;
     pthread_mutex_t lock; /* guards fields of the plan that two threads use: see bucket_plan.h */
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */

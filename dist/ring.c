@@ -18,7 +18,7 @@ enum { CHUNK = 48 << 10, DEPTH = 64 };
 enum { SMALL = 32 << 10 };                /* sums of at most that many bytes use pairs of members */
 static const double SPIN_SECONDS = 30e-6; /* an MPI test takes a few microseconds */
 static const double LOST_SECONDS = 0.5;   /* see lost() */
-enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
+enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* limits of a sleep */
 
 lt_status lt__ring_open(lt_ring *r)
 {

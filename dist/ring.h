@@ -19,8 +19,8 @@
 typedef struct lt_ring { /* one member's view */
     const lt_net *net;   /* borrowed */
     const int *rank;     /* (size) the rank of each member, ascending. Borrowed */
-    int index, size;     /* of this member; number of members */
-    int channel;         /* of the network, for collectives */
+    int index, size;     /* index of this member; number of members */
+    int channel;         /* channel of the network, for collectives */
     int base;            /* added to LT_NET_CONTROL for messages between two ranks */
     double timeout;      /* seconds without progress until a wait fails */
     double grace;        /* extra seconds, for a peer that may itself be waiting for others */
@@ -30,8 +30,8 @@ typedef struct lt_ring { /* one member's view */
      * waiting, or the error that ends the wait. */
     lt_status (*check)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
-    char *slots;                /* for chunks in transit */
-    uint64_t bytes;             /* sent so far */
+    char *slots;                /* memory for chunks in transit */
+    uint64_t bytes;             /* bytes sent so far */
     char seen[LT_SEEN_BYTES];   /* location of this member, from lt__shm_last_seen() */
     char before[LT_SEEN_BYTES]; /* location of the previous member at the last lt__ring_match() */
     int missing;                /* after a failure, the rank that probably caused it */

@@ -40,7 +40,7 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     double grace;         /* extra seconds, for a rank that may itself be waiting for others */
     bool spin;            /* waits may spin before they sleep */
     uint32_t collectives; /* number of collectives so far */
-    uint64_t bytes;       /* exchanged with other ranks so far */
+    uint64_t bytes;       /* bytes exchanged with other ranks so far */
     /* For ranks that are processes; NULL for threads. A process can access the memory of another
      * process only if it is shared. Data elsewhere is copied through the staging buffer, one chunk
      * at a time. Threads access all data by its address and do not die alone. `slot` is a slot in

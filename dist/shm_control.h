@@ -21,15 +21,15 @@ typedef struct view { /* how other ranks see a rank's data */
     bool staged; /* it is a copy in the staging buffer, as much as fits */
 } view;
 
-typedef struct mailbox {                  /* for messages from one rank to another */
+typedef struct mailbox {                  /* messages from one rank to another */
     _Alignas(64) atomic_uint sent, taken; /* number of chunks so far */
-    size_t bytes;                         /* of the whole message */
+    size_t bytes;                         /* size of the whole message */
     view view;
 } mailbox;
 
 typedef enum state { PRESENT, QUIET, LEFT } state;
 
-typedef struct post {                       /* of one rank in one channel */
+typedef struct post {                       /* what one rank has posted in one channel */
     _Alignas(128) atomic_uint posted, done; /* number of collectives so far */
     lt_coll_sig sig;
     double scale;

@@ -15,8 +15,8 @@ typedef struct lt_staging { /* initially all zeros, except the device */
     struct lt_stage {
         void *at; /* (capacity) bytes of pinned CPU memory */
         size_t capacity;
-        uint64_t mark; /* of the upload from it; 0 if no upload is pending */
-    } stage[2];        /* used in turn */
+        uint64_t mark; /* mark of the upload from it; 0 if no upload is pending */
+    } stage[2];        /* two buffers, used in turn */
     int turn;
     uint64_t last; /* mark of the last upload; 0 if the stream already waits for it */
 } lt_staging;

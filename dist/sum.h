@@ -15,7 +15,7 @@ typedef struct lt_summand { /* the array of one rank, borrowed, and its factor *
     double scale;
 } lt_summand;
 
-enum { LT_MAX_SUMMANDS = 256 }; /* in one sum: the maximum number of ranks on a node */
+enum { LT_MAX_SUMMANDS = 256 }; /* the maximum number of ranks on a node */
 
 /* Whether sums of this dtype are supported. */
 bool lt__sum_supports(lt_dtype dtype);

@@ -9,11 +9,11 @@
 
 #include "core/core.h"
 
-enum { LT_TREE_SUM_LEVELS = 8 }; /* for up to 256 shards */
+enum { LT_TREE_SUM_LEVELS = 8 }; /* enough for 256 shards */
 
 typedef struct lt_tree_sum { /* all zeros: nothing added yet */
     void *level[LT_TREE_SUM_LEVELS];
-    size_t bytes; /* of each level */
+    size_t bytes; /* size of each level */
 } lt_tree_sum;
 
 /* 0 shards are always valid. Any other number must be a power of two up to 256 and a multiple of

@@ -340,7 +340,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
     set_coefficients(c, k);
 }
 
-typedef struct gradients { /* of the inputs from SCALE to VAR, and whether to add to them */
+typedef struct gradients { /* gradients of the inputs from SCALE to VAR; add: add to old values */
     lt_numbers of[VAR + 1];
     bool add[VAR + 1];
 } gradients;

@@ -59,7 +59,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         LT_WITH_BF16(                                                                              \
             LT_FLOATS, b->dtype, T, E, const E *dzs = b->in[0];                                    \
             const E *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
-            E *out = b->z; /* may be equal to dzs */                                               \
+            E *out = b->z; /* dzs and out may be the same array */                                 \
             const bool add = b->add; const int64_t n = b->n;                                       \
             LT_IVDEP for (int64_t i = 0; i < n; i++) {                                             \
                 const T dz = LT_VALUE(dzs[i]), x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);           \

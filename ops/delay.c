@@ -111,7 +111,7 @@ const lt_op lt__op_gap_grad = {
 /* ==== ddc_step ================================================================================ */
 
 typedef struct ddc_sums {
-    double c, g; /* of the squares of the compensation and of the gradient */
+    double c, g; /* sums of squares of the compensation and of the gradient */
 } ddc_sums;
 
 static lt_status ddc_shape(lt_call *c)

@@ -62,7 +62,7 @@ struct ddc_update {
 };
 
 struct ddc_sums {
-    double c, g; /* of the squares of the compensation and of the gradient */
+    double c, g; /* sums of squares of the compensation and of the gradient */
 };
 
 struct ddc_join {

@@ -50,7 +50,7 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
     uint32_t lowest = lt__lowest_kept(p);
     LT_FLOATS(b->dtype, T,
         const T *in = b->in[0];
-        T *out = b->z; /* may be equal to in */
+        T *out = b->z; /* in and out may be the same array */
         const bool add = b->add;
         T scale = (T)lt__kept_scale(p);
         LT_IVDEP

@@ -20,9 +20,9 @@ enum { MAX_TASKS = 64 };
 
 typedef struct {
     int64_t samples, rows, channels;
-    int64_t groups, width;     /* in a sample; channels in a group */
+    int64_t groups, width;     /* groups in a sample; channels in a group */
     int64_t part_rows, parts;  /* rows in a part; parts in a sample */
-    int64_t all_parts;         /* of all samples */
+    int64_t all_parts;         /* parts in all samples */
     int64_t task_parts, tasks; /* parts in a task; number of tasks */
 } plan;
 
@@ -106,8 +106,8 @@ typedef struct {
     lt_call *c;
     const plan *p;
     int64_t sample, first, rows; /* index of its sample; offset in x; number of rows */
-    pair *pairs;                 /* of its groups */
-    double *buffers;             /* of its task */
+    pair *pairs;                 /* a pair for each of its groups */
+    double *buffers;             /* buffers of its task */
 } part;
 
 static void *buffer(const part *a, int which) { return a->buffers + which * a->p->channels; }

@@ -15,7 +15,7 @@ typedef struct {
     lt_column_plan sample; /* how the rows of a sample are split into parts */
     lt_row_plan group;     /* how the sums of a group are joined: a row for each group */
     int64_t samples, rows, channels;
-    int64_t groups, width; /* in a sample; channels in a group */
+    int64_t groups, width; /* groups in a sample; channels in a group */
 } plan;
 
 static plan plan_for(const lt_call *c)

@@ -232,7 +232,8 @@ static lt_status linear(lt_call *c, bool fast)
                        bias_of(c, c->in), lt__operand(c->out[0], 0), false);
 }
 
-static lt_product linear_product(const sizes *s, int i) /* of the gradient of input i */
+/* The product that computes the gradient of input i. */
+static lt_product linear_product(const sizes *s, int i)
 {
     return i == X ? lt__product_of(1, s->m, s->k, s->n, false, false)
                   : lt__product_of(1, s->n, s->k, s->m, true, false);

@@ -348,11 +348,11 @@ LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
 }
 
 /* Prefetches the block at the same position in the next row of windows. Hardware prefetchers see
- * two rows at a time and do not predict this access. A block is one cache line. */
+ * two rows at a time and do not predict this access. A block, one cache line, may be outside. */
 LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
 {
     int64_t row = p->w.in[1] * p->channels;
-    uint64_t next = (uint64_t)at + (uint64_t)p->w.stride[0] * (uint64_t)row; /* may be outside */
+    uint64_t next = (uint64_t)at + (uint64_t)p->w.stride[0] * (uint64_t)row;
     uintptr_t address = (uintptr_t)p->big + next * (half ? 2 : 4);
     write ? __builtin_prefetch((const void *)address, 1, 2)
           : __builtin_prefetch((const void *)address, 0, 2);

@@ -18,7 +18,7 @@ typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
     LANES = 64,    /* maximum length of a row made of narrow rows end to end */
-    COLUMNS = 256, /* of a block, which one task reduces, with results on the stack */
+    COLUMNS = 256, /* columns of a block, which one task reduces with results on the stack */
     PART = 16384,  /* minimum number of elements of a part */
     MAX_PARTS = 64,
     ENOUGH_TASKS = 32,       /* with this many blocks, no parts are needed */
@@ -41,7 +41,7 @@ typedef struct {
     reduction_kind kind;
     lt_dtype in, acc, out;
     char start[8];  /* start value of a reduction, of type acc */
-    double divisor; /* of float results: the count for a mean, else 1 */
+    double divisor; /* divisor of float results: the count for a mean, else 1 */
     bool add;       /* add to the output instead of overwriting it */
 } reduction;
 

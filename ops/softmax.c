@@ -93,7 +93,7 @@ LT_SIMD static void exp_row(lt_dtype dtype, void *out, const void *in, int64_t n
 
 typedef struct {
     int64_t rows, n; /* n: elements of a row */
-    int64_t stride;  /* from one element of a row to the next */
+    int64_t stride;  /* distance between adjacent elements of a row */
 } plan;
 
 static plan plan_for(const lt_call *c, const lt_tensor *x)

@@ -34,7 +34,7 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 
 #define BACKWARD_LOOP(T, E, dx_of)                                                                 \
     const E *in = b->in[0], *saved = b->in[1];                                                     \
-    E *out = b->z; /* may be equal to in */                                                        \
+    E *out = b->z; /* in and out may be the same array */                                          \
     const bool add = b->add;                                                                       \
     const int64_t n = b->n;                                                                        \
     LT_IVDEP                                                                                       \

@@ -106,7 +106,7 @@ static lt_status export_settings(const settings *s)
     bool is_set = n >= 0 && setenv("LUATRAIN_LAUNCH", text, 1) == 0;
     if (n >= 0)
         free(text);
-    if (s->hosts || s->host_file) /* of Open MPI 4 and 5 */
+    if (s->hosts || s->host_file) /* the variables of Open MPI 4 and 5 */
         is_set &= setenv("OMPI_MCA_orte_keep_fqdn_hostnames", "1", 0) == 0 &&
                   setenv("PRTE_MCA_prte_keep_fqdn_hostnames", "1", 0) == 0;
     return is_set ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the environment");

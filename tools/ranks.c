@@ -21,9 +21,10 @@ typedef struct job {
     const ranks *ranks;
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t ended;
-    int running;             /* ranks that have not ended */
-    bool first_ended;        /* rank 0 has ended */
-    lt_status first, failed; /* of rank 0, with MPI of this rank; of the first rank that failed */
+    int running;      /* ranks that have not ended */
+    bool first_ended; /* rank 0 has ended */
+    /* the status of rank 0, or of this rank with MPI; the status of the first rank that failed */
+    lt_status first, failed;
     char first_text[1024], failed_text[1024]; /* their messages */
 } job;
 

@@ -12,7 +12,7 @@ typedef struct relay {
     int from, to;      /* descriptors: the pipe's read end, and the destination */
     atomic_bool ended; /* the child has ended */
     pthread_t thread;
-    const char *phrase; /* to look for in the output, or NULL */
+    const char *phrase; /* text to look for in the output, or NULL */
     size_t matched;     /* the output so far ends with this many bytes of the phrase */
     bool is_found;      /* whether the phrase occurred; valid when the thread has ended */
 } relay;

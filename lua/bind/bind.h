@@ -60,7 +60,7 @@ typedef struct lt_lua {
     int micro;                       /* micro-batches of a batch and replica */
     bool joins_async;    /* the ranks train asynchronously, without a reducer; see async.c */
     bool needs_async;    /* optimizer steps require asynchronous training, perhaps simulated */
-    bool is_async;       /* it has begun: there are no collectives, shards or other ranks */
+    bool is_async;       /* the training is asynchronous: no collectives, shards or other ranks */
     bool no_sync;        /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;        /* inside lt.on_root, which only rank 0 runs; see dist.c */
     int n_cross_entropy; /* calls of cross_entropy; see calls_of_cross_entropy() in ops.c */

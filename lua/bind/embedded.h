@@ -8,8 +8,8 @@
 
 typedef struct lt_embedded {
     const char *name, *text; /* name, without "luatrain.", such as "train.run"; source */
-    size_t length;           /* of text, in bytes */
+    size_t length;           /* length of text in bytes */
 } lt_embedded;
-extern const lt_embedded lt__embedded[]; /* ends with a NULL name */
+extern const lt_embedded lt__embedded[]; /* all files; the last name is NULL */
 
 #endif

@@ -16,7 +16,7 @@ enum { LT_PLAN_BUCKETS = 256, LT_MAX_PLANS = 1024 };
 
 /* The first member of a plan. */
 typedef struct lt_plan {
-    struct lt_plan *next; /* in its bucket */
+    struct lt_plan *next; /* next plan of its bucket */
     const void *key;
 } lt_plan;
 

@@ -207,7 +207,7 @@ static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
     double count = (double)((end - first) / p->channels);
     for (int64_t k = 0; k < p->channels; k++) {
         int64_t at = place_of(p, k);
-        double miss = sums[at] / count; /* from the center to the mean */
+        double miss = sums[at] / count; /* distance from the center to the mean */
         squares[at] -= miss * sums[at];
         sums[at] = center[lane_of(p, k)] + miss;
     }

@@ -58,7 +58,7 @@ typedef struct plan {
     key key;
     dnnl_primitive_t primitive;      /* NULL if oneDNN has no optimised code */
     dnnl_primitive_t packer;         /* NULL if weights are used as they are */
-    dnnl_memory_t operand[OPERANDS]; /* in the caller's layout; NULL if absent */
+    dnnl_memory_t operand[OPERANDS]; /* operands in the caller's layout; NULL if absent */
     /* NULL if unused. ADDED is always NULL: operand[result] points there instead */
     dnnl_memory_t part[PARTS];
     size_t bytes[PARTS];

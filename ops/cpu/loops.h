@@ -117,9 +117,9 @@ typedef struct lt_block { /* a run of dense elements */
     int64_t first;     /* index of the first element in z */
     void *z;           /* n results */
     const void *in[3]; /* n elements of each input */
-    lt_dtype dtype;    /* to compute in: never half, except bf16 if the map allows it */
+    lt_dtype dtype;    /* dtype to compute in: never half, except bf16 if the map allows it */
     bool add;          /* add to the values in z */
-    const lt_call *c;  /* for the op's options */
+    const lt_call *c;  /* the call, with the op's options */
 } lt_block;
 typedef void (*lt_block_fn)(const lt_block *b);
 

@@ -102,7 +102,7 @@ typedef struct {
 } image;
 
 typedef struct {
-    image x, y; /* read in tiles of 4x4; divided into tiles of 2x2 */
+    image x, y; /* x is read in tiles of 4x4; y is divided into tiles of 2x2 */
     bool half;  /* both images are bf16 */
     int64_t pad[2];
     int64_t down, across; /* tiles per image */

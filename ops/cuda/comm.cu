@@ -13,11 +13,11 @@
 static const double CLOSE_SECONDS = 10; /* NCCL usually needs less than one second */
 
 struct comm {
-    lt_device_comm base; /* must be first: the pointer is cast */
+    lt_device_comm base; /* keep this first: the pointer is cast */
     lt_cuda *cuda;
     lt_cuda side; /* launches kernels in its own stream; has only host, name, index and stream */
     lt_nccl nccl;
-    lt_nccl_table calls; /* of NCCL; close_all() may run longer than lt_nvidia lives */
+    lt_nccl_table calls; /* NCCL's functions; a copy, as close_all() may outlive lt_nvidia */
     cudaEvent_t event;   /* recorded after the latest operation */
     bool begun;          /* whether event is pending */
     bool summing;        /* an allreduce has begun that may not be in the stream yet */

@@ -171,7 +171,7 @@ typedef struct pairs {
     int64_t total, of[2]; /* number of pairs; of matrices in x and in y */
     int n_lead;
     int64_t lead[LT_MAX_DIMS];
-    int64_t step[2][LT_MAX_DIMS]; /* in elements; 0 where broadcast */
+    int64_t step[2][LT_MAX_DIMS]; /* steps in elements; 0 for a broadcast axis */
 } pairs;
 
 static void lead_steps(pairs *s, int side, const lt_tensor *t)

@@ -32,7 +32,7 @@ enum { LT_THREADS = 256 }; /* per block, in every kernel */
 #endif
 
 typedef struct lt_cuda {
-    lt_device device; /* must be first: the pointer is cast to lt_device * and back */
+    lt_device device; /* keep this first: the pointer is cast to lt_device * and back */
     const lt_host *host;
     int index;
     cudaStream_t stream;

@@ -17,7 +17,7 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
-enum { MAX_REFUSALS = 4 }; /* of a task. Building a plan can take a second */
+enum { MAX_REFUSALS = 4 }; /* plans that cuDNN refuses for a task. Building one can take a second */
 
 /* ==== Failures ================================================================================ */
 

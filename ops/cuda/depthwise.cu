@@ -33,7 +33,7 @@ typedef struct pass {
     int columns, blocks;  /* adjacent groups in a block; blocks that cover the groups */
     int pad;
     bool turned, add;
-    int patches[2]; /* of an image, vertically and horizontally */
+    int patches[2]; /* patches of an image, vertically and horizontally */
     int all;        /* number of patches, or of pixels for a gradient of w */
     int part;       /* patches or pixels per block */
 } pass;

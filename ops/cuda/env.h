@@ -12,7 +12,7 @@ typedef struct lt_cuda_env { /* borrowed by its users for their whole lifetime *
     const lt_host *host;
     lt_device *device;        /* its copy, convert, fill and add are enqueued in the stream */
     void *stream;             /* cudaStream_t */
-    int index;                /* of the CUDA device, from 0 */
+    int index;                /* number of the CUDA device, from 0 */
     bool deterministic, tf32; /* as in lt_config */
     /* "NVIDIA H200, sm_90, 132 SMs, driver 13000"; a plan file is only valid for the same text */
     const char *model;

@@ -12,7 +12,7 @@ typedef struct library {
     const char *name, *work; /* what the library computes, for the warning */
     bool there, warned;
     char version[24]; /* "" if no library was found */
-    char found[1536]; /* which file is used, or why the library is not there */
+    char found[1536]; /* the file in use, or the reason why there is no library */
 } library;
 
 struct lt_nvidia {

@@ -21,6 +21,7 @@ bool lt__plan_file_put(lt_plan_file *plans, const char *key, const char *value);
 /* Replaces the file atomically if a value was put since it was read. The file's folder must exist.
  * Returns false with a note on failure. */
 bool lt__plan_file_write(lt_plan_file *plans, char *note, size_t bytes);
-void lt__plan_file_free(lt_plan_file *plans); /* does not write. Accepts NULL */
+/* Frees the plans without writing the file. NULL is allowed. */
+void lt__plan_file_free(lt_plan_file *plans);
 
 #endif

@@ -39,7 +39,7 @@ typedef struct lt_reduction_end { /* how to turn the final accumulators into res
     void *out;
     int dtype;      /* lt_dtype of out */
     bool root, add; /* take the square root; add to the values in out */
-    double divisor; /* used by sums without root */
+    double divisor; /* divisor of sums, unless root is set */
 } lt_reduction_end;
 
 /* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and the
