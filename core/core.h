@@ -93,8 +93,8 @@ LT_API lt_status lt_errcode(void);
     } while (0)
 
 /* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, without
- * regard to case, or -1. If no spelling is close, returns a name that ends with word after a - or
- * _: weight_decay for decay. */
+ * regard to case, or -1. If no spelling is close, returns a name whose last part, after a - or _,
+ * is word: weight_decay for decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */
@@ -134,8 +134,9 @@ typedef struct lt_tensor lt_tensor;
 
 typedef struct lt_config { /* zero selects the default */
     uint64_t seed;
-    /* threads for kernels; at most 1024; default: lt_omp_threads(), or if that is 0 lt_cpu_count().
-     * Capped at lt_thread_limit(); lt_threads() returns the actual number */
+    /* number of threads for kernels, at most 1024. The default is lt_omp_threads(), or
+     * lt_cpu_count() if that is 0. A context uses at most lt_thread_limit() threads; lt_threads()
+     * returns the actual number */
     int threads;
     bool reference; /* use only the reference kernels */
     bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
@@ -170,17 +171,17 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
-/* Sets the seed, and restarts all that random numbers depend on: lt_random_step(), the draws of
- * LT_RNG_USER, the count of random calls in a pass, and the count of trees for lt_params_place().
- * The same calls then give the same results again. */
+/* Sets the seed and resets all counters that random numbers depend on: lt_random_step(), the draws
+ * of LT_RNG_USER, the count of random calls in a pass, and the count of trees for
+ * lt_params_place(). The same calls then give the same results again. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */
 LT_API const char *lt_device_name(const lt_ctx *ctx);
-/* The number of CPUs that this process may use: those of its affinity mask, or fewer if a container
- * (cgroup v1 or v2) has a quota of CPU time, rounded up. */
+/* The number of CPUs that this process may use: the number in its affinity mask, or the CPU quota
+ * of its container (cgroup v1 or v2), rounded up, if that is smaller. */
 LT_API int lt_cpu_count(void);
-/* The number of threads in OMP_NUM_THREADS, at most 1024: the first number of a list. 0 if it is
+/* The value of OMP_NUM_THREADS, at most 1024. If it is a list, the first number counts. 0 if it is
  * not set or not a positive number. */
 LT_API int lt_omp_threads(void);
 /* The maximum number of threads OpenMP allows a kernel: OMP_THREAD_LIMIT, or 1 if
@@ -207,9 +208,9 @@ LT_API void lt_stop_listen(lt_ctx *ctx, bool on);
 LT_API int lt_stop_reason(const lt_ctx *ctx);
 
 typedef struct lt_memory { /* memory of one context, in bytes */
-    size_t live;           /* in use now */
+    size_t live;           /* memory in use now */
     size_t peak;           /* highest value of live so far */
-    size_t cached;         /* allocated from the system but unused */
+    size_t cached;         /* memory allocated from the system but unused */
     uint64_t allocations;  /* number of allocations so far */
 } lt_memory;
 LT_API lt_memory lt_memory_stats(const lt_ctx *ctx); /* sum over all devices */
@@ -273,8 +274,8 @@ LT_API void lt_release(lt_tensor *x);      /* drops a reference; NULL is allowed
 LT_API lt_ctx *lt_tensor_ctx(const lt_tensor *x); /* borrowed */
 LT_API lt_dtype lt_tensor_dtype(const lt_tensor *x);
 LT_API int lt_ndim(const lt_tensor *x);
-LT_API int64_t lt_dim(const lt_tensor *x,
-                      int axis); /* counts from 0, or from the end if negative; not checked */
+/* The length of an axis. Axes count from 0, or from the end if negative. axis is not checked. */
+LT_API int64_t lt_dim(const lt_tensor *x, int axis);
 LT_API const int64_t *lt_dims(const lt_tensor *x); /* borrowed; lt_ndim() values */
 LT_API int64_t lt_count(const lt_tensor *x);       /* number of elements */
 /* The elements. Borrowed. NULL with LT_EINVAL if x is dead or pending, or on a device whose memory
@@ -320,8 +321,7 @@ LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
  * by autograd. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
 /* Sets all elements to value, which is rounded if dst has a float dtype. LT_EINVAL if dst has an
- * integer dtype that cannot represent value: a fraction, out of range, NaN. Not recorded by
- * autograd. */
+ * integer dtype and value is a fraction, out of range or NaN. Not recorded by autograd. */
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
 /* The same for an integer value, which is stored exactly in an i64 tensor. */
 LT_MUST lt_status lt_fill_integer(lt_tensor *dst, int64_t value);
@@ -349,7 +349,7 @@ LT_API bool lt_is_dead(const lt_tensor *x);
 
 /* Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). There is no
  * hidden state: each number is a function of (seed, purpose, stream, index). stream is an epoch, a
- * step or a sample id; each use documents which. key = splitmix64(seed + purpose *
+ * step or a sample id, as documented at each use. key = splitmix64(seed + purpose *
  * 0x9e3779b97f4a7c15); counter = (index, stream). */
 typedef enum lt_purpose {
     LT_RNG_USER = 1,
@@ -408,7 +408,7 @@ LT_API int lt_file_find(const lt_file *file, const char *name); /* index, or -1 
 LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim, int64_t *dims);
 /* The value of key in __metadata__, or NULL. Borrowed. */
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
-/* Entry i of __metadata__ in file order, not counting our digest. Returns false past the end.
+/* Entry i of __metadata__ in file order, without the digest. Returns false past the end.
  * Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
 /* Reads tensor i to the context's device. New. NULL with LT_EINVAL if i is out of range (such as -1
@@ -425,8 +425,8 @@ LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
  * which has no digest. */
 LT_MUST lt_status lt_file_verify(lt_file *file);
 
-/* Whether the file has such a digest. False for a file written by another program, and for one of
- * ours if two or more of the characters around the digest are damaged. */
+/* Whether the file has such a digest. False for a file written by another program, and for a file
+ * in which two or more of the characters around the digest are damaged. */
 LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like
@@ -438,9 +438,9 @@ LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 
 /* Atomically replaces a file of any format with these bytes: writes a temporary file next to path,
- * then fsync, rename, fsync of the folder. path always has the old file or the complete new one. If
- * path is a symbolic link, its target is replaced. Permissions are preserved. Only regular files
- * are replaced. LT_EFILE with the reason. */
+ * then fsync, rename, fsync of the folder. At any time path names either the old file or the
+ * complete new file. If path is a symbolic link, its target is replaced. Permissions are preserved.
+ * Only regular files are replaced. LT_EFILE with the reason. */
 LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t bytes);
 
 /* ==== SHA-256 (FIPS 180-4) ==================================================================== */

@@ -37,8 +37,8 @@ typedef struct lt_pool {
 /* The functions a device supplies. Addresses are device addresses. A call may return while its work
  * is still queued in the device's stream; sync() waits for it. copy() of an accelerator also
  * accepts CPU addresses on either side; the CPU must not touch that memory until sync() has
- * returned. Work in the stream may still use memory that was passed to free(). The pool above alloc
- * and free is the same for all devices (pool.c).
+ * returned. Work in the stream may still use memory that was passed to free(). The memory pool that
+ * calls alloc and free is the same code for all devices (pool.c).
  *
  * Only the context's thread makes these calls, except that other threads may call wait, download
  * and upload at the same time. */
@@ -98,7 +98,7 @@ enum { LT_MAX_MARKS = 256 };
  * LT_ENOMEM, or with the pending error of an accelerator. Free it with the same byte count.
  * Thread-safe. 0 bytes is a valid request. */
 void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes);
-/* Pinned memory from the alloc_host() of an accelerator; errors as above. */
+/* Allocates pinned memory with alloc_host() of an accelerator. Fails with the same errors. */
 void *lt__host_alloc(lt_device *device, size_t bytes);
 void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
 /* The same for the CPU. */
@@ -106,8 +106,9 @@ void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 
-/* The CPU quota of this process's cgroup in CPUs, rounded up; 0 if it has none. root: where cgroups
- * are mounted, "/sys/fs/cgroup"; self: the file that names the cgroup, "/proc/self/cgroup". */
+/* The CPU quota of this process's cgroup in CPUs, rounded up; 0 if it has no quota. root: where
+ * cgroups are mounted, "/sys/fs/cgroup"; self: the file that names the cgroup,
+ * "/proc/self/cgroup". */
 int lt__cgroup_cpus(const char *root, const char *self);
 
 /* The device number in "cuda:1"; 0 for "cuda"; -1 for any other text. */
@@ -127,7 +128,7 @@ void *lt__pinned_slot(const lt_ctx *ctx, int slot); /* its address */
 void lt__pinned_slot_give(lt_ctx *ctx, int slot);
 void lt__pinned_slots_close(lt_ctx *ctx);
 
-/* Whether a result of this size is written with non-temporal stores: it will not be in a cache when
+/* Whether a result of this size is written with non-temporal stores. It is then not in a cache when
  * it is next read. */
 static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 << 20; }
 /* Copies with non-temporal stores; src should be in a cache. After its last copy a thread must call
@@ -136,7 +137,7 @@ static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 
 void lt__copy_nontemporal(void *dst, const void *src, size_t bytes);
 void lt__nontemporal_fence(void);
 
-/* Whether the process can map this many more bytes. Some libraries crash or exit when a small
+/* Whether the process can map `bytes` more bytes. Some libraries crash or exit when a small
  * allocation fails, so luatrain checks first. */
 bool lt__can_map(size_t bytes);
 
