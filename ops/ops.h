@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* Opens a context as lt_ctx_new(config) does, with all ops registered. Programs start here.
+/* Opens a context like lt_ctx_new(), and registers all ops in it. Programs start here.
  * config->device may also name an accelerator: new tensors are then allocated on it. Each op
  * computes on the device of its inputs. Data loaders and safetensors I/O keep their internal
  * buffers on the CPU. The accelerator's plugin, libluatrain-cuda.so, is searched for in the folder
@@ -25,9 +25,9 @@ LT_API lt_ctx *lt_open(const lt_config *config);
  * ctx must be from lt_open(), or NULL for the CPU backend. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
-/* Writes which of NVIDIA's libraries the plugin for CUDA finds, a line for each, to buffer (4096
- * bytes suffice) and returns buffer: "cuDNN 9.19.0: /opt/libcudnn.so.9 (skipped: /usr/lib/...)". A
- * device is not needed. Without the plugin, buffer becomes "". */
+/* Lists the NVIDIA libraries that the CUDA plugin finds. Writes one line for each to buffer (4096
+ * bytes suffice) and returns buffer: "cuDNN 9.19.0: /opt/libcudnn.so.9 (skipped: /usr/lib/...)". No
+ * device is needed. Without the plugin, buffer becomes "". */
 LT_API char *lt_libraries(char *buffer, size_t bytes);
 
 /* x *= by, and merges the statistics of x before scaling into *stats, in a single pass.
@@ -62,9 +62,9 @@ LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, in
 /* Combines rows first..first+n-1, all on the accelerator, and stores the result in the step check
  * that lt_step_check_of() returns. Asynchronous. If a value is not finite, the step is skipped. */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
-/* Sets x, a leftover gradient, to zero if it has non-finite values but this step's gradients have
- * none. Row `left` contains the statistics of x, rows first..first+n-1 those of this step's
- * gradients. May block if some of these rows are on an accelerator and some are not. */
+/* Sets x, a leftover gradient, to zero if it has non-finite values and the gradients of this step
+ * are all finite. Row `left` has the statistics of x; rows first..first+n-1 have the statistics of
+ * the gradients of this step. May block if only some of these rows are on an accelerator. */
 LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left,
                                               int first, int n);
 
