@@ -12,11 +12,11 @@
 extern "C" {
 #endif
 
-/* LT_BF16 or LT_F16: each op of ctx now converts its inputs to this dtype or to f32, as its policy
- * in lt_op.cast says, unless one of them is f64. Any other dtype turns autocast off, which is the
- * default: ops do not convert their inputs. The setting during forward counts; backward follows it.
- * To change it temporarily, save lt_autocast() and restore it. In f16, small gradients become 0
- * unless the loss is scaled. */
+/* Turns autocast on if dtype is LT_BF16 or LT_F16: each op of ctx converts its inputs to this dtype
+ * or to f32, as its policy in lt_op.cast says, unless an input is f64. Any other dtype turns
+ * autocast off, the default: ops do not convert their inputs. Backward follows the setting that was
+ * in effect during forward. To change it temporarily, save lt_autocast() and restore it. In f16,
+ * small gradients become 0 unless the loss is scaled. */
 LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
 /* The half-precision dtype that ops run in; LT_F32 while autocast is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
@@ -29,18 +29,20 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  * adjusts k:
  *
  * static    k never changes.
- * dynamic   Like PyTorch's GradScaler: k - 1 if a gradient is not finite, which skips the step, and
- *           k + 1 after `interval` finite steps in a row.
+ * dynamic   Like PyTorch's GradScaler. If a gradient is not finite, the step is skipped and k
+ *           decreases by 1. After `interval` finite steps in a row, k increases by 1.
  * adaptive  The headroom of a step is the number of exponent bits that were left before its largest
- *           gradient would have overflowed. An overflow lowers k by the number of bits by which the
- *           largest finite gradient exceeds the range of f16, and at least by 1; for overflows in a
- *           row the minimum doubles from 1 up to 64. k grows after `interval` steps in a row with a
- *           headroom of 2 bits or more: by half of the bits beyond 2 in the step with the smallest
- *           headroom, and at least by 1. With 10 bits or more it already grows after 10 steps. The
- *           interval is 20 at first. It doubles, up to 2000, when k grows with a headroom of only 2
- *           or 3 bits, and when gradients overflow less than an interval after k grew: that growth
- *           was a mistake and should not be repeated too soon. Any other overflow, which may be a
- *           passing one, resets it to 20.
+ *           gradient would have overflowed.
+ *           An overflow lowers k by the number of bits by which the largest finite gradient exceeds
+ *           the range of f16, but at least by a minimum. The minimum is 1, and doubles with each
+ *           further overflow in a row, up to 64.
+ *           k grows after `interval` steps in a row with a headroom of 2 bits or more, or after 10
+ *           steps in a row with 10 bits or more. Let h be the smallest headroom of these steps: k
+ *           grows by (h - 2) / 2, rounded down, but at least by 1.
+ *           The interval starts at 20. It doubles, up to 2000, when k grows with a headroom of only
+ *           2 or 3 bits. It also doubles when gradients overflow less than an interval after k
+ *           grew: that growth was a mistake and should not be repeated too soon. Any other overflow
+ *           may be temporary and resets the interval to 20.
  *           k is also lowered ahead of an overflow, so that the range of f16 covers 99.9 % of a
  *           normal distribution of the gradients' exponents. Its mean and deviation are averages
  *           over recent steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). LogMax
@@ -58,11 +60,11 @@ typedef enum lt_scale_policy {
 } lt_scale_policy;
 
 enum {
-    /* of k. Backward starts with the gradient 1; times 2^-14 it is still a normal f16 number, so it
-     * keeps full precision */
+    /* minimum of k. Backward starts with the gradient 1. Multiplied by 2^-14, it is still a normal
+     * f16 number and keeps full precision */
     LT_SCALE_MIN = -14,
-    /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would lose range at the top
-     * in order to keep gradients that are negligible */
+    /* maximum of k. It scales the smallest f16 number, 2^-24, to 1. A larger scale would lose range
+     * at the top in order to keep gradients that are negligible */
     LT_SCALE_MAX = 24,
     LT_NO_EXPONENT = -10000 /* the exponent of a step whose gradients are all zero */
 };
@@ -75,9 +77,9 @@ typedef struct lt_scaler { /* checkpoints must save all of it */
     int headroom;           /* adaptive: smallest headroom in these steps, in bits */
     int since;              /* steps since the last growth, at most 2000 */
     int64_t steps, skipped; /* steps so far; how many of them were skipped */
-    int64_t in_a_row;       /* steps skipped in a row, including the last; 0 if that was applied */
-    int at_floor;           /* of in_a_row, those with the lowest possible scale */
-    double mean, variance;  /* adaptive: of the exponents of unscaled gradients in recent steps */
+    int64_t in_a_row; /* steps skipped in a row, including the last; 0 if the last was applied */
+    int at_floor;     /* how many of these steps had the lowest possible scale */
+    double mean, variance; /* adaptive: statistics of the exponents of recent unscaled gradients */
     /* bias corrections of mean and variance: decay^n after n updates */
     double old_mean, old_variance;
 } lt_scaler;
@@ -88,55 +90,55 @@ LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
 /* LT_EINVAL, with the name of the field, if a field is out of range. lt_scaler_update() never
  * produces such a state. */
 LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
-/* Reports a step whose loss was multiplied by 2^k, and adjusts k. The largest finite magnitude of
- * its gradients, still scaled, was in [2^exponent, 2^(exponent + 1)); LT_NO_EXPONENT if all were 0.
- * finite: whether all gradients were finite. Returns whether the step must be applied; otherwise it
- * must be skipped. */
+/* Reports a step whose loss was multiplied by 2^k, and adjusts k. exponent: the largest finite
+ * magnitude of its gradients, still scaled, is in [2^exponent, 2^(exponent + 1)); LT_NO_EXPONENT if
+ * all are 0. finite: whether all gradients are finite. Returns whether the step must be applied;
+ * otherwise it must be skipped. */
 LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== Loss scaling ============================================================================ */
 
 /* A loss scale applies a scaler to the training in a context. Backward multiplies the gradient of
- * the loss by the scale, and divides the gradient of each leaf by it once that is complete, before
- * its hooks run: all other code sees unscaled gradients. The scale is the same in all backwards of
- * a step.
+ * the loss by the scale. It divides the gradient of each leaf by the scale when the gradient is
+ * complete, before its hooks run. All other code sees unscaled gradients. The scale is the same in
+ * all backwards of a step.
  *
- * At an optimizer step the scaler decides whether the step is applied. The decision covers the
- * gradients of all parameters that belonged to any optimizer during backward, as their hooks left
- * them, unless they were discarded since. If one is not finite, the steps of all optimizers until
- * the next backward are skipped: weights, slots and running statistics stay as they are. With
- * several ranks a gradient also counts if it was discarded after the other ranks had learned of it
- * in backward. An accelerator makes the decision itself, see lt_synchronize().
+ * At an optimizer step the scaler decides whether the step is applied. The decision covers all
+ * parameters that belonged to an optimizer during backward. It uses their gradients after hooks,
+ * without gradients that were discarded after backward. If one is not finite, the steps of all
+ * optimizers until the next backward are skipped: weights, slots and running statistics stay as
+ * they are. With several ranks, a discarded gradient still counts if backward has already announced
+ * it to the other ranks. An accelerator makes the decision itself, see lt_synchronize().
  *
  * After ten skipped steps in a row with the lowest possible scale (a static one, or 2^-14),
  * training ends with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
  * checked, and the message names the first op whose result was not finite, its place in the user's
- * code, and whether f16 is the cause. For a loss that is not finite, backward reports these at
- * once, as far as the saved tensors show them. With several ranks, a rank whose own results are not
- * finite reports it; the others run until that failure reaches them. */
+ * code, and whether f16 is the cause. For a loss that is not finite, backward reports the same at
+ * once, as far as the saved tensors show it. With several ranks, the ranks whose own results are
+ * not finite report it; the others continue until they learn of that failure. */
 typedef struct lt_loss_scale lt_loss_scale;
 
-/* A loss scale that is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
+/* Makes a loss scale, which is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
 LT_API lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler);
 /* Frees scale, which must not be in use. NULL is allowed. */
 LT_API void lt_loss_scale_free(lt_loss_scale *scale);
-/* Uses scale from the next backward in ctx on; NULL: none. scale is borrowed until the next call.
- * LT_EINVAL in backward and in a dry run. */
+/* Uses scale from the next backward in ctx on, or no loss scale if scale is NULL. scale is borrowed
+ * until the next call. LT_EINVAL in backward and in a dry run. */
 LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
-/* Its scaler, to read, save or restore between steps. Borrowed. This function and
+/* The scaler, to read, save or restore between steps. Borrowed. This function and
  * lt_loss_scale_step() block while the last decision is pending, see lt_synchronize(). */
 LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
 typedef struct lt_scaled_step { /* a step after its decision */
     int k;                      /* its scale was 2^k */
-    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. The headroom of the step, in bits,
-     * is 15 - exponent */
+    /* exponent of its largest finite gradient, scaled; or LT_NO_EXPONENT. The headroom of the step,
+     * in bits, is 15 - exponent */
     int exponent;
-    bool finite;     /* and therefore applied */
-    int64_t number;  /* of the step, counted from 1 as in lt_scaler */
+    bool finite;     /* all gradients were finite, so the step was applied */
+    int64_t number;  /* number of the step, counted from 1 as in lt_scaler */
     int64_t skipped; /* number of steps skipped so far, including this one */
 } lt_scaled_step;
-/* The last step; number 0 before the first. */
+/* The last step. Its number is 0 before the first step. */
 LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
 /* The number of the last step, even if its decision is pending. Does not block. */
 LT_API int64_t lt_loss_scale_latest_number(const lt_loss_scale *scale);
@@ -147,8 +149,9 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 /* ==== Several ranks =========================================================================== */
 
 /* All ranks must make the same decision, so they vote. Each bucket of gradients carries the votes
- * in its allreduce: the number of ranks that have a gradient that is not finite, and how many ranks
- * have each exponent as their largest. The sums replace the rank's own statistics.
+ * in its allreduce. The votes count the ranks with a gradient that is not finite, and for each
+ * exponent the ranks whose largest gradient has that exponent. The sums replace the statistics of
+ * the rank itself.
  *
  * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
  * 2^exponent, which leaves 2 bits of headroom. If the largest gradient grows by more than 2 bits or
@@ -156,33 +159,33 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * the bucket is sent again. So overflow on the wire costs no step and changes no loss scale. */
 enum {
     LT_WIRE_SCALE_MIN = -120,
-    /* fits f32, with bits left for the ranks' shares. With it, an unscaled gradient becomes 0 on
-     * the wire if its product with the rank's share is below 2^-125 */
+    /* 2^100 fits f32 and leaves bits for the shares of the ranks. With this scale, an unscaled
+     * gradient becomes 0 on the wire if its product with the share of the rank is below 2^-125 */
     LT_WIRE_SCALE_MAX = 100,
     LT_WIRE_SCALES = 256
 };
 typedef struct lt_wire_scales {   /* checkpoints must save all of it */
-    int exponent[LT_WIRE_SCALES]; /* of bucket i, i + LT_WIRE_SCALES, ... */
+    int exponent[LT_WIRE_SCALES]; /* element i is for buckets i, i + LT_WIRE_SCALES, ... */
     int used;                     /* the first `used` exponents are in use */
     int64_t resends;              /* buckets sent again so far */
 } lt_wire_scales;
-/* The initial wire scales, 2^24 each. If that is too high, the first step sends a bucket again with
- * a lower one. */
+/* The initial wire scales, 2^24 each. If that is too high for a bucket, the first step sends the
+ * bucket again with a lower scale. */
 LT_API lt_wire_scales lt_wire_scales_init(void);
 
-/* Like lt_use_loss_scale() in the context of reducer, for all its ranks together: from the next
- * backward on they apply or skip each step alike, and their scalers stay equal. scale may be NULL.
- * All ranks must make the same call, with scalers in equal states.
+/* Like lt_use_loss_scale(), but for all ranks of a reducer. From the next backward on, all ranks
+ * make the same decision about each step, and their scalers stay equal. scale may be NULL. All
+ * ranks must make the same call, with scalers in equal states.
  *
  *     scale = lt_loss_scale_new(ctx, &scaler);
  *     reducer = lt_reducer_new(ctx, group, NULL);
  *     lt_reducer_use_loss_scale(reducer, scale, NULL);
  *
- * wires: the wire scales. Required if gradients travel in f16, with or without a scale; otherwise
- * ignored, and may be NULL. Before a rank reads or writes them or its scaler, it calls
- * lt_group_wait(). scale and wires are borrowed until the next call or the end of the reducer.
- * Waits for an exchange under way, after which the previous scale and wires are not used any more.
- * LT_EINVAL as from lt_use_loss_scale(), or if wires is required but NULL. */
+ * wires: the wire scales. They are required if gradients travel in f16, with or without a loss
+ * scale; otherwise they are ignored and may be NULL. A rank must call lt_group_wait() before it
+ * reads or writes wires or its scaler. scale and wires are borrowed until the next call or the end
+ * of the reducer. Waits for a running exchange; the previous scale and wires are not used
+ * afterwards. LT_EINVAL as from lt_use_loss_scale(), or if wires is required but NULL. */
 LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *scale,
                                             lt_wire_scales *wires);
 
@@ -196,7 +199,7 @@ LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *
  *     lt_precision_check_begin(check, k, false);
  *     forward and backward
  *     lt_precision_check_end(check);
- *     and the same again with true
+ *     the same three steps with true instead of false
  */
 typedef struct lt_precision_check lt_precision_check;
 
@@ -214,22 +217,23 @@ LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 /* The half-precision dtype of the first pass; LT_F32 if no op used one. */
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
-typedef struct lt_precision { /* of one tensor */
+typedef struct lt_precision { /* comparison of one tensor */
     /* place as in lt_where_fn, such as "train.lua:9: net.4 ", and op, such as "conv2d". Borrowed,
      * like `of`, until the next first pass begins */
     const char *where, *op;
     const char *of; /* the input whose gradient this is; NULL for an output */
-    bool leaf;      /* that input is a leaf, such as a parameter */
+    bool leaf;      /* the input is a leaf, such as a parameter */
     int64_t count;  /* elements that are finite and not 0 in f32 */
-    /* of these, elements that are 0 in half precision, and whose f32 value is below the smallest
-     * normal number of that dtype. Larger values are not counted: wrong inputs made them 0 */
+    /* how many of these elements are 0 in half precision. An element only counts if its f32 value
+     * is below the smallest normal number of that dtype; otherwise wrong inputs made it 0 */
     int64_t underflows;
-    int64_t overflows;  /* of these, not finite in half precision */
-    double norm, error; /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
+    int64_t overflows;  /* how many of these elements are not finite in half precision */
+    double norm, error; /* 2-norms without overflows: |f32|; |half - f32| / |f32| */
 } lt_precision;
-/* Tensor i of those compared, in the order of the first pass; false past the last, and before the
- * second pass. Tensors of only one pass are left out, as are results of cast, of in-place ops and
- * of ops with gradients off, views, and gradients passed on unchanged. */
+/* *row = the comparison of tensor i, in the order of the first pass. Returns false past the last
+ * one, and before the second pass. Only tensors that both passes made are compared. Views, results
+ * of cast, of in-place ops and of ops with gradients off, and gradients that an op passes on
+ * unchanged are left out. */
 LT_API bool lt_precision_check_row(const lt_precision_check *check, int i, lt_precision *row);
 
 #ifdef __cplusplus

@@ -13,10 +13,11 @@ enum {
     MIN_INTERVAL = 20,
     MAX_INTERVAL = 2000 /* the shortest and longest interval */
 };
-static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999,
-                    QUANTILE = 3.09, /* constants of LogMax */
-    MAX_WEIGHT = 0.01,  /* maximum weight of a step in the variance, from the first step on */
-    MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
+/* The first three are constants of LogMax. */
+static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09,
+                    MAX_WEIGHT =
+                        0.01, /* maximum weight of a step in the variance, from the first step on */
+    MAX_VARIANCE = 1e9;       /* limit for valid states; exponents are above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
