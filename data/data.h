@@ -11,11 +11,11 @@ extern "C" {
 /* ==== Files =================================================================================== */
 
 /* Reads a whole IDX file, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip-compressed
- * or plain, to the CPU. Bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and
- * 16-bit integers have no dtype here and are rejected. The data are counted before memory is
- * allocated for them, so a wrong header cannot make a small file use much memory. Bytes after the
- * data are an error; bytes after a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA
- * (path and reason; also for a dim of 0 or more than 8 dims) or LT_ENOMEM. */
+ * or plain, to the CPU. The dtype is u8, i32, f32 or f64, as in the file. Signed bytes and 16-bit
+ * integers have no dtype here and are rejected. The data are counted before memory is allocated for
+ * them, so a wrong header cannot make a small file use much memory. Bytes after the data are an
+ * error; bytes after a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA (path and
+ * reason; also for a dim of 0 or more than 8 dims) or LT_ENOMEM. */
 LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 
 /* Reads n binary files of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html) in this order to
@@ -59,14 +59,15 @@ LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height
                                    int channels);
 /* A source of generated u8 images, for trials without data: noise with a class-specific colour.
  * Image i has class i % classes and depends only on (seed, part, i) and the sizes; seed is the seed
- * of ctx. part is below 2^24, count at least 1, height and width are 1 to 16384, channels 1 to
- * LT_MAX_CHANNELS, classes 1 to 2^20. New. NULL with LT_EINVAL or LT_ENOMEM. */
+ * of ctx. part must be below 2^24 and count at least 1. height and width are from 1 to 16384,
+ * channels from 1 to LT_MAX_CHANNELS, and classes from 1 to 2^20. New. NULL with LT_EINVAL or
+ * LT_ENOMEM. */
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
-/* A source with the images of another source, resized to height x width, 1 to 16384 each, as in
- * lt_source_folder(), when a batch needs them. source must have u8 images; it is kept. New. NULL
- * with LT_EINVAL or LT_ENOMEM. */
+/* A source with the images of another source, resized to height x width, which are 1 to 16384 each.
+ * An image is resized when a batch needs it, as in lt_source_folder(). source must have u8 images;
+ * it is kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width);
 
 LT_API lt_source *lt_source_retain(lt_source *source); /* adds a reference; returns source */
@@ -76,9 +77,10 @@ LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w
 /* The number of classes, or 0 if unknown. */
 LT_API int64_t lt_source_classes(const lt_source *source);
 /* Digests for comparing data between machines. Equal data have equal digests, wherever they are
- * stored. *images covers at most 16 images, spread evenly over the source. *labels covers their
- * labels, and all labels of a source in memory, or all class and file names of a folder. Pixels of
- * a float dtype are not included, as their last bits may depend on the CPU that computed them. */
+ * stored. *images covers at most 16 images, spread evenly over the source. Pixels of a float dtype
+ * are not included, because their last bits may depend on the CPU that computed them. *labels
+ * covers the labels of these images. It also covers all labels of a source in memory, or all class
+ * and file names of a folder. */
 LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
 /* The name of class i of a folder, resized or not; NULL past the end, and for other sources.
  * Borrowed. */
@@ -93,8 +95,8 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-/* The number of micro-batches of each shard of a batch of `rows` rows: `most`, or fewer if some
- * would be empty; at least one. Grains stay together. */
+/* The number of micro-batches of each shard of a batch with `rows` rows: `most`, or fewer so that
+ * no micro-batch is empty, but at least 1. Grains stay together. */
 LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
 
 #define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */
@@ -102,22 +104,23 @@ LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
 
 typedef struct lt_batch_options { /* zero selects the default, if there is one */
     int64_t batch;                /* images per batch (the last may have fewer); required */
-    bool shuffle;                 /* default: in source order */
-    /* with the context's seed, determines the order and the random augmentation */
+    bool shuffle;                 /* shuffle the images; default: source order */
+    /* number of the epoch. With the context's seed, it determines the order and the random
+     * augmentation */
     uint64_t epoch;
     int64_t first; /* number of images of the epoch to skip, to resume a pass */
     /* the pass returns only batches requested with lt_batches_request(). Requires first = 0 and at
      * most one rank */
     bool on_request;
-    /* each batch is reduced to the shard of this rank; if that has no rows, to the first row of the
-     * batch. ranks = 0: whole batches */
+    /* the pass returns only this rank's shard of each batch. An empty shard is replaced by the
+     * first row of the batch. ranks = 0: whole batches */
     int rank, ranks;
-    /* number of consecutive shards of each batch, starting with shard `rank`; each is returned as a
-     * batch of its own. 0: 1 */
+    /* number of shards of each batch to return, starting with shard `rank`. Each is returned as a
+     * separate batch. 0 means 1 */
     int shards;
-    int64_t grain; /* rows that stay together in a shard; 0: 1 */
-    /* each shard is returned as up to `micro` micro-batches, batches of their own:
-     * lt_micro_batches() of them, with the rows that lt_shard() gives. 0: 1 */
+    int64_t grain; /* rows that stay together in a shard; 0 means 1 */
+    /* maximum number of micro-batches of a shard. Each is returned as a separate batch.
+     * lt_micro_batches() computes their number and lt_shard() their rows. 0 means 1 */
     int micro;
     bool labels_only; /* no image is read: the images of a batch have dims, but no memory */
     /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and
@@ -153,8 +156,8 @@ typedef struct lt_batches lt_batches;
 LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
 /* Stops the worker threads and waits for them. NULL is allowed. */
 LT_API void lt_batches_free(lt_batches *batches);
-/* The number of batches that the pass returns, at most INT64_MAX. With on_request, the number that
- * it would return otherwise. */
+/* The number of batches that the pass returns, at most INT64_MAX. With on_request, the number for
+ * the same pass without on_request. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* Returns the next batch on the context's device: *x (b, h, w, c) = (value - mean) / std, where the
  * value of a u8 image is byte / 255, or the bytes themselves if dtype is u8; and *y (b) i64. Both
