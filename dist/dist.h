@@ -47,7 +47,7 @@ static inline double lt_group_timeout(const lt_group_config *config)
 
 /* Opens n groups, for ranks that are threads of this process: group (n), all new. Only the thread
  * of rank r may use group[r]. config is copied and may be NULL. LT_ENOMEM, or LT_EUSAGE if n is not
- * 1 to 256; no group is open then. */
+ * 1 to 256. On failure no group is open. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
 /* Whether the environment variables of mpirun or srun say that this process is one of several. */
 LT_API bool lt_mpi_is_launched(void);
@@ -63,8 +63,8 @@ LT_MUST lt_status lt_mpi_check(void);
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
 /* Waits for all started tasks. If one has failed, returns its failure and does nothing else. If
  * ranks are processes, the call then declares that this rank makes no more calls, and waits without
- * a timeout until all ranks of this node have left or one has failed. A rank that still needs this
- * one fails. Returns the failure of the job, if there is one. */
+ * a timeout until all ranks of this node have left or one has failed. Later collectives with this
+ * rank fail. Returns the failure of the job, if there is one. */
 LT_MUST lt_status lt_group_leave(lt_group *group);
 /* Waits for all started tasks, leaves and frees the group. NULL is allowed. If ranks are processes,
  * all must call it: it waits for the ranks of all nodes, and finalizes MPI if lt_mpi_open()
@@ -72,7 +72,7 @@ LT_MUST lt_status lt_group_leave(lt_group *group);
  * access, and the process should end. */
 LT_API void lt_group_close(lt_group *group);
 
-LT_API int lt_group_rank(const lt_group *group); /* from 0 */
+LT_API int lt_group_rank(const lt_group *group); /* number of this rank, from 0 */
 LT_API int lt_group_size(const lt_group *group); /* number of ranks */
 /* The number of this rank among the ranks of its machine, from 0. */
 LT_API int lt_group_local_rank(const lt_group *group);
@@ -94,7 +94,7 @@ LT_API void lt_group_set_threads(lt_group *group, int threads);
  * fail with the same cause. For invalid arguments, a call returns LT_EINVAL at once and has no
  * other effect. All data is in CPU memory. */
 
-typedef struct lt_sum { /* data = the sum over all ranks of scale * data, bit-identical on all */
+typedef struct lt_sum { /* data = sum over all ranks of scale * data, bit-identical on all ranks */
     const char *what;   /* name for messages, such as "bucket 3"; borrowed for the call */
     void *data;         /* (count) */
     int64_t count;      /* elements */
@@ -112,11 +112,10 @@ LT_MUST lt_status lt_group_broadcast(lt_group *group, const char *what, void *da
                                      int root);
 /* Waits until all ranks have called it. */
 LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
-/* Send from this rank to rank `to`, and receive from rank `from`; other ranks take no part.
- * Messages between two ranks arrive in the order of sending. lt_group_send() may block until the
- * receiver calls lt_group_receive(). After it returns, data may be reused. LT_EDESYNC if the
- * numbers of bytes differ, LT_EINVAL if `to` or `from` is this rank; other errors as for
- * collectives. */
+/* Sends data to rank `to`, or receives data from rank `from`. Other ranks take no part. Messages
+ * between two ranks arrive in the order of sending. lt_group_send() may block until the receiver
+ * calls lt_group_receive(). After it returns, data may be reused. LT_EDESYNC if the numbers of
+ * bytes differ, LT_EINVAL if `to` or `from` is this rank; other errors as for collectives. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
 
@@ -147,17 +146,18 @@ LT_MUST lt_status lt_group_allreduce_side(lt_group *group, const lt_sum *sum);
 
 /* ==== Failure ================================================================================= */
 
-/* Declares that this rank has failed, with the error code and message of this thread. The waits of
- * the other ranks fail soon after, with LT_EPEER, or with LT_EDESYNC if that is the code. Does
- * nothing if the job has already failed. Any thread may call it. */
+/* Declares that this rank has failed, with the error code and message of this thread. Soon
+ * afterwards the waits of the other ranks fail with LT_EDESYNC if this is the code, otherwise with
+ * LT_EPEER. Does nothing if the job has already failed. Any thread may call it. */
 LT_API void lt_group_fail(lt_group *group);
-/* The first failure that this node knows of: rank, code and message, the same on all its ranks. It
- * may be on another node. The message is cut off to fit in text, which has `bytes` bytes. Returns
- * false, and sets nothing, if there is no failure. Any thread may call it. */
+/* Gets the rank, code and message of the first failure that this node knows of, which may be on
+ * another node. All ranks of a node get the same failure. The message is cut off to fit in text,
+ * which has `bytes` bytes. Returns false, and sets nothing, if there is no failure. Any thread may
+ * call it. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
-/* *seconds = the time of a message of `bytes` bytes from the first rank to the last one, the best
- * of five; 0 for one rank. A collective. For the planner of pipelines. */
+/* *seconds = the shortest of five measured times of a message of `bytes` bytes from the first rank
+ * to the last rank; 0 for one rank. A collective. For the planner of pipelines. */
 LT_MUST lt_status lt_group_time_message(lt_group *group, size_t bytes, double *seconds);
 /* After a failure: whether this rank reports it to the user. One rank of each node does. On that
  * rank the call waits until every other rank of the node has called it too, has left its group or
@@ -251,8 +251,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
      * or 0. A rank computes its shards one after the other: for each it sets the share, runs
      * backward and calls the optimizer step. Only the call for the last shard takes a step; before
      * that, the step status is LT_ACCUMULATING. Weights are then bit-identical for any number of
-     * ranks. Another backward of a shard after its optimizer step is LT_EUSAGE. 0: one shard for
-     * each rank, and sending overlaps with backward */
+     * ranks. After the optimizer step of a shard, another backward of it fails with LT_EUSAGE. 0
+     * means one shard for each rank; sending then overlaps with backward */
     int vranks;
 } lt_reducer_config;
 
@@ -268,7 +268,7 @@ LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer
  * disconnected. NULL is allowed. */
 LT_API void lt_reducer_free(lt_reducer *reducer);
 LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
-LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* as in its config */
+LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* the wire dtype of its config */
 /* Changes the bucket sizes, blocking and no_sync from the next step on. Call it between steps; all
  * ranks must make the same change. wire, sum_backend and vranks keep their values. Waits for a
  * running exchange and returns its failure, or LT_ENOMEM. */
@@ -288,8 +288,8 @@ LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, 
  * backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
-/* Sets a digest of the data from which this rank's batches come, 0 if it is not known. It must be
- * the same on all ranks. */
+/* Sets a digest of the data that this rank trains on, or 0 if it is not known. It must be the same
+ * on all ranks. */
 LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
 
 /* A function for lt_set_allreduce(), with the reducer as ud: replaces numbers (n) with their sums
@@ -306,17 +306,18 @@ LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
 typedef struct lt_reduced_step { /* the last step whose gradients were exchanged */
     double loss;     /* mean over the global batch; the sum over the backward passes of the step */
-    int stop_reason; /* of the first rank with a stop request, or 0; see lt_stop() */
+    int stop_reason; /* stop reason of the first rank that has one, or 0; see lt_stop() */
     int buckets;     /* number of buckets sent in its last exchange */
     double waited;   /* seconds that the optimizer step waited for the exchange */
 } lt_reduced_step;
 /* All zeros before the first step. Call it between steps. */
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
-typedef struct lt_bucket { /* of the last step; times are seconds since its last backward began */
-    size_t bytes;          /* of gradients that were summed; if 0, the times have no meaning */
-    double ready;          /* when backward completed the bucket; on an accelerator, enqueued it */
-    double began, ended;   /* when the allreduce began and ended */
+/* A bucket of the last step. Times are in seconds since the last backward of the step began. */
+typedef struct lt_bucket {
+    size_t bytes;        /* bytes of gradients that were summed; if 0, the times have no meaning */
+    double ready;        /* when backward completed the bucket; on an accelerator, enqueued it */
+    double began, ended; /* when the allreduce began and ended */
 } lt_bucket;
 /* Describes bucket i, from 0, in the order of sending. False if there is no such bucket. Call it
  * between steps. */
@@ -331,16 +332,16 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
  * sum still overflows, the filter can have the bucket sent again. */
 enum {
     LT_MAX_TAIL = 256, /* numbers in a tail */
-    LT_MAX_RESENDS = 4 /* of one bucket in one exchange */
+    LT_MAX_RESENDS = 4 /* times that one bucket is sent again in an exchange */
 };
 
 typedef struct lt_packet { /* a bucket in an allreduce */
-    lt_ctx *ctx;           /* of this rank. Borrowed */
+    lt_ctx *ctx;           /* the context of this rank. Borrowed */
     int bucket;            /* index, in the order of sending */
     lt_tensor *const *x;   /* (n) its parameters that have a gradient on this rank. Borrowed */
     int n;
-    /* of the gradients that decide whether the step is applied: those that some rank has added to
-     * in this step and whose parameters belong to an optimizer */
+    /* statistics of the gradients that decide whether the step is applied. A gradient decides if
+     * its parameter belongs to an optimizer and some rank has added to the gradient in this step */
     lt_grad_stats stats;
     double largest; /* if in_f16: largest finite magnitude in all gradients of x */
     /* (count) gradients of this rank; in unpack(), the sums over all ranks, after division by
@@ -353,8 +354,8 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     /* pack() may set it if in_f16, to the same value on all ranks: the bucket is multiplied by
      * 2^exponent while it travels */
     int exponent;
-    /* pack() writes it; in unpack() it contains the sums. Must be whole numbers. Their sums are
-     * exact up to 256 in bf16 and up to 2048 in f16 */
+    /* pack() writes whole numbers to it; in unpack() it contains their sums. Sums are exact up to
+     * 256 in bf16 and up to 2048 in f16 */
     float tail[LT_MAX_TAIL];
 } lt_packet;
 
@@ -366,12 +367,12 @@ typedef struct lt_bucket_filter {
      * earlier backward passes. x and grad are borrowed. Not called for a rank or shard without
      * rows. May be NULL. */
     lt_grad_stats (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* Like measure(), for all gradients if measure is NULL, and otherwise for those that were on an
-     * accelerator or are left over from an earlier step. grad is on the CPU, may be a copy, and is
-     * borrowed for this call. Called on the group's thread before pack(), or with vranks on the
-     * rank's thread. If measure_late is set, a bucket that is summed on accelerators is measured
-     * there, and neither measure() nor measure_late() is called for it. NULL if nothing needs to
-     * be measured. */
+    /* Like measure(), for gradients that measure() has not measured: gradients that were on an
+     * accelerator, gradients left over from an earlier step, or all gradients if measure is NULL.
+     * grad is on the CPU, may be a copy, and is borrowed for this call. Called on the group's
+     * thread before pack(), or with vranks on the rank's thread. If measure_late is set, a bucket
+     * that is summed on accelerators is measured there, and neither measure() nor measure_late() is
+     * called for it. NULL if nothing needs to be measured. */
     lt_grad_stats (*measure_late)(void *ud, const lt_tensor *grad);
     /* Called on the group's thread before the first bucket of an exchange. A step has a second
      * exchange if gradients were added after the first. May be NULL. */
