@@ -109,6 +109,8 @@ lt_status lt__check_open(const lt_ctx *ctx, const char *who);
             return __VA_ARGS__;                                                                    \
         }                                                                                          \
     } while (0)
+/* The name of a status without LT_, such as "EINVAL". status must be less than LT_STATUS_COUNT. */
+const char *lt__status_name(lt_status status);
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 

@@ -38,31 +38,24 @@ extern "C" {
 
 /* ==== Status ================================================================================== */
 
-/*    name               exit  meaning */
-/* clang-format off */
-#define LT_STATUS_LIST(X)                                                                          \
-    X(LT_OK,              0, "ok")                                                                 \
-    X(LT_EINVAL,          1, "invalid argument")         /* shape, dtype, option, misuse */        \
-    X(LT_ESCRIPT,         1, "script error")                                                       \
-    X(LT_EUSAGE,          2, "usage error")                                                        \
-    X(LT_EENV,            3, "missing from this machine") /* missing library, device or package */ \
-    X(LT_EDATA,           4, "bad data")                                                           \
-    X(LT_EFILE,           5, "bad checkpoint")           /* or other safetensors file */           \
-    X(LT_ENUMERIC,        6, "non-finite number")                                                  \
-    X(LT_ENOMEM,          7, "out of memory")                                                      \
-    X(LT_EPEER,           8, "peer lost")                                                          \
-    X(LT_EDESYNC,         9, "ranks disagree")                                                     \
-    X(LT_EUNSUPPORTED,    1, "not supported")            /* a kernel declines; try another */      \
-    X(LT_EDONE,           0, "done early")               /* deliberate early end, no error */      \
-    X(LT_ESTOPPED,       75, "stopped by a signal")      /* state is saved; can be resumed */
-
+/* Each status with the exit code of a program that ends with it, see lt_exit_code(). */
 typedef enum lt_status {
-#define X(name, exit, text) name,
-    LT_STATUS_LIST(X)
-#undef X
+    LT_OK,           /* 0 */
+    LT_EINVAL,       /* 1: invalid argument: shape, dtype, option or misuse */
+    LT_ESCRIPT,      /* 1: error in a Lua script */
+    LT_EUSAGE,       /* 2: wrong command line or setting */
+    LT_EENV,         /* 3: missing library, device or package */
+    LT_EDATA,        /* 4: bad data */
+    LT_EFILE,        /* 5: bad checkpoint or other safetensors file */
+    LT_ENUMERIC,     /* 6: non-finite number */
+    LT_ENOMEM,       /* 7: out of memory */
+    LT_EPEER,        /* 8: another rank is lost */
+    LT_EDESYNC,      /* 9: the ranks disagree */
+    LT_EUNSUPPORTED, /* 1: a kernel does not support the call; another kernel may */
+    LT_EDONE,        /* 0: deliberate early end, no error */
+    LT_ESTOPPED,     /* 75: stopped by a signal; the state is saved and the run can be resumed */
     LT_STATUS_COUNT
 } lt_status;
-/* clang-format on */
 
 /* LT_EXIT + code, with code from 1 to 255, is the status of a script that ends the program with
  * that exit code. */
@@ -99,19 +92,16 @@ LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */
 
-/*    name  bytes  text */
-/* clang-format off */
-#define LT_DTYPE_LIST(X)                                                                           \
-    X(LT_F32, 4, "f32") X(LT_F64, 8, "f64") X(LT_F16, 2, "f16") X(LT_BF16, 2, "bf16")              \
-    X(LT_I64, 8, "i64") X(LT_I32, 4, "i32") X(LT_U8, 1, "u8")
-
 typedef enum lt_dtype {
-#define X(name, bytes, text) name,
-    LT_DTYPE_LIST(X)
-#undef X
+    LT_F32,
+    LT_F64,
+    LT_F16,
+    LT_BF16,
+    LT_I64,
+    LT_I32,
+    LT_U8,
     LT_DTYPE_COUNT
 } lt_dtype;
-/* clang-format on */
 
 /* The size of an element in bytes, and the name, a static string such as "f32"; 0 and "unknown" if
  * dtype is not one of these. */

@@ -9,6 +9,13 @@
 extern "C" {
 #endif
 
+/* X(dtype, size of an element in bytes, name), in the order of lt_dtype. */
+/* clang-format off */
+#define LT_DTYPE_LIST(X)                                                                           \
+    X(LT_F32, 4, "f32") X(LT_F64, 8, "f64") X(LT_F16, 2, "f16") X(LT_BF16, 2, "bf16")              \
+    X(LT_I64, 8, "i64") X(LT_I32, 4, "i32") X(LT_U8, 1, "u8")
+/* clang-format on */
+
 static inline bool lt__is_float(lt_dtype t) { return t <= LT_BF16; }
 static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16; }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/context.h"
 #include "core/locale.h"
 
 enum { MESSAGE_BYTES = 2048 };
@@ -15,29 +16,42 @@ enum { MESSAGE_BYTES = 2048 };
 static _Thread_local char message[MESSAGE_BYTES];
 static _Thread_local lt_status last;
 
+static const struct {
+    const char *name;
+    int exit;
+    const char *text;
+} table[LT_STATUS_COUNT] = {
+    [LT_OK] = {"OK", 0, "ok"},
+    [LT_EINVAL] = {"EINVAL", 1, "invalid argument"},
+    [LT_ESCRIPT] = {"ESCRIPT", 1, "script error"},
+    [LT_EUSAGE] = {"EUSAGE", 2, "usage error"},
+    [LT_EENV] = {"EENV", 3, "missing from this machine"},
+    [LT_EDATA] = {"EDATA", 4, "bad data"},
+    [LT_EFILE] = {"EFILE", 5, "bad checkpoint"},
+    [LT_ENUMERIC] = {"ENUMERIC", 6, "non-finite number"},
+    [LT_ENOMEM] = {"ENOMEM", 7, "out of memory"},
+    [LT_EPEER] = {"EPEER", 8, "peer lost"},
+    [LT_EDESYNC] = {"EDESYNC", 9, "ranks disagree"},
+    [LT_EUNSUPPORTED] = {"EUNSUPPORTED", 1, "not supported"},
+    [LT_EDONE] = {"EDONE", 0, "done early"},
+    [LT_ESTOPPED] = {"ESTOPPED", 75, "stopped by a signal"},
+};
+
+const char *lt__status_name(lt_status status) { return table[status].name; }
+
 int lt_exit_code(lt_status status)
 {
-    static const int codes[] = {
-#define X(name, exit, text) [name] = exit,
-        LT_STATUS_LIST(X)
-#undef X
-    };
     unsigned own = (unsigned)status - LT_EXIT;
     if (own < 256)
         return (int)own;
-    return (unsigned)status < LT_STATUS_COUNT ? codes[status] : 1;
+    return (unsigned)status < LT_STATUS_COUNT ? table[status].exit : 1;
 }
 
 const char *lt_status_text(lt_status status)
 {
-    static const char *const texts[] = {
-#define X(name, exit, text) [name] = text,
-        LT_STATUS_LIST(X)
-#undef X
-    };
     if ((unsigned)status - LT_EXIT < 256)
         return "ended by the script";
-    return (unsigned)status < LT_STATUS_COUNT ? texts[status] : "unknown status";
+    return (unsigned)status < LT_STATUS_COUNT ? table[status].text : "unknown status";
 }
 
 lt_status lt_fail(lt_status code, const char *fmt, ...)

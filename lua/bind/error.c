@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/locale.h"
+#include "core/tensor.h"
 #include "lua/bind/bind.h"
 #include "lua/bind/embedded.h"
 
@@ -405,15 +406,10 @@ lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
 /* fail(status, message): raises an error with the status "EINVAL", "EUSAGE", ... */
 static int fail(lua_State *L)
 {
-    static const char *const names[] = {
-#define X(name, exit, text) #name,
-        LT_STATUS_LIST(X)
-#undef X
-    };
     const char *name = luaL_checkstring(L, 1);
     int status = LT_EINVAL;
     for (int i = 0; i < LT_STATUS_COUNT; i++)
-        if (strcmp(names[i] + 3, name) == 0)
+        if (strcmp(lt__status_name((lt_status)i), name) == 0)
             status = i;
     lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
 }
