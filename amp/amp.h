@@ -162,12 +162,13 @@ enum {
     /* 2^100 fits f32 and leaves bits for the shares of the ranks. With this scale, an unscaled
      * gradient becomes 0 on the wire if its product with the share of the rank is below 2^-125 */
     LT_WIRE_SCALE_MAX = 100,
-    LT_WIRE_SCALES = 256
+    LT_WIRE_SCALE_COUNT = 256
 };
-typedef struct lt_wire_scales {   /* checkpoints must save all of it */
-    int exponent[LT_WIRE_SCALES]; /* element i is for buckets i, i + LT_WIRE_SCALES, ... */
-    int used;                     /* the first `used` exponents are in use */
-    int64_t resends;              /* buckets sent again so far */
+/* Bucket i uses exponent[i % LT_WIRE_SCALE_COUNT]. Checkpoints must save all fields. */
+typedef struct lt_wire_scales {
+    int exponent[LT_WIRE_SCALE_COUNT];
+    int used;        /* the first `used` exponents are in use */
+    int64_t resends; /* number of times that a bucket was sent again, so far */
 } lt_wire_scales;
 /* The initial wire scales, 2^24 each. If that is too high for a bucket, the first step sends the
  * bucket again with a lower scale. */

@@ -74,14 +74,14 @@ enum {
 lt_wire_scales lt_wire_scales_init(void)
 {
     lt_wire_scales w = {.used = 0};
-    for (int i = 0; i < LT_WIRE_SCALES; i++)
+    for (int i = 0; i < LT_WIRE_SCALE_COUNT; i++)
         w.exponent[i] = FIRST;
     return w;
 }
 
 int lt__wire_scales_pack(const lt_wire_scales *w, int bucket, double largest, float *numbers)
 {
-    int exponent = w->exponent[bucket % LT_WIRE_SCALES];
+    int exponent = w->exponent[bucket % LT_WIRE_SCALE_COUNT];
     pack_exponent(ldexp(largest, exponent), numbers);
     return exponent;
 }
@@ -98,12 +98,12 @@ static int exponent_for(int true_exponent)
  * range. */
 bool lt__wire_scales_unpack(lt_wire_scales *w, int bucket, const float *numbers)
 {
-    int packed = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];
+    int packed = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALE_COUNT];
     if (packed == LT_NO_EXPONENT)
         return false;
     int next = exponent_for(packed - *exponent);
     bool again = (packed > TOP || packed < LOW) && next != *exponent;
-    if (bucket >= w->used && bucket < LT_WIRE_SCALES)
+    if (bucket >= w->used && bucket < LT_WIRE_SCALE_COUNT)
         w->used = bucket + 1;
     *exponent = next;
     w->resends += again;

@@ -26,10 +26,10 @@ extern "C" {
 
 typedef struct lt_group lt_group;
 
-enum { LT_GROUP_TIMEOUT = 120 }; /* seconds */
+enum { LT_DEFAULT_TIMEOUT = 120 }; /* seconds */
 
 typedef struct lt_group_config { /* zero means default */
-    double timeout; /* seconds to wait for another rank; the default is LT_GROUP_TIMEOUT */
+    double timeout; /* seconds to wait for another rank; the default is LT_DEFAULT_TIMEOUT */
     /* For ranks that are processes. MPI_Init and MPI_Finalize return only when all ranks have
      * called them, and they have no timeout. The thread that opens or closes the group calls
      * in_mpi(ud, "MPI_Init") or in_mpi(ud, "MPI_Finalize") before such a call and in_mpi(ud, NULL)
@@ -42,7 +42,7 @@ typedef struct lt_group_config { /* zero means default */
 /* The timeout in seconds. config must not be NULL. */
 static inline double lt_group_timeout(const lt_group_config *config)
 {
-    return config->timeout > 0 ? config->timeout : (double)LT_GROUP_TIMEOUT;
+    return config->timeout > 0 ? config->timeout : (double)LT_DEFAULT_TIMEOUT;
 }
 
 /* Opens n groups, for ranks that are threads of this process: group (n), all new. Only the thread

@@ -224,7 +224,7 @@ static int restore_wire_scales(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_wire_scales next = lt_wire_scales_init();
     lua_Integer value;
-    for (int i = 0; i < LT_WIRE_SCALES; i++) {
+    for (int i = 0; i < LT_WIRE_SCALE_COUNT; i++) {
         char name[20];
         snprintf(name, sizeof name, "bucket%d", i + 1);
         if (!get_within(L, name, LT_WIRE_SCALE_MIN, LT_WIRE_SCALE_MAX, &value))

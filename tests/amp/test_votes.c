@@ -236,7 +236,7 @@ TEST(wire_scales_cover_the_range_of_f32)
     send_until_done(&w, 0, 0x1p127, 0, 0, 4, -115);
     send_until_done(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_SCALE_MAX);
     send_until_done(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_MAX); /* no scale is better */
-    send_until_done(&w, LT_WIRE_SCALES + 1, 0x1p-126, 0, 0, 1,
+    send_until_done(&w, LT_WIRE_SCALE_COUNT + 1, 0x1p-126, 0, 0, 1,
                     LT_WIRE_SCALE_MAX); /* the wire scale of bucket 1 is shared */
     CHECK_EQ(w.of[0].used, 2);
 }
