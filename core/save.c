@@ -201,7 +201,7 @@ typedef struct content {
     int n, n_meta;
     const char *const *names, *const *meta;
     lt_tensor *const *tensors;
-    lt_read_fn read; /* of meta tensors; or NULL */
+    lt_read_fn read; /* reads meta tensors; or NULL */
     void *ud;
 } content;
 

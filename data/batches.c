@@ -28,7 +28,7 @@
 
 enum {
     AHEAD = 4, /* batches in preparation */
-    SENT = 2,  /* of these, batches uploaded ahead to an accelerator */
+    SENT = 2,  /* batches of AHEAD that are uploaded ahead to an accelerator */
     CHUNK = 16 /* images; small, so that an abandoned pass ends soon */
 };
 

@@ -123,8 +123,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
      * lt_micro_batches() computes their number and lt_shard() their rows. 0 means 1 */
     int micro;
     bool labels_only; /* no image is read: the images of a batch have dims, but no memory */
-    /* of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without mean and
-     * std */
+    /* dtype of the returned images: a float dtype; or u8, the raw bytes of a u8 source, without
+     * mean and std */
     lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */

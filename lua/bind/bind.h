@@ -224,7 +224,7 @@ void lt__fill_handle(lua_State *L, void **handle, void *object);
 /* Returns the object of the handle in argument 1, borrowed. Raises if the argument is not a handle
  * of this class or was closed. */
 void *lt__check_handle(lua_State *L, const char *class);
-extern const char lt__optim_class[]; /* of handles to an lt_optim */
+extern const char lt__optim_class[]; /* class of handles to an lt_optim */
 /* Defines the finalizer of a class of handles. free_object(object) must accept NULL. */
 #define LT_FINALIZER(name, free_object)                                                            \
     static int name(lua_State *L)                                                                  \
@@ -288,7 +288,7 @@ bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
 LT_MUST lt_status lt__begin_rank(lua_State *L);
 /* Trains with data parallelism on all ranks of the group. */
 LT_MUST lt_status lt__use_reducer(lt_lua *s);
-void lt__close_pipeline(lt_lua *s); /* does nothing without one */
+void lt__close_pipeline(lt_lua *s); /* without a pipeline it does nothing */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */
 void lt__group_set_location(lua_State *L);

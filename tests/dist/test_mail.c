@@ -9,7 +9,8 @@
 #include "tests/dist/fake_net.h"
 #include "tests/lt_test.h"
 
-enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17, KIND = LT_MSG_GRANT };
+enum { RANKS = 3, LARGE = 3 * FAKE_PIPE + 17 };
+static const lt_message_kind KIND = LT_MSG_GRANT;
 
 typedef struct office { /* the mailboxes of all ranks of a test */
     lt_mail *mail[RANKS];
