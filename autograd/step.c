@@ -13,6 +13,15 @@ static lt_step_part *training_parts(struct lt_autograd *ag)
 
 /* ==== Setting ================================================================================= */
 
+lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, const char *what)
+{
+    return ag->weights ? lt_fail(LT_EINVAL,
+                                 "%s %s while gradients of parameters are pending; call "
+                                 "lt_backward_weights() first",
+                                 who, what)
+                       : LT_OK;
+}
+
 lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part)
 {
     static const char *const names[] = {"the stages of a pipeline", "the loss scale"};

@@ -458,15 +458,6 @@ void lt__weights_close(lt_ctx *ctx)
     }
 }
 
-lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, const char *what)
-{
-    return ag->weights ? lt_fail(LT_EINVAL,
-                                 "%s %s while gradients of parameters are pending; call "
-                                 "lt_backward_weights() first",
-                                 who, what)
-                       : LT_OK;
-}
-
 lt_status lt__weights_check_overlap(const struct lt_autograd *ag)
 {
     return ag->weights && lt__step_is_exclusive(ag)

@@ -344,6 +344,12 @@ LT_MUST lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt
 LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
                                    lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out,
                                    int *stage);
+/* Where the values of a tensor are. Tensors that all ranks have need none. */
+struct lt_home {
+    int stage;        /* the stage that has the values */
+    bool tracked;     /* whether they have a history there, while x is a meta tensor here */
+    uint64_t sent_to; /* the stages to which they were sent, as bits */
+};
 /* Whether x has no values here, but a history on its stage. */
 bool lt__is_tracked_elsewhere(const lt_tensor *x);
 /* The functions of lt_slots for tensors with a home. */

@@ -216,6 +216,13 @@ static lt_tensor *multiply(lt_tensor *x, double factor)
     return product;
 }
 
+lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *r)
+{
+    lt_dtype dtype = (lt_dtype)g->net->tensor[r->first]->dtype;
+    int64_t offset = (int64_t)(g->at[r->first] / lt_dtype_bytes(dtype));
+    return lt__tensor_over(g->storage, dtype, 1, &r->count, offset, true);
+}
+
 static lt_status store_range(const lt_gradient *g, const lt_optim_range *r, double factor)
 {
     lt_tensor *to = lt__gradient_range(g, r);

@@ -55,12 +55,12 @@ LT_MUST lt_status lt__gradient_place(lt_gradient *g);
 /* Makes g a view of the gradient in a message, valid as long as the message exists. LT_EDESYNC if
  * the message does not fit the net; LT_ENOMEM. */
 LT_MUST lt_status lt__gradient_view(lt_gradient *g, const lt_message *message);
-/* The gradients of a range of parameters that all have one. New. NULL with LT_ENOMEM. */
-lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *range);
 /* Updates the running statistics of batch norm. */
 LT_MUST lt_status lt__gradient_commit_bn(const lt_gradient *g);
 
 /* Both: */
+/* The gradients of a range of parameters that all have one. New. NULL with LT_ENOMEM. */
+lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *range);
 /* Makes room for the options of n_groups groups and for the statistics of n_bn batch norms, of
  * which it then has none. LT_ENOMEM. */
 LT_MUST lt_status lt__gradient_reserve(lt_gradient *g, int n_groups, int n_bn);

@@ -80,13 +80,6 @@ lt_status lt__gradient_view(lt_gradient *g, const lt_message *m)
     return g->end == m->bytes ? LT_OK : does_not_fit(m);
 }
 
-lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *r)
-{
-    lt_dtype dtype = (lt_dtype)g->net->tensor[r->first]->dtype;
-    int64_t offset = (int64_t)(g->at[r->first] / lt_dtype_bytes(dtype));
-    return lt__tensor_over(g->storage, dtype, 1, &r->count, offset, true);
-}
-
 lt_status lt__gradient_commit_bn(const lt_gradient *g)
 {
     for (int i = 0; i < g->n_bn; i++) {
