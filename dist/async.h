@@ -27,14 +27,14 @@ typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 
 
 typedef struct lt_async_config {
     const char *rule;  /* name of a rule, such as "ddc"; borrowed for the call. Required */
-    double lam;        /* strength of delay compensation; 0: the default of the rule */
+    double lam;        /* strength of delay compensation; 0 means the default of the rule */
     int64_t staleness; /* largest delay of an applied gradient, at least 0 (workers wait); or
                         * LT_ASYNC_UNBOUNDED */
     int64_t drop;      /* smallest delay at which gradients are dropped, at least 1; or
                         * LT_ASYNC_UNBOUNDED */
-    int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; 0: one */
+    int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; 0 means 1 */
     int64_t window;    /* every ticket issued is less than this far above the lowest unfinished one
-                        * (workers wait); 0: no limit */
+                        * (workers wait); 0 means no limit */
     int64_t steps;     /* optimizer steps before this call, including steps of the training that
                         * lt_async_restore() continues */
 
