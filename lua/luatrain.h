@@ -44,21 +44,21 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
  * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
-/* For a profile of the net that the script makes: the state has rank `rank` of `ranks` in it, and
- * lt.barrier waits for all ranks of group. profile and group are borrowed and must outlive the
- * state. */
+/* Prepares the state for a profile of the net that the script makes. The script sees itself as rank
+ * `rank` of `ranks`, and lt.barrier waits for all ranks of group. profile and group are borrowed
+ * and must outlive the state. */
 LT_API void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int rank,
                                 int ranks);
 
 typedef struct lt_lua_pipeline { /* how ranks train in a pipeline; the same on all ranks */
     const lt_pipe_net *net;
     const lt_pipe_job *job;
-    /* NULL if there is none, because the script leaves before a backward pass. If it trains
+    /* NULL if the script ended before a backward pass, so that no plan could be made. If it trains
      * nevertheless, its run fails with status and text */
     const lt_pipe_plan *plan;
     bool only_replicas; /* the plan has one stage and one micro-batch: train with a reducer */
     lt_status status;
-    const char *text; /* with a plan, a warning for the log of the first run; or NULL */
+    const char *text; /* with a plan: a warning that the first run logs, or NULL */
 } lt_lua_pipeline;
 /* Like lt_lua_join(), for training in a pipeline: each rank has a stage of the net, see
  * dist/pipeline.h. config is for the gradient exchange between replicas of a stage. pipeline is
@@ -67,13 +67,14 @@ typedef struct lt_lua_pipeline { /* how ranks train in a pipeline; the same on a
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
                                        const lt_reducer_config *config,
                                        const lt_lua_pipeline *pipeline);
-/* Pushes {net =, job =, plans =}: the arguments as tables. Raises a Lua error if Lua runs out of
- * memory. */
+/* Pushes a table {net =, job =, plans =} with the arguments as tables. Raises a Lua error if Lua
+ * runs out of memory. */
 LT_API void lt_lua_push_plans(lua_State *L, const lt_pipe_net *net, const lt_pipe_job *job,
                               const lt_pipe_plans *plans);
-/* The same for asynchronous training, which the variable LUATRAIN_PARALLEL must request: each rank
- * computes whole batches, see dist/async.h. Optimizer steps are then errors outside of lt.run,
- * lt.fit and loops over shuffled batches. The group may have one rank. LT_ENOMEM. */
+/* Like lt_lua_join(), for asynchronous training: each rank computes whole batches, see
+ * dist/async.h. The variable LUATRAIN_PARALLEL must request it. Optimizer steps are then errors
+ * outside of lt.run, lt.fit and loops over shuffled batches. group is borrowed and must outlive the
+ * state; it may have one rank. LT_ENOMEM. */
 LT_MUST lt_status lt_lua_join_async(lua_State *L, lt_group *group);
 
 /* Runs a script with the arguments argv, which are also in the global table arg = {[0] = path,
