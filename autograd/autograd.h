@@ -55,7 +55,7 @@ typedef struct lt_opt { /* one option of one call */
 
 typedef struct lt_schema {
     char name[24];
-    int n_in, min_in; /* inputs in the signature; how many of them are required */
+    int n_in, min_in; /* number of inputs; number of required ones */
     bool variadic;    /* the last input is a list of one or more tensors */
     int n_opt;
     struct {
@@ -74,12 +74,12 @@ typedef struct lt_schema {
 /* Parses a signature. LT_EINVAL, with the position, if it is malformed. The schema borrows
  * signature. */
 LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
-/* Index of an option by name, or -1, which is no error. */
+/* Index of an option by name, or -1. Sets no error. */
 LT_API int lt_schema_index(const lt_schema *schema, const char *option);
-/* The same, but -1 is an error: "unknown option 'strides' (did you mean 'stride'?)". */
+/* The same, but -1 sets an error: "unknown option 'strides' (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
-/* Index of a word among those of option k, an LT_WORD; or -1 with "option 'act' must be none, relu
- * or relu6, but is 'rellu' (did you mean 'relu'?)". */
+/* Index of a word in the word list of option k, an LT_WORD. Otherwise -1, and an error such as
+ * "option 'act' must be none, relu or relu6, but is 'rellu' (did you mean 'relu'?)". */
 LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
 /* Fills opts[0..n_opt) from the defaults and a string such as "stride=2 pad=1,1 train=true". text
  * may be NULL. LT_EINVAL if an option is unknown, malformed or given twice, or a required one is
@@ -100,8 +100,8 @@ typedef struct lt_spec { /* an output that has no memory yet */
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    int view;       /* 1 + index of the input it is a view of; 0: it owns memory */
-    int64_t offset; /* of the view, in elements */
+    int view;       /* 1 + index of the input of which it is a view; 0: it owns memory */
+    int64_t offset; /* offset of the view, in elements */
 } lt_spec;
 
 /* One run of a kernel. Forward reads `in` and writes `out`. Backward reads the saved tensors and
@@ -109,18 +109,18 @@ typedef struct lt_spec { /* an output that has no memory yet */
  * `add` is set. */
 struct lt_call {
     lt_ctx *ctx;
-    struct lt_device *device; /* of all tensors of the call; see tensor.h */
+    struct lt_device *device; /* device of all tensors of the call; see tensor.h */
     const lt_op *op;
     const lt_schema *schema;  /* names, for messages */
-    const lt_opt *opt;        /* in the order of the signature */
+    const lt_opt *opt;        /* options, in the order of the signature */
     int n_in;                 /* inputs of the call; absent optional ones are NULL */
     lt_tensor **in;           /* backward: NULL unless saved */
     lt_tensor **out;          /* outputs, then extra ones; backward: NULL unless saved */
-    lt_tensor **d_out;        /* one per output; NULL means a zero gradient */
-    lt_tensor **d_in;         /* n_in; NULL where no gradient is needed */
+    lt_tensor **d_out;        /* one gradient per output; NULL means zero */
+    lt_tensor **d_in;         /* (n_in) NULL where no gradient is needed */
     uint64_t add;             /* bit i: add to d_in[i] */
     uint64_t leaves;          /* backward, bit i: d_in[i] is the gradient of a leaf */
-    uint32_t save, same_grad; /* from the op; its shape rule may change them for this call */
+    uint32_t save, same_grad; /* as in lt_op, but the shape rule may change them */
     lt_spec *spec;            /* shape rule only: one per element of `out` */
     bool draws;               /* a shape rule sets it if the kernel uses `stream` */
     void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
@@ -129,10 +129,11 @@ struct lt_call {
     bool summed;  /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
-    /* for random numbers. stream is lt_random_step() << 32 | index of this call among the random
-     * calls of its pass. With gradients off, bit 63 is set, and the calls are counted separately */
+    /* keys of random numbers. stream is lt_random_step() << 32 | index of this call among the
+     * random calls of its pass. With gradients off, bit 63 is set, and the calls are counted
+     * separately */
     uint64_t seed, stream;
-    uint64_t number;   /* of this forward call in its context; backward: of its forward call */
+    uint64_t number;   /* number of the forward call in its context */
     int64_t first_row; /* index in the global batch of row 0 */
     /* in-place ops on an accelerator: flag in device memory, or NULL. If the flag is not 0 when the
      * kernel runs, the kernel changes nothing */
@@ -145,8 +146,8 @@ typedef lt_status (*lt_kernel)(lt_call *call);
 
 /* Statistics of numbers such as gradients. */
 typedef struct lt_grad_stats {
-    double largest;     /* largest finite magnitude; 0 if there is none */
-    int64_t not_finite; /* how many are inf or NaN */
+    double largest;     /* largest finite magnitude; 0 if no number is finite */
+    int64_t not_finite; /* number of infs and NaNs */
 } lt_grad_stats;
 
 /* The state of a step in the memory of an accelerator. The host gets a copy later. */
@@ -154,9 +155,9 @@ typedef struct lt_step_check {
     int32_t skip; /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first loss that is not finite, or 0 */
-    lt_grad_stats grads; /* of the gradients, once checked; not_finite > 0 sets skip */
-    /* factor: the gradients are multiplied by it, which clips them. norm: the norm of the gradients
-     * if it is not finite, which sets skip; otherwise 0 */
+    lt_grad_stats grads; /* statistics of checked gradients; not_finite > 0 sets skip */
+    /* factor: multiplies the gradients, to clip them. norm: the norm of the gradients if it is not
+     * finite, which sets skip; otherwise 0 */
     double factor, norm;
 } lt_step_check;
 
@@ -169,12 +170,12 @@ typedef struct lt_kernels {
     /* Bytes of device memory. LT_SCRATCH_FAILED on failure, with this thread's message set. May be
      * NULL, which means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
-    lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
+    lt_kernel fwd, bwd; /* kernels, or NULL. LT_EUNSUPPORTED for dtypes or options they lack */
     /* Runs n forward calls of an in-place op at once. NULL: fwd runs them one by one */
     lt_status (*fwd_all)(lt_call *calls, int n);
-    /* Whether bwd of this call computes the gradient of an f16 or bf16 input i in f32: the gradient
-     * of a parameter that was read through its half copy. Otherwise d_in[i] has the dtype of the
-     * input and is converted after bwd. NULL: never. The call has no d_in yet */
+    /* For an f16 or bf16 input i that is the half copy of a parameter: whether bwd of this call
+     * writes the input's gradient in f32. Otherwise d_in[i] has the dtype of the input, and is
+     * converted after bwd. NULL: never. The function must not use call->d_in */
     bool (*f32_grad)(const lt_call *call, int i);
 } lt_kernels;
 
@@ -217,8 +218,8 @@ struct lt_op {
     /* bit i: the gradient of input i, a parameter, may be computed by a second call of backward,
      * see lt_backward_from(). The first call then has d_in[i] = NULL */
     uint8_t weights;
-    /* Whether two such calls on the CPU give the bits of one. d_in[i] is a tensor like the gradient
-     * of input i; it must not be written. NULL means always. */
+    /* Whether splitting this call on the CPU changes no bits. d_in[i] has the dtype and dims of the
+     * gradient of input i, and must not be written. NULL means always. */
     bool (*can_split)(const lt_call *call);
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
@@ -253,9 +254,9 @@ LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* Op i in order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
 /* Checks a loss of one element on an accelerator, in its stream. A loss that is not finite sets
- * skip, and is stored in check->loss unless an earlier one was. */
+ * skip, and is stored in check->loss unless an earlier one is stored there. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
-/* Also in the stream: sets check->factor = min(1, most / norm). `squares` contains the norm
+/* Sets check->factor = min(1, most / norm), also in the stream. `squares` contains the norm
  * squared, an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
 typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
 /* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. kernels is borrowed as long as ops
@@ -273,8 +274,8 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply(). A missing input may be the NULL of a nested call that failed. If the thread has an
- * earlier error, this call then fails with its code, and its message ends with that message.
+ * lt_apply(). If a required input is missing, it may be the NULL of a nested call that failed: if
+ * the thread has an earlier error, this call fails with its code, and appends its message.
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
@@ -315,8 +316,8 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 /* The second half of a split backward: gradients of parameters that it has not computed yet. */
 typedef struct lt_weights lt_weights;
 
-/* One backward from several roots, as if from the sum of roots[i] * grads[i]. For a pipeline, whose
- * ranks start from the gradients that the next rank has sent. grads[i] is like the argument of
+/* One backward from several roots, as if from the sum of roots[i] * grads[i]. A rank of a pipeline
+ * starts from the gradients that the next rank has sent. grads[i] is like the argument of
  * lt_backward(), but already scaled if there is a loss scale. One grads[i] may be NULL: then
  * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape and may depend on each
  * other; gradients of equal roots are added in their order. With n = 0 only the parts of the step
@@ -324,24 +325,25 @@ typedef struct lt_weights lt_weights;
  *
  * weights = NULL: a whole backward. Otherwise the backward is split (zero bubble,
  * arXiv:2401.10241): gradients of the parameters of convolutions and linear layers are left to
- * lt_backward_weights(), with the same bits. A layer's are computed at once if a parameter has
- * another use in this backward, or if its kernels could give other bits (bf16 on some CPUs).
- * *weights is new. The backward ends, with lt_step_part.end, when lt_backward_weights() ends. The
- * saved tensors that it needs must stay alive and unchanged until then. A dry run is not split.
+ * lt_backward_weights(), with the same bits. The gradients of a layer are not deferred if a
+ * parameter has another use in this backward, or if its kernels could then give other bits (bf16 on
+ * some CPUs). *weights is new. The backward ends, with lt_step_part.end, when lt_backward_weights()
+ * ends. The saved tensors that it needs must stay alive and unchanged until then. A dry run is not
+ * split.
  *
  * While gradients are pending, lt_optim_step() fails with LT_EINVAL, parts of the step must not be
  * replaced (lt_set_part()), and lt_grad() does not wait for other ranks. Another backward fails if
- * it would add to a pending gradient itself, or if a part is exclusive, as a reducer is unless it
- * is blocking or has vranks.
+ * its first half would add to a pending gradient, or if a part is exclusive. A reducer is exclusive
+ * unless it is blocking or has vranks.
  *
- * The errors of lt_backward(), and LT_EINVAL if roots are of other contexts, on several tapes, or
- * if several have no gradient. *weights is NULL on failure. */
+ * The errors of lt_backward(), and LT_EINVAL if roots belong to other contexts or to several tapes,
+ * or if several have no gradient. *weights is NULL on failure. */
 LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
                                    int n, lt_weights **weights);
 /* Computes the pending gradients and runs their hooks, in the order of a whole backward. weights is
  * taken. LT_EINVAL if an earlier backward is pending, if lt_zero_grad() has discarded a pending
- * gradient, in a hook, or in a dry run that began after the first half; then the gradients are
- * discarded, as by lt_weights_free(). Also the errors of kernels, hooks and parts. */
+ * gradient, in a hook, or in a dry run that began after the first half; the pending gradients are
+ * then discarded, as by lt_weights_free(). Also the errors of kernels, hooks and parts. */
 LT_MUST lt_status lt_backward_weights(lt_weights *weights);
 /* Discards pending gradients. lt_step_part.end gets LT_EINVAL. NULL is allowed. */
 LT_API void lt_weights_free(lt_weights *weights);
@@ -381,9 +383,9 @@ LT_API lt_tape *lt_tape_current(lt_ctx *ctx); /* borrowed */
  * calls. So micro-batches draw the same numbers as the whole batch, and a step draws the same
  * numbers whatever ran before it. An optimizer step does this with row 0 for the current tape. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
-LT_API int lt_tape_nodes(const lt_tape *tape); /* number of nodes listed */
-/* Tensor i of those saved for the backward of the op that made x: inputs, then outputs. NULL past
- * the last one, or if x has no history. Borrowed. */
+LT_API int lt_tape_nodes(const lt_tape *tape); /* number of nodes on the tape */
+/* Tensor i among the tensors saved for the backward of the op that made x: inputs, then outputs.
+ * NULL past the last one, or if x has no history. Borrowed. */
 LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 
 /* ==== Hooks =================================================================================== */
@@ -411,18 +413,18 @@ LT_API void lt_grad_fault(lt_tensor *param, int rank);
 typedef enum lt_step_status {
     LT_APPLIED,
     LT_SKIPPED,      /* nothing changes, not even the running statistics */
-    LT_ACCUMULATING, /* not a step yet: more micro-batches of this batch follow */
+    LT_ACCUMULATING, /* no step yet: more micro-batches of this batch follow */
     LT_PENDING       /* applied or skipped; only the accelerator knows: see lt_synchronize() */
 } lt_step_status;
 
 /* ==== Batch-norm statistics =================================================================== */
 
 /* Batch norm computes the mean and the biased variance of its shard. Running values are updated
- * once per step from the statistics of all shards, weighted by count. This adds one shard's
- * statistics of `count` values per channel for the given running buffers. The tensors are kept;
- * mean and var must not be changed while these statistics are pending. Shards of the same buffers
- * are merged by Chan's formula in order of arrival. LT_EINVAL if count is negative or the sum of
- * counts overflows; LT_ENOMEM. This section requires a context from lt_open(). */
+ * once per step from the statistics of all shards, weighted by count. This function adds one
+ * shard's statistics of `count` values per channel for the given running buffers. The tensors are
+ * kept; mean and var must not be changed while these statistics are pending. Shards of the same
+ * buffers are merged by Chan's formula in order of arrival. LT_EINVAL if count is negative or the
+ * sum of counts overflows; LT_ENOMEM. This section requires a context from lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Updates the running values from the pending statistics, which it then discards, as each applied

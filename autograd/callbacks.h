@@ -13,7 +13,7 @@ extern "C" {
 /* ==== Ops ===================================================================================== */
 
 /* The cast policy, called before each op. It may replace in[i], which may be NULL, with a new
- * tensor; it must then release the old one. Ops that it runs are recorded. */
+ * tensor; it must then release the old one. The ops that it runs are recorded. */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
 LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud); /* NULL removes it */
 /* The current cast policy, or NULL. */
@@ -31,10 +31,10 @@ LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
 
-/* Observes the results of ops: called after each forward, recorded or not, and after each backward,
- * with the call and its place in the user's code (see lt_where_fn). Views and gradients passed on
- * unchanged are left out. It must not change anything. While a hook is set, backward does not write
- * a gradient over another one. NULL removes it. */
+/* Observes the results of ops. Called after each forward, recorded or not, and after each backward,
+ * with the call and its place in the user's code (see lt_where_fn); but not for views and for
+ * gradients that are passed on unchanged. It must not change anything. While a hook is set,
+ * backward does not write a gradient over another one. NULL removes it. */
 typedef void (*lt_op_hook_fn)(void *ud, const lt_call *call, bool backward, const char *where);
 LT_API void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud);
 /* Calls fn for the ops that loss was computed from, except views, in order of execution. Call it

@@ -24,12 +24,11 @@ LT_API void lt_optim_free(lt_optim *optim); /* NULL is allowed */
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step. options[g] are the options of group g from lt_opts_parse(), without `step`; every group
  * in use must be below n_groups, else LT_EINVAL. Parameters without a gradient do not change.
- * LT_EINVAL if no parameter has one and no backward has run since this optimizer's last step,
- * unless all are frozen; and in backward or a dry run. Also the errors of the parts of the step
- * (step.h), such as LT_EPEER and LT_ENUMERIC. Commits pending
- * batch-norm statistics, or drops them if the step is skipped. Discards the gradients of its
- * parameters and counts the step in the context, except with LT_ACCUMULATING. step_status may be
- * NULL. */
+ * LT_EINVAL in backward and in a dry run; also if no parameter has a gradient and no backward has
+ * run since this optimizer's last step, unless all parameters are frozen. Also the errors of the
+ * parts of the step (step.h), such as LT_EPEER and LT_ENUMERIC. Commits pending batch-norm
+ * statistics, or discards them if the step is skipped. Except with LT_ACCUMULATING, it discards the
+ * gradients of its parameters and counts the step in the context. step_status may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
@@ -44,11 +43,12 @@ LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *op
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
-/* If the last step of optim used leftover gradients along with new ones, a parameter with leftover
- * ones; else NULL. Borrowed. The backward of a loss adds to the gradients of all parameters that it
- * reaches, but an optimizer's step discards only those of its own parameters. The rest are left
- * over: call lt_zero_grad() on them after that step, unless they are meant to be used. A step that
- * uses no new gradients is not reported, as when two optimizers step after one backward. */
+/* Returns a parameter with leftover gradients if the last step of optim used such gradients along
+ * with new ones; else NULL. Borrowed. The backward of a loss adds to the gradients of all
+ * parameters that it reaches, but an optimizer's step discards only those of its own parameters.
+ * The rest are left over: call lt_zero_grad() on them after that step, unless they are meant to be
+ * used. A step that uses no new gradients is not reported, as when two optimizers step after one
+ * backward. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use; 0 if it would use none. The squares are
  * summed in double in a fixed order. On the CPU this is done parameter by parameter, so the norm
@@ -90,18 +90,20 @@ LT_API lt_tensor *lt_optim_param(const lt_optim *optim, int i);
 /* Whether the next step would update parameter i: it has a gradient and is not frozen. */
 LT_API bool lt_optim_has_grad(const lt_optim *optim, int i);
 
-/* Adjacent parameters in one arena, of one group or of groups with the same options, with equal
- * counts of steps if the op has `step`. All zeros before the first range. */
+/* Adjacent parameters in one arena, of one group or of groups with the same options. If the op has
+ * `step`, they have equal counts of steps. Set it to zeros before the first call of
+ * lt_optim_next_range(). */
 typedef struct lt_optim_range {
     int first, end; /* parameters [first, end) */
     int arena;
-    int group;             /* of the first parameter */
+    int group;             /* group of the first parameter */
     int64_t offset, count; /* elements of the arena, including padding between parameters */
     int64_t steps;         /* steps applied so far to the first parameter */
 } lt_optim_range;
-/* Replaces *range by the next one; false if there is none. options, those of each group: groups
- * with the same bits can share a range; NULL: they never do. present (lt_optim_count()) selects
- * parameters; NULL means those of lt_optim_has_grad(). whole_params: each parameter is a range. */
+/* Replaces *range with the next one; false after the last one. options[g] are the options of group
+ * g: groups with bit-identical options can share a range. NULL: groups never share one. present
+ * (lt_optim_count()) selects parameters; NULL selects those with lt_optim_has_grad(). whole_params:
+ * each parameter is a range of its own. */
 LT_API bool lt_optim_next_range(const lt_optim *optim, const lt_opt *const *options,
                                 const bool *present, bool whole_params, lt_optim_range *range);
 LT_API int lt_optim_arenas(const lt_optim *optim); /* number of arenas */

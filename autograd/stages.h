@@ -27,46 +27,47 @@ enum { LT_MAX_STAGES = 64 };
 typedef struct lt_stages {
     void *ud;        /* borrowed */
     int own, stages; /* the stage of this rank, from 0; the number of stages */
-    /* The stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once for each
-     * one, when its tree is placed; LT_EINVAL if there is no such stage. Other stages' parameters
-     * get no memory here. */
+    /* Returns the stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once
+     * for each of them when its tree is placed, which fails with LT_EINVAL if the stage does not
+     * exist. Parameters of other stages get no memory here. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
-    /* Sends the values of x to another stage; not called if there is only one. tracked: a gradient
-     * of x is needed. returns: that stage will return it to this one, and not to another stage. x
-     * is borrowed. */
+    /* Sends the values of x to stage `to`; not called if there is only one stage. tracked: x needs
+     * a gradient. returns: stage `to` will return the gradient to this stage, and not to another
+     * one. x is borrowed. */
     lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
-    /* Receives the values of x, which has memory, from another stage. returns_to: the stage to
-     * which the gradient of x is returned; -1 if x has none. Otherwise the callee must retain x
-     * until the gradient is returned. */
+    /* Receives the values of x, which has memory, from stage `from`. returns_to: the stage to which
+     * the gradient of x is returned; until then, the callee must retain x. -1 if x has no
+     * gradient. */
     lt_status (*receive)(void *ud, lt_tensor *x, int from, int returns_to);
     /* x, which this stage has received, is also used by stage `from`, which will return its
      * gradient here. x is borrowed. */
     lt_status (*expect)(void *ud, lt_tensor *x, int from);
     /* The gradient of a received x is complete; it may still change afterwards. Both borrowed. */
     lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* Called after each op, also of other stages, with its inputs and outputs. May be NULL. */
+    /* Called after each op of any stage, with its inputs and outputs. May be NULL. */
     void (*note)(void *ud, const lt_def *def, lt_tensor *const *in, int n_in,
                  lt_tensor *const *out);
 } lt_stages;
 
-/* Splits the program of ctx into stages. Call it before parameters are placed. NULL: ends it; the
- * parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
+/* Splits the program of ctx into stages. Call it before parameters are placed. NULL ends the split;
+ * the parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
 LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
 bool lt_has_stages(const lt_ctx *ctx);
 /* The stage that has the values of x, from 0; LT_NO_STAGE if all ranks have them. */
 enum { LT_NO_STAGE = -1 };
 int lt_stage_of(const lt_tensor *x);
-/* Sets it, for a tensor that no op has made: on other stages it is a meta tensor. LT_ENOMEM. */
+/* Sets the stage of a tensor that no op has made, and that is a meta tensor on the other stages.
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_set_stage(lt_tensor *x, int stage);
 /* Whether x has no values here. */
 bool lt_is_remote(const lt_tensor *x);
-/* A tensor without values here that is on the stage of x, outside any scope if kept. New. NULL with
+/* A meta tensor that belongs to the stage of x; outside any scope if kept. New. NULL with
  * LT_ENOMEM. */
 lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
                              bool kept);
-/* The values of x on all ranks: x itself if all have them, else a tensor with the values that its
- * stage sends to the others. A collective of the stages. New. NULL with LT_ENOMEM or the errors of
- * lt_stages. */
+/* Makes the values of x available on all ranks. Returns x itself on a rank that has them, otherwise
+ * a tensor with the values that the stage of x sends. A collective of the stages. New. NULL with
+ * LT_ENOMEM or the errors of lt_stages. */
 lt_tensor *lt_fetch(lt_tensor *x);
 /* A tensor with the values and the history of x that outlives the scope of x. New. NULL with
  * LT_ENOMEM. */

@@ -3,9 +3,9 @@
  *
  * A context has at most one part of each kind: a schedule, which is a pipeline; a scale, which is
  * amp's loss scale; and an exchange, which is a reducer or asynchronous training. At each event of
- * a step, autograd (step.c) calls the parts that have its function, in the order of lt_part_kind.
- * The functions of lt_step_part are in the order of the events. docs/architecture.md shows which
- * part does what.
+ * a step, autograd (step.c) calls the function for the event in the parts that have it, in the
+ * order of lt_part_kind. The functions of lt_step_part are in the order of the events.
+ * docs/architecture.md shows what each part does.
  */
 #ifndef LUATRAIN_STEP_H
 #define LUATRAIN_STEP_H
@@ -39,26 +39,27 @@ typedef struct lt_step_part {
 
     /* ---- Backward ---- */
 
-    /* lt_backward() calls it instead of a pass; lt_backward_from() runs a pass in any case. loss
-     * may have no values here. */
+    /* lt_backward() calls this instead of running a pass; lt_backward_from() always runs one. This
+     * rank may lack the values of loss. */
     lt_status (*backward)(void *ud, lt_tensor *loss, lt_tensor *grad);
-    /* A pass begins: the uses of all leaves are counted, and no gradient has been computed. loss
-     * and grad, the gradient of the loss, are NULL if the pass starts without a loss; then its
-     * gradients are scaled already. Otherwise it may scale grad. */
+    /* Called when a pass begins: the uses of all leaves are counted, and no gradient has been
+     * computed yet. grad is the gradient of the loss, which the function may scale. loss and grad
+     * are NULL if the pass starts without a loss, from gradients that are scaled already. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad);
-    /* This pass will add to grad, which earlier ones left for leaf x. */
+    /* Called before this pass adds to grad, the gradient of leaf x from earlier passes. */
     lt_grad_hook grad_begin;
-    /* The gradient of leaf x is complete in this pass: sets grad to the unscaled gradient. Called
-     * before the leaf's own hooks. from: the scaled gradient, which is grad itself, or an f16 or
-     * bf16 tensor while grad is f32 and has no values yet. */
+    /* Called when the gradient of leaf x is complete in this pass, before the leaf's own hooks.
+     * Sets grad to the unscaled gradient. from is the scaled gradient: grad itself, or an f16 or
+     * bf16 tensor if grad is f32 and has no values yet. */
     lt_status (*grad_complete)(void *ud, lt_tensor *x, lt_tensor *grad, lt_tensor *from);
-    /* After the leaf's own hooks, which may have changed grad; see lt_has_hooks(). */
+    /* Called after the leaf's own hooks, which may have changed grad; see lt_has_hooks(). */
     lt_grad_hook grad_ready;
-    /* The pass has ended with this status. Called once after each begin. The result is that of
-     * lt_backward() or lt_backward_weights(). */
+    /* Called once after each begin, when the pass has ended with this status. The returned status
+     * replaces it, and is the result of the backward. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
-    /* A backward fails while an earlier one is split. Otherwise backwards may overlap: begin 1,
-     * begin 2, end 1, end 2; in another order only if lt_weights_free() discards one. */
+    /* true: a new backward fails while an earlier one is split and has pending gradients. false: it
+     * may start then. Backwards end in the order in which they began, unless lt_weights_free()
+     * discards one. */
     bool is_exclusive;
 
     /* ---- Between backward and the optimizer step ---- */
@@ -67,50 +68,50 @@ typedef struct lt_step_part {
      * writes gradients. Between the halves of a split backward, only a part with `backward` is
      * called: it runs the second halves. */
     void (*synchronize)(void *ud);
-    /* lt_grad_set(x, true) was called: this step added to grad, so the next decide() must cover it.
-     * grad is unscaled. grad_complete() may have been called for it before. */
+    /* Called by lt_grad_set(x, true). This step has added to grad, so the next decide() must cover
+     * it. grad is unscaled. grad_complete() may have been called for it before. */
     lt_grad_hook grad_set;
 
     /* ---- The optimizer step ---- */
 
-    /* Called for each optimizer step, before anything else. LT_ACCUMULATING in step_status: more
-     * passes of the batch follow; then the step ends, and until the next one lt_zero_grad() does
-     * nothing. */
+    /* Called for each optimizer step, before anything else. Sets LT_ACCUMULATING if more passes of
+     * the batch follow: the step then ends here, and lt_zero_grad() does nothing until the next
+     * step. */
     lt_status (*prepare)(void *ud, lt_step_status *step_status);
-    /* Called before the step reads gradients. LT_ACCUMULATING: more backwards must follow before
-     * the gradients are complete. */
+    /* Called before the step reads gradients. Sets LT_ACCUMULATING if more backwards must follow
+     * before the gradients are complete. */
     lt_status (*reduce)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
     /* Called with complete gradients. May change LT_APPLIED to LT_SKIPPED; or to LT_PENDING, if the
      * accelerator writes the statistics of the gradients to lt_step_check_of(). */
     lt_status (*decide)(void *ud, lt_step_status *step_status);
-    /* Called instead of the update op, with the complete options of each group, and the factor by
-     * which gradients are to be multiplied (clipping). step_status is LT_APPLIED, LT_SKIPPED or
-     * LT_ACCUMULATING. The pending batch-norm statistics are those of the step, and are discarded
-     * afterwards. If no part has it, the optimizer updates its parameters. */
+    /* Called instead of the update op, with the complete options of each group. The gradients must
+     * be multiplied by factor, which clips them. step_status is LT_APPLIED, LT_SKIPPED or
+     * LT_ACCUMULATING. The pending batch-norm statistics belong to the step, and are discarded
+     * afterwards. If no part has this function, the optimizer updates its parameters. */
     lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor);
-    /* Receives the statistics of a pending step; NULL if its loss or norm was not finite; then the
-     * step does not count. Returns whether it was applied. The part may have been replaced since
-     * the step. */
+    /* Called when the host learns the outcome of a pending step. stats are the statistics of its
+     * gradients; NULL if its loss or norm was not finite, and then the step does not count. Returns
+     * whether the step was applied. The part may have been replaced since the step. */
     lt_resolve_fn resolve;
 
     /* ---- Other functions ---- */
 
-    /* Why the loss is not finite, for the error of backward: a sentence, or "". Borrowed until the
-     * next call. */
+    /* Returns a sentence for the error of backward, which says why loss is not finite; or "".
+     * Borrowed until the next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
     /* Replaces numbers (n) with their sums over the ranks among which the net is divided. A
      * collective of these ranks. If no part has it, this rank has the whole net. */
     lt_status (*sum)(void *ud, double *numbers, int64_t n);
-    /* Zeroed memory for an arena of gradients, which may outlive the part. If it returns false, the
-     * context allocates the arena. */
+    /* Allocates zeroed memory for an arena of gradients, which may outlive the part. If it returns
+     * false, the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_step_part;
 
 /* Sets a part of ctx, or removes it if part is NULL. part is copied. In backward and in a dry run,
- * the exchange can be set, but the others fail with LT_EINVAL. So does the scale while gradients
- * are pending (lt_backward_from()). After the scale has changed, an optimizer step fails with
- * LT_EINVAL if its gradients were scaled under another ud. */
+ * the exchange can be set, but the other parts cannot: LT_EINVAL. The scale also cannot be set
+ * while gradients are pending (lt_backward_from()). After the scale has changed, an optimizer step
+ * fails with LT_EINVAL if a scale with another ud has scaled its gradients. */
 LT_MUST lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part);
 /* LT_EINVAL if ctx has a part of this kind. who: the caller, which is about to set one, for the
  * message; or NULL. */
@@ -129,7 +130,7 @@ enum { LT_GRAD_SPARE_BYTES = 2048 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
-    int64_t offset, end; /* in elements: where the gradient starts, and the arena ends */
+    int64_t offset, end; /* in elements: start of the gradient, and end of the arena */
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
