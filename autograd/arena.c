@@ -37,7 +37,7 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
-/* Memory from the exchange, or NULL if that has none. */
+/* Memory from the exchange, or NULL if it provides none. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
     const lt_step_part *exchange = &ctx->slots.autograd->parts[LT_PART_EXCHANGE];

@@ -2,7 +2,7 @@
  * batch_norm_merge and batch_norm_update do the arithmetic. */
 #include "autograd/tape.h"
 
-enum { AT_ONCE = 64 }; /* calls of an op, at most */
+enum { AT_ONCE = 64 }; /* largest number of calls at once */
 
 typedef struct row { /* the arguments of a call */
     lt_tensor *in[4];
@@ -25,8 +25,8 @@ static lt_status run(lt_ctx *ctx, const char *name, row *rows, int n)
     return lt__apply_all(ctx, def, calls, n);
 }
 
-/* Copies the statistics of s, unless they are copies, so that others can be merged into them: until
- * then they are the tensors given to lt_bn_stats_add(), which backward reads. */
+/* Copies the statistics of s, so that others can be merged into them; does nothing if they are
+ * copies. At first they are the tensors given to lt_bn_stats_add(), which backward reads. */
 static lt_status own_statistics(lt_bn_entry *s)
 {
     lt_tensor **of[] = {&s->mean, &s->var};
@@ -76,7 +76,7 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
         return LT_ENOMEM;
     s->running_mean = lt_retain(running_mean);
     s->running_var = lt_retain(running_var);
-    s->mean = lt__tensor_view(mean, mean->ndim, mean->dims, 0, true); /* outlives its scope */
+    s->mean = lt__tensor_view(mean, mean->ndim, mean->dims, 0, true); /* it outlives its scope */
     s->var = lt__tensor_view(var, var->ndim, var->dims, 0, true);
     s->count = count;
     s->momentum = momentum;
@@ -120,7 +120,7 @@ static lt_status commit(lt_ctx *ctx, bool all)
             list[n++] = s;
         }
         lt_status status = n > 0 ? run(ctx, "batch_norm_update", rows, n) : LT_OK;
-        discard(ctx, list, n); /* after a failure too: some may have been applied */
+        discard(ctx, list, n); /* also after a failure: some may have been applied */
         LT_TRY(status);
     } while (n == AT_ONCE);
     return LT_OK;

@@ -54,7 +54,7 @@ void lt__leaf_abandon(lt_leaf *leaf)
 {
     const struct lt_autograd *ag = leaf->ctx->slots.autograd;
     if (leaf->touched && lt__step_scale(ag)->grad_complete && !ag->dry_run.on)
-        lt__leaf_forget_grad(leaf); /* it is still scaled */
+        lt__leaf_forget_grad(leaf); /* the gradient is still scaled */
     lt_release(leaf->unconverted);
     leaf->unconverted = NULL;
     lt__leaf_drop_dry_grad(leaf);

@@ -343,7 +343,7 @@ static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double 
     return LT_OK;
 }
 
-/* The same in the stream of the accelerator, if the step may be applied. */
+/* Lets the accelerator compute the factor in its stream, if the step may be applied. */
 static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -459,8 +459,8 @@ static lt_status check_backward(const lt_optim *o)
                : LT_OK;
 }
 
-/* The factor of clip() as a number, once the outcome of the step is known. That of an accelerator
- * has arrived on the host with the outcome. */
+/* The factor of clip() as a number, once the outcome of the step is known. The factor
+ * of an accelerator has arrived on the host with the outcome. */
 static double number_of(const lt_optim *o, const double *factor)
 {
     if (!factor || !may_apply(o->ctx))
@@ -509,7 +509,7 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most
     return apply_or_not(o, options, factor);
 }
 
-/* The same, and records that it was taken. */
+/* Runs a step and records it. */
 static lt_status take_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
                            lt_tensor **squares)
 {

@@ -328,7 +328,7 @@ lt_status lt_params_place(lt_params *p)
         any |= x->meta;
     }
     for (int kind = 0; kind < KINDS && status == LT_OK;
-         kind++) { /* all memory first: all or nothing */
+         kind++) { /* all memory first, so that a failure changes nothing */
         lt_dtype dtype = (lt_dtype)(kind / 2);
         int64_t count;
         bool needed;

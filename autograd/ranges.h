@@ -12,7 +12,7 @@ typedef struct lt_optim_item { /* a parameter */
     int arena, group;
     int64_t steps;   /* steps applied so far */
     bool is_pending; /* its last step is pending, and `steps` does not include it yet */
-    int index; /* in the list of lt_optim_new(), which is the same on all stages of a pipeline */
+    int index;       /* index in lt_optim_new(), which is the same on all stages of a pipeline */
 } lt_optim_item;
 
 typedef struct lt_optim_slots {
@@ -23,7 +23,7 @@ typedef struct lt_optim_slots {
 struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
-    uint32_t number;                          /* of the optimizer in its context, from 1 */
+    uint32_t number;                          /* number of the optimizer in its context, from 1 */
     int step;                                 /* index of the op's option `step`, or -1 */
     int n_slots, n_items, n_arenas, capacity; /* capacity of both arrays */
     lt_optim_item *items;                     /* sorted by arena, then offset */

@@ -127,7 +127,7 @@ static bool read_default(const char **p, lt_schema *s, int k)
     if (n < sizeof word) {
         memcpy(word, *p, n);
         word[n] = 0;
-        s->opt[k].same_as = (int8_t)lt_schema_index(s, word); /* of the options before k */
+        s->opt[k].same_as = (int8_t)lt_schema_index(s, word); /* finds only options before k */
         if (s->opt[k].same_as >= 0) {
             *p += n;
             return true;

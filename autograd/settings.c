@@ -90,7 +90,7 @@ static lt_status reserve(struct lt_autograd *ag, int n)
 lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                               const lt_opt *const *options, int n_groups, double clip)
 {
-    if (!lt__step_has_ranks(ag)) /* to compare with */
+    if (!lt__step_has_ranks(ag)) /* no other rank compares them */
         return LT_OK;
     if (ag->noted_read)
         ag->n_noted = 0;

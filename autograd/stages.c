@@ -136,8 +136,8 @@ static bool is_first_use(const lt_tensor *x, int stage)
 }
 
 /* The stage to which `stage` returns the gradient of x: the last stage before it that uses x, or
- * else the stage of x. Also the stage of x if a later stage has used x before, because that stage
- * does not wait for another gradient. */
+ * else the stage of x. If a later stage has used x before, it is the stage of x, because that
+ * later stage does not wait for another gradient. */
 static int returns_to(const struct lt_home *home, int stage)
 {
     uint64_t later = home->sent_to >> stage;
@@ -160,7 +160,7 @@ static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
     return LT_OK;
 }
 
-/* Moves a value to the stage that is about to use it, as far as this rank takes part. */
+/* Does this rank's part in moving a value to the stage that is about to use it. */
 static lt_status move(struct lt_autograd *ag, lt_tensor *x, int stage)
 {
     int own = ag->stages.own, to = returns_to(x->home, stage), from = x->home->stage;
@@ -181,7 +181,7 @@ static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n
     return LT_OK;
 }
 
-/* Makes the results of an op that runs on another stage: runs its shape rule only. */
+/* Makes the results of an op that runs on another stage, with its shape rule only. */
 static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def, lt_tensor **in,
                              int n_in, const lt_opt *opts, int stage, lt_tensor **out)
 {

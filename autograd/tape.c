@@ -385,7 +385,7 @@ void lt__weights_add(lt_weights *w, lt_node *node)
             e->leaf->deferred++;
             continue;
         }
-        lt__node_release(e->node); /* not its last reference: the walk has one, too */
+        lt__node_release(e->node); /* this is not its last reference: the walk has one, too */
         lt__leaf_release(e->leaf);
         e->node = NULL;
         e->leaf = NULL;

@@ -20,7 +20,7 @@ typedef struct lt_hook {
     void (*free)(void *ud);
 } lt_hook;
 
-enum { LT_MAX_HOOKS = 1000 }; /* per leaf */
+enum { LT_MAX_HOOKS = 1000 }; /* hooks of a leaf */
 
 /* LT_RECEIVED: its values come from another stage of a pipeline */
 typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER, LT_RECEIVED } lt_role;
@@ -47,8 +47,8 @@ typedef struct lt_leaf {
     lt_role role;
     lt_init init;
     lt_tensor *half;            /* last result of lt_half(); refers to this leaf; freed with x */
-    struct lt_segment *segment; /* of a placed parameter or buffer */
-    int64_t offset;             /* of its first element in the segment */
+    struct lt_segment *segment; /* segment of a placed parameter or buffer */
+    int64_t offset;             /* offset of its first element in the segment */
     uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
     uint64_t last; /* number of the backward that added to grad last: see lt__leaf_added() */
     bool is_mixed; /* grad also includes an earlier backward, which a step has used since */
@@ -62,35 +62,35 @@ static inline uint32_t lt__version_of(const lt_tensor *x)
 }
 
 typedef struct lt_edge {  /* an input of a node */
-    struct lt_node *node; /* the node that made the input, */
-    lt_leaf *leaf;        /* or its leaf; both NULL if it needs no gradient */
+    struct lt_node *node; /* the node that made the input, or NULL */
+    lt_leaf *leaf;        /* the leaf of the input, or NULL. Both NULL: no gradient is needed */
     lt_tensor *saved;     /* the input itself if backward reads it */
-    uint32_t version;     /* of `saved` when it was saved */
-    uint8_t out_index;    /* which output of `node` it is */
+    uint32_t version;     /* version of `saved` when it was saved */
+    uint8_t out_index;    /* index among the outputs of `node` */
     bool given;           /* false for an optional input that was omitted */
     lt_spec spec;         /* dtype and dims of the input, for its gradient */
 } lt_edge;
 
 typedef struct lt_node {
     atomic_int refs;            /* tensors and edges */
-    bool freed;                 /* by backward: no saved tensors are left */
+    bool freed;                 /* backward has freed the saved tensors */
     bool marked;                /* part of the running backward */
     uint8_t n_in, n_out, n_all; /* inputs; outputs; outputs including the extra ones */
     const lt_def *def;
     lt_ctx *ctx;
-    lt_device *device; /* of all its tensors */
+    lt_device *device; /* device of all its tensors */
     lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t seed, stream; /* as in lt_call; so is number */
+    uint64_t seed, stream; /* see lt_call, also for number and first_row */
     uint64_t number;
     int64_t first_row;
-    uint32_t same_grad;           /* as in lt_call */
+    uint32_t same_grad;           /* see lt_call */
     uint64_t later;               /* bit i: lt_backward_weights() computes gradient i */
     lt_tensor *d_out[LT_MAX_OUT]; /* gradients of its outputs so far */
     lt_tensor *saved_out[LT_MAX_OUT];
-    uint32_t out_version[LT_MAX_OUT]; /* of saved_out when they were saved */
+    uint32_t out_version[LT_MAX_OUT]; /* versions of saved_out when they were saved */
     char where[LT_WHERE_BYTES];
-    lt_opt *opt; /* schema.n_opt of them, stored after the edges */
+    lt_opt *opt; /* (schema.n_opt) stored after the edges */
     lt_edge edge[];
 } lt_node;
 
@@ -98,15 +98,15 @@ struct lt_tape {
     lt_ctx *ctx;
     lt_node *first, *last;
     int nodes;
-    int64_t first_row; /* of the current pass, in the global batch */
+    int64_t first_row; /* first row of the current pass in the global batch */
     uint64_t draws[2]; /* random calls so far in this pass: gradients on; gradients off */
 };
 
 struct lt_weights {
     lt_ctx *ctx;
-    lt_weights *next;      /* of the next backward, while listed */
-    bool is_listed;        /* in lt_autograd.weights */
-    lt_node *first, *last; /* in the order of the walk, linked through `next` */
+    lt_weights *next;      /* deferred gradients of the next backward, while listed */
+    bool is_listed;        /* lt_autograd.weights contains it */
+    lt_node *first, *last; /* nodes in the order of the walk, linked through `next` */
 };
 
 typedef struct lt_bn_entry { /* merged batch-norm statistics of one pair of running buffers */
@@ -125,35 +125,35 @@ typedef struct lt_dry_run {
     lt_step_part parts[LT_PART_KINDS];
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
-    uint64_t seed, draws, trees; /* of the context, also seeded_at: the pass may set the seed */
+    uint64_t seed, draws, trees; /* state of the context, like seeded_at */
     int64_t seeded_at;
 } lt_dry_run;
 
 typedef struct lt_pending_step { /* the last step of an optimizer, which embeds it */
     lt_step_status status;
-    struct lt_pending_step *next; /* in lt_deferred_check.steps, while status is LT_PENDING */
+    struct lt_pending_step *next; /* next in lt_deferred_check.steps, while status is LT_PENDING */
 } lt_pending_step;
 
-typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
+typedef struct lt_deferred_check { /* see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    lt_step_check *on_device, *on_host; /* in device memory; the host's copy. NULL at first */
+    lt_step_check *on_device, *on_host; /* the check on the device, and its copy; NULL at first */
     uint64_t cleared;                   /* 1 + the period in which on_device was last cleared */
     bool sent;                          /* a copy to on_host is under way, and complete at `mark` */
     uint64_t mark;
-    lt_resolve_fn resolve; /* of the scale, due when the copy is complete; or NULL */
+    lt_resolve_fn resolve; /* the scale's function for when the copy is complete; or NULL */
     void *resolve_ud;
-    int64_t step, norm_step;       /* of the last loss checked, and of the last norm, from 1 */
-    double loss, norm;             /* not finite and not reported as an error yet; otherwise 0 */
+    int64_t step, norm_step;       /* steps of the last loss and the last norm checked, from 1 */
+    double loss, norm;             /* the values if not finite and not reported yet; else 0 */
     bool reported;                 /* an error was reported since on_device was cleared */
     struct lt_pending_step *steps; /* list of the pending steps of optimizers */
 } lt_deferred_check;
 
 struct lt_autograd {
-    lt_def **defs; /* by id */
+    lt_def **defs; /* ops by id */
     int n_defs, capacity;
     uint16_t by_name[512];     /* open addressing: id + 1, or 0 */
-    const lt_kernels *kernels; /* of the accelerator, by id; NULL without one */
+    const lt_kernels *kernels; /* the accelerator's kernels, by id; NULL without one */
     int n_kernels;
     int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
@@ -171,11 +171,11 @@ struct lt_autograd {
     void *op_hook_ud;
     lt_dry_run dry_run;
     bool has_stages;
-    bool is_accumulating;      /* in a pipeline: between the micro-batches of a batch */
-    lt_stages stages;          /* if has_stages; see stages.h */
-    lt_bn_entry *bn_stats;     /* in order of first arrival */
-    lt_weights *weights;       /* of split backwards, in order, until they are completed */
-    const lt_leaf *completing; /* whose hooks run, or NULL */
+    bool is_accumulating;      /* more micro-batches of this batch follow */
+    lt_stages stages;          /* valid if has_stages is set; see stages.h */
+    lt_bn_entry *bn_stats;     /* pending statistics, in order of first arrival */
+    lt_weights *weights;       /* pending gradients of split backwards, oldest first */
+    const lt_leaf *completing; /* the leaf whose hooks run, or NULL */
     bool weights_discarded;    /* lt_zero_grad() discarded a gradient that they add to */
     bool in_backward;
     bool grads_complete; /* the next step's gradients are complete; its status: */
@@ -183,10 +183,10 @@ struct lt_autograd {
     lt_deferred_check deferred;
     const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
     uint64_t period;     /* incremented when gradients are used or discarded */
-    uint64_t backwards;  /* completed so far, excluding dry runs */
+    uint64_t backwards;  /* backwards completed so far, excluding dry runs */
     uint64_t used;       /* bit k % 64: a step has used backward k, for the last 64 backwards */
     uint64_t calls;      /* forward calls so far */
-    uint32_t optims;     /* created so far */
+    uint32_t optims;     /* optimizers created so far */
     uint32_t digest;     /* see lt_steps_digest() */
     uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */
     struct lt_step_settings *noted;
@@ -334,21 +334,20 @@ bool lt__step_has_ranks(const struct lt_autograd *ag);
  * its first result. */
 bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,
                      lt_dtype dtype);
-/* Finds the stage of a parameter whose tree is placed. x becomes a meta tensor if it is not this
- * rank's. LT_EINVAL if there is no such stage. */
+/* Finds the stage of a parameter whose tree is placed. On other stages, x becomes a meta tensor.
+ * LT_EINVAL if the stage does not exist. */
 LT_MUST lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
-/* Prepares a call in a pipeline. *stage: its stage. If it is this rank's, all inputs have values
- * afterwards. If it is another one, the results are made, as meta tensors.
- * LT_EUSAGE if the op uses parameters of two stages; LT_ENOMEM; the errors of the shape rule and of
- * lt_stages. */
+/* Prepares a call in a pipeline. *stage: its stage. On this stage, all inputs have values
+ * afterwards. On other stages, the results are made, as meta tensors. LT_EUSAGE if the op uses
+ * parameters of two stages; LT_ENOMEM; the errors of the shape rule and of lt_stages. */
 LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
                                    lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out,
                                    int *stage);
-/* Where the values of a tensor are. Tensors that all ranks have need none. */
+/* Where the values of a tensor are. Tensors that all ranks have need no home. */
 struct lt_home {
     int stage;        /* the stage that has the values */
-    bool tracked;     /* whether they have a history there, while x is a meta tensor here */
-    uint64_t sent_to; /* the stages to which they were sent, as bits */
+    bool tracked;     /* x is a meta tensor here, but has a history on its stage */
+    uint64_t sent_to; /* stages to which the values were sent, as bits */
 };
 /* Whether x has no values here, but a history on its stage. */
 bool lt__is_tracked_elsewhere(const lt_tensor *x);
@@ -377,7 +376,7 @@ typedef struct lt_segment {
     lt_dtype dtype;
     int64_t count;              /* elements, including padding */
     lt_storage *values, *grads; /* grads: created, zeroed, with the first gradient */
-    uint32_t updates;           /* by optimizers, which bypass the version of `values` */
+    uint32_t updates;           /* updates by optimizers, which bypass the version of `values` */
     lt_storage *half;           /* `values` converted to half_dtype, or NULL */
     lt_dtype half_dtype;
     uint32_t half_stamp; /* version of `values` + `updates` at the conversion */
