@@ -4,7 +4,7 @@
 #include "core/tensor.h"
 #include "dist/async/active_clock.h"
 
-static const double LONGEST_SECONDS = 1; /* between two calls, without use of the CPU */
+static const double LONGEST_SECONDS = 1; /* longest time between calls without CPU use */
 
 static double cpu_seconds(void)
 {

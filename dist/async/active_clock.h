@@ -5,8 +5,8 @@
 #define LT_DIST_ASYNC_ACTIVE_CLOCK_H
 
 typedef struct lt_active_clock { /* all zeros: the clock starts with the first call */
-    double now, cpu;  /* at the last call: the system's clock, and CPU time of the thread */
-    double suspended; /* seconds so far */
+    double now, cpu;             /* system's clock and CPU time of the thread at the last call */
+    double suspended;            /* seconds of suspension so far */
 } lt_active_clock;
 
 /* Seconds since an arbitrary start. One thread calls it, several times a second: longer intervals

@@ -4,7 +4,7 @@
 #include "core/tensor.h"
 #include "dist/async/flat.h"
 
-/* part: as for lt_optim_arena(); or NEW. */
+/* part: see lt_optim_arena(), or NEW. */
 enum { NEW = -1 };
 
 static lt_tensor *new_arena(lt_optim *optim, int a, int part)

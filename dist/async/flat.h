@@ -16,7 +16,7 @@ LT_MUST lt_status lt__flat_new(lt_optim *optim, lt_flat *flat);
 /* Opens a flat over the values, the gradients or a slot of the optimizer; part as for
  * lt_optim_arena(). LT_ENOMEM. */
 LT_MUST lt_status lt__flat_over(lt_optim *optim, int part, lt_flat *flat);
-void lt__flat_free(lt_flat *flat); /* may be not open */
+void lt__flat_free(lt_flat *flat); /* does nothing if flat is not open */
 /* Copies all elements. The flats must be of the same optimizer, or of optimizers with equal
  * parameters. The device's error. */
 LT_MUST lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from);

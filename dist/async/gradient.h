@@ -6,7 +6,7 @@
  * too. The server applies gradients where they are: in a simulation in memory of the device, in
  * live training in the message that pushes them. Such a message contains, each part padded to 64
  * bytes: whether each parameter has a gradient; the options of each group; an lt_bn_entry for each
- * batch norm; the means and variances of these; the gradients.
+ * batch norm; the means and variances of the batch norms; the gradients.
  */
 #ifndef LT_DIST_ASYNC_GRADIENT_H
 #define LT_DIST_ASYNC_GRADIENT_H
@@ -17,28 +17,28 @@
 
 typedef struct lt_bn_entry { /* a batch norm, in a message */
     int64_t mean, var;       /* indices of the running statistics in the net's buffers */
-    int64_t count;           /* as in lt_bn_stats, like momentum */
+    int64_t count;           /* see lt_bn_stats, also for momentum */
     double momentum;
 } lt_bn_entry;
 
 typedef struct lt_gradient { /* all zeros: not open */
     const lt_image *net;     /* borrowed */
-    bool is_live;            /* it is stored in a message */
+    bool is_live;            /* the gradient is stored in a message */
     bool skip;               /* the worker skipped the step: there is no gradient */
     bool *present;           /* (parameters) whether each one has a gradient */
     size_t *at;              /* (parameters) where these gradients start in the storage, in bytes */
-    size_t end;              /* where the last one ends */
+    size_t end;              /* end of the last gradient in the storage, in bytes */
     int n_groups, n_bn;
     lt_opt *opt;            /* (n_groups, LT_MAX_OPT) options of the step */
     const lt_opt **options; /* (n_groups) pointers into opt */
     lt_bn_stats *bn;        /* (n_bn) batch-norm statistics; the tensors are kept */
     lt_storage *storage;
-    lt_message *message; /* of a worker: to be sent; or NULL */
+    lt_message *message; /* the message that a worker will send, or NULL */
 } lt_gradient;
 
 /* Opens a gradient of net, which is borrowed. is_live: the storage is a message. LT_ENOMEM. */
 LT_MUST lt_status lt__gradient_open(lt_gradient *g, const lt_image *net, bool is_live);
-void lt__gradient_close(lt_gradient *g); /* may be not open */
+void lt__gradient_close(lt_gradient *g); /* does nothing if g is not open */
 
 /* gradient.c: on a worker. */
 /* Stores the gradient of a step, for lt_step_part.apply: copies the gradients of the optimizer
@@ -47,8 +47,8 @@ void lt__gradient_close(lt_gradient *g); /* may be not open */
  * of the net; or the device's error. */
 LT_MUST lt_status lt__gradient_store(lt_gradient *g, const lt_opt *const *options,
                                      lt_step_status step_status, double factor);
-/* Makes room in the storage for the gradients of the parameters in g->present. They are zero.
- * LT_ENOMEM, or the device's error. */
+/* Makes room in the storage for the gradients of the parameters in g->present, and sets them to
+ * zero. LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt__gradient_place(lt_gradient *g);
 
 /* gradient_view.c: on the server. */
@@ -61,8 +61,8 @@ LT_MUST lt_status lt__gradient_commit_bn(const lt_gradient *g);
 /* Both: */
 /* The gradients of a range of parameters that all have one. New. NULL with LT_ENOMEM. */
 lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *range);
-/* Makes room for the options of n_groups groups and for the statistics of n_bn batch norms, of
- * which it then has none. LT_ENOMEM. */
+/* Makes room for the options of n_groups groups and for the statistics of n_bn batch norms, and
+ * clears the statistics. LT_ENOMEM. */
 LT_MUST lt_status lt__gradient_reserve(lt_gradient *g, int n_groups, int n_bn);
 /* Sets g->at and g->end: the first gradient starts at `begin`. */
 void lt__gradient_set_places(lt_gradient *g, size_t begin);

@@ -16,14 +16,14 @@ typedef struct lt_image { /* all zeros: not open */
     int n_groups;              /* groups of the optimizer in use */
     lt_optim_range *param;     /* (n) the range of each parameter */
     lt_tensor **tensor; /* parameters (n), buffers (n_buffers), slots (n, n_slots). All are kept */
-    size_t bytes;       /* of the packed values: parameters and buffers */
-    size_t slot_bytes;  /* of the packed slots and counts of steps, which follow the values */
+    size_t bytes;       /* size of the packed values: parameters and buffers */
+    size_t slot_bytes;  /* size of the packed slots and counts of steps, which follow the values */
 } lt_image;
 
 /* Opens an image. LT_ENOMEM. */
 LT_MUST lt_status lt__image_open(lt_image *image, lt_ctx *ctx, lt_optim *optim,
                                  lt_tensor *const *buffers, int n_buffers);
-void lt__image_close(lt_image *image); /* may be not open */
+void lt__image_close(lt_image *image); /* does nothing if image is not open */
 
 /* Writes the values to memory (image->bytes); with_slots: also the optimizer's slots and counts of
  * steps (image->slot_bytes). The device's error. */
@@ -39,12 +39,12 @@ LT_MUST lt_status lt__image_digest(const lt_image *image, int64_t *digest);
 typedef struct lt_replica { /* all zeros: not open */
     lt_params *params;
     lt_optim *optim;
-    lt_image image; /* of optim and its buffers */
+    lt_image image; /* an image of optim and its buffers */
 } lt_replica;
 
 /* Opens a replica of a net in ctx, which is borrowed and must have the same ops. It has the same
  * values and optimizer slots. LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt__replica_open(lt_replica *replica, lt_ctx *ctx, const lt_image *of);
-void lt__replica_close(lt_replica *replica); /* may be not open */
+void lt__replica_close(lt_replica *replica); /* does nothing if replica is not open */
 
 #endif

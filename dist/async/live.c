@@ -11,21 +11,21 @@
 typedef struct live {
     lt_async async;
     lt_group *group; /* borrowed */
-    lt_mail *mail;   /* of the group; borrowed */
+    lt_mail *mail;   /* mailbox of the group; borrowed */
     lt_gradient gradient;
-    lt_message *early; /* a grant that arrived while rank 0 looked for events only; or NULL */
+    lt_message *early; /* a grant that arrived while rank 0 polled for events, or NULL */
     bool pulled;       /* the answer to a pull has not arrived yet */
     bool answered;     /* a message of rank 0 has arrived */
     bool over;         /* all tickets are done, or training is stopped */
     bool finished;     /* all ranks have the final values */
     int64_t pulls, pushes;
     lt_active_clock clock;
-    double last_message; /* when it arrived from rank 0, or this rank began to wait */
+    double last_message; /* time of the last message of rank 0, or of the begin of the wait */
 } live;
 
 static int rank_of(const live *l) { return lt_group_rank(l->group); }
 
-/* Sends a message, taken, to the server. NULL: there was no memory for it. */
+/* Sends a message, taken, to the server. NULL means that its allocation has failed. */
 static lt_status send(live *l, lt_message *m)
 {
     if (!m)

@@ -7,7 +7,7 @@
 typedef struct worker {
     bool lost, computing, waiting;
     int held;                    /* number of tickets */
-    int64_t ticket[LT_MAX_HELD]; /* in the order of issue; the first is computed if `computing` */
+    int64_t ticket[LT_MAX_HELD]; /* order of issue; if `computing`, the first is computed */
     int64_t read;                /* version that it read at its last grant */
     int64_t pushes;              /* number of accepted pushes */
     int64_t pull;                /* number of its last pull among all pulls */
@@ -18,7 +18,7 @@ struct lt_order {
     worker *workers;
     int64_t version, next; /* next: the first ticket that was never issued */
     int64_t pulls;         /* number of pulls so far */
-    int computing;         /* workers */
+    int computing;         /* number of workers that compute */
     /* Tickets to issue again, ascending. Has space for all tickets that workers hold. */
     int64_t *again;
     int n_again;
@@ -83,8 +83,8 @@ static void put_back(lt_order *o, int64_t ticket)
     o->again[i] = ticket;
 }
 
-/* The ticket to issue next: the lowest one that is neither held nor done. LT_NO_TICKET if there is
- * none, or if it is beyond the window. */
+/* Takes the ticket to issue next: the lowest one that is neither held nor done. LT_NO_TICKET if all
+ * tickets are held or done, or if this one is beyond the window. */
 static int64_t take_ticket(lt_order *o)
 {
     if (o->n_again > 0) {
@@ -221,7 +221,7 @@ lt_status lt__order_pull(lt_order *o, int i)
 }
 
 /* Whether one more worker can compute within the staleness bound. In the worst case, the pushes of
- * all others are applied before that of the worker with the oldest version. */
+ * all others are applied before the push of the worker with the oldest version. */
 static bool is_fresh_enough(const lt_order *o)
 {
     int64_t oldest = o->version;

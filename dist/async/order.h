@@ -15,8 +15,8 @@
  * - With a staleness bound S, no applied push has a delay above S: pulls wait if they might break
  *   this. With S = 0, one worker at a time computes.
  * - With a drop limit R, no applied push has a delay of R or more.
- * - With a window W, no ticket is issued that is W or more above the lowest one that is not done:
- *   pulls wait for it.
+ * - With a window W, each issued ticket is less than W above the lowest unfinished one: pulls wait
+ *   for this one.
  */
 #ifndef LT_DIST_ASYNC_ORDER_H
 #define LT_DIST_ASYNC_ORDER_H
@@ -44,7 +44,7 @@ typedef struct lt_order_config {
 
 typedef struct lt_grant { /* the answer to a pull */
     int worker;
-    int64_t version;             /* of the weights that the worker must read now */
+    int64_t version;             /* version of the weights that the worker must read now */
     int n;                       /* number of tickets; 0: every ticket is applied or skipped */
     int64_t ticket[LT_MAX_HELD]; /* ticket[0] is to be computed now, the others are reserved */
 } lt_grant;
@@ -53,7 +53,7 @@ typedef enum lt_push_kind {
     LT_PUSH_APPLIED,   /* the caller must apply the gradient */
     LT_PUSH_SKIPPED,   /* the worker skipped the batch, as after an overflow in f16 */
     LT_PUSH_DROPPED,   /* too old; its ticket is issued again */
-    LT_PUSH_DUPLICATE, /* was accepted before */
+    LT_PUSH_DUPLICATE, /* this push was accepted before */
     LT_PUSH_FENCED     /* the worker was declared lost before */
 } lt_push_kind;
 

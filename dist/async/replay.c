@@ -1,7 +1,6 @@
 /* replay.c - replays a trace of asynchronous training in one process; see async.h. The order of
- * pulls and pushes is that of the trace, under any rule. With the rule of the trace, the weights
- * are the same as in the run that wrote it.
- */
+ * pulls and pushes is the same as in the trace, under any rule. With the rule of the trace, the
+ * weights are the same as in the run that wrote it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,10 +10,10 @@
 typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
     int worker;
     int64_t ticket, read;
-    int64_t place; /* of the ticket, in ascending order of the tickets of the trace */
+    int64_t place; /* place of the ticket among the sorted tickets of the trace */
     bool computed;
     double loss, lr;
-    lt_gradient *gradient; /* of its worker */
+    lt_gradient *gradient; /* gradient of its worker */
 } entry;
 
 typedef struct replay {
@@ -22,8 +21,8 @@ typedef struct replay {
     lt_server server;
     entry *entries; /* (n) */
     int64_t n, version, done;
-    int64_t *tickets; /* (n) ascending; the run that wrote the trace skipped those in between */
-    bool *is_done;    /* (n) whether each of them is applied; the first `done` are */
+    int64_t *tickets;       /* (n) ascending; the run that wrote the trace skipped the others */
+    bool *is_done;          /* (n) whether each ticket is applied; the first `done` tickets are */
     lt_gradient *gradients; /* (workers) */
     int workers;
     entry *computing;

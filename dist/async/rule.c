@@ -33,14 +33,14 @@ struct lt_rule_state {
     lt_rule_config config;
     int needs;
     bool has_momentum;    /* the update op is momentum_step */
-    lt_flat values, slot; /* of the optimizer; slot: its velocity, or one of our own */
+    lt_flat values, slot; /* values of the optimizer; its velocity, or one of our own */
     lt_flat squares;
     lt_flat *backup, *velocity; /* (workers) */
     bool *all;                  /* (parameters) true */
     lt_tensor **stats;          /* (n_groups), each f64 (3): strength, capped, n */
     int n_groups;
     double mean_delay; /* moving mean; negative before the first push */
-    double pushes;     /* number of squares that were averaged */
+    double pushes;     /* number of squares averaged so far */
 };
 
 const char *lt__rule_name(lt_rule rule) { return rules[rule].name; }
@@ -224,7 +224,7 @@ lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *o
     return LT_OK;
 }
 
-typedef struct call { /* of an op on a range */
+typedef struct call { /* a call of an op on a range */
     const lt_def *def;
     lt_opt opt[LT_MAX_OPT];
     lt_tensor *in[LT_MAX_IN];
@@ -261,7 +261,7 @@ static void set(call *c, const char *option, double value)
         c->status = LT_EINVAL;
 }
 
-/* Appends x, which is taken, to the inputs. NULL: there was no memory for it. */
+/* Appends x, which is taken, to the inputs. NULL means that its allocation has failed. */
 static void add_tensor(call *c, lt_tensor *x)
 {
     if (!x)
@@ -374,7 +374,7 @@ static lt_status dana_step(lt_rule_state *s, const place *p)
 }
 
 /* The bucket of a gradient that was computed from this version. The first bucket has the gradients
- * of version 0, each later one those of `workers` versions. */
+ * of version 0, and each later bucket has the gradients of `workers` versions. */
 static int64_t bucket_of(int64_t version, int workers) { return (version + workers - 1) / workers; }
 
 static lt_status ordered_step(lt_rule_state *s, const place *p)

@@ -71,8 +71,8 @@ lt_status lt__server_stats(lt_server *s, int group, lt_async_stats *stats)
 
 /* ==== Checkpoints ============================================================================= */
 
-enum { TIME = LT_RULE_NUMBERS, NUMBERS }; /* of the tensor `numbers`, after those of the rule */
-static const char KEPT[] = "kept/";       /* followed by the ticket: a snapshot's name */
+enum { TIME = LT_RULE_NUMBERS, NUMBERS }; /* indices in the tensor `numbers`, after the rule's */
+static const char KEPT[] = "kept/";       /* prefix of a snapshot's name; the ticket follows */
 
 static lt_tensor *order_tensor(const lt_server *s)
 {

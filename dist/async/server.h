@@ -11,20 +11,20 @@
 #include "dist/async/snapshots.h"
 
 typedef struct lt_server { /* all zeros: not open */
-    const lt_image *net;   /* which it updates; borrowed */
+    const lt_image *net;   /* the net that it updates; borrowed */
     lt_order *order;
     lt_rule_state *rule;
     lt_snapshots snapshots;
     int64_t base;       /* steps that the optimizer took before version 0 */
     int64_t done_below; /* every ticket below this one is applied or skipped */
-    double time;        /* of a simulation, in virtual seconds; otherwise 0 */
+    double time;        /* virtual seconds of a simulation; otherwise 0 */
 } lt_server;
 
 /* Opens *server for config->workers workers. LT_EUSAGE for a wrong setting; LT_ENOMEM. On failure
  * nothing is open. */
 LT_MUST lt_status lt__server_open(lt_server *server, const lt_image *net,
                                   const lt_async_config *config);
-void lt__server_close(lt_server *server); /* may be not open */
+void lt__server_close(lt_server *server); /* does nothing if server is not open */
 
 /* Answers the oldest pull that can be answered; *any is false if there is none. The worker must
  * read the values of the parameters before the next push. */
@@ -34,8 +34,8 @@ LT_MUST lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any
 LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
                                   const lt_gradient *gradient, lt_push *push);
 
-/* Applies a gradient. version: number of versions made before; delay: how many of them were made
- * since its worker's pull. For callers that do not use the order. */
+/* Applies a gradient. version: number of versions made before; delay: number of versions made since
+ * its worker's pull. For callers that do not use the order. */
 LT_MUST lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
                                    int64_t version, int64_t delay);
 

@@ -8,7 +8,7 @@
 #include "dist/async/server_loop.h"
 #include "dist/group.h"
 
-static const double TICK_SECONDS = 0.1; /* between two checks of the workers */
+static const double TICK_SECONDS = 0.1; /* time between two checks of the workers */
 
 /* ==== Answers ================================================================================= */
 
@@ -24,7 +24,8 @@ static void fail(lt_server_loop *l, lt_status status)
     l->stopped = true;
 }
 
-/* m is taken. NULL: there was no memory for it. Its receiver waits for it, so the job fails. */
+/* Sends m, which is taken. NULL means that its allocation has failed; the receiver waits for the
+ * message, so the job then fails. */
 static void send(lt_server_loop *l, int to, lt_message *m)
 {
     if (!m) {
@@ -129,7 +130,8 @@ static lt_status push(lt_server_loop *l, const lt_message *m)
     return LT_OK;
 }
 
-/* Issues the tickets of a worker to others, and expects nothing from it. Returns their number. */
+/* Returns the tickets of a lost worker to the order, which issues them to others. Returns their
+ * number. */
 static int forget(lt_server_loop *l, int i)
 {
     l->members[i].computing = l->members[i].pull_expected = false;
@@ -184,8 +186,8 @@ static void report_request(lt_server_loop *l, const lt_message *m)
                       .kind = LT_ASYNC_STOP, .worker = m->from, .ticket = m->as.stop.code});
 }
 
-/* Declares workers lost from which nothing has arrived for too long until `time`, when the server
- * sent LT_MSG_CHECK to itself. What had arrived before that has been handled. */
+/* Declares workers without a recent message lost. time: when the server sent LT_MSG_CHECK to
+ * itself. All messages that arrived before this time have been handled. */
 static void check_workers(lt_server_loop *l, double time)
 {
     for (int i = 0; i < l->n && l->n > 1; i++) {
@@ -223,9 +225,9 @@ static lt_status handle(lt_server_loop *l, const lt_message *m)
 
 /* ==== The thread ============================================================================== */
 
-/* Sends a heartbeat to each worker every quarter of the timeout; and lets this thread check the
- * workers when it has handled what has arrived so far. If there is no memory for a message, it is
- * left out. */
+/* Sends a heartbeat to each worker every heartbeat_timeout / 4 seconds. Also sends LT_MSG_CHECK to
+ * this thread, which arrives after all messages so far. Skips messages for which there is no
+ * memory. */
 static void tick(lt_server_loop *l)
 {
     double now = now_of(l);
@@ -271,7 +273,7 @@ static void lock_running(lt_server_loop *l)
     }
 }
 
-/* Handles a message, or none. Returns false at the end. */
+/* Handles a message, which may be NULL. Returns false at the end. */
 static bool run_once(lt_server_loop *l, const lt_message *m)
 {
     lock_running(l);
@@ -367,8 +369,7 @@ lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image 
 
 /* ==== Calls of rank 0 ========================================================================= */
 
-/* Copies the values, buffers and slots of rank 0, with which training begins, once. The loop must
- * be locked. */
+/* Copies the initial values, buffers and slots from rank 0, once. The loop must be locked. */
 static lt_status begin(lt_server_loop *l, const lt_image *from)
 {
     if (l->begun)
@@ -417,7 +418,7 @@ lt_status lt__server_loop_status(lt_server_loop *l)
 
 /* ==== Closing ================================================================================= */
 
-/* Ends the thread. If `now`, it does not wait for the workers. */
+/* Ends the thread. now: does not wait for the workers. */
 static void end_thread(lt_server_loop *l, bool now)
 {
     pthread_mutex_lock(&l->lock);

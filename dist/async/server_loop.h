@@ -13,12 +13,12 @@
 #include "dist/mail/inbox.h"
 
 typedef struct lt_member { /* a worker */
-    double last_message;   /* when its last message was handled, or its pull was answered */
+    double last_message;   /* time of its last message, or of the answer to its pull */
     int64_t pull;          /* number of its last pull */
     int64_t read;          /* version that it computes with */
     bool computing, lost;
     bool pull_expected; /* it computes, or has pushed and pulls next */
-    bool stop_sent; /* it knows that training is stopped or all tickets are done; or it is lost */
+    bool stop_sent;     /* it knows that training is over, or it is lost */
 } lt_member;
 
 typedef struct lt_server_loop {
@@ -27,32 +27,33 @@ typedef struct lt_server_loop {
     lt_inbox to_root; /* the messages for rank 0 */
     bool finished;
     double heartbeat_timeout;          /* seconds until a silent worker is declared lost */
-    lt_active_clock clock;             /* of the thread, like the times below */
-    double last_check, last_heartbeat; /* when LT_MSG_CHECK and LT_MSG_HEARTBEAT were sent */
+    lt_active_clock clock;             /* clock of the thread, for the times below */
+    double last_check, last_heartbeat; /* times of the last LT_MSG_CHECK and LT_MSG_HEARTBEAT */
     pthread_t thread;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t resumed;
     bool paused;    /* handles no message */
     bool begun;     /* the replica has the initial values */
-    int64_t digest; /* of the initial values */
+    int64_t digest; /* digest of the initial values */
     lt_ctx *ctx;    /* owned */
     lt_replica replica;
     lt_server server;
-    lt_gradient gradient; /* of the push that is applied */
+    lt_gradient gradient; /* gradient of the current push */
     lt_member *members;
     int n;
     bool stopped, closing;
-    int code;           /* of the stop */
-    int64_t last;       /* training stops at this version; 0: at none */
-    int64_t wire_bytes; /* of messages between rank 0 and the other ranks */
-    lt_status status;   /* of the first failure of the server, */
-    char text[512];     /* and its message */
+    int code;           /* code of the stop */
+    int64_t last;       /* version at which training stops; 0: none */
+    int64_t wire_bytes; /* bytes of the messages between rank 0 and the other ranks */
+    lt_status status;   /* the first failure of the server, or LT_OK */
+    char text[512];     /* message of the failure */
 } lt_server_loop;
 
-/* Starts the loop. mail: of rank 0; borrowed. ctx: of the server, with all ops; taken, except on
- * failure. of: the net of rank 0. config->group: borrowed. heartbeat_timeout: seconds without a
- * message after which a worker that computes is declared lost. The job fails if that worker is rank
- * 0 or a process. New. NULL with LT_EUSAGE for a wrong setting, or LT_ENOMEM. */
+/* Starts the loop. mail: the mailbox of rank 0; borrowed. ctx: the server's context, with all ops;
+ * taken, except on failure. of: the net of rank 0. config->group: borrowed. heartbeat_timeout:
+ * seconds without a message after which a worker that computes is declared lost. The job fails if
+ * that worker is rank 0 or a process. New. NULL with LT_EUSAGE for a wrong setting, or
+ * LT_ENOMEM. */
 lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image *of,
                                      const lt_async_config *config, double heartbeat_timeout);
 /* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.

@@ -13,7 +13,7 @@
 #include "dist/async/worker.h"
 
 typedef struct worker {
-    bool idle;    /* has pushed, or found no ticket, and pulls next */
+    bool idle;    /* it has pushed, or found no ticket, and pulls next */
     double end;   /* virtual time at which it pushes; infinity if it does not compute */
     int64_t pull; /* number of its last pull; orders equal times */
     int64_t read, pushes;
@@ -29,7 +29,7 @@ typedef struct simulation {
     double sigma, *times;
     int n_times;
     int64_t pulls;
-    worker *computing; /* whose gradient the caller computes, or NULL */
+    worker *computing; /* the worker whose gradient the caller computes, or NULL */
 } simulation;
 
 /* ==== Time ==================================================================================== */

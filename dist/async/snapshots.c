@@ -6,7 +6,7 @@
 
 typedef struct lt_snapshot {
     struct lt_snapshot *next;
-    int64_t ticket; /* taken when all below it are done */
+    int64_t ticket; /* the snapshot is taken when all tickets below are done */
     char *data;     /* NULL before that moment */
 } snapshot;
 

@@ -6,11 +6,11 @@
 
 #include "dist/async/image.h"
 
-typedef struct lt_snapshots { /* all zeros: none */
+typedef struct lt_snapshots { /* all zeros: no snapshots */
     struct lt_snapshot *first;
 } lt_snapshots;
 
-/* Plans a snapshot for the moment when all tickets below `ticket` are done, unless there is one.
+/* Plans a snapshot for the moment when all tickets below `ticket` are done, unless the list has it.
  * LT_ENOMEM. */
 LT_MUST lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket);
 /* Takes the planned snapshots whose moment has come: all tickets below `done` are done. LT_ENOMEM,

@@ -8,14 +8,14 @@
 #include "dist/async/server_loop.h"
 
 typedef struct lt_async_mode { /* a simulation, a replay or live training */
-    size_t bytes;              /* of its struct, which begins with an lt_async */
+    size_t bytes;              /* size of its struct, which begins with an lt_async */
     /* Opens it; the common members are set, the others are zero. The errors of lt_async_new() */
     lt_status (*open)(lt_async *async, const lt_async_config *config);
-    void (*close)(lt_async *async);                            /* may be only partly open */
+    void (*close)(lt_async *async);                            /* async may be only partly open */
     lt_status (*next)(lt_async *async, lt_async_event *event); /* see async.h */
     lt_status (*push)(lt_async *async);
     lt_status (*set_limit)(lt_async *async, int64_t tickets);
-    lt_status (*release)(lt_async *async); /* or NULL, like all below */
+    lt_status (*release)(lt_async *async); /* may be NULL, like all below */
     lt_status (*finish)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     bool (*poll)(lt_async *async, lt_async_event *event);
@@ -27,18 +27,18 @@ extern const lt_async_mode lt__simulation, lt__replay, lt__live;
 struct lt_async {
     const lt_async_mode *mode;
     lt_ctx *ctx;
-    lt_image net; /* of the caller */
+    lt_image net; /* net of the caller */
     lt_rule rule;
-    lt_status status;     /* of an earlier failure */
+    lt_status status;     /* the first failure, or LT_OK */
     lt_server *server;    /* NULL on ranks other than 0 of a live run */
-    lt_server_loop *loop; /* which has the server, on rank 0 of a live run; or NULL */
-    int64_t steps;        /* of the optimizer, if there is no server */
+    lt_server_loop *loop; /* owner of the server on rank 0 of a live run; or NULL */
+    int64_t steps;        /* steps of the optimizer, if there is no server */
     /* The batch that the caller computes: */
-    lt_gradient *gradient; /* to be stored; NULL if the caller computes nothing */
+    lt_gradient *gradient; /* where to store its gradient; NULL if the caller computes none */
     int64_t ticket;
     double loss, lr;
     bool has_backward, stepped; /* a backward has begun; it has taken the optimizer step */
-    int rank;                   /* for injected faults; -1: none */
+    int rank;                   /* rank for injected faults; -1 without faults */
     int64_t computed;           /* batches that the caller has begun */
     /* To detect writes of the caller to the net, which are errors once training has begun: */
     bool has_begun;
