@@ -9,7 +9,7 @@
 
 /* ==== Times of passes ========================================================================= */
 
-/* If the best line has a negative number, the best one without has a zero instead. */
+/* If the best line has a negative number, the best line without one has a zero instead. */
 lt_pipe_line lt_pipe_fit(const double *sizes, const double *seconds, int n)
 {
     double x = 0, y = 0, xx = 0, xy = 0;
@@ -21,7 +21,7 @@ lt_pipe_line lt_pipe_fit(const double *sizes, const double *seconds, int n)
     }
     double spread = n * xx - x * x;
     lt_pipe_line proportional = {0, xy / xx};
-    if (!(spread > 1e-12 * n * xx)) /* one size */
+    if (!(spread > 1e-12 * n * xx)) /* there is one size */
         return proportional;
     double slope = (n * xy - x * y) / spread;
     if (slope < 0)
@@ -135,8 +135,8 @@ static double capacity_of(bool is_first, double left)
 }
 
 typedef struct exchange {
-    double sent;         /* when the buckets so far have been summed */
-    double bytes, ready; /* of the open bucket; when its last gradient is complete */
+    double sent;         /* time at which the buckets so far have been summed */
+    double bytes, ready; /* bytes of the open bucket; time of its last gradient */
 } exchange;
 
 static void send_bucket(const lt_costs *c, exchange *x)
@@ -147,9 +147,9 @@ static void send_bucket(const lt_costs *c, exchange *x)
 }
 
 /* The seconds from the end of a stage's last pass to the end of its gradient exchange, which sends
- * the step record and then the buckets, from the last unit on. In a pipeline, it begins after that
- * pass. Otherwise it begins with it, and a bucket is sent when it is complete and the one before
- * has been sent. */
+ * the step record and then the buckets, from the last unit on. In a pipeline, the exchange begins
+ * after that pass. Otherwise it begins with the pass, and a bucket is sent when it is complete and
+ * the previous one has been sent. */
 static double exposed(const lt_costs *c, bool overlaps, int first, int end)
 {
     exchange x = {.sent = sum_seconds(c, 0)};
@@ -221,8 +221,8 @@ static int stage_of(const int *first, int i, int unit)
     return i;
 }
 
-/* A value goes from its stage straight to each later one that uses it. Each of them returns the
- * gradient to the one before. */
+/* A value goes from its stage straight to each later stage that uses it. Each of them returns the
+ * gradient to the previous one. */
 static void add_value(const lt_costs *c, const lt_pipe_value *v, const int *first,
                       lt_costed_pipe *p)
 {

@@ -4,9 +4,9 @@
 
 #include "dist/pipeline/simulate.h"
 
-typedef struct lt_unit_costs { /* of a micro-batch */
-    double forward, inputs, weights, saved;
-    double update, grads, state; /* of all micro-batches */
+typedef struct lt_unit_costs {
+    double forward, inputs, weights, saved; /* costs of a micro-batch */
+    double update, grads, state;            /* costs of all micro-batches */
 } lt_unit_costs;
 
 typedef struct lt_costs {
@@ -14,11 +14,11 @@ typedef struct lt_costs {
     const lt_pipe_job *job;
     lt_pipe_line *lines; /* (n_units, 3) forward, inputs, weights */
     int replicas, micro;
-    double images;         /* of a micro-batch */
+    double images;         /* number of images in a micro-batch */
     lt_unit_costs *before; /* (n_units + 1) before[i]: sums over units 0 to i - 1 */
     int *begin;            /* (n_blocks + 1) the first unit of each block, then n_units */
     int n_blocks;          /* a block: units from one that may begin a stage up to the next */
-    double *cut_bytes;     /* (n_blocks) sent in each direction if a stage begins with the block */
+    double *cut_bytes;     /* (n_blocks) bytes in each direction if a stage begins with the block */
 } lt_costs;
 
 /* A simulated pipeline and its arrays, for any number of stages. */
@@ -30,10 +30,11 @@ typedef struct lt_costed_pipe {
 
 /* LT_EINVAL if a number is out of range. */
 LT_MUST lt_status lt__pipe_job_check(const lt_pipe_job *job);
-/* The same for what the job says about plans: their stages, replicas, micro, lag and kind. */
+/* Checks what the job says about plans: their stages, replicas, micro, lag and kind. LT_EINVAL. */
 LT_MUST lt_status lt__pipe_choices_check(const lt_pipe_job *job, int blocks);
 
-/* Fits the times of a net and a job, which have been checked. LT_ENOMEM; then close it, too. */
+/* Fits the times of a net. net and job are borrowed, and must be valid. LT_EINVAL, LT_ENOMEM; close
+ * costs in this case, too. */
 LT_MUST lt_status lt__costs_open(lt_costs *costs, const lt_pipe_net *net, const lt_pipe_job *job);
 void lt__costs_close(lt_costs *costs);
 /* Computes the costs for these numbers of replicas and of micro-batches of each replica. */
@@ -45,7 +46,8 @@ lt_unit_costs lt__costs_sum(const lt_costs *costs, int first, int end);
  * first (stages + 1). */
 void lt__costs_pipe(const lt_costs *costs, const lt_schedule *schedule, const int *first,
                     lt_costed_pipe *pipe);
-/* The bytes that units first to end - 1 need besides what they keep between passes. */
+/* The bytes that units first to end - 1 need in addition to the bytes that they keep between
+ * passes. */
 double lt__costs_work(const lt_costs *costs, int first, int end);
 /* The bytes of memory of stage schedule->stage, with units first to end - 1. */
 double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);

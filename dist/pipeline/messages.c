@@ -3,7 +3,7 @@
 
 #include "dist/pipeline/internal.h"
 
-enum { MAX_UNREAD = 4 }; /* values that a stage may have yet to acknowledge */
+enum { MAX_UNREAD = 4 }; /* largest number of values that a stage has not acknowledged yet */
 
 /* Sends a message, taken, to a stage. If x is not NULL, its elements become the data. */
 static lt_status send(lt_pipeline *p, int to, lt_message *m, lt_tensor *x)
@@ -160,7 +160,7 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
     return p->transfer ? lt__transfer_check(p->transfer) : LT_OK;
 }
 
-/* The first of these stages, as bits; this one if there are none. */
+/* The first of these stages, given as bits; this stage if no bit is set. */
 static int first_of(const lt_pipeline *p, uint64_t stages)
 {
     return stages ? __builtin_ctzll(stages) : p->schedule.stage;
@@ -335,7 +335,7 @@ lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool retur
     return send_tensor(p, to, LT_MSG_VALUES, p->sent[to]++, !tracked, x);
 }
 
-/* No message is sent, but the gradient returns with a number as if one were. */
+/* No message is sent, but the gradient returns with a number as if one had been sent. */
 lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
 {
     lt_pipeline *p = ud;

@@ -35,7 +35,7 @@ static lt_micro_batch *next_back(const lt_pipeline *p)
 }
 
 /* Fills the roots of a micro-batch: the loss, and the values that were sent, the last ones first.
- * In one process, too, gradients of later uses are added first. *n: their number. */
+ * In one process, too, gradients of later uses are added first. *n: the number of roots. */
 static lt_status fill_roots(lt_pipeline *p, const lt_micro_batch *q, lt_tensor **roots,
                             lt_tensor **grads, int *n)
 {
@@ -67,8 +67,8 @@ static lt_status run_roots(lt_pipeline *p, lt_micro_batch *q, lt_tensor **roots,
     return status;
 }
 
-/* In half precision, whether a backward pass can be split depends on its rows on some CPUs. Then a
- * whole one would come before the second halves of earlier ones, out of order. */
+/* On some CPUs, whether a backward pass in half precision can be split depends on its rows. A whole
+ * pass must not run before the second halves of earlier passes. */
 static lt_status complete_others(lt_pipeline *p, const lt_micro_batch *q)
 {
     while (q->in_half && p->state.weights < p->state.backward && p->first->share != q->share)

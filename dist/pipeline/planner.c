@@ -28,7 +28,7 @@ static void fill_stage(const lt_costs *c, const lt_costed_pipe *p, const lt_pipe
     stage->in_memory = r->in_memory[i];
 }
 
-/* Simulates a plan whose units are divided as `first` (stages + 1) says. */
+/* Simulates a plan with this division: the first unit of each stage (stages + 1). */
 static lt_status predict(const lt_costs *c, const int *first, lt_costed_pipe *p, lt_pipe_plan *plan)
 {
     lt_schedule schedule = {plan->kind, plan->stages, 0, plan->lag};
@@ -44,7 +44,7 @@ static lt_status predict(const lt_costs *c, const int *first, lt_costed_pipe *p,
     return LT_OK;
 }
 
-/* Checks the stages of a plan of the caller, and sets first (stages + 1). */
+/* Checks the stages of a caller's plan, and sets first (stages + 1). */
 static lt_status check_stages(const lt_pipe_net *net, const lt_pipe_plan *plan, int *first)
 {
     first[plan->stages] = net->n_units;
@@ -105,13 +105,13 @@ lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job *job, l
 /* ==== The division into stages ================================================================ */
 
 /* Divisions are in blocks here. */
-typedef struct search { /* for plans with the same numbers of stages, replicas and micro-batches */
+typedef struct search { /* plans with the same numbers of stages, replicas and micro-batches */
     lt_costs costs;
     lt_costed_pipe pipe;
     lt_schedule schedule;
     int start[LT_MAX_STAGES + 1]; /* division from lt__partition() */
     int best[LT_MAX_STAGES + 1];  /* fastest division so far */
-    double seconds;               /* of the best one; INFINITY if none has been found */
+    double seconds;               /* time of the best division; INFINITY before the first */
 } search;
 
 /* The first unit of each stage (stages + 1), from its first block. */
@@ -211,8 +211,8 @@ static lt_status try_all(search *s)
     return LT_OK;
 }
 
-/* Sets s->start. *is_there: whether some division fits into memory. This is strict: each stage
- * counts what the whole net needs besides what it keeps, and values that skip the stage. */
+/* Sets s->start. *is_there: whether some division fits into memory. The estimate is high: each
+ * stage counts the working memory of the whole net, and values that skip the stage. */
 static lt_status partition(search *s, bool *is_there)
 {
     const lt_costs *c = &s->costs;
@@ -222,8 +222,8 @@ static lt_status partition(search *s, bool *is_there)
     return lt__partition(c, &s->schedule, memory, s->start, is_there);
 }
 
-/* Finds the best division for a schedule. again: s->start and s->best are those for another
- * schedule. Without a memory limit, s->start is the same for both. */
+/* Finds the best division for a schedule. again: s->start and s->best belong to another
+ * schedule. Without a memory limit, s->start is the same for both schedules. */
 static lt_status divide(search *s, const lt_pipe_plan *plan, bool again)
 {
     bool is_there = true;
@@ -297,7 +297,7 @@ static bool is_schedule(const lt_pipe_job *job, const lt_pipe_plan *p)
                                    : p->lag == job->lag;
 }
 
-/* Adds plans of all schedules. *n counts those that were considered. */
+/* Adds plans of all schedules. *n counts the plans that were considered. */
 static lt_status add_schedules(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
 {
     const lt_pipe_job *job = s->costs.job;

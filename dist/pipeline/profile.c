@@ -1,7 +1,7 @@
 /* profile.c - finds the units of a net, and measures them; see dist/plan.h.
  *
- * The net is a pipeline of one stage here, or in a dry profile, one whose only stage is elsewhere:
- * then no op runs, and no parameter has memory. Either way each op is recorded, with its inputs and
+ * Here the net is a pipeline of one stage. In a dry profile, this stage is on another rank, so that
+ * no op runs, and no parameter has memory. In both cases each op is recorded, with its inputs and
  * outputs. Only tensors of the stage are looked up, by address: the outputs of recorded ops. An
  * address that is used again is an output again.
  */
@@ -12,8 +12,8 @@
 #include "core/tensor.h"
 #include "dist/plan.h"
 
-typedef struct leaf {           /* of a parameter or buffer */
-    const struct lt_leaf *leaf; /* compared only; its half copy has the same */
+typedef struct leaf {           /* a parameter or buffer */
+    const struct lt_leaf *leaf; /* its leaf, only compared; its half copy has the same leaf */
     double bytes;
 } leaf;
 
@@ -25,7 +25,7 @@ typedef struct value {
     int n, capacity;
 } value;
 
-typedef struct place { /* of a tensor in the table */
+typedef struct place { /* place of a tensor in the table */
     const lt_tensor *x;
     int value;
 } place;
@@ -38,20 +38,20 @@ struct lt_profile {
     leaf *leaves;     /* (net.n_params) */
     value *values;
     place *table; /* a hash table of `slots` places, a power of two; at most half are in use */
-    int *unit_of; /* (n_calls) of each forward call of the current pass, or -1 */
+    int *unit_of; /* (n_calls) unit of each forward call of the current pass, or -1 */
     int n_values, n_calls, n_places;
     int n_first; /* values of the first pass, which have uses */
     int params_capacity, leaves_capacity, units_capacity, values_capacity, calls_capacity;
     int slots;
-    uint64_t first_call; /* number of the first call of the pass; 0 if there is none */
+    uint64_t first_call; /* number of the first call of the pass; 0 before it */
     uint64_t last_call;
     double last_seconds;
     bool in_weights; /* the second half of backward runs */
     bool failed;     /* out of memory */
-    double began;    /* the pass */
+    double began;    /* start of the pass */
     struct {
         double forward, inputs, weights;
-    } totals; /* seconds of the timed passes, including what no unit has */
+    } totals; /* seconds of the timed passes, including time outside of ops */
 };
 
 /* ==== Lists =================================================================================== */
@@ -481,7 +481,7 @@ void lt_pipe_net_free(lt_pipe_net *net)
     *net = (lt_pipe_net){0};
 }
 
-/* The seconds of a pass by the seconds that its ops took in all passes. */
+/* The seconds of a pass, divided by the seconds of its ops in all passes. */
 static double scale(const lt_profile *p, double total, double ops)
 {
     return ops > 0 ? total / ops / p->passes : 0;

@@ -4,21 +4,21 @@
 
 #include "dist/pipeline/simulate.h"
 
-static const double SLACK = 1 - 1e-9; /* for rounding errors */
+static const double SLACK = 1 - 1e-9; /* margin for rounding errors */
 
 typedef struct stage {
     lt_stage_state state;
     lt_action doing;           /* a pass; or LT_WAIT or LT_DONE */
     double until;              /* end of the pass */
     double left;               /* least seconds from the next pass to the end of the step */
-    double sending, receiving; /* when it has sent and received the messages so far */
-    int sent_to, arrived;      /* number of messages that were sent to it, and of those arrived */
+    double sending, receiving; /* times at which all messages so far are sent and received */
+    int sent_to, arrived;      /* numbers of messages sent to it, and arrived */
 } stage;
 
 typedef struct message {
     double arrives;
     int micro;
-    bool backward; /* it has a gradient */
+    bool backward; /* the message has a gradient */
 } message;
 
 typedef struct simulation {
@@ -40,7 +40,7 @@ static double bytes_between(const simulation *s, bool backward, int i, int j)
 
 /* ==== Messages ================================================================================ */
 
-/* Message k of those that were sent to a stage. */
+/* Message k among the messages that were sent to a stage. */
 static message *message_to(const simulation *s, int to, int k)
 {
     return &s->messages[(ptrdiff_t)to * s->pipe->stages * s->pipe->micro + k];

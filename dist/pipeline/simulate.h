@@ -10,7 +10,7 @@
 typedef struct lt_pipe_stage {       /* seconds; the passes are for one micro-batch */
     double forward, inputs, weights; /* forward pass; gradients of the inputs, and of the weights */
     double reduce; /* all-reduce of the gradients over the replicas of the stage */
-    double update; /* of the optimizer */
+    double update; /* optimizer step */
 } lt_pipe_stage;
 
 typedef struct lt_pipe {
@@ -18,16 +18,16 @@ typedef struct lt_pipe {
     int stages, micro, lag;
     const lt_pipe_stage *stage; /* (stages) */
     /* Bytes that a micro-batch sends from stage i to stage j > i in the forward pass:
-     * bytes[i * stages + j]. grads: those sent back in the backward pass; NULL: the same.
+     * bytes[i * stages + j]. grads: bytes sent back in the backward pass; NULL: the same numbers.
      * (stages, stages) */
     const double *bytes;
     lt_pipe_link link;
     const double *grads;
-    double limit; /* seconds; 0: none. The simulation may end early if the step takes longer */
+    double limit; /* seconds; 0: no limit. The simulation may end early if the step takes longer */
 } lt_pipe;
 
 typedef struct lt_pipe_result {
-    double seconds;               /* of the step; INFINITY if the simulation has ended early */
+    double seconds;               /* time of the step; INFINITY if the simulation has ended early */
     double busy[LT_MAX_STAGES];   /* seconds that each stage computes */
     int in_memory[LT_MAX_STAGES]; /* largest number of micro-batches in memory */
 } lt_pipe_result;
@@ -35,9 +35,9 @@ typedef struct lt_pipe_result {
 /* One event of a simulated step: stage begins the pass of a micro-batch, from 0, at `time`. */
 typedef void lt_pipe_log(void *ud, int stage, lt_action action, int micro, double time);
 
-/* Simulates a step. Each stage sends its messages one after the other, and so receives them; a
- * message does not delay computing. log may be NULL. LT_EINVAL if a number is out of range;
- * LT_ENOMEM. */
+/* Simulates a step. Each stage sends its messages one after the other, and also receives them one
+ * after the other. A message does not delay computing. log may be NULL. LT_EINVAL if a number is
+ * out of range; LT_ENOMEM. */
 LT_MUST lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud,
                                     lt_pipe_result *result);
 

@@ -13,8 +13,8 @@ enum { SENDS = 8, RECEIVES = 4 }; /* buffers */
 typedef struct buffer {
     void *at; /* (capacity) bytes of pinned memory */
     size_t capacity;
-    uint64_t mark; /* of the last copy; 0 if it is done */
-    /* if the copy is for a message: */
+    uint64_t mark; /* mark of the last copy; 0 if it is done */
+    /* only if the copy is for a message: */
     lt_message *message;
     int to;
 } buffer;

@@ -17,9 +17,9 @@ lt_transfer *lt__transfer_open(lt_device *device, lt_mail *mail);
 /* Sends the messages that are left. NULL is allowed. */
 void lt__transfer_close(lt_transfer *t);
 
-/* Sends a message to a rank, after those of earlier calls. If x is not NULL, its elements become
- * the data of the message; x may change or be freed afterwards. message is taken. LT_ENOMEM, or an
- * error of the accelerator. */
+/* Sends a message to a rank, after the messages of earlier calls. If x is not NULL, its elements
+ * become the data of the message; x may change or be freed afterwards. message is taken. LT_ENOMEM,
+ * or an error of the accelerator. */
 LT_MUST lt_status lt__transfer_send(lt_transfer *t, int to, lt_message *message, lt_tensor *x);
 /* Writes the data of a message to x, which has memory on the accelerator. message may be freed
  * afterwards. Returns the same errors. */
