@@ -24,14 +24,14 @@
 enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
-typedef struct offer { /* broadcast by each member */
+typedef struct offer { /* each member broadcasts one */
     uint64_t token;    /* random */
     int n;             /* number of addresses; 0 if the member cannot listen */
     struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
 
-typedef struct hello { /* sent to a listening member, which sends it back */
-    uint64_t token;    /* from the offer of the listening member */
+typedef struct hello { /* a member sends it to a listening member, which returns it */
+    uint64_t token;    /* token in the offer of the listening member */
     uint64_t member;   /* the member that connects */
 } hello;
 
@@ -121,7 +121,7 @@ static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t to
         bool good = is_readable(fd, deadline) && receive_hello(fd, &h) && h.token == token &&
                     h.member > (uint64_t)own && h.member < (uint64_t)liveness->n &&
                     liveness->connection[h.member].fd < 0 && send_hello(fd, &h);
-        if (!good) { /* not one of the members */
+        if (!good) { /* this is not one of the members */
             close(fd);
             continue;
         }
@@ -259,7 +259,7 @@ void lt__liveness_leave(lt_liveness *liveness)
     for (int i = 0; i < liveness->n; i++)
         if (liveness->connection[i].fd >= 0) {
             ssize_t sent = send(liveness->connection[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-            (void)sent; /* if it fails, the other process is gone and needs no notice */
+            (void)sent; /* if this fails, the other process is gone and needs no notice */
         }
 }
 

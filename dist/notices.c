@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "dist/notices.h"
 
-enum { LAST_SECONDS = 1 };               /* for sending the notices after a failure */
+enum { LAST_SECONDS = 1 };               /* time to send the notices after a failure */
 static const double DELAY_SECONDS = 0.3; /* messages sent before a notice may arrive after it */
 
 typedef struct notice { /* sent as raw bytes; status is LT_OK if the node has left */
@@ -19,7 +19,7 @@ typedef struct notice { /* sent as raw bytes; status is LT_OK if the node has le
 
 typedef struct peer { /* another node */
     lt_request sending, receiving;
-    notice notice;               /* of the peer */
+    notice notice;               /* notice of the peer */
     bool has_sent, has_received; /* this node's notice is sent; the peer's has arrived */
 } peer;
 
@@ -32,7 +32,7 @@ struct lt_notices {
     lt_liveness *liveness;
     pthread_mutex_t lock; /* guards the fields below */
     bool is_sent;         /* lt__notices_send() was called */
-    notice notice;        /* of this node, once is_sent */
+    notice notice;        /* notice of this node, once is_sent */
     peer peer[];
 };
 
@@ -57,7 +57,7 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const lt_nodes *nod
         if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
                                       sizeof(notice), &notices->peer[i].receiving) != 0) {
             lt_fail(LT_EPEER, "rank %d was lost", rank[i]);
-            return NULL; /* not freed, because pending requests point into it */
+            return NULL; /* it is not freed, because pending requests point into it */
         }
     return notices;
 }

@@ -16,9 +16,9 @@ typedef struct lt_inbox {
 
 void lt__inbox_open(lt_inbox *inbox);
 void lt__inbox_free(lt_inbox *inbox); /* frees its messages, too */
-/* Appends a message, taken; frees it instead if the inbox is closed. */
+/* Appends a message, which is taken; frees it if the inbox is closed. */
 void lt__inbox_put(lt_inbox *inbox, lt_message *message);
-/* As lt__mail_take(), but of any run. */
+/* Like lt__mail_take(), but takes messages of any run. */
 lt_message *lt__inbox_take(lt_inbox *inbox, double seconds);
 void lt__inbox_close(lt_inbox *inbox);
 /* The time `seconds` from now on the monotonic clock. */

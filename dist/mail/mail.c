@@ -31,7 +31,7 @@ void lt__mail_send(lt_mail *mail, int to, lt_message *message)
 
 void lt__mail_begin_run(lt_mail *mail) { mail->run++; }
 
-/* As lt__mail_take(), but of any run. */
+/* Like lt__mail_take(), but takes messages of any run. */
 static lt_message *take_any(lt_mail *mail, double seconds)
 {
     lt_message *m = lt__inbox_take(mail->inbox, mail->waits ? 0 : seconds);
@@ -136,7 +136,7 @@ typedef struct local { /* the mailbox of one rank */
     lt_mail mail;
     mailboxes *mailboxes;
     int rank;
-    lt_message *lost; /* one for each other rank, so that closing needs no memory */
+    lt_message *lost; /* a message for each other rank, so that closing needs no memory */
 } local;
 
 static void local_send(lt_mail *mail, int to, lt_message *message)

@@ -17,10 +17,10 @@
 typedef struct lt_mail lt_mail; /* the mailbox of a rank */
 
 typedef struct lt_message {
-    struct lt_message *next; /* for lists of the current owner */
-    int from;                /* set on arrival */
+    struct lt_message *next; /* next in a list of the current owner */
+    int from;                /* rank of the sender; set on arrival */
     lt_message_kind kind;
-    int64_t run; /* set by lt__mail_send() */
+    int64_t run; /* number of the run; lt__mail_send() sets it */
     lt_message_body as;
     size_t bytes;
     _Alignas(64) char data[]; /* (bytes) */
@@ -37,7 +37,7 @@ LT_MUST lt_status lt__mail_open_local(int n, lt_mail **mail);
  * LT_ENOMEM. */
 lt_mail *lt__mail_open_net(const lt_net *net);
 /* Closes a mailbox. Waits at most `seconds` until sent messages have left. The mailbox of a thread
- * is freed, and the other ranks receive LT_MAIL_LOST. That of a process remains until
+ * is freed, and the other ranks receive LT_MAIL_LOST. The mailbox of a process remains until
  * lt__mail_free_net(). NULL is allowed. */
 void lt__mail_close(lt_mail *mail, double seconds);
 /* Frees a closed mailbox of a process. Its network must be closed as well, because pending receives

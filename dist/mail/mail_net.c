@@ -24,12 +24,12 @@ typedef struct head { /* sent as raw bytes */
 
 typedef struct peer { /* another rank */
     bool lost;
-    lt_message *notice;   /* that it is lost, so that this needs no memory */
-    head in;              /* of the message that arrives */
-    lt_message *arriving; /* its data arrives; NULL: its head */
+    lt_message *notice;   /* message that it is lost, allocated in advance */
+    head in;              /* head of the message that arrives */
+    lt_message *arriving; /* message whose data arrives; NULL: a head arrives */
     lt_request receiving;
-    lt_message *first, **end; /* to be sent; under the lock */
-    lt_message *leaving;      /* is sent; NULL if none */
+    lt_message *first, **end; /* messages to send; under the lock */
+    lt_message *leaving;      /* message that is being sent, or NULL */
     head out;
     bool head_left; /* the head has been sent */
     lt_request sending;
@@ -47,7 +47,7 @@ typedef struct net_mail {
     int waiting;     /* threads of the rank that wait for a message */
     int idle;        /* polls since the last progress, or since a wait began; up to FIRST_POLLS */
     bool closing;    /* the thread ends when nothing is left to send */
-    double deadline; /* or at this time */
+    double deadline; /* time at which a closing thread ends anyway */
     peer peer[];
 } net_mail;
 
@@ -335,5 +335,5 @@ lt_mail *lt__mail_open_net(const lt_net *net)
     if (pthread_create(&m->thread, NULL, carry, m) == 0)
         return &m->mail;
     lt_fail(LT_ENOMEM, "the system cannot start a thread for messages");
-    return NULL; /* not freed, because pending requests point into it */
+    return NULL; /* m is not freed, because pending requests point into it */
 }

@@ -8,7 +8,7 @@
 #include "core/core.h"
 
 typedef enum lt_message_kind {
-    LT_MAIL_LOST = -1, /* from the mailbox itself: a rank is lost; nothing more arrives from it */
+    LT_MAIL_LOST = -1, /* the mailbox reports that a rank is lost; nothing more arrives from it */
 
     /* Between the stages of a pipeline: dist/pipeline/messages.c */
     LT_MSG_VALUES,  /* transfer; data: elements of a tensor */
@@ -29,10 +29,10 @@ typedef enum lt_message_kind {
     LT_MSG_STOP,      /* stop: training is stopped */
     LT_MSG_FINISH,    /* finish: the end of training; data: values and slots of the net */
     LT_MSG_HEARTBEAT, /* the server runs */
-    LT_MSG_EVENT,     /* to rank 0 only; data: an lt_async_event */
+    LT_MSG_EVENT,     /* an event for rank 0; data: an lt_async_event */
 
-    LT_MSG_LEAVE, /* the worker has failed; or, to a worker, the server */
-    LT_MSG_TIMED  /* data: any. To measure a link: dist/pipeline/link.c */
+    LT_MSG_LEAVE, /* to the server: the worker has failed; to a worker: the server has failed */
+    LT_MSG_TIMED  /* measures a link: dist/pipeline/link.c; data: any */
 } lt_message_kind;
 
 enum { LT_MSG_TICKETS = 4 };
@@ -40,19 +40,19 @@ enum { LT_STOP_FINISHED = -1 }; /* code of LT_MSG_STOP: rank 0 finishes */
 
 typedef union lt_message_body { /* sent as raw bytes */
     struct {
-        int64_t number;    /* of the values among those that the stage has sent */
+        int64_t number;    /* number of the values among all values that the stage has sent */
         int64_t forwards;  /* number of forward passes that the sender has completed */
         bool acknowledged; /* the receiver must send LT_MSG_READ */
     } transfer;
     struct {
-        int rank; /* the sender waits for it */
+        int rank; /* the rank that the sender waits for */
     } waiting;
     struct {
-        int64_t number; /* of the worker's pulls, from 1 */
-        int64_t digest; /* of the values with which the worker begins, in the first pull */
+        int64_t number; /* number of the pull among the worker's pulls, from 1 */
+        int64_t digest; /* digest of the worker's initial values, in its first pull */
     } pull;
     struct {
-        int64_t number; /* of the worker's pushes, from 0 */
+        int64_t number; /* number of the push among the worker's pushes, from 0 */
         double loss, lr;
         bool skip; /* the worker skipped the step: there is no gradient */
         int n_groups, n_bn;
@@ -61,16 +61,16 @@ typedef union lt_message_body { /* sent as raw bytes */
         int code;
     } stop;
     struct {
-        double time; /* when it was sent */
+        double time; /* time of sending */
     } check;
     struct {
         int64_t pull;    /* number of the pull that it answers */
-        int64_t version; /* of the values */
+        int64_t version; /* version of the values */
         int n;           /* number of tickets; 0: every ticket is applied or skipped */
         int64_t ticket[LT_MSG_TICKETS];
     } grant;
     struct {
-        int64_t steps; /* of the optimizer */
+        int64_t steps; /* steps of the optimizer */
     } finish;
 } lt_message_body;
 
