@@ -1,9 +1,9 @@
 /* batch_norm.cu - the CUDA side of batch_norm.c.
  *
  * Memory traffic. In training, forward reads x for the moments, then x and the residual for y; in
- * evaluation only the latter. Backward reads x and dy for the sums, and y if the activation's
- * gradient depends on it; then x and dy again, and y, for dx. The gradient of a residual is written
- * in the first pass, and the second pass reads it instead of dy and y.
+ * evaluation, only x and the residual for y. Backward reads x and dy for the sums, and y if the
+ * activation's gradient depends on it; then x and dy again, and y, for dx. The gradient of a
+ * residual is written in the first pass, and the second pass reads it instead of dy and y.
  *
  * Moments. The center of a block is the mean of the first rows of its part, which are still cached
  * when they are read again. The sums of d = x - center and of d d are in f32 within a thread, over
@@ -13,7 +13,7 @@
  *
  * Wide rows. Rows are laid end to end until they make packs of 16 bytes, and enough packs for the
  * threads of a block. Only the last wide row may be short. Coefficients are repeated for each row
- * in a wide row. Each lane has its own sums, which are joined with those of other parts.
+ * in a wide row. Each lane has its own sums, which are joined with the sums of other parts.
  */
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
@@ -21,7 +21,7 @@
 /* Blocks of sums: two waves on the 132 multiprocessors of an H100 or H200. In f16 and bf16, four
  * blocks of forward fit one, and three of backward, which need more registers. */
 enum { BLOCKS_FWD = 2 * 132 * 4, BLOCKS_BWD = 2 * 132 * 3 };
-enum { MIN_PACKS = 8 }; /* packs per wide row, at least */
+enum { MIN_PACKS = 8 }; /* smallest number of packs per wide row */
 enum { LEAD = 4 };      /* rows per thread, whose mean is the center of a part */
 
 typedef struct plan {
@@ -290,7 +290,7 @@ __device__ static void set_coefficients(const channels &c, int64_t k)
     set(c, AT_SHIFT, k, c.shift.at ? lt__number_at(c.shift, k) : 0);
 }
 
-/* Copies a given mean and variance to those of the channels, and sets the coefficients. */
+/* Copies a given mean and variance to the channels, and sets the coefficients. */
 static __global__ void __launch_bounds__(LT_THREADS)
     coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers mean,
                        const __grid_constant__ lt_numbers var)

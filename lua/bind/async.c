@@ -117,7 +117,7 @@ static int live(lua_State *L)
     config.held = (int)lt__integer_field(L, 2, "held", 1);
     config.lost = check_lost(L, 4, lt_group_size(s->group));
     config.group = s->group;
-    void **handle = lt__push_handle(L, async_class); /* it may fail, so the server comes later */
+    void **handle = lt__push_handle(L, async_class); /* this may fail, so the server comes later */
     if (lt_group_rank(s->group) == 0 &&
         !(config.server = lt_open(&(lt_config){.device = "cpu", .threads = lt_threads(s->ctx)})))
         lt__raise(L, s);

@@ -36,7 +36,7 @@ typedef struct lt_lua {
         lt_open_kind what;
         lt_dtype before;            /* autocast dtype to restore */
     } open[LT_MAX_OPEN];            /* stack of active lt.step, lt.no_grad and lt.autocast calls */
-    int n_open;                     /* its depth */
+    int n_open;                     /* depth of the stack */
     uint64_t serial;                /* serial of the latest entry ever pushed */
     size_t fresh;                   /* bytes of tensors given to Lua since the last collection */
     size_t limit;                   /* a collection starts when fresh exceeds this */
@@ -54,7 +54,7 @@ typedef struct lt_lua {
     const lt_lua_pipeline *joined_pipeline; /* borrowed; NULL unless the ranks train in one */
     lt_pipeline *pipeline;                  /* owned; NULL until it is opened */
     struct lt_lua_plan *plan;               /* owned; see pipeline.c */
-    lt_profile *profile;             /* of the net that the script makes; borrowed, or NULL */
+    lt_profile *profile; /* profile of the net that the script makes; borrowed, or NULL */
     int profile_rank, profile_ranks; /* in a profile: this rank, and the number of ranks */
     lt_group *job_group;             /* in a profile: the group of lt.barrier; borrowed, or NULL */
     int micro;                       /* micro-batches of a batch and replica */

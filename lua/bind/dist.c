@@ -205,7 +205,7 @@ static int deterministic(lua_State *L)
  * that are never split. The default is 1. */
 static int64_t grain_at(lua_State *L, int index) { return luaL_optinteger(L, index, 1); }
 
-typedef struct part { /* of a batch: a shard, or in a pipeline a micro-batch */
+typedef struct part { /* a part of a batch: a shard, or in a pipeline a micro-batch */
     int64_t first, rows;
     int64_t of; /* rows of all parts of this rank in a pipeline, else of the batch */
     int n;      /* number of parts of this rank */

@@ -10,14 +10,14 @@
 
 struct lt_lua_plan {
     const lt_lua_pipeline *of; /* borrowed */
-    int next; /* in the net's list of parameters, the one after the last one that was placed */
+    int next; /* index of the parameter after the last placed one, in the net's list */
     struct {
         uint32_t count;
-        char at[64];         /* where the script made the last one */
-    } writes[LT_MAX_STAGES]; /* of this rank's script to tensors of each stage */
+        char at[64];         /* the script's line of the last write */
+    } writes[LT_MAX_STAGES]; /* writes of this rank's script to tensors of each stage */
 };
 
-/* The stage of entry i of the net's parameters. Stage 0 gets those that are not used. */
+/* The stage of entry i of the net's parameters. Stage 0 gets the unused ones. */
 static int stage_at(const struct lt_lua_plan *p, int i)
 {
     const lt_pipe_plan *plan = p->of->plan;

@@ -103,8 +103,8 @@ static void push_plan(lua_State *L, const lt_pipe_plan *p, const lt_pipe_job *jo
     lua_setfield(L, -2, "cuts");
 }
 
-/* pipeline_plan(): returns the plan by which the ranks train, and a warning or nil. Raises if there
- * is none. */
+/* pipeline_plan(): returns the plan by which the ranks train, and a warning or nil. Raises an
+ * error without a plan. */
 static int pipeline_plan(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -10,7 +10,7 @@ struct lt_grad_table {
     lt_device *device;        /* the accelerator, or NULL */
     lt_grad_stats *on_host;   /* rows on the CPU */
     lt_grad_row *parts;       /* rows on the accelerator, in parts, or NULL */
-    lt_grad_stats *on_device; /* these rows once joined, or NULL */
+    lt_grad_stats *on_device; /* joined rows on the accelerator, or NULL */
     bool *is_on_device;
     int capacity;
 };
@@ -27,7 +27,7 @@ static void free_rows(lt_grad_table *table)
                         rows * sizeof *table->on_device);
 }
 
-/* Allocates rows on the accelerator, without parts, and copies those of `from` to them. */
+/* Allocates rows on the accelerator, without parts, and copies the rows of `from` to them. */
 static lt_status make_parts(lt_grad_table *table, const lt_grad_table *from)
 {
     lt_device *device = table->device;

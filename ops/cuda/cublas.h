@@ -34,7 +34,7 @@ typedef struct lt_cublas lt_cublas;
  * borrowed. */
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
-void lt__cublas_free(lt_cublas *d);                    /* accepts NULL */
+void lt__cublas_free(lt_cublas *d);                    /* NULL is allowed */
 const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 
 /* ==== Products ================================================================================ */

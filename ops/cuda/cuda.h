@@ -22,7 +22,7 @@
 #include "ops/kernel.h"
 #include "ops/backend/plugin.h"
 
-enum { LT_THREADS = 256 }; /* per block, in every kernel */
+enum { LT_THREADS = 256 }; /* threads of a block in every kernel */
 /* Launch bounds that limit a kernel's registers so that four blocks fit on a multiprocessor. On
  * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
@@ -328,7 +328,7 @@ lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
  * use them. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
-cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* all streams but those of comm.cu */
+cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* all streams except comm.cu's */
 /* Makes `stream` wait for the work before a mark. For an old mark, whose event was reused, it waits
  * for all work that is in the device's stream now. */
 cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);

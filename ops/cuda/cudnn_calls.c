@@ -89,7 +89,7 @@ size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
 static lt_status run_part(lt_cudnn *d, const lt_call *c, part *p)
 {
     if (p->workspace > c->scratch_bytes)
-        return LT_EUNSUPPORTED; /* it was for another plan */
+        return LT_EUNSUPPORTED; /* the scratch is for another plan */
     return lt__cudnn_run(d, c->ctx, &p->task, p->operand, c->scratch, p->workspace);
 }
 

@@ -42,7 +42,7 @@ struct lt_cudnn {
     cudnnStatus_t worst;  /* failure because of which there may be no plan, and its text */
     char why[256];
     bool warned;        /* a refusal has been logged as a warning */
-    lt_plan_file *file; /* NULL if there is none, or before it is read */
+    lt_plan_file *file; /* NULL without a file, or before it is read */
     bool read;          /* the plan file has been read, or reading it has failed */
     lt_plan_cache plans;
 };

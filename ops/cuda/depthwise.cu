@@ -246,7 +246,7 @@ template <int V> struct vector_sum {
  * registers. */
 #define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
-/* p.from is the size of x, p.to that of dy. sums: (parts, channels, taps). */
+/* p.from is the size of x, p.to the size of dy. sums: (parts, channels, taps). */
 template <class E, int V, int STRIDE>
 __global__ void __launch_bounds__(LT_THREADS, 4)
     weights_kernel(const __grid_constant__ pass p, const E *x, const E *dy, float *sums)

@@ -80,8 +80,8 @@ static bool join(const char *folder, const char *name, char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX;
 }
 
-/* Writes the folder with the other files of a cuDNN: that of libcudnn.so.9, which may be a link to
- * a file beside them. Returns false if they are in neither. */
+/* Writes the folder with the other files of a cuDNN: the folder of libcudnn.so.9, or of the file to
+ * which it is a link. Returns false if they are in neither. */
 static bool find_parts(const char *file, char folder[PATH_MAX])
 {
     char path[PATH_MAX];
@@ -131,8 +131,8 @@ static bool parts_will_do(const char *folder, char *why, size_t bytes)
     return cuda == 0 || is_for_our_cuda(cuda, why, bytes);
 }
 
-/* Loads a file of a cuDNN. NULL if the program has loaded that of another one, because cuDNN uses
- * the first one with this soname. */
+/* Loads a file of a cuDNN. NULL if the program has loaded this file of another cuDNN, because cuDNN
+ * uses the first file with this soname. */
 static void *load_part(const char *path, const char *soname, char *why, size_t bytes)
 {
     void *own = dlopen(path, RTLD_LAZY | RTLD_LOCAL);

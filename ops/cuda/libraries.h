@@ -57,7 +57,7 @@ typedef struct lt_cublaslt_table {
  * Return 0, or -1 if no file will do. Open cuBLASLt first: cuDNN loads it by its soname. */
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
-/* Loads the other files of this cuDNN, which takes 0.2 s, so that cuDNN does not load those of
+/* Loads the other files of this cuDNN, which takes 0.2 s, so that cuDNN does not load files of
  * another version. */
 void lt__cudnn_load_parts(const lt_cudnn_table *table);
 

@@ -152,7 +152,7 @@ typedef struct closer {
     void (*close)(void *ud);
     void *ud;
     atomic_bool closed;
-    atomic_bool left; /* one of the two threads needs this no longer; the other one frees it */
+    atomic_bool left; /* one of the two threads no longer needs this; the other one frees it */
 } closer;
 
 static void leave(closer *c)

@@ -70,7 +70,7 @@ const char *lt__nccl_version_text(int version, char text[24]);
 typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
     const lt_cuda_env *env;     /* borrowed */
-    void *comm;                 /* or NULL */
+    void *comm;                 /* NCCL's communicator, or NULL */
     bool finalizing, finalized;
 } lt_nccl;
 

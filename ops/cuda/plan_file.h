@@ -13,7 +13,7 @@ typedef struct lt_plan_file lt_plan_file;
  * enough) receives a warning if an existing file is not used or if the file cannot be replaced;
  * otherwise "". Returns a new object, or NULL if out of memory. */
 lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note, size_t bytes);
-/* Returns the value, or NULL if there is none. Borrowed until the next put. */
+/* Returns the value of a key, or NULL if the file does not have it. Borrowed until the next put. */
 const char *lt__plan_file_find(const lt_plan_file *plans, const char *key);
 /* Sets the value of a key, replacing an earlier one. Both are copied. Returns false if out of
  * memory. */
