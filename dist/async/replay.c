@@ -1,6 +1,7 @@
 /* replay.c - replays a trace of asynchronous training in one process; see async.h. The order of
  * pulls and pushes is the same as in the trace, under any rule. With the rule of the trace, the
- * weights are the same as in the run that wrote it. */
+ * weights are the same as in the run that wrote it.
+ */
 #include <stdlib.h>
 #include <string.h>
 

@@ -254,7 +254,7 @@ local function read_fashion(folder, part)
   end
   return in_memory(folder .. "/" .. part .. "-*", images, labels, {
     names = fashion_names, classes = check_labels(path, labels, #fashion_names),
-    mean = 0.2860, std = 0.3530,                   -- of the training images, scaled to 0..1
+    mean = 0.2860, std = 0.3530,                   -- values of the training images, scaled to 0..1
     augment = {flip = true}})
 end
 
@@ -325,7 +325,7 @@ local function open_folder(path, size)
   local names = source:names()
   return new_set(source, {
     names = names, classes = #names, augment = {area = 0.08, flip = true},
-    mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225}})      -- of ImageNet
+    mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225}})      -- values of ImageNet
 end
 
 local function open_images(folder, size)

@@ -270,7 +270,7 @@ end
 -- scaler.skipped later counts it if it was skipped. Drops the gradients unless accumulating.
 function Optim:step()
   local inner, list = self[INNER], {}
-  local log = core.on_step and core.on_step(self)        -- of the run in whose step this is
+  local log = core.on_step and core.on_step(self)        -- log of the run in whose step this is
   count_pending(inner)
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this optimizer was made without momentum; make a new one to use it")

@@ -123,7 +123,7 @@ function async.buffers_of(net)
   return list
 end
 
--- Starts asynchronous training with the options o, of an optimizer (see core.inner_of). buffers: of
+-- Starts asynchronous training of an optimizer (see core.inner_of), with the options o. buffers: of
 -- its net; gone: list of the ranks that were lost before.
 function async.open(inner, buffers, o, gone)
   core.count_pending(inner)
@@ -137,7 +137,7 @@ function async.open(inner, buffers, o, gone)
   return core.live(inner.handle, o, buffers, gone)
 end
 
--- How far a ticket may be above the lowest one that is not done: an epoch, so that one slow worker
+-- How far a ticket may be above the lowest unfinished one: an epoch, so that one slow worker
 -- does not let the others train to the end of the run.
 local function window_of(self)
   local steps = 2 * HELD * self.workers
@@ -153,24 +153,24 @@ function Async:open(saved, warnings)
   for name, value in pairs{
     samples = 0,                       -- samples that were applied or skipped
     first = {0},                       -- first ticket of each epoch, and the end of the last one
-    pushes = {},                       -- by ticket: what its push will log
-    ticket = false, epoch = 1, place = 0, rows = 0,      -- of the batch that is computed
-    stream = false, stream_epoch = 0, stream_next = 0,   -- a pass, and what it yields next
+    pushes = {},                       -- ticket -> values that its push will log
+    ticket = false, epoch = 1, place = 0, rows = 0,      -- the batch that is computed
+    stream = false, stream_epoch = 0, stream_next = 0,   -- a pass, its epoch and next position
     loss = {}, done = {},              -- per epoch: sum of the loss over its samples; their number
     ended = {}, seen = {},             -- per epoch: run.steps and samples when it ended
     skipped = 0, dropped = 0, total_delay = 0, largest_delay = 0,
     delays = {},                       -- numbers of steps by delay: see async_report.lua
-    rule = o.rule, text = o.text,      -- its name; the same with lam, if that was given
+    rule = o.rule, text = o.text,      -- name of the rule; with lam, if it was given
     workers = o.trace_workers or o.workers or run.ranks,
-    began = core.clock(), first_step = 0,  -- of this process
+    began = core.clock(), first_step = 0,  -- start of this process
     is_live = not o.workers and not o.trace,
-    trace_losses = o.trace_losses or {},   -- in a replay: by step, until one differs
-    pushed = core.clock(),             -- when the last push arrived
+    trace_losses = o.trace_losses or {},   -- replay: losses by step, until one differs
+    pushed = core.clock(),             -- time at which the last push arrived
     done_below = 0,                    -- all tickets below it are done
     pending = false,                   -- ranks other than 0: a grant of a ticket of the next epoch
-    passes = {}, requested = {},       -- live: by epoch; the epochs of requested tickets
+    passes = {}, requested = {},       -- live: passes by epoch; epochs of requested tickets
     read_back = 0,                     -- live: the last epoch whose final values the net got
-    sha256 = false,                    -- of the net at the end of the epoch, to be evaluated
+    sha256 = false,                    -- digest of the net at the end of the epoch
     asked = false,                     -- this rank has asked rank 0 to stop
     handle = false, inner = core.inner_of(run.settings.optim),
   } do self[name] = value end
@@ -182,7 +182,7 @@ function Async:open(saved, warnings)
   core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
   o.window = window_of(self)
-  if saved then self.inner.has_loaded_slots = false end    -- by the run, which resumes
+  if saved then self.inner.has_loaded_slots = false end    -- the run has loaded them
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
   if saved then
     restore(self, saved, warnings)
@@ -291,7 +291,7 @@ local function show_epoch(self)
   run.done, run.loss_sum = self.done[run.epoch] or 0, self.loss[run.epoch] or 0.0
 end
 
--- What is logged of a step that another rank has computed.
+-- The log values of a step that another rank has computed.
 local function step_of_other(self, ticket, rate)
   local epoch, _, rows = locate(self, ticket)
   return {rows = rows, rate = rate, epoch = epoch, waited = 0.0,

@@ -20,11 +20,11 @@ local read_options = require "luatrain.train.parallel".async
 local loop = {}
 
 local newest = setmetatable({}, {__mode = "v"})          -- {optim = the newest optimizer}
-local buffers = setmetatable({}, {__mode = "k"})         -- by optimizer: the buffers of its net
+local buffers = setmetatable({}, {__mode = "k"})         -- optimizer -> buffers of its net
 local first = 0                        -- first ticket of the pass
-local names, tensors = {}, {}          -- state of the server between passes; on rank 0
-local of                               -- the optimizer that it belongs to
-local lost = {}                        -- ranks that were lost; on rank 0
+local names, tensors = {}, {}          -- on rank 0: state of the server between passes
+local of                               -- the optimizer to which the state belongs
+local lost = {}                        -- on rank 0: ranks that were lost
 local active = false                   -- the pass that has begun; false if there is none
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end

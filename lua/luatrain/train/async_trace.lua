@@ -86,13 +86,13 @@ local function check_workers(path, rule, now, before, largest)
 end
 
 -- Reads the steps of a run. Returns a list with worker, ticket and read of each step in turn, the
--- number of workers, and by step, the losses of those that had the rule of the replay. o, run: the
+-- number of workers, and by step, the losses of steps with the rule of the replay. o, run: the
 -- options and the settings of the replay.
 function trace.read(o, run)
   local path, rule = o.trace, o.rule
   local steps, losses, largest, n, start, checked = {}, {}, 0, 0, {}, nil
   local given                                  -- number of workers in the start events with steps
-  local least = math.huge                      -- in the start events since the last step
+  local least = math.huge                      -- smallest such number since the last step
   for event in read_events(path) do
     if event.event == "start" then
       start, event.workers = event, workers_of(path, event)

@@ -56,7 +56,7 @@ end
 -- Returns nil and a reason if a line is not as a run writes it.
 function cost.of(path, target, until_t)
   local c, ranks = {seconds = 0.0, device_s = 0.0}, nil
-  local function go_to(t)           -- may go backward, when a run resumes from a checkpoint
+  local function go_to(t)           -- goes backward when a run resumes from a checkpoint
     c.device_s, c.seconds = c.device_s + (t - c.seconds) * ranks, t
   end
   for event in events(path) do

@@ -244,7 +244,7 @@ function log.new(given)
   self.text = self.mode == "text" and not self.quiet
   self.json = self.mode == "json" and not self.quiet
   self.live = self.text and core.terminal() ~= nil
-  self.width = 0                                         -- of the live line on the terminal
+  self.width = 0                                         -- width of the live line on the terminal
   self.images, self.seconds = 0, 0                       -- exponentially weighted sums over steps
   self.print = print
   self.own_print = function(...)
@@ -307,8 +307,8 @@ function Log:start(fields)
   self:note(log.start_text(fields))
 end
 
--- Returns the rate over the last steps, in images per second, and the remaining seconds; the latter
--- is nil at the first step. Time between steps (an evaluation, say) does not count.
+-- Returns the rate over the last steps, in images per second, and the remaining seconds, or
+-- nil at the first step. Time between steps (an evaluation, say) does not count.
 local function count(self, f)
   local first = not self.counting                        -- the first step is slow: not counted
   self.counting = true

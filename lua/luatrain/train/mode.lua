@@ -181,7 +181,7 @@ function Mode:end_step(loss)
 end
 
 -- The fractions of a step: forward, backward, optimizer, and `other` for the rest of 1. f has the
--- fractions data and exposed_comm; exposed: seconds of the latter.
+-- fractions data and exposed_comm; exposed: seconds of exposed_comm.
 function Mode:add_fractions(f, total, spent, exposed)
   f.forward = (spent.inside - spent.backward - spent.optimizer) / total
   f.backward, f.optimizer = spent.backward / total, (spent.optimizer - exposed) / total
@@ -230,7 +230,7 @@ end
 -- The run's epoch was reported.
 function Mode:forget_epoch() end
 
--- The weights and buffers as text, for a comparison of all ranks; nil if there is none.
+-- The weights and buffers as text, for a comparison of all ranks; nil without a comparison.
 function Mode:weights_text()
   local lines, names, tensors = {}, self.run.settings.net:state()
   for i, name in ipairs(names) do lines[i] = name .. " " .. core.digest(tensors[i]) end

@@ -6,7 +6,7 @@ local json = require "luatrain.json"
 
 local pipeline = {}
 
-local warning                  -- for the first run of the script, on rank 0; or nil
+local warning                  -- on rank 0: a warning for the first run, or nil
 
 -- ==== Runs =======================================================================================
 
@@ -29,7 +29,7 @@ local function write_plan(folder, measured)
   core.write_file(folder .. "/plan.json", json.text(pipeline.plan, 1) .. "\n")
 end
 
-local seconds = {}             -- of the steps of the run, on rank 0
+local seconds = {}             -- on rank 0: seconds of the steps of the run
 
 -- Called at the start of a run on rank 0.
 function pipeline.start(run)

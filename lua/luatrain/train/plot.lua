@@ -281,7 +281,7 @@ local function top1_panel(out, points, x)
   local pixels, last = placed(points, x, y, TOP1), points[#points]
   line(out, "top1", pixels)
   dots(out, "top1", pixels)
-  local found = last[2] == most        -- of equal best points, only the first has a label
+  local found = last[2] == most        -- only the first of equal best points has a label
   for i, p in ipairs(points) do
     local best = p[2] == most and not found
     found = found or best

@@ -165,7 +165,7 @@ local function new(given)
     mark_of_state = "",                -- state.mark() at the end of the last loop over batches
     is_partial = false,                -- whether only a part of the batch's shards had a step
     saved = false,                     -- whether the last checkpoint is up to date
-    mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
+    mark = now, waited = 0.0,          -- end of the last step; seconds spent on its data
     epoch_s = 0.0, epoch_images = 0,   -- time and samples of the steps in this epoch
     data_wait = data_wait.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a request to stop
@@ -353,7 +353,7 @@ local function call_inside(self, fn, ...)
   self.inside, core.on_step = true, function(optim) return optims.expect(self, optim) end
   -- Forward passes between steps must not shift the random numbers of this one.
   core.take_shard(self.rows, self.shard, self.grain)
-  core.expect_backwards(0)             -- unknown; lt.micro_batches may set it
+  core.expect_backwards(0)             -- the number is unknown; lt.micro_batches may set it
   core.calls_of_cross_entropy()        -- starts a new count
   local given = self.mode:call(fn, ...)
   core.end_shard()
