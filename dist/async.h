@@ -28,13 +28,13 @@ typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 
 typedef struct lt_async_config {
     const char *rule;  /* name of a rule, such as "ddc"; borrowed for the call. Required */
     double lam;        /* strength of delay compensation; 0 means the default of the rule */
-    int64_t staleness; /* largest delay of an applied gradient, at least 0 (workers wait); or
-                        * LT_ASYNC_UNBOUNDED */
+    int64_t staleness; /* largest delay of an applied gradient, at least 0, for which workers may
+                        * have to wait; or LT_ASYNC_UNBOUNDED */
     int64_t drop;      /* smallest delay at which gradients are dropped, at least 1; or
                         * LT_ASYNC_UNBOUNDED */
     int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; 0 means 1 */
-    int64_t window;    /* every ticket issued is less than this far above the lowest unfinished one
-                        * (workers wait); 0 means no limit */
+    int64_t window;    /* a worker waits instead of getting a ticket that is this far above the
+                        * lowest unfinished one; 0 means no limit */
     int64_t steps;     /* optimizer steps before this call, including steps of the training that
                         * lt_async_restore() continues */
 
@@ -43,7 +43,7 @@ typedef struct lt_async_config {
     int n_buffers;
 
     /* Live: the ranks of a group are the workers. */
-    struct lt_group *group; /* borrowed; NULL: a simulation */
+    struct lt_group *group; /* borrowed; NULL: no live training */
     const bool *lost;       /* (ranks) on rank 0: whether each rank was lost in an earlier run;
                              * borrowed for the call. NULL: no rank was lost */
     lt_ctx *server;         /* required on rank 0: an unused CPU context with the same ops. Taken */
@@ -67,7 +67,7 @@ typedef enum lt_async_kind {
                        * number of its tickets, which are issued again */
     LT_ASYNC_STOP,    /* training is stopped. ticket: the code of lt_async_stop(). On rank 0,
                        * worker > 0 means that this rank has called lt_async_stop(); training
-                       * continues then */
+                       * then continues */
     LT_ASYNC_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
 } lt_async_kind;
 
@@ -86,7 +86,7 @@ typedef struct lt_async_event {
     int64_t done_below; /* every ticket below this one is applied or skipped */
     double loss, lr;    /* loss: sum over the batch's backward passes; lr: see
                          * lt_async_set_lr() */
-    double time;        /* in seconds, with an arbitrary zero; in a simulation, virtual */
+    double time;        /* seconds since an arbitrary start; virtual in a simulation */
 } lt_async_event;
 
 /* LT_EUSAGE if no rule has this name; the message lists all names. */
@@ -183,8 +183,8 @@ enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
  * workers start anew, and the tickets that they held are issued again. The number of workers, the
- * rule and the bounds may differ from the checkpoint. If fewer tickets exist than were issued so
- * far, their number is raised to this. *fresh is the number of parts of the rule's state that the
+ * rule and the bounds may differ from the checkpoint. If the number of tickets is below the number
+ * issued so far, it is raised to that. *fresh is the number of parts of the rule's state that the
  * checkpoint lacks; these start at zero. LT_EFILE if the state is damaged or does not fit the
  * optimizer; LT_EUSAGE for a replay; LT_ENOMEM. */
 LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,

@@ -45,7 +45,7 @@ int lt__node_of(const lt_nodes *nodes, int rank)
 
 /* ==== On this machine ========================================================================= */
 
-/* After the control block, for n ranks, come the times of notices. */
+/* The times of the notices follow the control block, which is for n ranks. */
 static void set_control(lt_nodes *nodes, int n, void *window)
 {
     char *at = (char *)window + MARK_BYTES;

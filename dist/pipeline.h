@@ -45,13 +45,13 @@ typedef struct lt_pipeline_config {
 typedef struct lt_pipeline_times { /* seconds of this rank */
     double backward, weights;      /* backward passes; second halves of split ones */
     double waited;                 /* waits for messages while no pass could run */
-    double drained;                /* lt_pipeline_drain(), including its passes and waits */
+    double drained;                /* time in lt_pipeline_drain(), including passes and waits */
 } lt_pipeline_times;
 
-/* Starts a pipeline. A collective, before parameters are placed. ctx is kept. group is borrowed and
- * must be closed after the pipeline is freed. New. NULL with LT_EUSAGE if the ranks cannot be
- * divided into these stages, LT_EINVAL for an invalid schedule, in backward or in a dry run,
- * LT_ENOMEM, or the errors of the group. */
+/* Starts a pipeline. A collective; call it before parameters are placed. ctx is kept. group is
+ * borrowed and must be closed after the pipeline is freed. New. NULL with LT_EUSAGE if the ranks
+ * cannot be divided into these stages, LT_EINVAL for an invalid schedule, in backward or in a dry
+ * run, LT_ENOMEM, or the errors of the group. */
 LT_API lt_pipeline *lt_pipeline_new(lt_ctx *ctx, struct lt_group *group,
                                     const lt_pipeline_config *config);
 /* Frees the pipeline, and discards the passes that have not run. The parameters keep their stages.

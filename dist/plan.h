@@ -94,9 +94,9 @@ LT_API const lt_pipe_net *lt_profile_net(const lt_profile *profile);
 LT_API int lt_profile_unit_of(const lt_profile *profile, const lt_tensor *x);
 /* Replaces the name of a unit. name is copied. LT_EINVAL if there is no such unit; LT_ENOMEM. */
 LT_MUST lt_status lt_profile_rename(lt_profile *profile, int unit, const char *name);
-/* Moves the net of a complete profile to *net. It has no sizes and times yet, and does not include
- * the optimizer's slots. images: number of images in the program's batch. Free the net with
- * lt_pipe_net_free(). LT_ENOMEM. */
+/* Moves the net of a complete profile to *net. The net has no sizes and times yet, and its
+ * state_bytes do not include the optimizer's slots. images: number of images in the program's
+ * batch. Free the net with lt_pipe_net_free(). LT_ENOMEM. */
 LT_MUST lt_status lt_profile_take_net(lt_profile *profile, double images, lt_pipe_net *net);
 /* Adds a size to the net, with the times of a complete profile that is not dry, averaged over its
  * passes. A pass takes longer than its ops, so the times of the ops are scaled to add up to the
@@ -197,8 +197,8 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
  * plans, it then tries all divisions if there are at most 20,000, and more moves otherwise.
  * Planning for 200 units and 8 ranks takes less than a second.
  *
- * LT_EINVAL if a number is out of range, if the job allows no plan, or if none is found that fits
- * into the memory of the ranks; LT_ENOMEM. */
+ * LT_EINVAL if a number is out of range, if the job allows no plan, or if the search finds no plan
+ * that fits into the memory of the ranks; LT_ENOMEM. */
 LT_MUST lt_status lt_pipe_plans_find(const lt_pipe_net *net, const lt_pipe_job *job,
                                      lt_pipe_plans *plans);
 LT_API void lt_pipe_plans_free(lt_pipe_plans *plans);

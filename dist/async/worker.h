@@ -15,7 +15,7 @@ typedef struct lt_async_mode { /* a simulation, a replay or live training */
     lt_status (*next)(lt_async *async, lt_async_event *event); /* see async.h */
     lt_status (*push)(lt_async *async);
     lt_status (*set_limit)(lt_async *async, int64_t tickets);
-    lt_status (*release)(lt_async *async); /* may be NULL, like all below */
+    lt_status (*release)(lt_async *async); /* this and the functions below may be NULL */
     lt_status (*finish)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     bool (*poll)(lt_async *async, lt_async_event *event);
