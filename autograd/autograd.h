@@ -170,7 +170,7 @@ typedef struct lt_kernels {
     /* Bytes of device memory. LT_SCRATCH_FAILED on failure, with this thread's message set. May be
      * NULL, which means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
-    lt_kernel fwd, bwd; /* kernels, or NULL. LT_EUNSUPPORTED for dtypes or options they lack */
+    lt_kernel fwd, bwd; /* kernels, or NULL. LT_EUNSUPPORTED for other dtypes or options */
     /* Runs n forward calls of an in-place op at once. NULL: fwd runs them one by one */
     lt_status (*fwd_all)(lt_call *calls, int n);
     /* For an f16 or bf16 input i that is the half copy of a parameter: whether bwd of this call
@@ -222,7 +222,7 @@ struct lt_op {
      * gradient of input i, and must not be written. NULL means always. */
     bool (*can_split)(const lt_call *call);
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
-    size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
+    size_t (*scratch)(const lt_call *call, bool backward); /* NULL: no scratch memory */
     /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
      * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums in the
      * first run, and in the second, with call->summed set, uses the sums over all ranks. Otherwise
@@ -274,8 +274,9 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
                            const lt_opt *opts, lt_tensor **out);
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
- * lt_apply(). If a required input is missing, it may be the NULL of a nested call that failed: if
- * the thread has an earlier error, this call fails with its code, and appends its message.
+ * lt_apply(). A missing input may be the NULL of a nested call that failed. So if a required input
+ * is missing and the thread has an earlier error, this call fails with the code of that error, and
+ * its message ends with the message of that error.
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
@@ -313,7 +314,8 @@ LT_API lt_tensor *lt_detach(lt_tensor *x);
  * deferred, see lt_synchronize(). Also LT_ENOMEM, and the errors of kernels and hooks. */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
-/* The second half of a split backward: gradients of parameters that it has not computed yet. */
+/* The second half of a split backward: gradients of parameters that the first half has not
+ * computed. */
 typedef struct lt_weights lt_weights;
 
 /* One backward from several roots, as if from the sum of roots[i] * grads[i]. A rank of a pipeline
@@ -348,7 +350,7 @@ LT_MUST lt_status lt_backward_weights(lt_weights *weights);
 /* Discards pending gradients. lt_step_part.end gets LT_EINVAL. NULL is allowed. */
 LT_API void lt_weights_free(lt_weights *weights);
 
-/* An accelerator runs asynchronously and itself decides whether a step is applied. The host learns
+/* An accelerator runs asynchronously, and decides itself whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
  *   - a non-finite loss, or gradient norm in lt_optim_step_clipped(), has not caused an error yet.

@@ -47,8 +47,8 @@ LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
  * with new ones; else NULL. Borrowed. The backward of a loss adds to the gradients of all
  * parameters that it reaches, but an optimizer's step discards only those of its own parameters.
  * The rest are left over: call lt_zero_grad() on them after that step, unless they are meant to be
- * used. A step that uses no new gradients is not reported, as when two optimizers step after one
- * backward. */
+ * used. A step that uses no new gradients, such as the second of two steps after one backward, is
+ * not reported. */
 LT_API lt_tensor *lt_optim_mixed(const lt_optim *optim);
 /* The 2-norm of all gradients that the next step would use; 0 if it would use none. The squares are
  * summed in double in a fixed order. On the CPU this is done parameter by parameter, so the norm
@@ -91,7 +91,7 @@ LT_API lt_tensor *lt_optim_param(const lt_optim *optim, int i);
 LT_API bool lt_optim_has_grad(const lt_optim *optim, int i);
 
 /* Adjacent parameters in one arena, of one group or of groups with the same options. If the op has
- * `step`, they have equal counts of steps. Set it to zeros before the first call of
+ * `step`, they have equal counts of steps. Set the struct to zeros before the first call of
  * lt_optim_next_range(). */
 typedef struct lt_optim_range {
     int first, end; /* parameters [first, end) */

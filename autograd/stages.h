@@ -10,7 +10,7 @@
  * stage: all ranks have them.
  *
  * The stage that has a value sends it when the program first uses it on another stage, and that
- * stage receives it at the same place of the program. So all ranks know which values are sent
+ * stage receives it at the same place in the program. So all ranks know which values are sent
  * between which stages, and in which order. A received value is a leaf here, and its gradient is
  * returned. If several stages use a value, the last one returns its gradient to the one before,
  * which adds its own gradient and returns the sum, and so on to the stage that has the value. So
@@ -42,7 +42,8 @@ typedef struct lt_stages {
     /* x, which this stage has received, is also used by stage `from`, which will return its
      * gradient here. x is borrowed. */
     lt_status (*expect)(void *ud, lt_tensor *x, int from);
-    /* The gradient of a received x is complete; it may still change afterwards. Both borrowed. */
+    /* The gradient of a received x is complete; it may still change afterwards. Both are
+     * borrowed. */
     lt_status (*return_grad)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* Called after each op of any stage, with its inputs and outputs. May be NULL. */
     void (*note)(void *ud, const lt_def *def, lt_tensor *const *in, int n_in,

@@ -58,8 +58,8 @@ typedef struct lt_step_part {
      * replaces it, and is the result of the backward. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* true: a new backward fails while an earlier one is split and has pending gradients. false: it
-     * may start then. Backwards end in the order in which they began, unless lt_weights_free()
-     * discards one. */
+     * may start. Backwards end in the order in which they began, unless lt_weights_free() discards
+     * one. */
     bool is_exclusive;
 
     /* ---- Between backward and the optimizer step ---- */
@@ -91,13 +91,14 @@ typedef struct lt_step_part {
     lt_status (*apply)(void *ud, struct lt_optim *optim, const lt_opt *const *options,
                        lt_step_status step_status, double factor);
     /* Called when the host learns the outcome of a pending step. stats are the statistics of its
-     * gradients; NULL if its loss or norm was not finite, and then the step does not count. Returns
-     * whether the step was applied. The part may have been replaced since the step. */
+     * gradients; they are NULL if its loss or norm was not finite, in which case the step does not
+     * count. Returns whether the step was applied. The part may have been replaced since the
+     * step. */
     lt_resolve_fn resolve;
 
     /* ---- Other functions ---- */
 
-    /* Returns a sentence for the error of backward, which says why loss is not finite; or "".
+    /* Returns a sentence that says why loss is not finite, for the error of backward; or "".
      * Borrowed until the next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
     /* Replaces numbers (n) with their sums over the ranks among which the net is divided. A
@@ -108,13 +109,12 @@ typedef struct lt_step_part {
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_step_part;
 
-/* Sets a part of ctx, or removes it if part is NULL. part is copied. In backward and in a dry run,
- * the exchange can be set, but the other parts cannot: LT_EINVAL. The scale also cannot be set
- * while gradients are pending (lt_backward_from()). After the scale has changed, an optimizer step
- * fails with LT_EINVAL if a scale with another ud has scaled its gradients. */
+/* Sets a part of ctx, or removes it if part is NULL. part is copied. Fails with LT_EINVAL in
+ * backward and in a dry run, except for the exchange. For the scale, also fails while gradients are
+ * pending (lt_backward_from()). After the scale has changed, an optimizer step fails with LT_EINVAL
+ * if a scale with another ud has scaled its gradients. */
 LT_MUST lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part);
-/* LT_EINVAL if ctx has a part of this kind. who: the caller, which is about to set one, for the
- * message; or NULL. */
+/* LT_EINVAL if ctx has a part of this kind. who: name of the caller for the message, or NULL. */
 LT_MUST lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who);
 /* Whether a net in ctx is divided among ranks: a part has `sum`. */
 LT_API bool lt_net_is_divided(const lt_ctx *ctx);
