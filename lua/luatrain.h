@@ -50,7 +50,7 @@ LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_co
 LT_API void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int rank,
                                 int ranks);
 
-typedef struct lt_lua_pipeline { /* how ranks train in a pipeline; the same on all ranks */
+typedef struct lt_lua_pipeline { /* plan of a training in a pipeline; the same on all ranks */
     const lt_pipe_net *net;
     const lt_pipe_job *job;
     /* NULL if the script ended before a backward pass, so that no plan could be made. If it trains

@@ -70,7 +70,7 @@ typedef struct lt_lua {
     int done_parts;      /* parts that had their optimizer step; 0 after the last one */
     int micro_batch, micro_batches; /* the same for lt.micro_batches; 0, 0 outside of it */
     bool has_grads; /* a backward pass has run since the batch began or the last step */
-    char batch_line[LT_WHERE_BYTES]; /* where the script took the part or the micro-batch */
+    char batch_line[LT_WHERE_BYTES]; /* the script's line that took the part or micro-batch */
     int64_t first_row;               /* this shard's first row in the batch, from 0 */
     int64_t shard_rows;              /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows;              /* rows of the smallest shard, at least 1 */

@@ -35,7 +35,7 @@ void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uin
 /* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
 size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 
-typedef struct lt_reduction_end { /* how to turn the final accumulators into results */
+typedef struct lt_reduction_end { /* turns the final accumulators into results */
     void *out;
     int dtype;      /* lt_dtype of out */
     bool root, add; /* take the square root; add to the values in out */
