@@ -57,6 +57,17 @@ lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gra
     return lt__snapshots_take(&s->snapshots, s->net, s->done_below);
 }
 
+lt_async_event lt__server_event(const lt_server *s, const lt_push *push)
+{
+    return (lt_async_event){.kind = LT_ASYNC_PUSH,
+                            .ticket = push->ticket,
+                            .applied = push->kind == LT_PUSH_APPLIED ? lt__order_version(s->order)
+                                                                     : 0,
+                            .delay = push->delay,
+                            .dropped = push->kind == LT_PUSH_DROPPED,
+                            .done_below = s->done_below};
+}
+
 int64_t lt__server_steps(const lt_server *s) { return s->base + lt__order_version(s->order); }
 
 lt_status lt__server_stats(lt_server *s, int group, lt_async_stats *stats)

@@ -113,18 +113,12 @@ static lt_status push(lt_server_loop *l, const lt_message *m)
         send(l, m->from, lt__message_new(LT_MSG_FENCED, 0));
     if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
         return LT_OK;
-    lt_async_event event = {
-        .kind = LT_ASYNC_PUSH,
-        .worker = m->from,
-        .ticket = p.ticket,
-        .read = w->read,
-        .applied = p.kind == LT_PUSH_APPLIED ? lt__order_version(l->server.order) : 0,
-        .delay = p.delay,
-        .dropped = p.kind == LT_PUSH_DROPPED,
-        .done_below = l->server.done_below,
-        .loss = m->as.push.loss,
-        .lr = m->as.push.lr,
-        .time = lt__seconds()};
+    lt_async_event event = lt__server_event(&l->server, &p);
+    event.worker = m->from;
+    event.read = w->read;
+    event.loss = m->as.push.loss;
+    event.lr = m->as.push.lr;
+    event.time = lt__seconds();
     report(l, &event);
     l->stopped |= l->last > 0 && lt__order_version(l->server.order) >= l->last;
     return LT_OK;
@@ -354,8 +348,8 @@ lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image 
     l->mail = mail;
     l->n = config->workers;
     l->heartbeat_timeout = heartbeat_timeout;
-    l->paused =
-        true; /* until lt__server_loop_set_limit(), so that a state can be restored before */
+    /* until lt__server_loop_set_limit(), so that a state can be restored before */
+    l->paused = true;
     lt__inbox_open(&l->to_root);
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->resumed, NULL);

@@ -131,18 +131,12 @@ static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
     a->server.time = w->end;
     w->end = INFINITY;
     LT_TRY(lt__server_push(&a->server, i, w->pushes++, &w->gradient, &p));
-    *event = (lt_async_event){
-        .kind = LT_ASYNC_PUSH,
-        .worker = i,
-        .ticket = p.ticket,
-        .read = w->read,
-        .applied = p.kind == LT_PUSH_APPLIED ? lt__order_version(a->server.order) : 0,
-        .delay = p.delay,
-        .dropped = p.kind == LT_PUSH_DROPPED,
-        .done_below = a->server.done_below,
-        .loss = w->loss,
-        .lr = w->lr,
-        .time = a->server.time};
+    *event = lt__server_event(&a->server, &p);
+    event->worker = i;
+    event->read = w->read;
+    event->loss = w->loss;
+    event->lr = w->lr;
+    event->time = a->server.time;
     w->idle = true;
     return LT_OK;
 }
