@@ -288,15 +288,17 @@ TEST(additions_of_gradients)
 
 /* ==== Rescaling =============================================================================== */
 
-/* The joined statistics of a row on the device. */
-static lt_grad_stats joined(machine *m, const lt_grad_row *row)
+/* Joins the parts of a row on the device, checks the statistics, and frees the row. */
+static void check_joined(machine *m, lt_grad_row *row, lt_grad_stats want)
 {
     lt_device *d = m->cuda.device;
     lt_grad_stats got, *there = d->alloc(d, sizeof *there);
     must(m->cuda.join(d, row, 1, there));
     must(d->copy(d, &got, there, sizeof got));
     d->free(d, there, sizeof *there);
-    return got;
+    d->free(d, row, sizeof *row);
+    CHECK(got.largest == want.largest);
+    CHECK_EQ(got.not_finite, want.not_finite);
 }
 
 static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
@@ -305,7 +307,7 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     mirror t = mirror_of(m, x, 1);
     lt_grad_row *row = d->alloc(d, sizeof *row);
-    lt_grad_stats want = {0}, got;
+    lt_grad_stats want = {0};
     t.tensor.ctx = m->ctx;
     must(m->cuda.rescale(on_device(&t), on_device(&t), by, row));
     must(lt_rescale(x, by, &want));
@@ -313,10 +315,7 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     must(m->cuda.rescale(on_device(&t), on_device(&t), by, NULL));
     must(lt_rescale(x, by, NULL));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    got = joined(m, row);
-    d->free(d, row, sizeof *row);
-    CHECK(got.largest == want.largest);
-    CHECK_EQ(got.not_finite, want.not_finite);
+    check_joined(m, row, want);
     mirror_free(m, &t);
 }
 
@@ -327,16 +326,13 @@ static void check_rescale_from(machine *m, lt_dtype dtype, int64_t n, double by)
     mirror from = mirror_of(m, values(m, dtype, 1, &n, 11, true), 1);
     mirror to = mirror_of(m, values(m, LT_F32, 1, &n, 12, false), 1);
     lt_grad_row *row = d->alloc(d, sizeof *row);
-    lt_grad_stats want = {0}, got;
+    lt_grad_stats want = {0};
     to.tensor.ctx = m->ctx;
     must(m->cuda.rescale(on_device(&to), on_device(&from), by, row));
     must(lt_copy(to.host, from.host));
     must(lt_rescale(to.host, by, &want));
     compare(m, lt_dtype_name(dtype), &to, 0);
-    got = joined(m, row);
-    d->free(d, row, sizeof *row);
-    CHECK(got.largest == want.largest);
-    CHECK_EQ(got.not_finite, want.not_finite);
+    check_joined(m, row, want);
     mirror_free(m, &from);
     mirror_free(m, &to);
 }
@@ -347,14 +343,12 @@ static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     mirror t = mirror_of(m, x, 1);
     lt_grad_row *row = d->alloc(d, sizeof *row);
-    lt_grad_stats want = lt_grad_stats_of(x), got;
+    lt_grad_stats want = lt_grad_stats_of(x);
     t.tensor.ctx = m->ctx;
     must(m->cuda.measure(on_device(&t), by, row));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    got = joined(m, row);
-    d->free(d, row, sizeof *row);
-    CHECK(got.largest == want.largest * by);
-    CHECK_EQ(got.not_finite, want.not_finite);
+    want.largest *= by;
+    check_joined(m, row, want);
     mirror_free(m, &t);
 }
 
