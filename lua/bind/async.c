@@ -367,36 +367,20 @@ static int async_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {{"simulate", simulate},       {"live", live},
-                                     {"replay", replay},           {"needs_async", needs_async},
-                                     {"joins_async", joins_async}, {NULL, NULL}};
-static const luaL_Reg methods[] = {{"set_limit", set_limit},
-                                   {"next", next},
-                                   {"push", push},
-                                   {"release", release},
-                                   {"finish", finish},
-                                   {"done_below", done_below},
-                                   {"keep_at", keep_at},
-                                   {"read_kept", read_kept},
-                                   {"forget", forget},
-                                   {"read", read_server},
-                                   {"is_written", is_written},
-                                   {"accept_writes", accept_writes},
-                                   {"stop", stop},
-                                   {"stop_at", stop_at},
-                                   {"pause", pause_server},
-                                   {"poll", poll},
-                                   {"state", state},
-                                   {"restore", restore},
-                                   {"stats", stats},
-                                   {"steps", steps},
-                                   {"close", async_gc},
-                                   {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(simulate),    LT_FN(live),        LT_FN(replay),
+                                     LT_FN(needs_async), LT_FN(joins_async), {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    LT_FN(set_limit),      LT_FN(next),       LT_FN(push),
+    LT_FN(release),        LT_FN(finish),     LT_FN(done_below),
+    LT_FN(keep_at),        LT_FN(read_kept),  LT_FN(forget),
+    {"read", read_server}, LT_FN(is_written), LT_FN(accept_writes),
+    LT_FN(stop),           LT_FN(stop_at),    {"pause", pause_server},
+    LT_FN(poll),           LT_FN(state),      LT_FN(restore),
+    LT_FN(stats),          LT_FN(steps),      {"close", async_gc},
+    {NULL, NULL}};
 
 void lt__open_async(lua_State *L)
 {
-    int core = lua_gettop(L);
     lt__register(L, functions);
     lt__new_class(L, async_class, methods, async_gc);
-    lua_settop(L, core);
 }

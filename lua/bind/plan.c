@@ -232,10 +232,7 @@ void lt_lua_push_plans(lua_State *L, const lt_pipe_net *net, const lt_pipe_job *
     lua_setfield(L, -2, "plans");
 }
 
-static const luaL_Reg functions[] = {{"profile", profile},
-                                     {"profile_unit", profile_unit},
-                                     {"profile_rename", profile_rename},
-                                     {"pipeline_plan", pipeline_plan},
-                                     {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    LT_FN(profile), LT_FN(profile_unit), LT_FN(profile_rename), LT_FN(pipeline_plan), {NULL, NULL}};
 
 void lt__open_plan(lua_State *L) { lt__register(L, functions); }
