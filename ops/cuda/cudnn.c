@@ -40,8 +40,8 @@ static lt_status failed(const lt_cudnn *d, const char *doing)
 
 /* Logs that cuDNN refuses a task, because of the failure in d->worst: a warning the first time.
  * Fails if the cause is an earlier kernel that failed, or if `added`: a part of the task's result
- * may be added to the one before. Also fails if memory is short: our own kernel could run, but all
- * later tasks would be slow too, and a smaller batch mends that. */
+ * may already be added to the gradient. Also fails if memory is short: our own kernel could run,
+ * but all later tasks would be slow too, and a smaller batch mends that. */
 static lt_status refused(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, const char *doing,
                          bool added)
 {
@@ -309,8 +309,6 @@ static void begin(lt_cudnn *d)
     if (d->status == CUDNN_STATUS_SUCCESS)
         d->status = d->t.cudnnSetStream(d->handle, (cudaStream_t)d->env->stream);
 }
-
-const lt_cuda_env *lt__cudnn_env(const lt_cudnn *d) { return d->env; }
 
 lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
                         const lt_cudnn_config *config, char *text, size_t bytes)

@@ -57,8 +57,6 @@ lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
 /* Tries to write the plan file, then frees d. Accepts NULL. */
 void lt__cudnn_free(lt_cudnn *d);
 
-const lt_cuda_env *lt__cudnn_env(const lt_cudnn *d); /* borrowed */
-
 /* ==== Tasks =================================================================================== */
 
 typedef enum lt_cudnn_kind {

@@ -37,7 +37,7 @@ void lt__nvidia_report(const lt_nvidia *n, char *text, size_t bytes);
 const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **text);
 
 /* Calls of conv2d, linear and matmul, as in cudnn.h and cublas.h. LT_EUNSUPPORTED means that
- * nothing was written and that our own kernels must run. */
+ * our own kernels must run. No result that is to be added to has changed then. */
 size_t lt__nvidia_conv2d_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_conv2d_fwd(lt_nvidia *n, lt_call *c);
 lt_status lt__nvidia_conv2d_grad(lt_nvidia *n, lt_call *c, int i);
