@@ -277,8 +277,8 @@ static bool can_defer(const lt_loss_scale *s)
            lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
 }
 
-/* Replaces the statistics of this rank's gradients by those of all ranks that have a part of the
- * net. */
+/* Joins the statistics of this rank's gradients with the statistics of all other ranks among which
+ * the net is divided. */
 static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
 {
     lt_grad_stats own = {ldexp(stats->largest, -s->scaler.k), stats->not_finite};

@@ -88,7 +88,7 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
-/* Frees the entries of a list that has the order of the pending ones. */
+/* Frees n pending entries. list has them in the order in which they are pending. */
 static void discard(lt_ctx *ctx, lt_bn_entry *const *list, int n)
 {
     lt_bn_entry **link = &ctx->slots.autograd->bn_stats;

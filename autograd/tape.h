@@ -306,7 +306,7 @@ static inline const lt_step_part *lt__step_scale(const struct lt_autograd *ag)
 {
     return &ag->parts[LT_PART_SCALE];
 }
-/* The part with `backward`, and the one with `apply`; NULL if there is none. Borrowed. */
+/* The part that has `backward`, and the part that has `apply`; or NULL. Borrowed. */
 const lt_step_part *lt__step_schedule(const struct lt_autograd *ag);
 const lt_step_part *lt__step_applier(const struct lt_autograd *ag);
 /* *begun: the number of parts that have begun, including one that failed. */

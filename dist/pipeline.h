@@ -7,10 +7,11 @@
  * micro-batches. The program runs their forward passes one after the other.
  *
  * lt_backward() ends the forward pass of a micro-batch, and runs the backward passes that the
- * schedule puts before the next forward pass. The remaining ones run before an optimizer step.
- * While an op waits for values of an earlier stage, only second halves of split backward passes
- * run. Values and gradients travel as messages, which do not block the sender. The results are
- * bit-identical to those of one process that accumulates the gradients of the same micro-batches.
+ * schedule puts before the next forward pass. The remaining backward passes run before an optimizer
+ * step. While an op waits for values of an earlier stage, only second halves of split backward
+ * passes run. Values and gradients travel as messages, which do not block the sender. The results
+ * are bit-identical to the results of one process that accumulates the gradients of the same
+ * micro-batches.
  */
 #ifndef LUATRAIN_DIST_PIPELINE_H
 #define LUATRAIN_DIST_PIPELINE_H
@@ -36,14 +37,14 @@ struct lt_group;
 typedef struct lt_pipeline_config {
     int stages; /* divides the number of ranks */
     lt_schedule_kind kind;
-    int lag; /* micro-batches in flight in addition to those of 1F1B, at least 0 */
+    int lag; /* additional micro-batches in flight, compared with 1F1B; at least 0 */
     /* The stage of a parameter or buffer, from 0; see lt_stages. ud is borrowed. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
     void *ud;
 } lt_pipeline_config;
 
 typedef struct lt_pipeline_times { /* seconds of this rank */
-    double backward, weights;      /* backward passes; second halves of split ones */
+    double backward, weights;      /* backward passes; second halves of split backward passes */
     double waited;                 /* waits for messages while no pass could run */
     double drained;                /* time in lt_pipeline_drain(), including passes and waits */
 } lt_pipeline_times;

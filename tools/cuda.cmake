@@ -172,7 +172,7 @@ if(LT_CUDA AND NVCC)
 endif()
 
 set(first ${CUDNN_ROOT} $ENV{CUDNN_ROOT} ${toolkit} ${toolkits} ${include_path} ${active})
-macro(recheck variable check) # what is cached may have changed since
+macro(recheck variable check) # a cached file may have changed or gone
   set(fits TRUE)
   if(${variable})
     cmake_language(CALL ${check} fits ${${variable}})

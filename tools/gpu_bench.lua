@@ -24,12 +24,12 @@ local opt = lt.args{
     device = "device to measure; cpu: a dry run", models = "nets", dtypes = "precisions",
     batches = "images per step; f32 and --compile use only the first",
     peer = "a Python that has PyTorch (the variable PEER); without it, only luatrain is measured",
-    compile = "those of the nets to compare with torch.compile, whose max-autotune takes minutes",
+    compile = "which nets to compare with torch.compile, whose max-autotune takes minutes",
     ops = "print luatrain's time by ops, for the first batch and dtype",
     seconds = "time limit of the whole benchmark",
     cell = "time limit of a process; six times that for torch.compile",
     steps = "steps between two synchronizations; 1: one step in all",
-    side = "side of the images; 0: that of each net",
+    side = "side of the images; 0: the usual side of each net",
     json = "write all results to this file, after each measurement", skip = "cells to skip",
   }}
 
@@ -60,7 +60,7 @@ end
 local is_late = false     -- whether the deadline ended a process
 
 -- Runs a command for at most `seconds`, and not beyond the deadline. Returns its result as
--- processes.call does, or nil, a reason, and what it had measured by then.
+-- processes.call does, or nil, a reason, and the measurements so far.
 local function call(words, options, seconds)
   local left = math.min(seconds, deadline - bench.clock()) // 1 | 0
   if left < 1 then

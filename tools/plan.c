@@ -289,8 +289,8 @@ static lt_status prepare(planner *p)
     if (j->batch == 0)
         return lt_fail(LT_EUSAGE, "--parallel pipe=P: the planner cannot find the batch size; name "
                                   "the cuts with cut=NAME");
-    int64_t images = j->batch / (j->replicas != LT_PIPE_ANY ? j->replicas : 1); /* of a replica */
-    images = images > 0 ? images : 1;
+    int replicas = j->replicas != LT_PIPE_ANY ? j->replicas : 1;
+    int64_t images = j->batch > replicas ? j->batch / replicas : 1; /* images of a replica */
     j->wire_bytes = (int)lt_dtype_bytes(p->s->reducer.wire);
     j->least_micro = !p->net.has_batch_norm ? 1 : images < NORM_IMAGES ? (int)images : NORM_IMAGES;
     j->micro = j->micro > images ? (int)images : j->micro;

@@ -14,27 +14,28 @@ typedef struct planner {
     bool is_shown;            /* the plan command has printed its plans */
     /* The rest is private to plan.c */
     const settings *s;
-    const lt_config *config; /* of the context that will train */
+    const lt_config *config; /* for the context that will train */
     lt_group *group;
     lt_pipe_job job;
     lt_pipe_net net;
     lt_pipe_plans plans; /* on rank 0 */
     lt_pipe_plan plan;
-    lt_pipe_plan_stage stage[LT_MAX_STAGES]; /* of plan; before, the first units of the cuts */
-    char *cuts[LT_MAX_STAGES];               /* cuts[i]: what the user calls stage i; owned */
+    lt_pipe_plan_stage
+        stage[LT_MAX_STAGES];  /* stages of plan; at first only the first units of the cuts */
+    char *cuts[LT_MAX_STAGES]; /* cuts[i]: what the user calls stage i; owned */
     int n_cuts;
     bool given; /* the options are a whole plan */
     /* What the last profile has found */
     int exit;          /* code of os.exit(), which ended the script; -1 if it did not */
     char *text;        /* its message, or a warning; owned */
-    double slot_bytes; /* of the optimizers; -1 if unknown */
+    double slot_bytes; /* bytes of the optimizers' slots; -1 if unknown */
     double optimizer;  /* seconds of an optimizer step */
 } planner;
 
 /* Profiles the script and finds the plan, which all ranks of group get. For the plan command,
  * prints all plans instead, unless the script leaves before a backward pass. A collective. config:
- * of the context that will train; L: its state. All arguments are borrowed until plan_free(). The
- * errors of the script; LT_EUSAGE; those of collectives. */
+ * of the context that will train; L: its state. All arguments are borrowed until plan_free(). Fails
+ * with the errors of the script or of a collective, or with LT_EUSAGE. */
 LT_MUST lt_status plan_pipeline(planner *p, const settings *s, const lt_config *config,
                                 lt_group *group, lua_State *L);
 void plan_free(planner *p);

@@ -34,7 +34,7 @@ function processes.command(words, options)
   return table.concat(list, " ")
 end
 
--- Prints the command with which a tool measures or checks what it had no time for. tools/gpu_first
+-- Prints the command for the measurements or checks that a tool did not reach. tools/gpu_first
 -- repeats these lines.
 function processes.print_rest(words, options)
   local build = os.getenv "BUILD"

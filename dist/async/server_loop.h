@@ -2,8 +2,8 @@
  * to dist.
  *
  * Workers send it pulls and pushes, and it answers pulls with tickets and the current values. Rank
- * 0 itself is a worker, too; what the loop sends to it, including a report of each push, goes into
- * an inbox of its own.
+ * 0 is a worker, too. What the loop sends to rank 0, including a report of each push, goes into the
+ * inbox to_root.
  */
 #ifndef LT_DIST_ASYNC_SERVER_LOOP_H
 #define LT_DIST_ASYNC_SERVER_LOOP_H

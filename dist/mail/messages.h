@@ -12,7 +12,7 @@ typedef enum lt_message_kind {
 
     /* Between the stages of a pipeline: dist/pipeline/messages.c */
     LT_MSG_VALUES,  /* transfer; data: elements of a tensor */
-    LT_MSG_GRAD,    /* transfer; data: the gradient of values, or nothing if there is none */
+    LT_MSG_GRAD,    /* transfer; data: the gradient of values; no data if they have none */
     LT_MSG_READ,    /* transfer: acknowledges values that have no gradient */
     LT_MSG_WAITING, /* waiting: the sender has waited for half of the timeout */
 

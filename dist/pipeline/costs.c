@@ -221,8 +221,8 @@ static int stage_of(const int *first, int i, int unit)
     return i;
 }
 
-/* A value goes from its stage straight to each later stage that uses it. Each of them returns the
- * gradient to the previous one. */
+/* A value goes from its stage straight to each later stage that uses it. Each of these stages
+ * returns the gradient to the stage before it in this list. */
 static void add_value(const lt_costs *c, const lt_pipe_value *v, const int *first,
                       lt_costed_pipe *p)
 {

@@ -64,7 +64,7 @@ struct lt_pipeline {
     int64_t begun_step;           /* the last step whose first forward pass is complete */
     int64_t forwards;             /* number of forward passes that are complete, of all steps */
     lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */
-    lt_micro_batch *back;         /* the one whose backward pass runs, or NULL */
+    lt_micro_batch *back;         /* micro-batch whose backward pass runs, or NULL */
     uint64_t lost;                /* stages that have failed or ended, as bits */
     /* (stages) for each stage: a list of values that have arrived, oldest first; the numbers of
      * values sent to it and taken from it; and the number of values sent to it that it has not

@@ -19,7 +19,7 @@
 typedef struct lt_schedule { /* schedule of a stage in one optimizer step */
     lt_schedule_kind kind;
     int stages, stage; /* number of stages; this stage, from 0 */
-    int lag;           /* micro-batches in flight in addition to those of 1F1B, at least 0 */
+    int lag;           /* additional micro-batches in flight, compared with 1F1B; at least 0 */
 } lt_schedule;
 
 typedef struct lt_stage_state {     /* numbers of micro-batches */

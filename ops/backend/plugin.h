@@ -28,8 +28,8 @@ typedef struct lt_host { /* the functions of the library that a plugin may call 
     void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
 } lt_host;
 
-/* The statistics of one gradient in device memory, as a kernel writes them: in parts, which are
- * joined later, so that one kernel can join those of all gradients. */
+/* The statistics of one gradient in device memory. A kernel writes them in parts. Later, one kernel
+ * joins the parts of all gradients. */
 enum { LT_GRAD_PARTS = 512 };
 typedef struct lt_grad_row {
     int64_t parts; /* number of parts in use */

@@ -74,7 +74,7 @@ static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
 }
 
 /* Sets d->status to success, so that the search for an engine continues. Keeps the failure in
- * d->worst if it explains more than the one there. */
+ * d->worst if it explains more than the failure that d->worst has. */
 void lt__cudnn_forgive(lt_cudnn *d);
 /* Whether the status means that cuDNN, as it is installed, does not support a task. */
 bool lt__cudnn_is_unsupported(cudnnStatus_t status);

@@ -27,8 +27,8 @@ typedef struct lt_library {   /* what to search for */
     bool (*will_do)(const char *file, void (*const *functions)(void), char *why, size_t bytes);
 } lt_library;
 
-/* Opens the library and fills functions: (library->n). Writes to text which file is used and which
- * ones were skipped, and why. Returns false if there is none; text then says what to do. */
+/* Opens the library and fills functions: (library->n). Writes to text which file is used, and
+ * which files were skipped and why. Returns false if no file will do; text then says what to do. */
 bool lt__cuda_open(const lt_library *library, void (**functions)(void), char *text, size_t bytes);
 
 #ifdef __cplusplus

@@ -53,7 +53,8 @@ typedef struct lt_cublaslt_table {
 } lt_cublaslt_table;
 #undef X
 
-/* Fill a table, and write to text which file is used, or why there is none: see lt__cuda_open().
+/* Fill a table, and write to text which file is used, or why no file will do: see
+ * lt__cuda_open().
  * Return 0, or -1 if no file will do. Open cuBLASLt first: cuDNN loads it by its soname. */
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);

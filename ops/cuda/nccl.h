@@ -58,7 +58,7 @@ typedef struct lt_nccl_table {
 } lt_nccl_table;
 
 /* Fills a table and sets *version, which is 22809 for NCCL 2.28.9. Writes to text which file is
- * used, or why there is none: see lt__cuda_open(). Returns 0, or -1 if no file will do. */
+ * used, or why no file will do: see lt__cuda_open(). Returns 0, or -1 if no file will do. */
 int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 /* Writes "2.28.9" for 22809. Returns text. */
 const char *lt__nccl_version_text(int version, char text[24]);

@@ -31,9 +31,9 @@ SHIM_API void shim_set_null(int on);
 /* The order in which the blocks of a grid and the threads of a block run. 0: ascending; 1:
  * descending; 2 and above: a permutation seeded with the number. */
 SHIM_API void shim_set_order(int order);
-/* When the work in streams runs. "lazy": only when the host waits; "eager": as soon as it is
- * enqueued; "random:SEED": part of a random stream runs whenever work is enqueued, and the order
- * above is permuted. "null": never, see shim_set_null(). The variable SHIM sets the schedule at the
+/* Sets when streams run their work. "lazy": only when the host waits. "eager": immediately.
+ * "random:SEED": whenever work is enqueued, a random stream runs part of its work, and the order
+ * above is permuted. "null": never; see shim_set_null(). The variable SHIM sets the schedule at the
  * start. */
 SHIM_API void shim_set_schedule(const char *schedule);
 /* From now on, allocating or freeing memory and the first launch of each kernel on a device wait

@@ -26,7 +26,7 @@ typedef struct stand_in {
     int versions;                /* calls that have returned it */
     int fail_run;                /* status that the next run returns, once; 0: it runs */
     int fail_query;              /* status that the next query of the heuristics returns, once */
-    int cuda; /* major version of CUDA that cuDNN is for; 0: that of its headers */
+    int cuda; /* major version of CUDA that cuDNN is for; 0: the version of its headers */
     /* Refusals: calls number refuse_at, from 1, and the following ones, `refusals` in total, return
      * the status refuse_with. runs_only: only runs of plans and products count as calls, otherwise
      * all functions that return a status. refuse_at 0: none is refused */

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 typedef struct stand_in_nccl {
-    int version;    /* of the library; 0: 2.28.9 */
+    int version;    /* version of the library; 0: 2.28.9 */
     int slow;       /* polls that report "in progress" before a call completes */
     int fail, hang; /* numbers of two sums, from 1, that never complete; 0: none */
     int rank;       /* rank on which sum `fail` ends with an error instead */

@@ -17,7 +17,7 @@ static stand_in *library;
 static lt_cuda_env env;
 static lt_ctx *ctx;
 static lt_cublas *blas;
-static int with_dw;      /* gradients of b that were computed with those of w */
+static int with_dw;      /* number of gradients of b that the product for w computed */
 static char notes[2048]; /* what was logged as a warning */
 
 static void note(void *ud, lt_log_level level, const char *line)
@@ -133,7 +133,7 @@ static lt_status run_call(problem *p, run_fn run, scratch_fn scratch, bool backw
     return status;
 }
 
-/* Computes the gradients of x and w, and maybe that of b. */
+/* Computes the gradients of x and w, and maybe the gradient of b. */
 static lt_status linear_bwd(lt_cublas *d, lt_call *c)
 {
     bool summed = false;

@@ -27,7 +27,7 @@ static const char script[] =
     "  end)\n"
     "end\n";
 
-typedef struct counts { /* of one step */
+typedef struct counts { /* what one step submits */
     int64_t kernels, copies, fills, calls;
 } counts;
 

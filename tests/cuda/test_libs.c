@@ -275,7 +275,7 @@ static void search_in(const char *first, const char *second)
     setenv("LUATRAIN_CUDA_LIBS", list, 1);
 }
 
-/* Checks that cuDNN is found in folder/new, and why the one in folder/old is skipped. */
+/* Checks that cuDNN is found in folder/new, and why the cuDNN in folder/old is skipped. */
 static void check_new_cudnn(const char *why)
 {
     char text[1024], want[PATH_MAX + 512];

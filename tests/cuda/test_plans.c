@@ -233,7 +233,7 @@ static void open_cudnn(lt_cudnn_table *table)
         FAIL("%s", text);
 }
 
-static crew plans; /* of the last call of make_plans() */
+static crew plans; /* results of the last make_plans() */
 
 /* Builds plans for all tasks, with the properties of a device. */
 static void make_plans(const char *device, const list *tasks, const lt_cudnn_config *config)

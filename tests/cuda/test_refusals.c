@@ -59,7 +59,7 @@ static const int of_cudnn[] = {CUDNN_STATUS_NOT_INITIALIZED,
                                CUDNN_STATUS_EXECUTION_FAILED_CURAND};
 
 enum { CASES = 150, SLOW_CASES = 600 };
-enum { MOST_RUNS = 8 }; /* of most ops forward, and backward three times */
+enum { MOST_RUNS = 8 }; /* runs of a forward and three backwards of most ops, at most */
 
 static int failures, warnings;
 

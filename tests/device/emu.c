@@ -222,7 +222,7 @@ static size_t scratch(const lt_call *c, bool is_backward)
     return c->op->scratch ? c->op->scratch(c, is_backward) : 0;
 }
 
-/* Sets element i of x to `by` times the one of `from`, and returns the latter. */
+/* x[i] = by * from[i]. Returns from[i]. */
 static double rescale_one(lt_tensor *x, const lt_tensor *from, int64_t i, double by)
 {
     lt_dtype to_dtype = (lt_dtype)x->dtype, dtype = (lt_dtype)from->dtype;

@@ -116,7 +116,7 @@ TEST(messages_arrive_whole_and_in_order) { for_each_transport(check_order); }
 /* Rank 1 begins the second run later than rank 0. */
 static void check_runs(office *o)
 {
-    send(o, 0, 1, 1, 8); /* of the first run: dropped by the second */
+    send(o, 0, 1, 1, 8); /* belongs to the first run; the second run drops it */
     lt__mail_begin_run(o->mail[0]);
     send(o, 0, 1, 2, 8);
     lt__mail_begin_run(o->mail[1]);
@@ -215,12 +215,12 @@ TEST(a_rank_that_leaves_is_lost_to_the_others)
 
 enum { ACTED = 2, PART = 1000 }; /* its rank; bytes of a message */
 
-typedef struct head { /* of a message, as it is sent */
+typedef struct head { /* the head of a message, in the order of its bytes */
     int64_t kind, bytes, run;
     lt_message_body as;
 } head;
 
-typedef struct bytes { /* a message as it is sent */
+typedef struct bytes { /* the bytes of a message */
     head head;
     char data[PART];
 } bytes;

@@ -1,6 +1,6 @@
 -- mode.lua - how the ranks of a run train together. run.lua and its helpers call the methods of
--- run.mode wherever the modes differ. This class is synchronous training on one rank or several;
--- those of async.lua and pipeline_mode.lua inherit from it.
+-- run.mode wherever the modes differ. This class is synchronous training on one rank or several.
+-- The classes in async.lua and pipeline_mode.lua inherit from it.
 
 local core = ...
 local agree = require "luatrain.train.agree"

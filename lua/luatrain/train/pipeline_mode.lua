@@ -109,7 +109,7 @@ local function add_writes(list)
 end
 
 -- EDESYNC if a write is lost: a rank has written to tensors of a stage, but the rank that has them
--- has not. list: `width` numbers of each rank. The last ones of a rank are from add_writes().
+-- has not. list: `width` numbers of each rank. The last numbers of a rank are from add_writes().
 local function check_writes(list, width)
   local _, stages, _, replicas = core.pipeline()
   for rank = 0, stages * replicas - 1 do

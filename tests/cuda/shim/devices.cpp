@@ -8,7 +8,7 @@ namespace {
 
 int driver = CUDART_VERSION, n_devices = 1, capability = 9;
 /* The device of the host thread. Not in a thread_local variable, because poison_shared() overwrites
- * those of this module. */
+ * this module's thread_local variables. */
 pthread_key_t device_key;
 const int key_error = pthread_key_create(&device_key, NULL);
 

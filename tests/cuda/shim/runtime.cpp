@@ -29,9 +29,9 @@ struct shim_event {
 
 namespace {
 
-struct block { /* of memory */
+struct block { /* a block of memory */
     size_t bytes;
-    int device; /* its owner */
+    int device; /* the device that owns it */
 };
 enum schedule { LAZY, EAGER, RANDOM };
 

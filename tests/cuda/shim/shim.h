@@ -9,6 +9,6 @@
 /* Runs `thread` once for each thread of the grid. Device memory must be open. In block.cpp. */
 void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread);
 int shim_device(void);             /* the device of the host thread. In devices.cpp. */
-const char *shim_fault_text(void); /* of the recorded fault, or "". In runtime.cpp. */
+const char *shim_fault_text(void); /* text of the recorded fault, or "" */
 
 #endif
