@@ -105,6 +105,9 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
 void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
+/* Makes room for one more element in *list, a pointer to an array of `size` bytes each in this
+ * memory, or to NULL. It has n elements and room for *capacity. LT_ENOMEM. */
+LT_MUST lt_status lt__grow(lt_ctx *ctx, void *list, int n, int *capacity, size_t size);
 
 /* The CPU quota of this process's cgroup in CPUs, rounded up; 0 if it has no quota. root: where
  * cgroups are mounted, "/sys/fs/cgroup"; self: the file that names the cgroup,
