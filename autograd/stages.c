@@ -26,11 +26,7 @@ static lt_tensor *new_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_
                              bool kept)
 {
     lt_tensor *x = lt__tensor_meta(ctx, dtype, ndim, dims, kept);
-    if (x && stage != LT_NO_STAGE && lt_set_stage(x, stage) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
+    return x && stage != LT_NO_STAGE ? lt__tensor_if(lt_set_stage(x, stage), x) : x;
 }
 
 lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -187,16 +183,9 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
 {
     const lt_op *op = def->op;
     lt_spec spec[LT_MAX_OUT];
-    lt_call call = {.ctx = ctx,
-                    .device = ctx->device,
-                    .op = op,
-                    .schema = &def->schema,
-                    .opt = opts,
-                    .n_in = n_in,
-                    .in = in,
-                    .save = op->save,
-                    .same_grad = op->same_grad,
-                    .spec = spec};
+    lt_call call = lt__call_of(ctx, def, in, n_in, opts);
+    call.device = ctx->device;
+    call.spec = spec;
     LT_TRY(op->shape(&call));
     int n = lt_op_outputs(op);
     bool off = ag->no_grad_depth > 0;
