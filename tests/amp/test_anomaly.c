@@ -2,7 +2,7 @@
  * first non-finite tensor. */
 #include "amp/scale.h"
 #include "core/tensor.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 /* Two parameters of four elements each, and x of two rows of four, all constant, with a static
  * scale. */
@@ -21,12 +21,9 @@ static net begin(int k, double w, double v, double x)
     static const int64_t one[] = {1, DIMS}, two[] = {2, DIMS};
     net n = {.ctx = lt_open(&(lt_config){.poison = true})};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, k, 0);
-    n.params = lt_params_new(n.ctx);
     n.w = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, w, 0});
     n.v = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, v, 0});
-    CHECK_OK(lt_params_add(n.params, "w", n.w));
-    CHECK_OK(lt_params_add(n.params, "v", n.v));
-    CHECK_OK(lt_params_place(n.params));
+    n.params = placed(n.ctx, (lt_tensor *[]){n.w, n.v}, 2);
     n.x = lt_tensor_full(n.ctx, LT_F32, 2, two, x);
     n.optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w, n.v}, 2);
     n.scale = lt_loss_scale_new(n.ctx, &scaler);
@@ -41,9 +38,7 @@ static void end(net *n)
     lt_loss_scale_free(n->scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_release(n->w);
-    lt_release(n->v);
-    lt_release(n->x);
+    RELEASE(n->w, n->v, n->x);
     lt_ctx_free(n->ctx);
 }
 
@@ -63,13 +58,10 @@ typedef lt_tensor *(*forward)(net *n);
  * and the update. */
 static lt_status step_from(net *n, forward f, lt_tensor *seed)
 {
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.0", opts));
     lt_tensor *loss = apply_release(n, "sum", f(n), NULL);
     lt_status status = lt_backward(loss, seed);
     lt_release(loss);
-    return status != LT_OK ? status
-                           : lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL);
+    return status != LT_OK ? status : step_with(n->optim, "lr=0.0", NULL);
 }
 
 static lt_status step(net *n, forward f) { return step_from(n, f, NULL); }
@@ -271,13 +263,11 @@ TEST(a_backward_without_any_op)
 {
     net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 2, n.w->dims, INFINITY);
-    lt_opt opts[LT_MAX_OPT];
     lt_status status = LT_OK;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
     for (int i = 1; i <= 10; i++) {
         CHECK_OK(status);
         CHECK_OK(lt_backward(n.w, seed));
-        status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
+        status = step_with(n.optim, "lr=0.0", NULL);
     }
     CHECK_EQ(status, LT_ENUMERIC);
     CHECK_STR(
@@ -320,9 +310,7 @@ TEST(a_rank_with_finite_gradients_continues)
         lt_status status = LT_OK;
         for (int i = 1; i <= 10; i++) {
             float numbers[LT_VOTE_NUMBERS] = {1};
-            lt_opt opts[LT_MAX_OPT];
             CHECK_OK(status);
-            CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
             lt_tensor *loss = apply_release(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
@@ -330,7 +318,7 @@ TEST(a_rank_with_finite_gradients_continues)
             lt__vote_pack(n.scale, &(lt_grad_stats){1, mine}, (float[LT_VOTE_NUMBERS]){0});
             lt__vote_unpack(n.scale, numbers);
             lt_step_status step_status = LT_APPLIED;
-            status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &step_status);
+            status = step_with(n.optim, "lr=0.0", &step_status);
             CHECK(status != LT_OK || step_status == LT_SKIPPED);
         }
         CHECK_EQ(status, mine ? LT_ENUMERIC : LT_OK);
@@ -379,8 +367,7 @@ TEST(an_input_that_was_not_saved_is_not_taken_for_omitted)
         lt_tensor *loss = apply_release(&n, "sum", y, NULL);
         lt_replay_ops(loss, read_linear, &seen);
         CHECK_NEAR(seen, with_bias ? -1 : DIMS, 0);
-        lt_release(loss);
-        lt_release(bias);
+        RELEASE(loss, bias);
     }
     end(&n);
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "tests/autograd/graph.h"
+#include "tests/autograd/train.h"
 
 /* The sum of dropout(batch_norm(linear(x, w))), and the state that a dry run must not change. */
 typedef struct net {
@@ -46,9 +47,7 @@ static void end(net *n)
     CHECK_OK(lt_set_part(n->ctx, LT_PART_EXCHANGE, NULL));
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_tensor *all[] = {n->w, n->scale, n->shift, n->mean, n->var, n->x};
-    for (int i = 0; i < 6; i++)
-        lt_release(all[i]);
+    RELEASE(n->w, n->scale, n->shift, n->mean, n->var, n->x);
     finish(n->ctx);
 }
 
@@ -78,12 +77,7 @@ static double go(net *n)
     return value;
 }
 
-static void step(net *n)
-{
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.05", opts));
-    CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL));
-}
+static void step(net *n) { CHECK_OK(step_with(n->optim, "lr=0.05", NULL)); }
 
 static lt_status count_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -325,14 +319,12 @@ TEST(a_dry_run_has_its_own_scaling)
 TEST(a_dry_run_rejects_invalid_calls)
 {
     net n = make(NULL);
-    lt_opt opts[LT_MAX_OPT];
     double norm;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     lt_tensor *before = forward(&n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     CHECK_FAILS(lt_dry_run_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
                 "a dry run cannot begin within another one");
-    CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
+    CHECK_FAILS(step_with(n.optim, "lr=0.05", NULL), LT_EINVAL,
                 "an optimizer step cannot run in a dry run, which leaves no gradients");
     CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL,
                 "a gradient norm cannot run in a dry");
@@ -343,8 +335,7 @@ TEST(a_dry_run_rejects_invalid_calls)
     CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL,
                 "freed by an earlier backward or at the end of its");
     CHECK_OK(lt_backward(before, NULL));
-    lt_release(before);
-    lt_release(late);
+    RELEASE(before, late);
     end(&n);
 }
 

@@ -81,9 +81,7 @@ static lt_source *open_root(void)
 
 static void check_refused(int64_t size, const char *text)
 {
-    CHECK(lt_source_folder(ctx, root, size, size, 3) == NULL);
-    CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_MSG(text);
+    CHECK_NULL(lt_source_folder(ctx, root, size, size, 3), LT_EDATA, text);
     CHECK_MSG(root);
 }
 
@@ -442,8 +440,7 @@ TEST(arguments_are_checked)
     static const int cases[][3] = {{0, 8, 3}, {8, 0, 3},     {-1, -1, 3},  {8, 8, 2},
                                    {8, 8, 0}, {16385, 8, 3}, {8, 16385, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK(!lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]));
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("images: height x width must be at most 16384x16384, or 0x0 for the size");
+        CHECK_NULL(lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]), LT_EINVAL,
+                   "images: height x width must be at most 16384x16384, or 0x0 for the size");
     }
 }

@@ -142,11 +142,10 @@ TEST(jpeg_is_near) /* the main loss is in the colours, stored at half resolution
     check_near("cmyk.jpg", 1, true, 3, 1);
 }
 
-TEST(palette_and_16_bits)
+TEST_CTX(palette_and_16_bits)
 {
     static const uint8_t colours[5][3] = {
         {255, 0, 0}, {0, 255, 0}, {0, 0, 255}, {10, 20, 30}, {200, 100, 50}};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *palette = lt_image_read(ctx, "tests/data/palette.png", 3);
     lt_tensor *grey = lt_image_read(ctx, "tests/data/grey16.png", 1);
     CHECK(palette && grey);
@@ -161,21 +160,17 @@ TEST(palette_and_16_bits)
             CHECK_EQ(memcmp(p + 3 * (y * W + x), colours[(x + y) % 5], 3), 0);
             CHECK_EQ(g[y * W + x], ((x * 4096 + y * 17) & 0xffff) >> 8);
         }
-    lt_release(palette);
-    lt_release(grey);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(palette, grey);
 }
 
 /* The last columns as Pillow decodes them. */
-TEST(half_of_the_horizontal_colour_resolution)
+TEST_CTX(half_of_the_horizontal_colour_resolution)
 {
     static const uint8_t want[5][3][3] = {{{212, 38, 125}, {62, 0, 172}, {18, 1, 229}},
                                           {{210, 45, 121}, {74, 23, 186}, {28, 34, 240}},
                                           {{195, 45, 109}, {79, 59, 192}, {27, 71, 240}},
                                           {{185, 51, 102}, {88, 99, 204}, {30, 114, 246}},
                                           {{182, 55, 98}, {92, 129, 210}, {31, 149, 249}}};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_image_read(ctx, "tests/data/half.jpg", 3);
     CHECK(x && lt_dim(x, 0) == 5 && lt_dim(x, 1) == 12);
     const uint8_t *p = lt_data(x);
@@ -183,7 +178,6 @@ TEST(half_of_the_horizontal_colour_resolution)
         for (int i = 0; i < 9; i++)
             CHECK_NEAR(p[(12 * y + 9) * 3 + i], want[y][i / 3][i % 3], 3);
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
 /* As in libpng. */
@@ -489,10 +483,9 @@ TEST(an_empty_first_data_chunk_is_refused)
 
 /* ==== Files =================================================================================== */
 
-TEST(a_path_that_is_not_an_image_file_is_an_error)
+TEST_CTX(a_path_that_is_not_an_image_file_is_an_error)
 {
     char pipe[] = "/tmp/luatrain-image-XXXXXX";
-    lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK(lt_image_read(ctx, "/nowhere/cat.jpg", 3) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/cat.jpg: No such file or directory");
@@ -513,7 +506,6 @@ TEST(a_path_that_is_not_an_image_file_is_an_error)
     CHECK(lt_image_read(ctx, "tests/data/rgb.png", 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EINVAL);
     CHECK_STR(lt_errmsg(), "image: channels must be 1 or 3, but is 2");
-    lt_ctx_free(ctx);
 }
 
 TEST(the_file_size_has_a_limit)
@@ -542,7 +534,6 @@ TEST(running_out_of_memory_is_an_error)
             CHECK_EQ(lt_errcode(), LT_ENOMEM);
         CHECK(n < 10);
         lt_release(x);
-        CHECK_EQ(lt_memory_stats(ctx).live, 0);
-        lt_ctx_free(ctx);
+        CLOSE_CTX(ctx);
     }
 }
