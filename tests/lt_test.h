@@ -146,6 +146,16 @@ static inline void test_release(lt_tensor **list, size_t bytes)
         close(object_);                                                                            \
     }                                                                                              \
     static void test_with_##title(object)
+/* The same for a struct; close gets the address of the one that open made. */
+#define TEST_WITH_STRUCT(title, object, open, close)                                               \
+    static void test_with_##title(object);                                                         \
+    TEST(title)                                                                                    \
+    {                                                                                              \
+        __auto_type object_ = (open);                                                              \
+        test_with_##title(object_);                                                                \
+        close(&object_);                                                                           \
+    }                                                                                              \
+    static void test_with_##title(object)
 /* A test of a bare context, ctx. */
 #define TEST_CTX(title) TEST_WITH(title, lt_ctx *ctx, lt_ctx_new(NULL), CLOSE_CTX)
 

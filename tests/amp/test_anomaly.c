@@ -42,6 +42,8 @@ static void end(net *n)
     lt_ctx_free(n->ctx);
 }
 
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, begin(__VA_ARGS__), end)
+
 /* op(x, y). New. Releases x. */
 static lt_tensor *apply_release(net *n, const char *op, lt_tensor *x, lt_tensor *y)
 {
@@ -241,9 +243,8 @@ TEST(backward_not_finite_in_f32_either)
     check_tenth_step_fails(begin(4, 0, 1, 1), wide_root, message);
 }
 
-TEST(a_non_finite_initial_gradient)
+TEST_NET(a_non_finite_initial_gradient, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 0, NULL, INFINITY);
     for (int i = 1; i < 10; i++)
         CHECK_OK(step_from(&n, linear, seed));
@@ -253,15 +254,13 @@ TEST(a_non_finite_initial_gradient)
         "inf, from the gradient that backward began with or from a sum; check the learning rate "
         "and the data (10 steps in a row were skipped)");
     lt_release(seed);
-    end(&n);
 }
 
 /* ==== Steps =================================================================================== */
 
 /* w is the loss: its gradient is the one that backward starts with, and no kernel runs. */
-TEST(a_backward_without_any_op)
+TEST_NET(a_backward_without_any_op, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 2, n.w->dims, INFINITY);
     lt_status status = LT_OK;
     for (int i = 1; i <= 10; i++) {
@@ -275,31 +274,26 @@ TEST(a_backward_without_any_op)
         "the gradients were not finite in 10 steps in a row, the last with a loss scale of 2^4, "
         "although no op made them non-finite; check the learning rate and the data");
     lt_release(seed);
-    end(&n);
 }
 
 /* An applied step resets the count. A finding from before it is not reported after it. */
-TEST(nine_skipped_steps_are_tolerated)
+TEST_NET(nine_skipped_steps_are_tolerated, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 9; i++)
             CHECK_OK(step(&n, root_of_0));
         CHECK_OK(step(&n, linear));
         CHECK_EQ(lt_loss_scale_scaler(n.scale)->at_floor, 0);
     }
-    end(&n);
 }
 
 /* A training resumed at its tenth skipped step ran without detection so far, so it gets one more
  * step. */
-TEST(a_resumed_training_gets_one_step_with_detection)
+TEST_NET(a_resumed_training_gets_one_step_with_detection, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_loss_scale_scaler(n.scale)->at_floor = 9;
     CHECK_OK(step(&n, root_of_0));
     CHECK_FAILS(step(&n, root_of_0), LT_ENUMERIC, "backward of sqrt: the gradient of its x is");
-    end(&n);
 }
 
 /* Of two ranks that voted to skip, the one whose gradients are finite continues. */
@@ -327,9 +321,8 @@ TEST(a_rank_with_finite_gradients_continues)
 }
 
 /* Such as ops between the steps of a run, and those of evaluations. */
-TEST(ops_outside_a_step_are_not_checked)
+TEST_NET(ops_outside_a_step_are_not_checked, 4, 80, 1, 256)
 {
-    net n = begin(4, 80, 1, 256);
     for (int i = 1; i < 10; i++)
         CHECK_OK(step(&n, root_of_w_less_w));
     CHECK_OK(lt_use_loss_scale(n.ctx, NULL));
@@ -339,7 +332,6 @@ TEST(ops_outside_a_step_are_not_checked)
     lt_release(linear(&n));
     lt_grad_on(n.ctx);
     CHECK_FAILS(step(&n, root_of_w_less_w), LT_ENUMERIC, "backward of sqrt: the gradient of its");
-    end(&n);
 }
 
 /* The output of linear, or -1 if it is unknown. */
@@ -355,9 +347,8 @@ static void read_linear(void *ud, const lt_call *call, bool backward, const char
 
 /* A replay recomputes an output only if all inputs are available. This bias is not: backward does
  * not read it, and it is no parameter. */
-TEST(an_input_that_was_not_saved_is_not_taken_for_omitted)
+TEST_NET(an_input_that_was_not_saved_is_not_taken_for_omitted, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_set_autocast(n.ctx, LT_F32);
     for (int with_bias = 0; with_bias < 2; with_bias++) {
         double seen = 0;
@@ -369,5 +360,4 @@ TEST(an_input_that_was_not_saved_is_not_taken_for_omitted)
         CHECK_NEAR(seen, with_bias ? -1 : DIMS, 0);
         RELEASE(loss, bias);
     }
-    end(&n);
 }

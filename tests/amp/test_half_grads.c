@@ -37,6 +37,8 @@ static void end(net *n)
     lt_ctx_free(n->ctx);
 }
 
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
+
 /* Runs a backward of the sum of op(x, y), or op(x) if y is NULL, which computes in f16. */
 static void go_back(const net *n, const char *op, lt_tensor *x, lt_tensor *y)
 {
@@ -57,12 +59,10 @@ static double last(lt_tensor *x)
     return value;
 }
 
-TEST(both_factors_of_a_product_are_the_same)
+TEST_NET(both_factors_of_a_product_are_the_same, NULL)
 {
-    net n = make(NULL);
     go_back(&n, "mul", n.w1, n.w1);
     CHECK_NEAR(last(n.w1), 6, 0);
-    end(&n);
 }
 
 static lt_status read_other(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -73,9 +73,8 @@ static lt_status read_other(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(a_hook_does_not_see_a_discarded_gradient)
+TEST_NET(a_hook_does_not_see_a_discarded_gradient, NULL)
 {
-    net n = make(NULL);
     go_back(&n, "neg", n.w2, NULL);
     CHECK_NEAR(last(n.w2), -1, 0);
     lt_zero_grad(n.w2);
@@ -83,16 +82,13 @@ TEST(a_hook_does_not_see_a_discarded_gradient)
     go_back(&n, "mul", n.w1, n.w2);
     CHECK(n.read > 0);
     CHECK_NEAR(last(n.w2), 3, 0);
-    end(&n);
 }
 
-TEST(an_injected_inf)
+TEST_NET(an_injected_inf, "inf:rank=0:step=1:param=a")
 {
-    net n = make("inf:rank=0:step=1:param=a");
     lt_step_status status;
     lt_grad_fault(n.w1, 0);
     go_back(&n, "neg", n.w1, NULL);
     CHECK_OK(step_with(n.optim, "lr=1", &status));
     CHECK_EQ(status, LT_SKIPPED);
-    end(&n);
 }

@@ -64,6 +64,8 @@ static void end(net *n)
     lt_ctx_free(n->ctx);
 }
 
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
+
 static lt_tensor *run(net *n, const char *op, const char *options, lt_tensor *x, lt_tensor *y)
 {
     lt_tensor *z = lt_run(n->ctx, op, options, x, y, NULL);
@@ -150,9 +152,8 @@ TEST(a_power_of_two_changes_no_bit)
     }
 }
 
-TEST(steps_are_found_by_number)
+TEST_NET(steps_are_found_by_number, 8, NULL)
 {
-    net n = make(8, NULL);
     for (int i = 1; i <= 10; i++) {
         CHECK_OK(backward(&n, 1));
         CHECK_EQ(step(n.optim), LT_APPLIED);
@@ -162,12 +163,10 @@ TEST(steps_are_found_by_number)
     for (int i = 0; i < 7; i++)
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, others[i]).number, 10);
     CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, 3).number, 3);
-    end(&n);
 }
 
-TEST(the_exponent_is_that_of_the_largest_gradient)
+TEST_NET(the_exponent_is_that_of_the_largest_gradient, 10, NULL)
 {
-    net n = make(10, NULL);
     double largest = 0, value;
     CHECK_OK(backward(&n, 1));
     lt_tensor *params[] = {n.w1, n.w2, n.scale, n.shift};
@@ -178,7 +177,6 @@ TEST(the_exponent_is_that_of_the_largest_gradient)
         }
     CHECK_EQ(step(n.optim), LT_APPLIED);
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, ilogb(largest) + 10);
-    end(&n);
 }
 
 typedef struct seen {
@@ -228,10 +226,9 @@ TEST(hooks_and_slots_see_unscaled_gradients)
 }
 
 /* It is converted to f32 when it is complete, unless an earlier one is there to add to. */
-TEST(a_gradient_that_an_op_computes_in_f16)
+TEST_NET(a_gradient_that_an_op_computes_in_f16, 10, NULL)
 {
     static const double values[] = {1.5, 1.5, 50}; /* 2 50 2^10 does not fit in f16 */
-    net n = make(10, NULL);
     seen of_w = {.scale = n.loss_scale};
     CHECK_OK(lt_on_grad(n.w1, look, &of_w, NULL));
     for (int i = 0; i < 3; i++) {
@@ -247,7 +244,6 @@ TEST(a_gradient_that_an_op_computes_in_f16)
         CHECK_EQ(of_w.stats.not_finite, i == 2 ? 36 : 0);
     }
     CHECK_EQ(step(n.optim), LT_SKIPPED);
-    end(&n);
 }
 
 static lt_status make_it(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -413,9 +409,8 @@ TEST(discarded_gradients_do_not_count)
 }
 
 /* As with several ranks, whose votes cover only the gradients that are exchanged. */
-TEST(a_leaf_without_an_optimizer_does_not_count)
+TEST_NET(a_leaf_without_an_optimizer_does_not_count, 16, NULL)
 {
-    net n = make(16, NULL);
     lt_tensor *x = lt__tensor_copy(n.x, LT_F32);
     lt_tensor *large = lt_tensor_full(n.ctx, LT_F32, 0, NULL, 0x1p126);
     CHECK_OK(lt_set_requires_grad(x, true));
@@ -428,7 +423,6 @@ TEST(a_leaf_without_an_optimizer_does_not_count)
     CHECK(!lt_has_optim(x) && lt_has_optim(n.w1));
     CHECK_EQ(step(n.optim), LT_APPLIED);
     RELEASE(x, large, y, z, a, loss);
-    end(&n);
 }
 
 TEST(a_scale_checks_its_own_gradients)
@@ -463,14 +457,12 @@ TEST(a_scale_checks_its_own_gradients)
 }
 
 /* w1's gradient overflows f32. The optimizer detects it, even if nothing else reads it. */
-TEST(an_overflow_in_backward_is_detected)
+TEST_NET(an_overflow_in_backward_is_detected, 24, NULL)
 {
-    net n = make(24, NULL);
     CHECK_OK(backward(&n, 0x1p110));
     CHECK_EQ(step(n.optim), LT_SKIPPED);
     CHECK_OK(backward(&n, 0x1p90));
     CHECK_EQ(step(n.optim), LT_APPLIED);
-    end(&n);
 }
 
 /* In f16 a gradient of 2^8 becomes inf with the scale 2^8, but not with 2^7. */
@@ -503,9 +495,8 @@ static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_step_status *step_status
     return LT_OK;
 }
 
-TEST(a_micro_batch_is_not_checked)
+TEST_NET(a_micro_batch_is_not_checked, 4, NULL)
 {
-    net n = make(4, NULL);
     int left = 2;
     CHECK_OK(
         lt_set_part(n.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &left, .reduce = more_to_come}));
@@ -515,12 +506,10 @@ TEST(a_micro_batch_is_not_checked)
         CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
     }
     CHECK_OK(lt_set_part(n.ctx, LT_PART_EXCHANGE, NULL));
-    end(&n);
 }
 
-TEST(many_skipped_steps_end_the_training)
+TEST_NET(many_skipped_steps_end_the_training, 16, NULL)
 {
-    net n = make(16, NULL);
     lt_status status = LT_OK;
     int steps = 0;
     while (status == LT_OK && steps < 100) {
@@ -531,7 +520,6 @@ TEST(many_skipped_steps_end_the_training)
     CHECK_EQ(steps, 10);
     CHECK_EQ(status, LT_ENUMERIC);
     CHECK_MSG("(10 steps in a row were skipped)");
-    end(&n);
 }
 
 /* ==== Failures ================================================================================ */
@@ -563,9 +551,8 @@ TEST(a_failed_backward_leaves_no_scaled_gradient)
     end(&b);
 }
 
-TEST(a_fault_requires_its_parameter)
+TEST_NET(a_fault_requires_its_parameter, NO_SCALE, "inf:rank=0:step=1:param=w3")
 {
-    net n = make(NO_SCALE, "inf:rank=0:step=1:param=w3");
     CHECK_FAILS(step_with(n.optim, "lr=0.05", NULL), LT_EUSAGE,
                 "the fault names w3, which is not a parameter of an optimizer");
     lt_grad_fault(n.w1, 1); /* on another rank */
@@ -574,5 +561,4 @@ TEST(a_fault_requires_its_parameter)
     double norm;
     CHECK_OK(backward(&n, 1));
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
-    end(&n);
 }

@@ -51,6 +51,8 @@ static void end(net *n)
     finish(n->ctx);
 }
 
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
+
 /* w is used twice. */
 static lt_tensor *forward(net *n)
 {
@@ -162,9 +164,8 @@ TEST(a_training_is_the_same_with_dry_runs)
     }
 }
 
-TEST(a_dry_run_may_set_the_seed)
+TEST_NET(a_dry_run_may_set_the_seed, NULL)
 {
-    net n = make(NULL);
     lt_set_step(n.ctx, 3);
     lt_set_seed(n.ctx, 7);
     lt_set_step(n.ctx, 5);
@@ -176,13 +177,11 @@ TEST(a_dry_run_may_set_the_seed)
     CHECK_EQ(lt_random_step(n.ctx), 2);
     CHECK_EQ(lt_next_draw(n.ctx), draw + 1);
     CHECK_EQ(n.ctx->trees, trees);
-    end(&n);
 }
 
 /* Hooks, callbacks, faults, running statistics and other ranks are not affected. */
-TEST(a_dry_run_has_no_side_effects)
+TEST_NET(a_dry_run_has_no_side_effects, "inf:rank=0:step=1:param=w")
 {
-    net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
     CHECK_OK(
@@ -208,27 +207,23 @@ TEST(a_dry_run_has_no_side_effects)
     CHECK_EQ(n.begins, 1);
     CHECK_EQ(n.hooks, 4); /* for w twice: its hook and the ready callback */
     CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.injected);
-    end(&n);
 }
 
 /* The tape that was current when the dry run began may be freed in it. */
-TEST(a_dry_run_outlives_the_tape_before_it)
+TEST_NET(a_dry_run_outlives_the_tape_before_it, NULL)
 {
-    net n = make(NULL);
     lt_tape *tape = lt_tape_new(n.ctx), *own = lt_tape_use(n.ctx, tape);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     lt_tape_free(tape);
     lt_dry_run_end(n.ctx);
     CHECK(lt_tape_current(n.ctx) == own);
     go(&n);
-    end(&n);
 }
 
 /* The gradients equal those of a backward, except that gradients of several uses are reported as
  * they grow: for w, first the gradient of one use, then the sum of both. */
-TEST(gradients_are_visible_and_earlier_ones_stay)
+TEST_NET(gradients_are_visible_and_earlier_ones_stay, NULL)
 {
-    net n = make(NULL);
     go(&n);
     lt_tensor *was = lt__tensor_copy(lt_grad(n.w), LT_F32);
     double scale = sum_of(lt_grad(n.scale)), shift = sum_of(lt_grad(n.shift));
@@ -248,7 +243,6 @@ TEST(gradients_are_visible_and_earlier_ones_stay)
     lt_dry_run_end(n.ctx);
     CHECK(lt_grad(n.w) != NULL);
     lt_release(was);
-    end(&n);
 }
 
 typedef struct scaled {
@@ -290,9 +284,8 @@ static lt_step_part scale_of(scaled *s)
     return (lt_step_part){.ud = s, .begin = seed, .grad_begin = never, .grad_complete = complete};
 }
 
-TEST(a_dry_run_has_its_own_scaling)
+TEST_NET(a_dry_run_has_its_own_scaling, NULL)
 {
-    net n = make(NULL);
     scaled training = {0}, dry_run = {0};
     lt_step_part of_training = scale_of(&training), own = scale_of(&dry_run);
     CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, &of_training));
@@ -313,12 +306,10 @@ TEST(a_dry_run_has_its_own_scaling)
     CHECK(training.seeds == 2 && n.hooked > 0);
     CHECK_EQ(dry_run.seeds, 1);
     CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, NULL));
-    end(&n);
 }
 
-TEST(a_dry_run_rejects_invalid_calls)
+TEST_NET(a_dry_run_rejects_invalid_calls, NULL)
 {
-    net n = make(NULL);
     double norm;
     lt_tensor *before = forward(&n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
@@ -336,13 +327,11 @@ TEST(a_dry_run_rejects_invalid_calls)
                 "freed by an earlier backward or at the end of its");
     CHECK_OK(lt_backward(before, NULL));
     RELEASE(before, late);
-    end(&n);
 }
 
 /* A loss that is a leaf, an infinite loss, and a backward that fails. */
-TEST(special_losses_in_a_dry_run)
+TEST_NET(special_losses_in_a_dry_run, NULL)
 {
-    net n = make(NULL);
     lt_tensor *x = leaf(n.ctx, 1, INFINITY);
     scaled s = {0};
     lt_step_part failing = scale_of(&s), fine = failing;
@@ -368,5 +357,4 @@ TEST(special_losses_in_a_dry_run)
     lt_release(x);
     go(&n);
     step(&n);
-    end(&n);
 }

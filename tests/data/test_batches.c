@@ -303,8 +303,7 @@ TEST(batches_do_not_depend_on_the_number_of_workers)
     lt_shuffle(5, 3, want, MANY);
     for (int workers = -1; workers <= 4; workers += workers < 0 ? 2 : 1)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-            numbers s;
-            open_numbers(&s, MANY);
+            numbers s = numbers_to(MANY);
             lt_batch_options options = {
                 .batch = sizes[k], .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = workers};
             CHECK_EQ(run(ctx, &s, &options, got), MANY);
@@ -334,8 +333,7 @@ TEST(a_limit_on_threads_reduces_the_workers)
     for (int limit = 0; limit <= 4; limit++) {
         char wanted[128] = "";
         lt_tensor *x, *y;
-        numbers s;
-        open_numbers(&s, MANY);
+        numbers s = numbers_to(MANY);
         lt_batch_options options = {
             .batch = 40, .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = 4};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
@@ -362,8 +360,7 @@ TEST(a_limit_on_threads_reduces_the_workers)
 
 TEST_CTX(the_batch_size_has_a_limit)
 {
-    numbers s;
-    open_numbers(&s, INT64_MAX);
+    numbers s = numbers_to(INT64_MAX);
     static const int64_t sizes[] = {8589934577, INT64_MAX}; /* 16 * (2^31 / 4 - 1) + 1 */
     for (int i = 0; i < 2; i++) {
         lt_batch_options options = {.batch = sizes[i], .dtype = LT_U8, .workers = 2};
@@ -380,8 +377,7 @@ TEST(images_before_first_are_skipped)
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = 5});
     lt_shuffle(5, 1, want, MANY);
     for (int64_t first = 0; first <= MANY; first += 10) {
-        numbers s;
-        open_numbers(&s, MANY);
+        numbers s = numbers_to(MANY);
         lt_batch_options options = {
             .batch = 30, .shuffle = true, .epoch = 1, .first = first, .dtype = LT_U8, .workers = 2};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
@@ -397,8 +393,7 @@ TEST(images_before_first_are_skipped)
 
 TEST_CTX(an_empty_source_has_no_batches)
 {
-    numbers s;
-    open_numbers(&s, 0);
+    numbers s = numbers_to(0);
     lt_batches *batches = lt_batches_new(ctx, &s.base, &(lt_batch_options){.batch = 4});
     lt_tensor *x, *y;
     CHECK_EQ(lt_batches_count(batches), 0);
@@ -412,8 +407,7 @@ TEST_CTX(an_empty_source_has_no_batches)
 TEST_CTX(next_reports_the_first_failure)
 {
     for (int workers = -1; workers <= 3; workers += 2) {
-        numbers s;
-        open_numbers(&s, 500);
+        numbers s = numbers_to(500);
         s.fail_at = 120; /* and all later ones: later chunks fail too, perhaps sooner */
         lt_batch_options options = {.batch = 100, .workers = workers};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
@@ -431,8 +425,7 @@ TEST_CTX(next_reports_the_first_failure)
 
 TEST_CTX(a_pass_can_have_only_labels)
 {
-    numbers s;
-    open_numbers(&s, N);
+    numbers s = numbers_to(N);
     lt_tensor *x[2][3], *y[2][3];
     for (int labels_only = 1; labels_only >= 0; labels_only--) {
         lt_batch_options options = {
@@ -462,8 +455,7 @@ TEST_CTX(an_abandoned_pass_ends_soon)
 {
     for (int workers = -1; workers <= 3; workers += 2)
         for (int taken = 0; taken < 3; taken++) {
-            numbers s;
-            open_numbers(&s, 4000);
+            numbers s = numbers_to(4000);
             s.pause = 1000;
             lt_batch_options options = {.batch = 100, .workers = workers};
             lt_batches *batches = lt_batches_new(ctx, &s.base, &options);

@@ -20,6 +20,9 @@ static const char *const files[] = {"baseline.jpg", "progressive.jpg", "grey.jpg
                                     "rgb.png",      "alpha.png",       "grey16.png", "palette.png"};
 enum { FILES = sizeof files / sizeof *files, JPEGS = 4 };
 
+static lt_sample_buffers buffers; /* for all tests, like the image that was decoded last */
+static lt_image image;
+
 static int gradient(int y, int x, int c)
 {
     return c == 0   ? x * 255 / (W - 1)
@@ -52,23 +55,22 @@ static file load(const char *name)
 }
 
 /* Decodes a copy of exactly n bytes, so that ASan detects reads past the end. */
-static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *buffers,
-                        lt_image *image)
+static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *own,
+                        lt_image *result)
 {
     uint8_t *copy = malloc(n > 0 ? n : 1);
     memcpy(copy, bytes, n);
-    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, buffers, image);
+    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, own, result);
     free(copy);
     return status;
 }
 
 static void check_refused(const file *f, const char *text)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
-    CHECK_FAILS(decode(f->bytes, f->n, 3, &buffers, &image), LT_EDATA, text);
+    lt_sample_buffers own = {0};
+    CHECK_FAILS(decode(f->bytes, f->n, 3, &own, &image), LT_EDATA, text);
     CHECK(strncmp(lt_errmsg(), "cat/1.jpg: cannot decode: ", 26) == 0);
-    CHECK(buffers.decoded.data == NULL);
+    CHECK(own.decoded.data == NULL);
 }
 
 /* The offset of the first occurrence of these n bytes. */
@@ -103,8 +105,6 @@ static void fix_checksum(file *f, size_t at)
  */
 static void check_near(const char *name, int channels, bool grey, int most, double average)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load(name);
     double sum = 0;
     CHECK_OK(decode(f.bytes, f.n, channels, &buffers, &image));
@@ -120,7 +120,6 @@ static void check_near(const char *name, int channels, bool grey, int most, doub
         sum += abs(p[i] - want);
     }
     CHECK(sum <= average * H * W * channels);
-    free(buffers.decoded.data);
 }
 
 TEST(png_is_exact)
@@ -185,8 +184,7 @@ TEST(a_colour_that_the_palette_lacks_is_black)
 {
     file f = load("palette.png");
     size_t at = find_chunk(&f, "PLTE"), cut = at + 8 + 9;
-    lt_sample_buffers buffers = {0};
-    lt_image whole, image;
+    lt_image whole;
     static uint8_t pixels[H * W * 3];
     CHECK_EQ(f.bytes[at + 3], 15);
     CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &whole));
@@ -204,15 +202,12 @@ TEST(a_colour_that_the_palette_lacks_is_black)
     f.n--;
     fix_checksum(&f, at);
     check_refused(&f, "the palette of the PNG is damaged; download it again");
-    free(buffers.decoded.data);
 }
 
 /* ==== Damage ================================================================================== */
 
 TEST(every_truncation_is_an_error)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     for (int i = 0; i < FILES; i++) {
         file f = load(files[i]);
         size_t whole = f.n;
@@ -223,7 +218,6 @@ TEST(every_truncation_is_an_error)
         memset(f.bytes + whole, 0x5a, 7); /* bytes after the end are ignored */
         CHECK_OK(decode(f.bytes, whole + 7, 3, &buffers, &image));
     }
-    free(buffers.decoded.data);
 }
 
 TEST(every_flipped_bit_of_a_png_is_an_error)
@@ -244,15 +238,12 @@ TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
     for (int i = 0; i < JPEGS; i++) {
         file f = load(files[i]);
         for (size_t bit = 0; bit < 8 * f.n; bit++) {
-            lt_sample_buffers buffers = {0};
-            lt_image image;
             f.bytes[bit / 8] ^= 1 << bit % 8;
             if (decode(f.bytes, f.n, 3, &buffers, &image) == LT_OK)
                 CHECK(image.h > 0 && image.w > 0 && image.c == 3);
             else
                 CHECK_EQ(lt_errcode(), LT_EDATA);
             f.bytes[bit / 8] ^= 1 << bit % 8;
-            free(buffers.decoded.data);
         }
     }
 }
@@ -366,15 +357,14 @@ TEST(a_jpeg_has_at_most_100_scans)
 {
     static const uint8_t refine_dc[] = {0xff, 0xda, 0, 12, 3, 1, 0, 2, 0, 3, 0, 0, 0, 0x10};
     file f = load("progressive.jpg"); /* has 10 */
-    lt_sample_buffers buffers = {0}, more = {0};
-    lt_image image, same;
+    lt_sample_buffers more = {0};
+    lt_image same;
     CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
     insert_scans(&f, refine_dc, sizeof refine_dc, 90);
     CHECK_OK(decode(f.bytes, f.n, 3, &more, &same));
     CHECK_EQ(memcmp(image.pixels, same.pixels, H * W * 3), 0);
     insert_scans(&f, refine_dc, sizeof refine_dc, 1);
     check_refused(&f, "it has more than 100 scans; luatrain accepts JPEGs with at most 100");
-    free(buffers.decoded.data);
     free(more.decoded.data);
 }
 
@@ -382,8 +372,6 @@ TEST(a_jpeg_has_at_most_100_scans)
 TEST(the_scans_of_a_jpeg_are_limited_by_its_size)
 {
     static const uint8_t refine_ac[] = {0xff, 0xda, 0, 8, 1, 1, 0, 1, 63, 0x10, 0, 0};
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load("progressive.jpg");
     size_t frame = find(&f, "\xff\xc2", 2);
     insert_scans(&f, refine_ac, sizeof refine_ac, 90);
@@ -391,7 +379,6 @@ TEST(the_scans_of_a_jpeg_are_limited_by_its_size)
     put32(f.bytes + frame + 5, 480 << 16 | 512);
     check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels; luatrain accepts at "
                       "most 64 for each of its 1688 bytes; save it with fewer scans");
-    free(buffers.decoded.data);
 }
 
 /* There are 1.5 blocks per 8x8 pixels, and each block takes at least one bit in its first scan. */
@@ -467,8 +454,6 @@ TEST(a_png_has_known_chunks_in_order)
 TEST(an_empty_first_data_chunk_is_refused)
 {
     static const uint8_t empty[12] = {0, 0, 0, 0, 'I', 'D', 'A', 'T'};
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load("rgb.png"), later = f;
     size_t data = find_chunk(&f, "IDAT");
     insert(&f, data, empty, sizeof empty);
@@ -478,7 +463,6 @@ TEST(an_empty_first_data_chunk_is_refused)
     insert(&later, data, empty, sizeof empty);
     fix_checksum(&later, data);
     CHECK_OK(decode(later.bytes, later.n, 3, &buffers, &image));
-    free(buffers.decoded.data);
 }
 
 /* ==== Files =================================================================================== */

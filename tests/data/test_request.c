@@ -147,8 +147,7 @@ TEST_CTX(requests_have_a_maximum)
     static const char text[] = "batches: 16 requests are outstanding, the maximum; take a batch "
                                "before the next request";
     for (int workers = -1; workers <= 4; workers += workers < 0 ? 2 : 3) {
-        numbers s;
-        open_numbers(&s, 100);
+        numbers s = numbers_to(100);
         lt_batches *batches = open_pass(ctx, &s, 30, workers);
         check_none_left(batches);
         for (int64_t i = 0; i < LT_MAX_REQUESTS; i++)
@@ -172,8 +171,7 @@ TEST_CTX(requests_have_a_maximum)
 TEST_CTX(bad_requests_get_a_clear_message)
 {
     static const int64_t bad[] = {-1, 10, INT64_MIN, INT64_MAX};
-    numbers s;
-    open_numbers(&s, 10);
+    numbers s = numbers_to(10);
     lt_batches *batches = open_pass(ctx, &s, 4, 1);
     CHECK_EQ(lt_batches_count(batches), 3);
     for (int i = 0; i < 4; i++) {
@@ -192,7 +190,7 @@ TEST_CTX(bad_requests_get_a_clear_message)
                 "batches: only a pass with on_request accepts requests");
     lt_batches_free(batches);
 
-    open_numbers(&s, 0);
+    s = numbers_to(0);
     batches = open_pass(ctx, &s, 4, 1);
     CHECK_FAILS(lt_batches_request(batches, 0), LT_EINVAL, "the source has 0 images");
     check_none_left(batches);
@@ -201,8 +199,7 @@ TEST_CTX(bad_requests_get_a_clear_message)
 
 TEST_CTX(options_that_exclude_requests)
 {
-    numbers s;
-    open_numbers(&s, 10);
+    numbers s = numbers_to(10);
     static const struct {
         lt_batch_options options;
         const char *text;
@@ -236,8 +233,7 @@ static void wait_for_reads(numbers *s, int n)
 TEST_CTX(workers_prepare_requested_batches_ahead)
 {
     for (int workers = 1; workers <= 4; workers += 3) {
-        numbers s;
-        open_numbers(&s, 200);
+        numbers s = numbers_to(200);
         lt_batches *batches = open_pass(ctx, &s, 20, workers);
         CHECK_OK(lt_batches_request(batches, 190));
         wait_for_reads(&s, 10);
@@ -258,8 +254,7 @@ TEST_CTX(workers_prepare_requested_batches_ahead)
 
 TEST_CTX(batches_of_the_whole_source_are_prepared_ahead)
 {
-    numbers s;
-    open_numbers(&s, 10);
+    numbers s = numbers_to(10);
     lt_batches *batches = open_pass(ctx, &s, 20, 1);
     CHECK_EQ(lt_batches_count(batches), 1);
     for (int i = 0; i < AHEAD; i++)
@@ -272,8 +267,7 @@ TEST_CTX(batches_of_the_whole_source_are_prepared_ahead)
 
 TEST_CTX(without_workers_next_does_the_work)
 {
-    numbers s;
-    open_numbers(&s, 100);
+    numbers s = numbers_to(100);
     lt_batches *batches = open_pass(ctx, &s, 20, -1);
     for (int i = 0; i < 3; i++)
         CHECK_OK(lt_batches_request(batches, 30 * i));
@@ -288,8 +282,7 @@ TEST_CTX(without_workers_next_does_the_work)
 TEST_CTX(a_limit_on_threads)
 {
     for (int limit = 0; limit <= 2; limit++) {
-        numbers s;
-        open_numbers(&s, 100);
+        numbers s = numbers_to(100);
         lt_batches *batches = open_pass(ctx, &s, 20, 4);
         threads_left = limit;
         for (int i = 0; i < 2 * AHEAD; i++)
@@ -307,8 +300,7 @@ TEST_CTX(a_batch_that_cannot_be_read)
 {
     for (int workers = -1; workers <= 3; workers += 2) {
         lt_tensor *x, *y;
-        numbers s;
-        open_numbers(&s, 500);
+        numbers s = numbers_to(500);
         s.fail_at = 120;
         lt_batches *batches = open_pass(ctx, &s, 50, workers);
         CHECK_OK(lt_batches_request(batches, 70));
@@ -329,8 +321,7 @@ TEST_CTX(outstanding_requests_are_dropped_with_the_pass)
     for (int workers = -1; workers <= 3; workers += 2)
         for (int taken = 0; taken <= 2; taken++)
             for (int requests = taken; requests <= LT_MAX_REQUESTS; requests += 7) {
-                numbers s;
-                open_numbers(&s, 4000);
+                numbers s = numbers_to(4000);
                 s.pause = 1000;
                 lt_batches *batches = open_pass(ctx, &s, 50, workers);
                 for (int i = 0; i < requests; i++)
@@ -378,8 +369,7 @@ TEST(running_out_of_memory_is_an_error)
     for (int workers = -1; workers <= 1; workers += 2, through = false)
         for (int n = 1; !through; n++) {
             char fault[32];
-            numbers s;
-            open_numbers(&s, 100);
+            numbers s = numbers_to(100);
             snprintf(fault, sizeof fault, "alloc:n=%d", n);
             lt_ctx *ctx = lt_ctx_new(&(lt_config){.fault = fault});
             lt_batch_options options = {
