@@ -23,7 +23,6 @@
 #include <string.h>
 
 #include "core/queue.h"
-#include "data/options.h"
 #include "data/sample.h"
 
 enum {

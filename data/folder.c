@@ -276,8 +276,7 @@ static lt_status take_size_of_first(folder *f)
         f->base.w = image.w;
         f->sized = true;
     }
-    free(buffers.file.data);
-    free(buffers.decoded.data);
+    lt__sample_buffers_free(&buffers);
     return status;
 }
 
