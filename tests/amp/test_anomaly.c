@@ -38,7 +38,7 @@ static void end(net *n)
     lt_loss_scale_free(n->scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    RELEASE(n->w, n->v, n->x);
+    lt_release(n->x);
     lt_ctx_free(n->ctx);
 }
 

@@ -32,7 +32,7 @@ static void end(net *n)
 {
     lt_precision_check_free(n->check);
     lt_params_free(n->params);
-    RELEASE(n->w, n->x);
+    lt_release(n->x);
     CHECK_EQ(lt_tape_nodes(lt_tape_current(n->ctx)), 0);
     lt_ctx_free(n->ctx);
 }

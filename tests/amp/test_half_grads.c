@@ -16,10 +16,9 @@ typedef struct net {
 static net make(const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.threads = 1, .fault = fault})};
-    lt_init three = {LT_INIT_CONSTANT, 3, 0};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 10, 0);
-    n.w1 = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){6}, three);
-    n.w2 = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){6}, three);
+    n.w1 = param(n.ctx, LT_F32, 6, 3);
+    n.w2 = param(n.ctx, LT_F32, 6, 3);
     n.params = placed(n.ctx, (lt_tensor *[]){n.w1, n.w2}, 2);
     n.optim = lt_optim_new(n.ctx, "momentum_step", (lt_tensor *[]){n.w1, n.w2}, 2);
     n.scale = lt_loss_scale_new(n.ctx, &scaler);
@@ -33,7 +32,6 @@ static void end(net *n)
     lt_loss_scale_free(n->scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    RELEASE(n->w1, n->w2);
     lt_ctx_free(n->ctx);
 }
 

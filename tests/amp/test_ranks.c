@@ -48,28 +48,24 @@ static void *train(void *ud)
     lt_scaler scaler = lt_scaler_init(LT_SCALE_ADAPTIVE, 10, 0);
     lt_reducer_config config = {.wire = r->job->wire};
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
-    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){N}, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    lt_params *params = placed(ctx, &w, 1);
-    lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
+    trained t = trained_new(ctx, N, "sgd_step");
     lt_reducer *reducer = lt_reducer_new(ctx, r->group, &config);
     lt_loss_scale *scale = r->job->without_scale ? NULL : lt_loss_scale_new(ctx, &scaler);
     r->wires = lt_wire_scales_init();
     CHECK_OK(lt_reducer_use_loss_scale(reducer, scale, &r->wires));
-    CHECK_OK(lt_reducer_add(reducer, &w, 1));
+    CHECK_OK(lt_reducer_add(reducer, &t.w, 1));
     for (int i = 0; i < STEPS; i++) {
-        CHECK_OK(backward(ctx, w, factor_of(r, i)));
-        CHECK_OK(step_with(optim, "lr=0.125", &r->step_status[i]));
-        CHECK_OK(lt_read(w, r->w[i]));
-        lt_zero_grad(w);
+        CHECK_OK(backward(ctx, t.w, factor_of(r, i)));
+        CHECK_OK(step_with(t.optim, "lr=0.125", &r->step_status[i]));
+        CHECK_OK(lt_read(t.w, r->w[i]));
+        lt_zero_grad(t.w);
     }
     if (scale)
         r->scaler = *lt_loss_scale_scaler(scale);
     CHECK_OK(lt_reducer_use_loss_scale(reducer, NULL, &r->wires));
     lt_loss_scale_free(scale);
     lt_reducer_free(reducer);
-    lt_optim_free(optim);
-    lt_release(w);
-    lt_params_free(params);
+    trained_free(&t);
     lt_ctx_free(ctx);
     lt_group_close(r->group);
     return NULL;

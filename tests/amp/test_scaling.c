@@ -14,19 +14,6 @@ typedef struct net {
     lt_loss_scale *loss_scale;
 } net;
 
-static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
-{
-    static const int64_t dims[] = {6, 6};
-    lt_init init = {LT_INIT_CONSTANT, a, 0};
-    if (ndim == 2)
-        init = (lt_init){LT_INIT_UNIFORM, -a, a};
-    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
-                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
-    CHECK(x != NULL);
-    CHECK_OK(lt_params_add(n->params, name, x));
-    return x;
-}
-
 /* k: exponent of a static scale; NO_SCALE for none. */
 enum { NO_SCALE = 99 };
 
@@ -34,12 +21,12 @@ static net make(int k, const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.seed = 3, .threads = 1, .fault = fault})};
     n.params = lt_params_new(n.ctx);
-    n.w1 = add(&n, "w1", false, 2, 1);
-    n.w2 = add(&n, "w2", false, 2, 0.3);
-    n.scale = add(&n, "scale", false, 1, 1);
-    n.shift = add(&n, "shift", false, 1, 0.1);
-    n.mean = add(&n, "mean", true, 1, 0);
-    n.var = add(&n, "var", true, 1, 1);
+    n.w1 = member(n.params, n.ctx, "w1", false, 2, 6, 1);
+    n.w2 = member(n.params, n.ctx, "w2", false, 2, 6, 0.3);
+    n.scale = member(n.params, n.ctx, "scale", false, 1, 6, 1);
+    n.shift = member(n.params, n.ctx, "shift", false, 1, 6, 0.1);
+    n.mean = member(n.params, n.ctx, "mean", true, 1, 6, 0);
+    n.var = member(n.params, n.ctx, "var", true, 1, 6, 1);
     CHECK_OK(lt_params_place(n.params));
     n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){4, 6});
     CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
@@ -60,7 +47,7 @@ static void end(net *n)
     lt_loss_scale_free(n->loss_scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    RELEASE(n->w1, n->w2, n->scale, n->shift, n->mean, n->var, n->x);
+    lt_release(n->x);
     lt_ctx_free(n->ctx);
 }
 
@@ -470,18 +457,14 @@ TEST(f16_overflows_at_its_maximum)
 {
     for (int k = 6; k < 9; k++) {
         net n = make(k, NULL);
-        int64_t one = 1;
-        lt_tensor *w = lt_param_new(n.ctx, LT_F32, 1, &one, (lt_init){LT_INIT_CONSTANT, 1, 0});
-        lt_params *p = placed(n.ctx, &w, 1);
-        lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", &w, 1);
-        lt_tensor *half = run(&n, "cast", "dtype=f16", w, NULL);
-        lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, &one, 256);
+        trained t = trained_new(n.ctx, 1, "sgd_step");
+        lt_tensor *half = run(&n, "cast", "dtype=f16", t.w, NULL);
+        lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, (int64_t[]){1}, 256);
         lt_tensor *y = run(&n, "mul", NULL, half, up), *z = run(&n, "cast", "dtype=f32", y, NULL);
         CHECK_OK(lt_backward(z, NULL));
-        CHECK_EQ(step(optim), k < 8 ? LT_APPLIED : LT_SKIPPED);
-        RELEASE(half, up, y, z, w);
-        lt_optim_free(optim);
-        lt_params_free(p);
+        CHECK_EQ(step(t.optim), k < 8 ? LT_APPLIED : LT_SKIPPED);
+        RELEASE(half, up, y, z);
+        trained_free(&t);
         end(&n);
     }
 }

@@ -16,25 +16,15 @@ typedef struct net {
     int hooked, leaves;
 } net;
 
-static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
-{
-    static const int64_t dims[] = {5, 5};
-    lt_init init = {ndim == 2 ? LT_INIT_UNIFORM : LT_INIT_CONSTANT, ndim == 2 ? -a : a, a};
-    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
-                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
-    CHECK_OK(lt_params_add(n->params, name, x));
-    return x;
-}
-
 static net make(const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true, .fault = fault})};
     n.params = lt_params_new(n.ctx);
-    n.w = add(&n, "w", false, 2, 1);
-    n.scale = add(&n, "scale", false, 1, 1);
-    n.shift = add(&n, "shift", false, 1, 0.5);
-    n.mean = add(&n, "mean", true, 1, 0);
-    n.var = add(&n, "var", true, 1, 1);
+    n.w = member(n.params, n.ctx, "w", false, 2, 5, 1);
+    n.scale = member(n.params, n.ctx, "scale", false, 1, 5, 1);
+    n.shift = member(n.params, n.ctx, "shift", false, 1, 5, 0.5);
+    n.mean = member(n.params, n.ctx, "mean", true, 1, 5, 0);
+    n.var = member(n.params, n.ctx, "var", true, 1, 5, 1);
     CHECK_OK(lt_params_place(n.params));
     n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){6, 5});
     CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
@@ -47,7 +37,7 @@ static void end(net *n)
     CHECK_OK(lt_set_part(n->ctx, LT_PART_EXCHANGE, NULL));
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    RELEASE(n->w, n->scale, n->shift, n->mean, n->var, n->x);
+    lt_release(n->x);
     finish(n->ctx);
 }
 

@@ -20,7 +20,7 @@ static net make(const char *op, const char *options)
 {
     net n = {.ctx = lt_open(&(lt_config){.poison = true, .device = "cpu"})};
     for (int i = 0; i < N; i++)
-        n.w[i] = lt_param_new(n.ctx, LT_F64, 1, (int64_t[]){1}, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        n.w[i] = param(n.ctx, LT_F64, 1, 1);
     n.params = placed(n.ctx, n.w, N);
     n.optim = lt_optim_new(n.ctx, op, n.w, N);
     CHECK(n.optim != NULL);
@@ -32,8 +32,6 @@ static net make(const char *op, const char *options)
 static void destroy(net *n)
 {
     lt_optim_free(n->optim);
-    for (int i = 0; i < N; i++)
-        lt_release(n->w[i]);
     lt_params_free(n->params);
     lt_ctx_free(n->ctx);
 }

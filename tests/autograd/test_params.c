@@ -3,13 +3,6 @@
 #include "ops/ops.h"
 #include "tests/autograd/train.h"
 
-static lt_tensor *param(lt_ctx *ctx, lt_dtype dtype, int64_t n, double value)
-{
-    lt_tensor *x = lt_param_new(ctx, dtype, 1, &n, (lt_init){LT_INIT_CONSTANT, value, 0});
-    CHECK(x != NULL);
-    return x;
-}
-
 static double at(lt_tensor *x, int64_t i)
 {
     double v;
@@ -100,7 +93,7 @@ TEST(gradients_can_use_external_memory)
     lt_tensor *x[2];
     for (int i = 0; i < 2; i++) { /* the second one's arena is not external */
         x[i] = param(ctx, LT_F64, 3, 1);
-        lt_params *p = placed(ctx, &x[i], 1);
+        lt_params *p = placed(ctx, (lt_tensor *[]){lt_retain(x[i])}, 1);
         give_grad(x[i], 2 + i);
         CHECK_NEAR(at(lt_grad(x[i]), 2), 2 + i, 0);
         lt_params_free(p);
@@ -125,7 +118,6 @@ TEST(initial_values_depend_on_seed_tree_and_name)
             lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_UNIFORM, -1, 1});
             lt_params *p = placed(ctx, &w, 1);
             CHECK_OK(lt_params_sha256(p, sha[2 * run + tree]));
-            lt_release(w);
             lt_params_free(p);
         }
         lt_ctx_free(ctx);
@@ -176,8 +168,6 @@ TEST_OPEN(a_step_updates_parameters_with_gradients)
     CHECK_NULL(lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3), LT_EINVAL,
                "the same parameter twice");
     lt_optim_free(o);
-    for (int i = 0; i < 4; i++)
-        lt_release(x[i]);
     lt_params_free(p);
 }
 
@@ -217,8 +207,6 @@ TEST(the_norm_of_all_gradients)
         ((float *)lt_data(lt_grad(x[1])))[2] = NAN;
         CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
                     "the norm of the gradients is nan at step 12");
-        for (int i = 0; i < 5; i++)
-            lt_release(x[i]);
         lt_optim_free(o);
         lt_params_free(p);
         lt_ctx_free(ctx);
@@ -243,7 +231,7 @@ TEST_OPEN(no_norm_during_backward)
     lt_tensor *loss = lt_run(ctx, "sum", NULL, a, NULL);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
                 "a gradient norm cannot run within backward: some gradients are not ready yet");
-    RELEASE(loss, a);
+    lt_release(loss);
     lt_optim_free(o);
     lt_params_free(p);
 }
@@ -260,7 +248,7 @@ TEST_OPEN(an_update_invalidates_only_the_graphs_that_read_it)
     CHECK_OK(step_with(o, "lr=0.5", NULL));
     CHECK_OK(lt_backward(lb, NULL));
     CHECK_FAILS(lt_backward(la, NULL), LT_EINVAL, "changed in place");
-    RELEASE(ya, yb, la, lb, a, b);
+    RELEASE(ya, yb, la, lb);
     lt_optim_free(o);
     lt_params_free(p);
 }
@@ -292,7 +280,6 @@ TEST(running_statistics_of_shards_equal_those_of_the_batch)
         CHECK_EQ(lt_bn_stats_pending(ctx), 0);
         running[split][0] = at(mean, 0);
         running[split][1] = at(var, 0);
-        RELEASE(scale, shift, mean, var);
         lt_params_free(p);
         lt_ctx_free(ctx);
     }
@@ -314,13 +301,10 @@ typedef struct pair {
 static pair pair_new(double x)
 {
     pair q = {.ctx = lt_open(&(lt_config){.poison = true})};
-    q.p = lt_params_new(q.ctx);
     q.a = param(q.ctx, LT_F32, 5, x);
     q.b = param(q.ctx, LT_F32, 16, x);
-    CHECK_OK(lt_params_add(q.p, "a", q.a));
-    CHECK_OK(lt_params_add(q.p, "b", q.b));
+    q.p = placed(q.ctx, (lt_tensor *[]){q.a, q.b}, 2);
     CHECK_OK(lt_params_add(q.p, "tied", q.a));
-    CHECK_OK(lt_params_place(q.p));
     q.o = lt_optim_new(q.ctx, "sgd_step", &q.a, 1);
     CHECK(q.o != NULL);
     return q;
@@ -329,7 +313,6 @@ static pair pair_new(double x)
 static void pair_end(pair *q)
 {
     lt_optim_free(q->o);
-    RELEASE(q->a, q->b);
     lt_params_free(q->p);
     lt_ctx_free(q->ctx);
 }
@@ -478,7 +461,7 @@ TEST_OPEN(half_copies_are_freed_with_their_parameters)
     size_t live = 0;
     for (int i = 0; i < 3; i++) {
         lt_tensor *x = param(ctx, LT_F32, 1000, 1);
-        lt_params_free(placed(ctx, &x, 1));
+        lt_params_free(placed(ctx, (lt_tensor *[]){lt_retain(x)}, 1));
         CHECK_OK(lt_scope_push(ctx));
         lt_tensor *half = lt_retain(lt_half(x, LT_BF16)), *loss = sum_of_squares(half);
         lt_scope_pop(ctx);
@@ -500,7 +483,7 @@ TEST_OPEN(too_many_elements_to_count)
     for (int i = 0; i < 40; i++) {
         char name[8];
         snprintf(name, sizeof name, "w%d", i);
-        lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        lt_tensor *w = param(ctx, LT_F32, n, 1);
         CHECK_OK(lt_params_add(params, name, w));
         lt_release(w);
         if (i == 0)

@@ -122,7 +122,6 @@ static void open_net(net *n)
 static void close_net(net *n)
 {
     lt_optim_free(n->optim);
-    lt_release(n->w);
     lt_params_free(n->params);
     lt_ctx_free(n->ctx);
 }

@@ -118,6 +118,8 @@ TEST_GRAPH(masks_differ_within_a_step)
 
 enum { ROWS = 32, WIDE = 5 };
 
+#define TEST_SEED_7(title) TEST_WITH(title, lt_ctx *ctx, lt_open(&(lt_config){.seed = 7}), finish)
+
 /* Writes the gradient of two dropouts of ones, for rows [first, first + n) of a batch, to grad. */
 static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
 {
@@ -133,10 +135,9 @@ static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
     RELEASE(x, y);
 }
 
-TEST(micro_batches_draw_the_same_numbers_as_the_batch)
+TEST_SEED_7(micro_batches_draw_the_same_numbers_as_the_batch)
 {
     double whole[ROWS * WIDE], pieces[ROWS * WIDE], next[ROWS * WIDE];
-    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
     lt_tape *tape = lt_tape_current(ctx);
     drop_rows(ctx, 0, ROWS, whole);
     for (int64_t first = 0; first < ROWS; first += 8) {
@@ -154,7 +155,6 @@ TEST(micro_batches_draw_the_same_numbers_as_the_batch)
     drop_rows(ctx, 0, ROWS, next);
     CHECK_EQ(memcmp(whole, next, sizeof whole), 0);
     lt_optim_free(o);
-    finish(ctx);
 }
 
 /* Dropout of n rows of ones without recording, from the tape's current row. */
@@ -167,15 +167,21 @@ static void drop_plain(lt_ctx *ctx, int64_t n, double *y)
     RELEASE(out, x);
 }
 
-TEST(a_call_draws_the_same_numbers_recorded_or_not)
+static void drop_pieces(lt_ctx *ctx, double *y)
+{
+    for (int64_t row = 0; row < ROWS; row += 8) {
+        lt_tape_set_first_row(lt_tape_current(ctx), row);
+        drop_plain(ctx, 8, y + row * WIDE);
+    }
+}
+
+TEST_SEED_7(a_call_draws_the_same_numbers_recorded_or_not)
 {
     double first[ROWS * WIDE], second[ROWS * WIDE], y[ROWS * WIDE];
-    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
-    lt_tape *tape = lt_tape_current(ctx);
     drop_plain(ctx, ROWS, first);
     drop_plain(ctx, ROWS, second);
     CHECK(memcmp(first, second, sizeof first) != 0);
-    lt_tape_set_first_row(tape, 0);
+    lt_tape_set_first_row(lt_tape_current(ctx), 0);
     lt_tensor *x = lt_tensor_full(ctx, LT_F64, 2, (int64_t[]){ROWS, WIDE}, 1);
     CHECK_OK(lt_set_requires_grad(x, true));
     for (int k = 0; k < 2; k++) {
@@ -184,20 +190,14 @@ TEST(a_call_draws_the_same_numbers_recorded_or_not)
         CHECK_EQ(memcmp(lt_data(out), k == 0 ? first : second, sizeof first), 0);
         lt_release(out);
     }
-    for (int64_t row = 0; row < ROWS; row += 8) {
-        lt_tape_set_first_row(tape, row);
-        drop_plain(ctx, 8, y + row * WIDE);
-    }
+    drop_pieces(ctx, y);
     CHECK_EQ(memcmp(y, first, sizeof y), 0);
     lt_release(x);
-    finish(ctx);
 }
 
-TEST(calls_with_gradients_off_draw_different_numbers)
+TEST_SEED_7(calls_with_gradients_off_draw_different_numbers)
 {
     double on[ROWS * WIDE], off[ROWS * WIDE], y[ROWS * WIDE];
-    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
-    lt_tape *tape = lt_tape_current(ctx);
     lt_optim *o = lt_optim_new(ctx, "sgd_step", NULL, 0);
     drop_plain(ctx, ROWS, on);
     CHECK_OK(lt_optim_step(o, NULL, 0, NULL)); /* begins a new pass */
@@ -211,10 +211,7 @@ TEST(calls_with_gradients_off_draw_different_numbers)
     drop_plain(ctx, ROWS, y); /* the draws are not shifted */
     CHECK_EQ(memcmp(on, y, sizeof y), 0);
     lt_grad_off(ctx);
-    for (int64_t row = 0; row < ROWS; row += 8) {
-        lt_tape_set_first_row(tape, row);
-        drop_plain(ctx, 8, y + row * WIDE);
-    }
+    drop_pieces(ctx, y);
     CHECK_EQ(memcmp(off, y, sizeof y), 0);
     CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
     drop_plain(ctx, ROWS, y); /* another step draws different numbers */
@@ -225,7 +222,6 @@ TEST(calls_with_gradients_off_draw_different_numbers)
     drop_plain(ctx, ROWS, y);
     CHECK_EQ(memcmp(off, y, sizeof y), 0);
     lt_optim_free(o);
-    finish(ctx);
 }
 
 TEST_GRAPH(a_nan_loss_is_an_error_that_names_the_step)

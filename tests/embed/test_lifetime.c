@@ -203,12 +203,12 @@ typedef struct trainer {
 
 static trainer trainer_new(lt_ctx *ctx)
 {
-    int64_t n = 4;
     lt_init one = {LT_INIT_CONSTANT, 1, 0};
-    trainer t = {.w = lt_param_new(ctx, LT_F32, 1, &n, one),
-                 .frozen = lt_param_new(ctx, LT_F32, 1, &n, one),
-                 .buffer = lt_buffer_new(ctx, LT_F32, 1, &n, one)};
-    t.params = placed(ctx, (lt_tensor *[]){t.w, t.frozen, t.buffer}, 3);
+    trainer t = {.w = param(ctx, LT_F32, 4, 1),
+                 .frozen = param(ctx, LT_F32, 4, 1),
+                 .buffer = lt_buffer_new(ctx, LT_F32, 1, (int64_t[]){4}, one)};
+    lt_tensor *all[] = {lt_retain(t.w), lt_retain(t.frozen), lt_retain(t.buffer)};
+    t.params = placed(ctx, all, 3);
     t.optim = lt_optim_new(ctx, "momentum_step", &t.w, 1);
     CHECK(t.optim != NULL);
     return t;
@@ -270,9 +270,8 @@ TEST_BOTH(parameters_in_any_order)
 
 TEST_BOTH(parameters_without_memory_yet)
 {
-    int64_t n = 4;
     lt_params *params = lt_params_new(ctx);
-    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    lt_tensor *w = param(ctx, LT_F32, 4, 1);
     CHECK_OK(lt_params_add(params, "w", w));
     lt_ctx_free(ctx);
     CHECK_OK(lt_params_place(params));

@@ -64,21 +64,17 @@ TEST_WITH_COMMAS(settings_of_an_optimizer_have_points)
     lt_ctx *ctx = lt_open(NULL);
     CHECK(ctx);
     CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, &(lt_step_part){.reduce = take_any}));
-    lt_tensor *w = lt_param_new(ctx, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    lt_params *params = placed(ctx, &w, 1);
-    lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
-    CHECK(optim);
-    lt_tensor *y = lt_run(ctx, "exp", NULL, w, NULL);
+    trained t = trained_new(ctx, 1, "sgd_step");
+    lt_tensor *y = lt_run(ctx, "exp", NULL, t.w, NULL);
     CHECK_OK(lt_backward(y, NULL));
-    CHECK_OK(step_with(optim, "lr=0.05", NULL));
+    CHECK_OK(step_with(t.optim, "lr=0.05", NULL));
     char *text = lt_settings_text(ctx);
     CHECK(text);
     if (!strstr(text, "optimizer 1: lr = 0.05\n"))
         FAIL("the settings are: %s", text);
     free(text);
-    RELEASE(y, w);
-    lt_optim_free(optim);
-    lt_params_free(params);
+    lt_release(y);
+    trained_free(&t);
     lt_ctx_free(ctx);
 }
 

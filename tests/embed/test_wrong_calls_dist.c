@@ -10,29 +10,16 @@
 #include <limits.h>
 #include <stdlib.h>
 
-typedef struct net {
-    lt_ctx *ctx;
-    lt_params *params;
-    lt_tensor *w;
-    lt_optim *optim;
-} net;
+typedef trained net;
 
 static net open_net(const char *update)
 {
-    net n = {.ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"})};
-    CHECK(n.ctx != NULL);
-    n.w = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){3}, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    n.params = placed(n.ctx, &n.w, 1);
-    n.optim = lt_optim_new(n.ctx, update, &n.w, 1);
-    CHECK(n.optim != NULL);
-    return n;
+    return trained_new(lt_open(&(lt_config){.threads = 1, .device = "cpu"}), 3, update);
 }
 
 static void close_net(net *n)
 {
-    lt_optim_free(n->optim);
-    lt_release(n->w);
-    lt_params_free(n->params);
+    trained_free(n);
     lt_ctx_free(n->ctx);
 }
 
