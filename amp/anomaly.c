@@ -46,6 +46,15 @@ static int64_t first_non_finite(lt_tensor *x)
     return index;
 }
 
+/* The first of list[0..n) that is not finite, and the index of its first such element; or -1. */
+static int find_non_finite(lt_tensor *const *list, int n, int64_t *index)
+{
+    for (int i = 0; i < n; i++)
+        if ((*index = first_non_finite(list[i])) >= 0)
+            return i;
+    return -1;
+}
+
 static double value_at(lt_tensor *x, int64_t index)
 {
     double value = NAN;
@@ -145,48 +154,40 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
 /* Whether one of list[0..n) is not finite, so that the op is not the cause. Describes it. */
 static bool input_is_first(const view *v, lt_tensor *const *list, int n)
 {
-    for (int i = 0; i < n; i++) {
-        int64_t index = first_non_finite(list[i]);
-        if (index < 0)
-            continue;
+    int64_t index;
+    int i = find_non_finite(list, n, &index);
+    if (i >= 0)
         describe_input(v, list[i], index, list == v->call->in ? input_name(v->call, i) : "output");
-        return true;
-    }
-    return false;
+    return i >= 0;
 }
 
 /* Likewise for the incoming gradients. Those made by ops were finite, but the sum of several may
  * not be, nor the gradient that backward started with. */
 static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
 {
-    for (int i = 0; i < n; i++) {
-        int64_t index = first_non_finite(d_out[i]);
-        if (index < 0)
-            continue;
-        double value = value_at(d_out[i], index);
-        if (d_out[i]->dtype == LT_F16 && isinf(value))
-            describe_overflow(v, "output", "it");
-        else
-            describe(
-                v, "the gradient of ", "output",
-                "it contains %s, from the gradient that backward began with or from a sum; check "
-                "the learning rate and the data",
-                word(value));
-        return true;
-    }
-    return false;
+    int64_t index;
+    int i = find_non_finite(d_out, n, &index);
+    if (i < 0)
+        return false;
+    double value = value_at(d_out[i], index);
+    if (d_out[i]->dtype == LT_F16 && isinf(value))
+        describe_overflow(v, "output", "it");
+    else
+        describe(v, "the gradient of ", "output",
+                 "it contains %s, from the gradient that backward began with or from a sum; check "
+                 "the learning rate and the data",
+                 word(value));
+    return true;
 }
 
 static void check_call(const view *v)
 {
     const lt_call *c = v->call;
     int n_out = lt_op_outputs(c->op), n_all = n_out + c->op->n_aux;
-    int n = v->backward ? c->n_in : n_all, i = 0;
     lt_tensor **made = v->backward ? c->d_in : c->out;
-    int64_t index = -1;
-    while (i < n && (index = first_non_finite(made[i])) < 0)
-        i++;
-    if (i == n)
+    int64_t index;
+    int i = find_non_finite(made, v->backward ? c->n_in : n_all, &index);
+    if (i < 0)
         return;
     if (v->backward && (d_out_is_first(v, c->d_out, n_out) || input_is_first(v, c->out, n_all)))
         return;

@@ -82,25 +82,9 @@ static lt_status compare(const lt_precision_check *c, made *m, lt_tensor *x)
 
 /* ==== The two passes ========================================================================== */
 
-static lt_status reserve(lt_precision_check *c)
-{
-    if (c->n < c->capacity)
-        return LT_OK;
-    int capacity = c->capacity ? 2 * c->capacity : 256;
-    made *more = lt__alloc(c->ctx, (size_t)capacity * sizeof *more);
-    if (!more)
-        return LT_ENOMEM;
-    if (c->n > 0)
-        memcpy(more, c->list, (size_t)c->n * sizeof *more);
-    lt__free(c->ctx, c->list, (size_t)c->capacity * sizeof *more);
-    c->list = more;
-    c->capacity = capacity;
-    return LT_OK;
-}
-
 static lt_status keep(lt_precision_check *c, const made *m, lt_tensor *x)
 {
-    LT_TRY(reserve(c));
+    LT_TRY(lt__grow(c->ctx, &c->list, c->n, &c->capacity, sizeof *c->list));
     c->list[c->n] = *m;
     c->list[c->n].x = x->storage->device->is_host ? lt__tensor_view(x, x->ndim, x->dims, 0, true)
                                                   : lt__on_host(x);

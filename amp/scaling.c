@@ -7,7 +7,6 @@
  * nothing rounds.
  */
 #include <math.h>
-#include <string.h>
 
 #include "amp/anomaly.h"
 #include "core/tensor.h"
@@ -124,23 +123,6 @@ static lt_status clear_dropped(lt_loss_scale *s)
     return LT_OK;
 }
 
-/* Makes room for one more parameter. */
-static lt_status reserve(lt_loss_scale *s)
-{
-    if (s->n_measured < s->capacity)
-        return LT_OK;
-    int capacity = s->capacity ? 2 * s->capacity : 64;
-    lt_tensor **more = lt__alloc(s->ctx, (size_t)capacity * sizeof *more);
-    if (!more)
-        return LT_ENOMEM;
-    if (s->n_measured > 0)
-        memcpy(more, s->measured, (size_t)s->n_measured * sizeof *more);
-    lt__free(s->ctx, s->measured, (size_t)s->capacity * sizeof *more);
-    s->measured = more;
-    s->capacity = capacity;
-    return LT_OK;
-}
-
 /* Whether x has a row in this step; if so, s->at is its index. Backwards usually complete gradients
  * in the same order, so the search starts after the last one. */
 static bool find_row(lt_loss_scale *s, const lt_tensor *x)
@@ -160,7 +142,7 @@ static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
     if (!lt_has_optim(x))
         return LT_OK;
     if (!find_row(s, x)) {
-        LT_TRY(reserve(s));
+        LT_TRY(lt__grow(s->ctx, &s->measured, s->n_measured, &s->capacity, sizeof *s->measured));
         s->measured[s->at = s->n_measured++] = lt_retain(x);
     }
     s->last = LT_ROW_FIRST + s->at++;
@@ -286,11 +268,9 @@ static lt_status vote(lt_loss_scale *s, lt_grad_stats *stats)
     double sums[LT_VOTE_NUMBERS];
     lt__vote_start(s);
     lt__vote_pack(s, &own, numbers);
-    for (int i = 0; i < LT_VOTE_NUMBERS; i++)
-        sums[i] = numbers[i];
+    lt_convert(sums, LT_F64, numbers, LT_F32, LT_VOTE_NUMBERS);
     LT_TRY(lt_sum_over_net(s->ctx, sums, LT_VOTE_NUMBERS));
-    for (int i = 0; i < LT_VOTE_NUMBERS; i++)
-        numbers[i] = (float)sums[i];
+    lt_convert(numbers, LT_F32, sums, LT_F64, LT_VOTE_NUMBERS);
     lt__vote_unpack(s, numbers);
     *stats = s->reduced;
     return LT_OK;

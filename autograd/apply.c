@@ -62,6 +62,12 @@ typedef struct {
     lt_tensor *half[LT_MAX_LIST]; /* the replaced tensors, or NULL */
 } lt_wide;
 
+/* A tensor like x in f32: a copy for a kernel to read, or one for it to write. New. */
+static lt_tensor *wide_of(lt_tensor *x, bool read)
+{
+    return read ? lt__tensor_copy(x, LT_F32) : lt__tensor_like(x, x->storage->device, LT_F32);
+}
+
 static lt_status widen(lt_wide *w)
 {
     for (int i = 0; i < w->n; i++) {
@@ -69,9 +75,7 @@ static lt_status widen(lt_wide *w)
         w->half[i] = NULL;
         if (!x || !lt__is_half((lt_dtype)x->dtype))
             continue;
-        lt_tensor *wide = w->read >> i & 1 ? lt__tensor_copy(x, LT_F32)
-                                           : lt__tensor_new(x->ctx, x->storage->device, LT_F32,
-                                                            x->ndim, x->dims, true);
+        lt_tensor *wide = wide_of(x, w->read >> i & 1);
         if (!wide)
             return lt_errcode();
         w->half[i] = x;
@@ -235,30 +239,19 @@ lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
 
 /* ==== Again in f32 ============================================================================ */
 
-/* to[0..n) = from[0..n), with halves converted to f32; NULL stays NULL. New. */
-static lt_status copy_wide(lt_tensor *const *from, int n, lt_tensor **to)
+/* to[0..n) = from[0..n) for a kernel to read, or else tensors like these for it to write, with f32
+ * instead of f16 and bf16. NULL stays NULL. New. */
+static lt_status make_wide(lt_tensor *const *from, int n, bool read, lt_tensor **to)
 {
     for (int i = 0; i < n; i++) {
-        const lt_tensor *x = from[i];
-        to[i] = x && lt__is_half((lt_dtype)x->dtype) ? lt__tensor_copy(from[i], LT_F32)
-                                                     : lt_retain(from[i]);
-        if (x && !to[i])
-            return lt_errcode();
-    }
-    return LT_OK;
-}
-
-/* to[0..n) = tensors like from[0..n) for a kernel to write, but f32 instead of f16 and bf16.
- * New. */
-static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
-{
-    for (int i = 0; i < n; i++) {
-        const lt_tensor *x = from[i];
+        lt_tensor *x = from[i];
         if (!x)
             continue;
-        lt_dtype dtype = (lt_dtype)x->dtype;
-        to[i] = lt__tensor_new(x->ctx, x->storage->device, lt__is_half(dtype) ? LT_F32 : dtype,
-                               x->ndim, x->dims, true);
+        if (lt__is_half((lt_dtype)x->dtype))
+            to[i] = wide_of(x, read);
+        else
+            to[i] = read ? lt_retain(x)
+                         : lt__tensor_like(x, x->storage->device, (lt_dtype)x->dtype);
         if (!to[i])
             return lt_errcode();
     }
@@ -280,13 +273,13 @@ lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_
     c.d_out = backward ? at[D_OUT] : NULL;
     c.d_in = backward ? at[D_IN] : NULL;
     c.add = 0;
-    lt_status status = copy_wide(call->in, call->n_in, at[IN]);
+    lt_status status = make_wide(call->in, call->n_in, true, at[IN]);
     if (status == LT_OK)
-        status = (backward ? copy_wide : make_wide)(call->out, n_all, at[OUT]);
+        status = make_wide(call->out, n_all, backward, at[OUT]);
     if (status == LT_OK && backward)
-        status = copy_wide(call->d_out, n_out, at[D_OUT]);
+        status = make_wide(call->d_out, n_out, true, at[D_OUT]);
     if (status == LT_OK && backward)
-        status = make_wide(&call->d_in[which], 1, &at[D_IN][which]);
+        status = make_wide(&call->d_in[which], 1, false, &at[D_IN][which]);
     if (status == LT_OK)
         status = run_kernel(&c, lt_op_find(c.ctx, c.schema->name), backward);
     if (status == LT_OK)
@@ -364,6 +357,18 @@ static lt_status make_outputs(lt_call *c, int n)
     return LT_OK;
 }
 
+lt_call lt__call_of(lt_ctx *ctx, const lt_def *def, lt_tensor **in, int n_in, const lt_opt *opts)
+{
+    return (lt_call){.ctx = ctx,
+                     .op = def->op,
+                     .schema = &def->schema,
+                     .opt = opts,
+                     .n_in = n_in,
+                     .in = in,
+                     .save = def->op->save,
+                     .same_grad = def->op->same_grad};
+}
+
 /* Passes a forward call to the op hook. */
 static void call_hook(const struct lt_autograd *ag, const lt_call *c)
 {
@@ -378,19 +383,12 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     const lt_op *op = def->op;
     lt_spec spec[LT_MAX_OUT];
     lt_tensor *made[LT_MAX_OUT] = {NULL};
-    lt_call call = {.ctx = ctx,
-                    .op = op,
-                    .schema = &def->schema,
-                    .opt = opts,
-                    .n_in = n_in,
-                    .in = in,
-                    .out = made,
-                    .save = op->save,
-                    .same_grad = op->same_grad,
-                    .spec = spec,
-                    .number = ++ag->calls,
-                    .seed = lt_seed(ctx),
-                    .first_row = ag->tape->first_row};
+    lt_call call = lt__call_of(ctx, def, in, n_in, opts);
+    call.out = made;
+    call.spec = spec;
+    call.number = ++ag->calls;
+    call.seed = lt_seed(ctx);
+    call.first_row = ag->tape->first_row;
     LT_TRY(find_device(def, in, n_in, &call.device));
     LT_TRY(op->shape(&call));
     int n_all = all_outputs(op), n_out = lt_op_outputs(op);

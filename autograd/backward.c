@@ -129,13 +129,8 @@ static lt_tensor *seed_of(const backward *b, int i)
     lt_tensor *root = b->roots[i];
     if (b->grads[i])
         return lt__tensor_copy(b->grads[i], (lt_dtype)root->dtype);
-    lt_tensor *one = lt__tensor_new(root->ctx, root->storage->device, (lt_dtype)root->dtype,
-                                    root->ndim, root->dims, true);
-    if (one && lt_fill(one, 1) != LT_OK) {
-        lt_release(one);
-        return NULL;
-    }
-    return one;
+    lt_tensor *one = lt__tensor_like(root, root->storage->device, (lt_dtype)root->dtype);
+    return one ? lt__tensor_if(lt_fill(one, 1), one) : NULL;
 }
 
 /* Checks the loss synchronously. */
@@ -316,13 +311,6 @@ static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss
     return status;
 }
 
-/* Keeps pending batch-norm statistics until the optimizer step of their batch. */
-static void keep_bn_stats(struct lt_autograd *ag)
-{
-    for (lt_bn_entry *s = ag->bn_stats; s; s = s->next)
-        s->backward_period = ag->period + 1;
-}
-
 /* Makes the gradient of the loss and runs both passes. */
 static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_weights *weights)
 {
@@ -335,7 +323,7 @@ static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_weig
         ag->no_grad_depth--;
         ag->in_backward = false;
         if (!ag->dry_run.on)
-            keep_bn_stats(ag);
+            lt__bn_stats_keep(ag);
     }
     lt_release(loss);
     return status;
@@ -372,17 +360,8 @@ static lt_status go_back(const backward *b, lt_weights **weights)
     return status;
 }
 
-lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
+lt_status lt__backward(lt_tensor *loss, lt_tensor *grad)
 {
-    struct lt_autograd *ag = loss->ctx->slots.autograd;
-    const lt_step_part *schedule = ag ? lt__step_schedule(ag) : NULL;
-    if (schedule) {
-        LT_TRY(schedule->backward(schedule->ud, loss, grad));
-        keep_bn_stats(ag);      /* its backward pass may run later */
-        lt__count_backward(ag); /* the pass has a number of its own; numbers need only increase */
-        ag->grads_complete = false;
-        return LT_OK;
-    }
     return go_back(&(backward){.ctx = loss->ctx, .roots = &loss, .grads = &grad, .n = 1}, NULL);
 }
 

@@ -88,6 +88,12 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
+void lt__bn_stats_keep(struct lt_autograd *ag)
+{
+    for (lt_bn_entry *s = ag->bn_stats; s; s = s->next)
+        s->backward_period = ag->period + 1;
+}
+
 /* Frees n pending entries. list has them in the order in which they are pending. */
 static void discard(lt_ctx *ctx, lt_bn_entry *const *list, int n)
 {

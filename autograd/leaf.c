@@ -72,8 +72,7 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf)
         leaf->grad = lt__tensor_over(leaf->segment->grads, (lt_dtype)x->dtype, x->ndim, x->dims,
                                      leaf->offset, true);
     } else {
-        leaf->grad =
-            lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
+        leaf->grad = lt__tensor_like(x, x->storage->device, (lt_dtype)x->dtype);
     }
     return leaf->grad ? LT_OK : LT_ENOMEM;
 }

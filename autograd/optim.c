@@ -28,8 +28,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x, int index)
         a++;
     if (a == o->n_arenas) {
         lt_segment *segment = x->leaf->segment;
-        o->arenas[a] = (lt_optim_slots){.segment = segment};
-        atomic_fetch_add_explicit(&segment->refs, 1, memory_order_relaxed);
+        o->arenas[a] = (lt_optim_slots){.segment = lt__segment_retain(segment)};
         o->n_arenas++;
         LT_TRY(lt__segment_need_grads(segment));
         for (int k = 0; k < o->n_slots; k++) {
@@ -304,10 +303,7 @@ static lt_tensor *add_squares(lt_optim *o)
     lt_status status = total ? lt_fill(total, 0) : lt_errcode();
     if (status == LT_OK && may_apply(o->ctx))
         status = lt__optim_add_squares(o, total);
-    if (status == LT_OK)
-        return total;
-    lt_release(total);
-    return NULL;
+    return lt__tensor_if(status, total);
 }
 
 /* *norm = the root of squares. LT_ENUMERIC if it is not finite. */
@@ -386,20 +382,14 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
                               const double *factor)
 {
     lt_tensor *in[LT_MAX_IN] = {NULL};
-    const lt_op *op = o->def->op;
     lt_opt own[LT_MAX_OPT];
     int n = o->n_slots + 2;
     memcpy(own, opts, (size_t)o->def->schema.n_opt * sizeof *own);
     if (o->step >= 0)
         own[o->step] = (lt_opt){.kind = LT_INTS, .n = 1, .i = {r->steps + 1}};
-    lt_call call = {.ctx = o->ctx,
-                    .device = segment_of(o, r)->values->device,
-                    .op = op,
-                    .schema = &o->def->schema,
-                    .opt = own,
-                    .n_in = n,
-                    .in = in,
-                    .factor = factor};
+    lt_call call = lt__call_of(o->ctx, o->def, in, n, own);
+    call.device = segment_of(o, r)->values->device;
+    call.factor = factor;
     lt_status status = LT_OK;
     for (int i = 0; i < n && status == LT_OK; i++) {
         in[i] = tensor_over(o, r,
@@ -408,7 +398,7 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
                                      : o->arenas[r->arena].slot[i - 2]);
         status = in[i] ? LT_OK : LT_ENOMEM;
     }
-    if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
+    if (status == LT_OK && (status = o->def->op->shape(&call)) == LT_OK)
         status = lt__run_kernel(&call, o->def, false);
     if (status != LT_OK)
         lt_fail_prefix("%s", o->def->schema.name);

@@ -21,7 +21,8 @@ struct lt_params {
     } * names;
     lt_span *spans;
     lt_segment **segments;
-    int n_names, n_spans, n_segments, capacity; /* capacity of each array */
+    int n_names, n_spans, n_segments;
+    int max_names, max_spans, max_segments; /* room in the arrays */
 };
 
 lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
@@ -181,41 +182,19 @@ void lt_params_free(lt_params *p)
     }
     for (int i = 0; i < p->n_segments; i++)
         lt__segment_release(p->segments[i]);
-    lt__free(ctx, p->names, (size_t)p->capacity * sizeof *p->names);
-    lt__free(ctx, p->spans, (size_t)p->capacity * sizeof *p->spans);
-    lt__free(ctx, p->segments, (size_t)p->capacity * sizeof *p->segments);
+    lt__free(ctx, p->names, (size_t)p->max_names * sizeof *p->names);
+    lt__free(ctx, p->spans, (size_t)p->max_spans * sizeof *p->spans);
+    lt__free(ctx, p->segments, (size_t)p->max_segments * sizeof *p->segments);
     lt__free(ctx, p, sizeof *p);
     lt__ctx_release(ctx);
 }
 
-/* Makes room for an entry in each array. There are never more spans or segments than names. */
+/* Makes room for an entry in each array. There are never more segments than spans. */
 static lt_status reserve(lt_params *p)
 {
-    if (p->n_names < p->capacity)
-        return LT_OK;
-    int capacity = p->capacity ? 2 * p->capacity : 64;
-    struct name *names = lt__alloc(p->ctx, (size_t)capacity * sizeof *names);
-    lt_span *spans = lt__alloc(p->ctx, (size_t)capacity * sizeof *spans);
-    lt_segment **segments = lt__alloc(p->ctx, (size_t)capacity * sizeof *segments);
-    if (!names || !spans || !segments) {
-        lt__free(p->ctx, names, (size_t)capacity * sizeof *names);
-        lt__free(p->ctx, spans, (size_t)capacity * sizeof *spans);
-        lt__free(p->ctx, segments, (size_t)capacity * sizeof *segments);
-        return LT_ENOMEM;
-    }
-    if (p->capacity > 0) {
-        memcpy(names, p->names, (size_t)p->n_names * sizeof *names);
-        memcpy(spans, p->spans, (size_t)p->n_spans * sizeof *spans);
-        memcpy(segments, p->segments, (size_t)p->n_segments * sizeof *segments);
-    }
-    lt__free(p->ctx, p->names, (size_t)p->capacity * sizeof *names);
-    lt__free(p->ctx, p->spans, (size_t)p->capacity * sizeof *spans);
-    lt__free(p->ctx, p->segments, (size_t)p->capacity * sizeof *segments);
-    p->names = names;
-    p->spans = spans;
-    p->segments = segments;
-    p->capacity = capacity;
-    return LT_OK;
+    LT_TRY(lt__grow(p->ctx, &p->names, p->n_names, &p->max_names, sizeof *p->names));
+    LT_TRY(lt__grow(p->ctx, &p->spans, p->n_spans, &p->max_spans, sizeof *p->spans));
+    return lt__grow(p->ctx, &p->segments, p->n_spans, &p->max_segments, sizeof *p->segments);
 }
 
 static int segment_index(lt_params *p, lt_segment *s)

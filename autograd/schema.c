@@ -382,17 +382,7 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
     if (op->n_out + op->n_aux + (op->n_out == 0) > LT_MAX_OUT || ag->n_defs >= 400)
         return lt_fail(LT_EINVAL, "op '%s' has too many outputs, or there are too many ops",
                        schema.name);
-    if (ag->n_defs == ag->capacity) {
-        int capacity = ag->capacity ? 2 * ag->capacity : 128;
-        lt_def **defs = lt__alloc(ctx, (size_t)capacity * sizeof *defs);
-        if (!defs)
-            return LT_ENOMEM;
-        if (ag->n_defs > 0)
-            memcpy(defs, ag->defs, (size_t)ag->n_defs * sizeof *defs);
-        lt__free(ctx, ag->defs, (size_t)ag->capacity * sizeof *defs);
-        ag->defs = defs;
-        ag->capacity = capacity;
-    }
+    LT_TRY(lt__grow(ctx, &ag->defs, ag->n_defs, &ag->capacity, sizeof *ag->defs));
     lt_def *def = lt__alloc_zero(ctx, sizeof *def);
     if (!def)
         return LT_ENOMEM;

@@ -75,18 +75,6 @@ static void add_to_digest(struct lt_autograd *ag, const lt_step_settings *noted)
     }
 }
 
-static lt_status reserve(struct lt_autograd *ag, int n)
-{
-    if (n <= ag->noted_capacity)
-        return LT_OK;
-    lt_step_settings *more = realloc(ag->noted, (size_t)n * sizeof *more);
-    if (!more)
-        return lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
-    ag->noted = more;
-    ag->noted_capacity = n;
-    return LT_OK;
-}
-
 lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                               const lt_opt *const *options, int n_groups, double clip)
 {
@@ -95,7 +83,8 @@ lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_d
     if (ag->noted_read)
         ag->n_noted = 0;
     ag->noted_read = false;
-    LT_TRY(reserve(ag, ag->n_noted + n_groups));
+    LT_TRY(LT_RESERVE(ag->noted, ag->n_noted + n_groups, &ag->noted_capacity,
+                      "for the settings of an optimizer"));
     for (int group = 0; group < n_groups; group++) {
         lt_step_settings *noted = &ag->noted[ag->n_noted++];
         *noted = (lt_step_settings){.optim = optim, .def = def, .group = group, .clip = clip};
@@ -144,13 +133,8 @@ char *lt_settings_text(const lt_ctx *ctx)
     const struct lt_autograd *ag = ctx->slots.autograd;
     int n = ag ? ag->n_noted : 0;
     size_t size = (size_t)n * (LT_MAX_OPT + 1) * LINE + 1;
-    char *text = malloc(size), *at = text;
-    if (!text) {
-        lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
-        return NULL;
-    }
-    *at = '\0';
-    for (int i = 0; i < n; i++) {
+    char *text = lt__calloc(size, 1, "for the settings of an optimizer"), *at = text;
+    for (int i = 0; text && i < n; i++) {
         const lt_step_settings *noted = &ag->noted[i];
         const lt_schema *schema = &noted->def->schema;
         for (int k = 0; k < schema->n_opt; k++) {

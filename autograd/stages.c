@@ -20,17 +20,52 @@ bool lt_has_stages(const lt_ctx *ctx)
     return ag && ag->has_stages;
 }
 
+/* ==== Homes: which stage has the values of a tensor =========================================== */
+
+int lt_stage_of(const lt_tensor *x) { return x->home ? x->home->stage : LT_NO_STAGE; }
+
+lt_status lt_set_stage(lt_tensor *x, int stage)
+{
+    if (!x->home && !(x->home = lt__alloc_zero(x->ctx, sizeof *x->home)))
+        return LT_ENOMEM;
+    *x->home = (struct lt_home){.stage = stage};
+    return LT_OK;
+}
+
+bool lt_is_remote(const lt_tensor *x) { return x->meta; }
+bool lt__is_tracked_elsewhere(const lt_tensor *x) { return x->meta && x->home && x->home->tracked; }
+
+void lt__home_forget(lt_tensor *x, bool gone)
+{
+    if (!x->home)
+        return;
+    x->home->tracked = false;
+    if (!gone)
+        return;
+    lt__free(x->ctx, x->home, sizeof *x->home);
+    x->home = NULL;
+}
+
+lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x)
+{
+    LT_TRY(lt_set_stage(y, x->home->stage));
+    y->home->sent_to = x->home->sent_to;
+    return LT_OK;
+}
+
+lt_status lt__home_refuse(const lt_tensor *x)
+{
+    return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
+                   x->home->stage);
+}
+
 /* ==== Tensors of other stages ================================================================= */
 
 static lt_tensor *new_remote(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, int stage,
                              bool kept)
 {
     lt_tensor *x = lt__tensor_meta(ctx, dtype, ndim, dims, kept);
-    if (x && stage != LT_NO_STAGE && lt_set_stage(x, stage) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
+    return x && stage != LT_NO_STAGE ? lt__tensor_if(lt_set_stage(x, stage), x) : x;
 }
 
 lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -187,16 +222,9 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
 {
     const lt_op *op = def->op;
     lt_spec spec[LT_MAX_OUT];
-    lt_call call = {.ctx = ctx,
-                    .device = ctx->device,
-                    .op = op,
-                    .schema = &def->schema,
-                    .opt = opts,
-                    .n_in = n_in,
-                    .in = in,
-                    .save = op->save,
-                    .same_grad = op->same_grad,
-                    .spec = spec};
+    lt_call call = lt__call_of(ctx, def, in, n_in, opts);
+    call.device = ctx->device;
+    call.spec = spec;
     LT_TRY(op->shape(&call));
     int n = lt_op_outputs(op);
     bool off = ag->no_grad_depth > 0;

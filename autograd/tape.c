@@ -131,25 +131,26 @@ bool lt_grad_enabled(const lt_ctx *ctx)
     return ctx->slots.autograd->no_grad_depth == 0;
 }
 
-void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->cast = fn;
-    ctx->slots.autograd->cast_ud = ud;
-}
+/* Defines a function that sets a callback and its ud. */
+#define SETTER(name, type, callback)                                                               \
+    void name(lt_ctx *ctx, type fn, void *ud)                                                      \
+    {                                                                                              \
+        LT_NEED_CTX(ctx, );                                                                        \
+        ctx->slots.autograd->callback = fn;                                                        \
+        ctx->slots.autograd->callback##_ud = ud;                                                   \
+    }
+
+SETTER(lt_set_cast, lt_cast_fn, cast)
+SETTER(lt_set_allreduce, lt_allreduce_fn, allreduce)
+SETTER(lt_set_where, lt_where_fn, where)
+SETTER(lt_set_timer, lt_timer_fn, timer)
+SETTER(lt_set_op_hook, lt_op_hook_fn, op_hook)
 
 lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud)
 {
     LT_NEED_CTX(ctx, NULL);
     *ud = ctx->slots.autograd->cast_ud;
     return ctx->slots.autograd->cast;
-}
-
-void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->allreduce = fn;
-    ctx->slots.autograd->allreduce_ud = ud;
 }
 
 void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss,
@@ -163,13 +164,6 @@ void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss
     ag->deferred.clip = clip;
 }
 
-void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->where = fn;
-    ctx->slots.autograd->where_ud = ud;
-}
-
 void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES])
 {
     LT_NEED_CTX(ctx, );
@@ -177,20 +171,6 @@ void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES])
     where[0] = 0;
     if (ag->where)
         ag->where(ag->where_ud, where, LT_WHERE_BYTES);
-}
-
-void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->timer = fn;
-    ctx->slots.autograd->timer_ud = ud;
-}
-
-void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud)
-{
-    LT_NEED_CTX(ctx, );
-    ctx->slots.autograd->op_hook = fn;
-    ctx->slots.autograd->op_hook_ud = ud;
 }
 
 /* ==== Nodes =================================================================================== */

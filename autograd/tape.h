@@ -190,7 +190,8 @@ struct lt_autograd {
     uint32_t digest;     /* see lt_steps_digest() */
     uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */
     struct lt_step_settings *noted;
-    int n_noted, noted_capacity;
+    int n_noted;
+    size_t noted_capacity;
     bool noted_read; /* the next step starts a new list */
 };
 
@@ -224,6 +225,8 @@ bool lt__deferred_check_is_unreported(const lt_deferred_check *check);
 void lt__bn_entry_free(lt_ctx *ctx, lt_bn_entry *entry);
 /* lt_bn_stats_commit() for an optimizer step: does not synchronize. */
 lt_status lt__bn_stats_commit(lt_ctx *ctx);
+/* Keeps pending statistics until the optimizer step of their batch. */
+void lt__bn_stats_keep(struct lt_autograd *ag);
 /* Sets the error for a loss that is not finite. why: a sentence, or "". LT_ENUMERIC. */
 lt_status lt__fail_loss(int64_t step, double value, const char *why);
 /* Sets the error for a gradient norm that is not finite. LT_ENUMERIC. */
@@ -258,6 +261,8 @@ lt_status lt__mark(lt_tensor *const *roots, int n);
 /* Clears the marks of a tape, and discards the partial gradients of a backward that failed. tape
  * may be NULL. */
 void lt__unmark(lt_tape *tape);
+/* lt_backward() without a schedule: runs a pass. */
+lt_status lt__backward(lt_tensor *loss, lt_tensor *grad);
 /* Ends a backward for the first `begun` parts of the step. Counts it if it succeeded. Returns the
  * result. */
 lt_status lt__backward_end(lt_ctx *ctx, int begun, lt_status status, bool is_dry);
@@ -306,8 +311,7 @@ static inline const lt_step_part *lt__step_scale(const struct lt_autograd *ag)
 {
     return &ag->parts[LT_PART_SCALE];
 }
-/* The part that has `backward`, and the part that has `apply`; or NULL. Borrowed. */
-const lt_step_part *lt__step_schedule(const struct lt_autograd *ag);
+/* The part that has `apply`, or NULL. Borrowed. */
 const lt_step_part *lt__step_applier(const struct lt_autograd *ag);
 /* *begun: the number of parts that have begun, including one that failed. */
 lt_status lt__step_begin(struct lt_autograd *ag, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad,
@@ -356,6 +360,8 @@ void lt__home_forget(lt_tensor *x, bool gone);
 lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x);
 lt_status lt__home_refuse(const lt_tensor *x);
 
+/* A forward call. The caller sets the device and the remaining members. */
+lt_call lt__call_of(lt_ctx *ctx, const lt_def *def, lt_tensor **in, int n_in, const lt_opt *opts);
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);

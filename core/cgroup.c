@@ -4,7 +4,6 @@
  * The quotas of the enclosing cgroups apply, too.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/device.h"

@@ -41,11 +41,9 @@ static lt_status parse_fault(lt_ctx *ctx, const char *text)
 
 lt_ctx *lt_ctx_new(const lt_config *config)
 {
-    lt_ctx *ctx = calloc(1, sizeof *ctx);
-    if (!ctx) {
-        lt_fail(LT_ENOMEM, "out of memory for a context");
+    lt_ctx *ctx = lt__calloc(1, sizeof *ctx, "for a context");
+    if (!ctx)
         return NULL;
-    }
     if (config)
         ctx->config = *config;
     atomic_init(&ctx->refs, 1);
@@ -76,11 +74,9 @@ lt_ctx *lt_ctx_new(const lt_config *config)
     if (lt__start_threads(ctx->threads) != LT_OK)
         goto fail;
     ctx->devices[0] = ctx->device = lt__cpu_device_new(ctx->threads);
-    if (!ctx->device) {
-        lt_fail(LT_ENOMEM, "out of memory for a context");
-        goto fail;
-    }
-    return ctx;
+    if (ctx->device)
+        return ctx;
+    lt_fail(LT_ENOMEM, "out of memory for a context");
 fail:
     lt_ctx_free(ctx);
     return NULL;

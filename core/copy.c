@@ -18,11 +18,7 @@ lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *
 {
     LT_NEED_CTX(ctx, NULL);
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
-    if (x && lt_fill(x, value) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
+    return x ? lt__tensor_if(lt_fill(x, value), x) : NULL;
 }
 
 lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -30,11 +26,7 @@ lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *
 {
     LT_NEED_CTX(ctx, NULL);
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
-    if (x && lt_write(x, data) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
+    return x ? lt__tensor_if(lt_write(x, data), x) : NULL;
 }
 
 /* ==== Copies ================================================================================== */
@@ -47,9 +39,8 @@ static lt_status copy_across(lt_tensor *dst, lt_tensor *src)
         return lt__move(to, dst->data, from, src->data, lt__tensor_bytes(dst));
     /* Convert on the side that makes the transfer smaller. */
     bool first = lt__tensor_bytes(dst) < lt__tensor_bytes(src);
-    lt_tensor *between = lt__tensor_new(dst->ctx, first ? from : to,
-                                        (lt_dtype)(first ? dst : src)->dtype, src->ndim, src->dims,
-                                        true);
+    lt_tensor *between =
+        lt__tensor_like(src, first ? from : to, (lt_dtype)(first ? dst : src)->dtype);
     if (!between)
         return lt_errcode();
     lt_status status = lt_copy(between, src);
@@ -79,23 +70,15 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
 
 lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype)
 {
-    lt_tensor *y = lt__tensor_new(x->ctx, x->storage->device, dtype, x->ndim, x->dims, true);
-    if (y && lt_copy(y, x) != LT_OK) {
-        lt_release(y);
-        return NULL;
-    }
-    return y;
+    lt_tensor *y = lt__tensor_like(x, x->storage->device, dtype);
+    return y ? lt__tensor_if(lt_copy(y, x), y) : NULL;
 }
 
 /* Copies x to a device. New. */
 static lt_tensor *copy_on(lt_tensor *x, lt_device *device, bool kept)
 {
     lt_tensor *y = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, kept);
-    if (y && lt_copy(y, x) != LT_OK) {
-        lt_release(y);
-        return NULL;
-    }
-    return y;
+    return y ? lt__tensor_if(lt_copy(y, x), y) : NULL;
 }
 
 lt_tensor *lt_to(lt_tensor *x, const char *name)
@@ -157,7 +140,7 @@ lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
     if (n > 0)
         LT_TRY(lt__move(device, to, dst->ctx->devices[0], one, size));
     for (size_t done = 1, more; done < n; done += more) {
-        more = done < n - done ? done : n - done;
+        more = LT_MIN(done, n - done);
         LT_TRY(device->copy(device, to + done * size, to, more * size));
     }
     return LT_OK;

@@ -35,7 +35,7 @@ enum { HEADROOM = 16 << 20 }; /* bytes that tensors leave free for libraries */
 #define LT_PARALLEL
 #endif
 
-static size_t piece_at(size_t i, size_t n) { return n - i < PIECE ? n - i : PIECE; }
+static size_t piece_at(size_t i, size_t n) { return LT_MIN(n - i, PIECE); }
 
 int lt_cpu_count(void)
 {
@@ -49,13 +49,12 @@ int lt_cpu_count(void)
 
 int lt_omp_threads(void)
 {
-    enum { MOST = 1024 };
     const char *text = getenv("OMP_NUM_THREADS");
     char *end;
     long n = text ? strtol(text, &end, 10) : 0;
     if (n <= 0 || (*end && !strchr(", ", *end)))
         return 0;
-    return n < MOST ? (int)n : MOST;
+    return (int)LT_MIN(n, 1024);
 }
 
 int lt_thread_limit(void)
@@ -160,12 +159,9 @@ static lt_status cpu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n
         return LT_OK;
     lt_convert(one, dtype, &value, LT_F64, 1);
     memcpy(to, one, size);
-    for (size_t done = 1; done < n;) { /* copies the part filled so far */
-        size_t more = done < n - done ? done : n - done;
-        if (more > 4096)
-            more = 4096;
+    for (size_t done = 1, more; done < n; done += more) { /* copies the part filled so far */
+        more = LT_MIN(LT_MIN(done, n - done), 4096);
         memcpy(to + done * size, to, more * size);
-        done += more;
     }
     return LT_OK;
 }
@@ -176,7 +172,7 @@ static void add_halves(uint16_t *h, const uint16_t *k, lt_dtype dtype, size_t n)
     enum { BLOCK = 1024 };
     float a[BLOCK], b[BLOCK];
     for (size_t i = 0; i < n; i += BLOCK) {
-        size_t count = n - i < BLOCK ? n - i : BLOCK;
+        size_t count = LT_MIN(n - i, BLOCK);
         lt_convert(a, LT_F32, h + i, dtype, count);
         lt_convert(b, LT_F32, k + i, dtype, count);
         for (size_t j = 0; j < count; j++)

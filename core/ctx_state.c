@@ -36,11 +36,20 @@ lt_status lt__check_open(const lt_ctx *ctx, const char *who)
                        : LT_OK;
 }
 
-uint64_t lt_seed(const lt_ctx *ctx)
-{
-    LT_NEED_CTX(ctx, 0);
-    return ctx->config.seed;
-}
+/* Defines a function that returns a number of a context. */
+#define GETTER(type, name, number)                                                                 \
+    type name(const lt_ctx *ctx)                                                                   \
+    {                                                                                              \
+        LT_NEED_CTX(ctx, 0);                                                                       \
+        return number;                                                                             \
+    }
+
+GETTER(uint64_t, lt_seed, ctx->config.seed)
+GETTER(int, lt_threads, ctx->threads)
+GETTER(int64_t, lt_step, ctx->step)
+/* any step may be set */
+GETTER(int64_t, lt_random_step, (int64_t)((uint64_t)ctx->step - (uint64_t)ctx->seeded_at))
+GETTER(int, lt_stop_reason, atomic_load(&ctx->stop_reason))
 
 void lt_set_seed(lt_ctx *ctx, uint64_t seed)
 {
@@ -53,25 +62,10 @@ void lt_set_seed(lt_ctx *ctx, uint64_t seed)
         ctx->slots.seeded(ctx);
 }
 
-int lt_threads(const lt_ctx *ctx)
-{
-    LT_NEED_CTX(ctx, 0);
-    return ctx->threads;
-}
-int64_t lt_step(const lt_ctx *ctx)
-{
-    LT_NEED_CTX(ctx, 0);
-    return ctx->step;
-}
 void lt_set_step(lt_ctx *ctx, int64_t step)
 {
     LT_NEED_CTX(ctx, );
     ctx->step = step;
-}
-int64_t lt_random_step(const lt_ctx *ctx)
-{
-    LT_NEED_CTX(ctx, 0);
-    return (int64_t)((uint64_t)ctx->step - (uint64_t)ctx->seeded_at); /* any step may be set */
 }
 void lt_set_random_step(lt_ctx *ctx, int64_t step)
 {
@@ -103,12 +97,6 @@ void lt_stop_listen(lt_ctx *ctx, bool on)
 {
     LT_NEED_CTX(ctx, );
     atomic_fetch_add(&ctx->listeners, on ? 1 : -1);
-}
-
-int lt_stop_reason(const lt_ctx *ctx)
-{
-    LT_NEED_CTX(ctx, 0);
-    return atomic_load(&ctx->stop_reason);
 }
 
 void lt_set_log(lt_ctx *ctx, lt_log_fn fn, void *ud)

@@ -510,11 +510,7 @@ lt_tensor *lt_file_read(lt_file *f, int i)
         return NULL;
     const entry *e = &f->entries[i];
     lt_tensor *x = lt_tensor_new(f->ctx, e->dtype, e->ndim, e->dims);
-    if (x && lt_file_read_into(f, i, x) != LT_OK) {
-        lt_release(x);
-        return NULL;
-    }
-    return x;
+    return x ? lt__tensor_if(lt_file_read_into(f, i, x), x) : NULL;
 }
 
 /* Checks that the file was not modified since it was opened, so that lt_file_verify() and
@@ -557,8 +553,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     lt__bump_version(dst);
     if (dst->storage->device->is_host)
         return read_elements(f, e, dst->data, dtype);
-    lt_ctx *ctx = dst->ctx;
-    lt_tensor *here = lt__tensor_new(ctx, ctx->devices[0], dtype, dst->ndim, dst->dims, true);
+    lt_tensor *here = lt__tensor_like(dst, dst->ctx->devices[0], dtype);
     if (!here)
         return lt_errcode();
     lt_status status = read_elements(f, e, here->data, dtype);

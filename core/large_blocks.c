@@ -23,15 +23,7 @@ enum { MIN_REGION = 32 << 20, HEADROOM = 256 << 20 };
 
 static bool reserve(lt_ranges *r, size_t n)
 {
-    if (n <= r->capacity)
-        return true;
-    size_t capacity = 2 * n + 16;
-    lt_range *at = realloc(r->at, capacity * sizeof *at);
-    if (!at)
-        return false;
-    r->at = at;
-    r->capacity = capacity;
-    return true;
+    return LT_RESERVE(r->at, n, &r->capacity, "for a list of blocks") == LT_OK;
 }
 
 /* The index of the first range that starts at or after p. */
@@ -100,7 +92,7 @@ static char *allocate_more(lt_device *device, size_t size)
 static bool grow(lt_device *device, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;
-    size_t size = large->bytes / 2 > MIN_REGION ? large->bytes / 2 : MIN_REGION;
+    size_t size = LT_MAX(large->bytes / 2, MIN_REGION);
     char *p = size > bytes ? allocate_more(device, size) : NULL;
     if (!p)
         p = device->alloc(device, size = bytes);

@@ -93,14 +93,8 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device)
 static void *fresh(lt_device *device, int i)
 {
     struct lt_free_list *list = &device->pool.list[i];
-    if (list->total == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 8;
-        void **blocks = realloc(list->blocks, capacity * sizeof *blocks);
-        if (!blocks)
-            return NULL;
-        list->blocks = blocks;
-        list->capacity = capacity;
-    }
+    if (LT_RESERVE(list->blocks, list->total + 1, &list->capacity, "for free blocks") != LT_OK)
+        return NULL;
     void *p = device->alloc(device, class_bytes(i));
     list->total += p != NULL;
     if (p && device->is_host)
@@ -204,6 +198,23 @@ void *lt__alloc_zero(lt_ctx *ctx, size_t bytes)
 {
     void *p = lt__alloc(ctx, bytes);
     return p ? memset(p, 0, bytes) : NULL;
+}
+
+lt_status lt__grow(lt_ctx *ctx, void *list, int n, int *capacity, size_t size)
+{
+    int room = *capacity > 0 ? 2 * *capacity : 64;
+    void *old, *p;
+    if (n < *capacity)
+        return LT_OK;
+    if (!(p = lt__alloc(ctx, (size_t)room * size)))
+        return LT_ENOMEM;
+    memcpy(&old, list, sizeof old); /* a pointer of any type */
+    if (n > 0)
+        memcpy(p, old, (size_t)n * size);
+    lt__free(ctx, old, (size_t)*capacity * size);
+    memcpy(list, &p, sizeof p);
+    *capacity = room;
+    return LT_OK;
 }
 
 static lt_memory read_stats(const lt_ctx *ctx, const lt_memory *at)

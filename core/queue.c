@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "core/alloc.h"
 #include "core/queue.h"
 
 struct lt_queue {
@@ -15,11 +16,9 @@ struct lt_queue {
 
 lt_queue *lt__queue_new(int capacity)
 {
-    lt_queue *q = calloc(1, sizeof *q + (size_t)capacity * sizeof q->items[0]);
-    if (!q) {
-        lt_fail(LT_ENOMEM, "out of memory for a queue");
+    lt_queue *q = lt__calloc(1, sizeof *q + (size_t)capacity * sizeof q->items[0], "for a queue");
+    if (!q)
         return NULL;
-    }
     q->capacity = capacity;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->not_full, NULL);

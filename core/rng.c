@@ -92,14 +92,13 @@ static void fill_on_host(const fill *f)
 static lt_status run_fill(const fill *f)
 {
     lt_tensor *x = f->x;
-    lt_ctx *ctx = x->ctx;
     lt__bump_version(x);
     if (x->storage->device->is_host) {
         fill_on_host(f);
         return LT_OK;
     }
     fill here = *f;
-    here.x = lt__tensor_new(ctx, ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
+    here.x = lt__tensor_like(x, x->ctx->devices[0], (lt_dtype)x->dtype);
     if (!here.x)
         return lt_errcode();
     fill_on_host(&here);

@@ -294,13 +294,10 @@ static void put_digest(writer *w)
 {
     char hex[LT_DIGITS + 1];
     lt_sha256_end(&w->sha, hex);
-    for (int done = 0; done < LT_DIGITS && !w->error;) {
-        ssize_t n = pwrite(w->fd, hex + done, (size_t)(LT_DIGITS - done), LT_DIGEST_AT + done);
-        if (n > 0)
-            done += (int)n;
-        else if (n == 0 || errno != EINTR)
-            w->error = n == 0 ? EIO : errno;
-    }
+    if (!w->error && lseek(w->fd, LT_DIGEST_AT, SEEK_SET) < 0)
+        w->error = errno;
+    if (!w->error)
+        w->error = write_all(w->fd, hex, LT_DIGITS);
 }
 
 /* Writes the whole file to fd. */

@@ -5,7 +5,6 @@
  * off, not the start.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
@@ -99,15 +98,9 @@ static int distance(const char *a, const char *b)
         row[0] = i;
         for (int j = 1; j <= nb; j++) {
             char x = lower(a[i - 1]), y = lower(b[j - 1]);
-            int best = before[j - 1] + (x != y);
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            if (before[j] + 1 < best)
-                best = before[j] + 1;
-            if (i > 1 && j > 1 && x == lower(b[j - 2]) && y == lower(a[i - 2]) &&
-                first[j - 2] + 1 < best)
-                best = first[j - 2] + 1;
-            row[j] = best;
+            row[j] = LT_MIN(before[j - 1] + (x != y), LT_MIN(row[j - 1], before[j]) + 1);
+            if (i > 1 && j > 1 && x == lower(b[j - 2]) && y == lower(a[i - 2]))
+                row[j] = LT_MIN(row[j], first[j - 2] + 1);
         }
     }
     return rows[na % 3][nb];

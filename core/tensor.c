@@ -223,10 +223,19 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
     return LT_OK;
 }
 
-/* Creates a tensor struct without memory, in the current scope unless kept. */
-static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, int64_t count,
-                         bool kept)
+lt_status lt__dtype_check(lt_dtype dtype)
 {
+    return (unsigned)dtype < LT_DTYPE_COUNT
+               ? LT_OK
+               : lt_fail(LT_EINVAL, "%d is not a dtype; see lt_dtype", (int)dtype);
+}
+
+/* Creates a tensor struct without memory, in the current scope unless kept. */
+static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept)
+{
+    int64_t count;
+    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
     lt_tensor *x = lt__alloc(ctx, sizeof *x);
     if (!x)
         return NULL;
@@ -252,30 +261,32 @@ static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
     return x;
 }
 
-lt_status lt__dtype_check(lt_dtype dtype)
+/* Gives x uninitialised memory. LT_ENOMEM. */
+static lt_status give_memory(lt_tensor *x, lt_device *device)
 {
-    return (unsigned)dtype < LT_DTYPE_COUNT
-               ? LT_OK
-               : lt_fail(LT_EINVAL, "%d is not a dtype; see lt_dtype", (int)dtype);
+    x->storage = lt__storage_new(x->ctx, device, lt__tensor_bytes(x));
+    x->data = x->storage ? x->storage->data : NULL;
+    return x->storage ? LT_OK : LT_ENOMEM;
+}
+
+lt_tensor *lt__tensor_if(lt_status status, lt_tensor *x)
+{
+    if (status == LT_OK)
+        return x;
+    lt_release(x);
+    return NULL;
 }
 
 lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
                           const int64_t *dims, bool kept)
 {
-    int64_t count;
-    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
-        return NULL;
-    lt_storage *storage = lt__storage_new(ctx, device, (size_t)count * lt_dtype_bytes(dtype));
-    if (!storage)
-        return NULL;
-    lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
-    if (!x) {
-        lt__storage_release(storage);
-        return NULL;
-    }
-    x->storage = storage;
-    x->data = storage->data;
-    return x;
+    lt_tensor *x = header(ctx, dtype, ndim, dims, kept);
+    return x ? lt__tensor_if(give_memory(x, device), x) : NULL;
+}
+
+lt_tensor *lt__tensor_like(const lt_tensor *x, lt_device *device, lt_dtype dtype)
+{
+    return lt__tensor_new(x->ctx, device, dtype, x->ndim, x->dims, true);
 }
 
 lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
@@ -287,10 +298,7 @@ lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
                            int64_t offset, bool kept)
 {
-    int64_t count;
-    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
-        return NULL;
-    lt_tensor *x = header(storage->ctx, dtype, ndim, dims, count, kept);
+    lt_tensor *x = header(storage->ctx, dtype, ndim, dims, kept);
     if (x)
         lt__tensor_place(x, storage, offset);
     return x;
@@ -298,10 +306,7 @@ lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const 
 
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
 {
-    int64_t count;
-    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
-        return NULL;
-    lt_tensor *x = header(ctx, dtype, ndim, dims, count, true);
+    lt_tensor *x = header(ctx, dtype, ndim, dims, true);
     if (x)
         x->pending = true;
     return x;
@@ -309,10 +314,7 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 
 lt_tensor *lt__tensor_meta(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept)
 {
-    int64_t count;
-    if (lt__dtype_check(dtype) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
-        return NULL;
-    lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
+    lt_tensor *x = header(ctx, dtype, ndim, dims, kept);
     if (x)
         x->meta = true;
     return x;
@@ -320,13 +322,7 @@ lt_tensor *lt__tensor_meta(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t 
 
 lt_status lt__tensor_arrive(lt_tensor *x)
 {
-    lt_ctx *ctx = x->ctx;
-    size_t bytes = lt__tensor_bytes(x);
-    lt_storage *storage = lt__storage_new(ctx, ctx->device, bytes);
-    if (!storage)
-        return LT_ENOMEM;
-    x->storage = storage;
-    x->data = storage->data;
+    LT_TRY(give_memory(x, x->ctx->device));
     x->meta = false;
     return LT_OK;
 }
@@ -433,10 +429,7 @@ lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t 
 
 lt_tensor *lt__tensor_inherit(lt_tensor *y, const lt_tensor *x)
 {
-    if (!y || !x->home || x->ctx->slots.inherit(y, x) == LT_OK)
-        return y;
-    lt_release(y);
-    return NULL;
+    return y && x->home ? lt__tensor_if(x->ctx->slots.inherit(y, x), y) : y;
 }
 
 /* Whether a view of x can be made. */

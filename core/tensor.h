@@ -57,6 +57,10 @@ struct lt_scope { /* tensors that lose their memory together */
  * otherwise to the current scope. New. */
 lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
                           const int64_t *dims, bool kept);
+/* The same with the dims of x, outside any scope. New. */
+lt_tensor *lt__tensor_like(const lt_tensor *x, lt_device *device, lt_dtype dtype);
+/* Returns x, which is taken, or NULL if status is an error. */
+lt_tensor *lt__tensor_if(lt_status status, lt_tensor *x);
 /* Copies x into a tensor of this dtype on the same device, outside any scope. New. */
 lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype);
 /* Returns x if it is on the CPU, otherwise a copy on the CPU outside any scope. New. */

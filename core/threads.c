@@ -38,13 +38,13 @@ static size_t stack_bytes(void)
 static lt_status try_threads(int n)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* locked until all have started */
-    pthread_t *threads = malloc((size_t)n * sizeof *threads);
+    pthread_t *threads = lt__calloc((size_t)n, sizeof *threads, "for a context");
     size_t stack = stack_bytes();
     pthread_attr_t attr;
     sigset_t all, before;
     int made = 0, error = 0;
     if (!threads)
-        return lt_fail(LT_ENOMEM, "out of memory for a context");
+        return LT_ENOMEM;
     pthread_attr_init(&attr);
     if (stack > 0)
         /* fails if it is too small, which leaves the default, as in OpenMP */

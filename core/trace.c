@@ -105,9 +105,9 @@ lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank)
 {
     LT_NEED_CTX(ctx, LT_EINVAL);
     struct timespec now;
-    struct lt_trace *t = malloc(sizeof *t);
+    struct lt_trace *t = lt__calloc(1, sizeof *t, "for a trace");
     if (!t)
-        return lt_fail(LT_ENOMEM, "out of memory for a trace");
+        return LT_ENOMEM;
     lt_status status = open_trace(path, O_APPEND, &t->file);
     if (status != LT_OK) {
         free(t);
@@ -118,7 +118,6 @@ lt_status lt_trace_open(lt_ctx *ctx, const char *path, int rank)
     clock_gettime(CLOCK_REALTIME, &now);
     t->base = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - lt__seconds();
     t->rank = rank;
-    t->used = 0;
     ctx->trace = t;
     name_rank(t);
     return LT_OK;

@@ -23,7 +23,6 @@
 #include <string.h>
 
 #include "core/queue.h"
-#include "data/options.h"
 #include "data/sample.h"
 
 enum {
@@ -208,15 +207,12 @@ static lt_status await_sent(const lt_batches *b, slot *s)
 
 static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint64_t *mark)
 {
-    *there = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
+    *there = lt__tensor_like(x, device, (lt_dtype)x->dtype);
     if (!*there)
         return lt_errcode();
     lt_status status = device->upload(device, (*there)->data, x->data, lt__tensor_bytes(x),
                                       device->mark(device), mark); /* dst may have been in use */
-    if (status != LT_OK) {
-        lt_release(*there);
-        *there = NULL;
-    }
+    *there = lt__tensor_if(status, *there);
     return status;
 }
 
@@ -387,11 +383,10 @@ static lt_tensor *normalised(const lt_batches *b, lt_tensor *bytes)
     lt_tensor *x = bytes ? lt__tensor_new(b->ctx, device, (lt_dtype)b->there->dtype, bytes->ndim,
                                           bytes->dims, false)
                          : NULL;
-    if (x && device->look_up(device, x->data, bytes->data, b->there->data, each, x->count,
-                             x->dims[3]) != LT_OK) {
-        lt_release(x);
-        x = NULL;
-    }
+    if (x)
+        x = lt__tensor_if(device->look_up(device, x->data, bytes->data, b->there->data, each,
+                                          x->count, x->dims[3]),
+                          x);
     lt_release(bytes);
     return x;
 }
@@ -527,10 +522,8 @@ static lt_status make_buffers(lt_batches *b)
     if (wanted > MOST)
         return lt_fail(LT_EINVAL, "batches: batch must be at most %lld, but is %lld",
                        (long long)MOST * CHUNK, (long long)b->batch);
-    b->chunks = calloc(all, sizeof *b->chunks);
-    b->workers = calloc((size_t)n_buffers(b), sizeof *b->workers);
-    if (!b->chunks || !b->workers)
-        return lt_fail(LT_ENOMEM, "out of memory for batches");
+    LT_TRY(LT_CALLOC(b->chunks, all, "for batches"));
+    LT_TRY(LT_CALLOC(b->workers, n_buffers(b), "for batches"));
     for (int i = 0; i < b->n_slots; i++)
         b->slots[i].chunks = b->chunks + (size_t)i * each;
     for (int i = 0; i < n_buffers(b); i++)
@@ -546,11 +539,9 @@ lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_option
     lt_batch_options checked;
     if (lt__batch_options_read(source, options, &checked) != LT_OK)
         return NULL;
-    lt_batches *b = calloc(1, sizeof *b);
-    if (!b) {
-        lt_fail(LT_ENOMEM, "out of memory for batches");
+    lt_batches *b = lt__calloc(1, sizeof *b, "for batches");
+    if (!b)
         return NULL;
-    }
     b->ctx = lt__ctx_retain(ctx);
     b->spec.source = lt_source_retain(source);
     b->spec.seed = lt_seed(ctx);

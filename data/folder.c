@@ -24,7 +24,8 @@ typedef struct entry { /* an image or a class */
 
 typedef struct list {
     entry *items;
-    int64_t n, capacity;
+    int64_t n;
+    size_t capacity;
 } list;
 
 typedef struct folder {
@@ -38,27 +39,11 @@ typedef struct folder {
 
 /* ==== Names =================================================================================== */
 
-static lt_status no_memory(void) { return lt_fail(LT_ENOMEM, "out of memory for names of images"); }
-
 static lt_status add(folder *f, list *to, const char *name, int64_t class)
 {
     size_t length = strlen(name) + 1;
-    if (to->n == to->capacity) {
-        int64_t capacity = to->capacity ? 2 * to->capacity : 256;
-        entry *items = realloc(to->items, (size_t)capacity * sizeof *items);
-        if (!items)
-            return no_memory();
-        to->items = items;
-        to->capacity = capacity;
-    }
-    if (f->bytes + length > f->capacity) {
-        size_t capacity = 2 * f->capacity + length;
-        char *names = realloc(f->names, capacity);
-        if (!names)
-            return no_memory();
-        f->names = names;
-        f->capacity = capacity;
-    }
+    LT_TRY(LT_RESERVE(to->items, to->n + 1, &to->capacity, "for names of images"));
+    LT_TRY(LT_RESERVE(f->names, f->bytes + length, &f->capacity, "for names of images"));
     to->items[to->n++] = (entry){f->bytes, class};
     memcpy(f->names + f->bytes, name, length);
     f->bytes += length;
@@ -291,8 +276,7 @@ static lt_status take_size_of_first(folder *f)
         f->base.w = image.w;
         f->sized = true;
     }
-    free(buffers.file.data);
-    free(buffers.decoded.data);
+    lt__sample_buffers_free(&buffers);
     return status;
 }
 
@@ -322,8 +306,7 @@ static void free_folder(lt_source *source)
     free(f->classes.items);
     free(f->names);
     free(f->path);
-    lt__ctx_release(source->ctx);
-    free(f);
+    lt__source_free(source);
 }
 
 lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
@@ -338,24 +321,21 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
                 LT_MAX_SIDE, LT_MAX_SIDE, (long long)height, (long long)width, channels);
         return NULL;
     }
-    folder *f = calloc(1, sizeof *f);
-    if (!f || !(f->path = strdup(path))) {
-        free(f);
-        no_memory();
+    folder *f = lt__source_new(sizeof *f, &(lt_source){.ctx = ctx,
+                                                       .h = height,
+                                                       .w = width,
+                                                       .c = channels,
+                                                       .dtype = LT_U8,
+                                                       .in_files = true,
+                                                       .read = read_image,
+                                                       .class_name = class_name,
+                                                       .digest_labels = digest_labels,
+                                                       .free = free_folder});
+    if (!f)
         return NULL;
-    }
-    f->base = (lt_source){.ctx = lt__ctx_retain(ctx),
-                          .h = height,
-                          .w = width,
-                          .c = channels,
-                          .dtype = LT_U8,
-                          .in_files = true,
-                          .read = read_image,
-                          .class_name = class_name,
-                          .digest_labels = digest_labels,
-                          .free = free_folder};
-    atomic_init(&f->base.refs, 1);
-    if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {
+    if ((f->path = lt__calloc(strlen(path) + 1, 1, "for names of images")))
+        strcpy(f->path, path);
+    if (!f->path || list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {
         lt_source_release(&f->base);
         return NULL;
     }

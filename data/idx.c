@@ -39,7 +39,7 @@ static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t 
     *got = 0;
     while (*got < bytes) {
         size_t rest = bytes - *got;
-        int n = gzread(file, (char *)buffer + *got, (unsigned)(rest < MOST ? rest : MOST));
+        int n = gzread(file, (char *)buffer + *got, (unsigned)LT_MIN(rest, MOST));
         int code;
         gzerror(file, &code);
         if (n < 0 || code != Z_OK) /* gzread returns 0 with an error code if truncated */
@@ -157,10 +157,8 @@ lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
     gzbuffer(file, 1 << 17);
     if (read_header(file, path, &h) == LT_OK && check_size(file, path, &h) == LT_OK)
         x = lt__tensor_new(ctx, ctx->devices[0], h.dtype, h.ndim, h.dims, false);
-    if (x && read_data(file, path, &h, x) != LT_OK) {
-        lt_release(x);
-        x = NULL;
-    }
+    if (x)
+        x = lt__tensor_if(read_data(file, path, &h, x), x);
     gzclose_r(file);
     return x;
 }

@@ -448,7 +448,6 @@ lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
     else if (lt__read_file(path, INT_MAX, &buffers.file, &n) == LT_OK &&
              lt__image_decode(path, buffers.file.data, n, channels, &buffers, &image) == LT_OK)
         x = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){image.h, image.w, image.c}, image.pixels);
-    free(buffers.file.data);
-    free(buffers.decoded.data);
+    lt__sample_buffers_free(&buffers);
     return x;
 }

@@ -1,7 +1,7 @@
 /* options.c - checks the options of a pass and fills in their defaults. */
 #include <math.h>
 
-#include "data/options.h"
+#include "data/sample.h"
 
 enum { MAX_WORKERS = 1024 };
 

@@ -1,8 +1,13 @@
-/* sample.h - prepares one image for a batch. Private to data. */
+/* sample.h - the options of a pass, and how one image is prepared for a batch. Private to data. */
 #ifndef LT_DATA_SAMPLE_H
 #define LT_DATA_SAMPLE_H
 
 #include "data/source.h"
+
+/* Checks the given options for a pass over source. Copies them to *options, with the defaults
+ * filled in; options->workers is then the number of threads, 0 for none. LT_EINVAL. */
+LT_MUST lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options *given,
+                                         lt_batch_options *options);
 
 typedef struct lt_sample_spec { /* read-only; shared by all threads */
     lt_source *source;

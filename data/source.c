@@ -9,6 +9,45 @@
 #include "core/hash.h"
 #include "data/sample.h"
 
+uint8_t *lt__bytes_reserve(lt_bytes *buffer, size_t bytes)
+{
+    if (bytes > buffer->capacity || !buffer->data) {
+        free(buffer->data);
+        buffer->capacity = bytes > 0 ? bytes : 1;
+        buffer->data = malloc(buffer->capacity);
+    }
+    if (!buffer->data) {
+        buffer->capacity = 0;
+        lt_fail(LT_ENOMEM, "out of memory for an image of %zu bytes", bytes);
+    }
+    return buffer->data;
+}
+
+void lt__sample_buffers_free(lt_sample_buffers *buffers)
+{
+    free(buffers->file.data);
+    free(buffers->decoded.data);
+    free(buffers->resized.data);
+    free(buffers->arranged.data);
+}
+
+void *lt__source_new(size_t bytes, const lt_source *base)
+{
+    lt_source *source = lt__calloc(1, bytes, "for a source of images");
+    if (!source)
+        return NULL;
+    *source = *base;
+    atomic_init(&source->refs, 1);
+    lt__ctx_retain(source->ctx);
+    return source;
+}
+
+void lt__source_free(lt_source *source)
+{
+    lt__ctx_release(source->ctx);
+    free(source);
+}
+
 lt_source *lt_source_retain(lt_source *source)
 {
     atomic_fetch_add_explicit(&source->refs, 1, memory_order_relaxed);
@@ -64,10 +103,8 @@ static uint32_t sized_labels(const lt_source *source, uint32_t digest)
 
 static void free_sized(lt_source *source)
 {
-    sized *s = (sized *)source;
-    lt_source_release(s->of);
-    lt__ctx_release(source->ctx);
-    free(s);
+    lt_source_release(((sized *)source)->of);
+    lt__source_free(source);
 }
 
 lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width)
@@ -81,25 +118,21 @@ lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width)
                 (long long)width);
         return NULL;
     }
-    sized *s = malloc(sizeof *s);
-    if (!s) {
-        lt_fail(LT_ENOMEM, "out of memory for a source of images");
+    sized *s = lt__source_new(sizeof *s, &(lt_source){.ctx = source->ctx,
+                                                      .count = source->count,
+                                                      .h = height,
+                                                      .w = width,
+                                                      .c = source->c,
+                                                      .classes = source->classes,
+                                                      .dtype = LT_U8,
+                                                      .in_files = true, /* resizing is slow too */
+                                                      .read = read_sized,
+                                                      .class_name = sized_class,
+                                                      .digest_labels = sized_labels,
+                                                      .free = free_sized});
+    if (!s)
         return NULL;
-    }
     s->of = lt_source_retain(source);
-    s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx),
-                          .count = source->count,
-                          .h = height,
-                          .w = width,
-                          .c = source->c,
-                          .classes = source->classes,
-                          .dtype = LT_U8,
-                          .in_files = true, /* resizing is slow too */
-                          .read = read_sized,
-                          .class_name = sized_class,
-                          .digest_labels = sized_labels,
-                          .free = free_sized};
-    atomic_init(&s->base.refs, 1);
     return &s->base;
 }
 
@@ -177,11 +210,9 @@ static uint32_t tensor_labels(const lt_source *source, uint32_t digest)
 
 static void free_tensors(lt_source *source)
 {
-    tensors *t = (tensors *)source;
-    lt_release(t->labels);
-    lt_release(t->images);
-    lt__ctx_release(source->ctx);
-    free(t);
+    lt_release(((tensors *)source)->labels);
+    lt_release(((tensors *)source)->images);
+    lt__source_free(source);
 }
 
 static lt_status check(const lt_tensor *images, const lt_tensor *labels)
@@ -226,22 +257,18 @@ lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
     LT_NEED_CTX(ctx, NULL);
     if (check(images, labels) != LT_OK)
         return NULL;
-    tensors *t = calloc(1, sizeof *t);
-    if (!t) {
-        lt_fail(LT_ENOMEM, "out of memory for a source of images");
-        return NULL;
-    }
     const int64_t *dims = lt_dims(images);
-    t->base = (lt_source){.ctx = lt__ctx_retain(ctx),
-                          .count = dims[0],
-                          .h = dims[1],
-                          .w = dims[2],
-                          .c = lt_ndim(images) == 4 ? dims[3] : 1,
-                          .dtype = lt_tensor_dtype(images),
-                          .read = read_tensors,
-                          .digest_labels = tensor_labels,
-                          .free = free_tensors};
-    atomic_init(&t->base.refs, 1);
+    tensors *t = lt__source_new(sizeof *t, &(lt_source){.ctx = ctx,
+                                                        .count = dims[0],
+                                                        .h = dims[1],
+                                                        .w = dims[2],
+                                                        .c = lt_ndim(images) == 4 ? dims[3] : 1,
+                                                        .dtype = lt_tensor_dtype(images),
+                                                        .read = read_tensors,
+                                                        .digest_labels = tensor_labels,
+                                                        .free = free_tensors});
+    if (!t)
+        return NULL;
     t->images = view_here(images);
     t->labels = view_here(labels);
     if (!t->images || !t->labels) {

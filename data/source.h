@@ -53,6 +53,12 @@ struct lt_source {
     void (*free)(lt_source *source); /* frees the source */
 };
 
+/* Creates a source of `bytes` bytes, which begins with a copy of base, and is zero after it. Keeps
+ * the context. New. NULL with LT_ENOMEM. */
+void *lt__source_new(size_t bytes, const lt_source *base);
+/* Frees it and releases the context. */
+void lt__source_free(lt_source *source);
+
 /* Decodes n bytes of a JPEG or PNG into buffers->decoded. path is for messages only. LT_EDATA,
  * LT_ENOMEM. */
 lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,

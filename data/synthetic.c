@@ -5,7 +5,6 @@
  * represent every class.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "data/source.h"
 
@@ -48,12 +47,6 @@ static lt_status read_synthetic(const lt_source *source, int64_t i, lt_sample_bu
     return LT_OK;
 }
 
-static void free_synthetic(lt_source *source)
-{
-    lt__ctx_release(source->ctx);
-    free(source);
-}
-
 static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t width,
                        int64_t channels, int64_t classes)
 {
@@ -92,22 +85,21 @@ lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_
     LT_NEED_CTX(ctx, NULL);
     if (check(part, count, height, width, channels, classes) != LT_OK)
         return NULL;
-    synthetic *s = malloc(sizeof *s);
-    if (!s) {
-        lt_fail(LT_ENOMEM, "out of memory for a source of images");
+    synthetic *s =
+        lt__source_new(sizeof *s, &(lt_source){.ctx = ctx,
+                                               .count = count,
+                                               .h = height,
+                                               .w = width,
+                                               .c = channels,
+                                               .classes = classes,
+                                               .dtype = LT_U8,
+                                               .in_files = true, /* generating is slow too */
+                                               .read = read_synthetic,
+                                               .free = lt__source_free});
+    if (!s)
         return NULL;
-    }
-    *s = (synthetic){.seed = lt_seed(ctx), .part = part, .radix = find_radix(classes, channels)};
-    s->base = (lt_source){.ctx = lt__ctx_retain(ctx),
-                          .count = count,
-                          .h = height,
-                          .w = width,
-                          .c = channels,
-                          .classes = classes,
-                          .dtype = LT_U8,
-                          .in_files = true, /* generating is slow too */
-                          .read = read_synthetic,
-                          .free = free_synthetic};
-    atomic_init(&s->base.refs, 1);
+    s->seed = lt_seed(ctx);
+    s->part = part;
+    s->radix = find_radix(classes, channels);
     return &s->base;
 }

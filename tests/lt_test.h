@@ -106,6 +106,9 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
         CHECK_MSG(text);                                                                           \
     } while (0)
 
+/* The same for a call that returns NULL if it fails. */
+#define CHECK_NULL(call, code, text) CHECK_FAILS((call) ? LT_OK : lt_errcode(), code, text)
+
 /* Checks that this thread's last message contains text. */
 #define CHECK_MSG(text)                                                                            \
     do {                                                                                           \
@@ -113,6 +116,48 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
         if (!strstr(lt_errmsg(), want_text_))                                                      \
             FAIL("the message is \"%s\", without \"%s\"", lt_errmsg(), want_text_);                \
     } while (0)
+
+/* Releases tensors. */
+#define RELEASE(...)                                                                               \
+    test_release((lt_tensor *[]){__VA_ARGS__}, sizeof((lt_tensor *[]){__VA_ARGS__}))
+static inline void test_release(lt_tensor **list, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *list; i++)
+        lt_release(list[i]);
+}
+
+/* Frees a context, and checks that none of its memory was in use. */
+#define CLOSE_CTX(ctx)                                                                             \
+    do {                                                                                           \
+        lt_ctx *ctx_ = (ctx);                                                                      \
+        CHECK_EQ(lt_memory_stats(ctx_).live, 0);                                                   \
+        lt_ctx_free(ctx_);                                                                         \
+    } while (0)
+
+/* A test of an object, declared as `object`, which `open` makes before it and `close` frees after
+ * it. */
+#define TEST_WITH(title, object, open, close)                                                      \
+    static void test_with_##title(object);                                                         \
+    TEST(title)                                                                                    \
+    {                                                                                              \
+        __auto_type object_ = (open);                                                              \
+        CHECK(object_ != NULL);                                                                    \
+        test_with_##title(object_);                                                                \
+        close(object_);                                                                            \
+    }                                                                                              \
+    static void test_with_##title(object)
+/* The same for a struct; close gets the address of the one that open made. */
+#define TEST_WITH_STRUCT(title, object, open, close)                                               \
+    static void test_with_##title(object);                                                         \
+    TEST(title)                                                                                    \
+    {                                                                                              \
+        __auto_type object_ = (open);                                                              \
+        test_with_##title(object_);                                                                \
+        close(&object_);                                                                           \
+    }                                                                                              \
+    static void test_with_##title(object)
+/* A test of a bare context, ctx. */
+#define TEST_CTX(title) TEST_WITH(title, lt_ctx *ctx, lt_ctx_new(NULL), CLOSE_CTX)
 
 static inline bool test_wanted(const lt_test *test, int argc, char **argv)
 {

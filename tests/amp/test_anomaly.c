@@ -2,7 +2,7 @@
  * first non-finite tensor. */
 #include "amp/scale.h"
 #include "core/tensor.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 /* Two parameters of four elements each, and x of two rows of four, all constant, with a static
  * scale. */
@@ -21,12 +21,9 @@ static net begin(int k, double w, double v, double x)
     static const int64_t one[] = {1, DIMS}, two[] = {2, DIMS};
     net n = {.ctx = lt_open(&(lt_config){.poison = true})};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, k, 0);
-    n.params = lt_params_new(n.ctx);
     n.w = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, w, 0});
     n.v = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, v, 0});
-    CHECK_OK(lt_params_add(n.params, "w", n.w));
-    CHECK_OK(lt_params_add(n.params, "v", n.v));
-    CHECK_OK(lt_params_place(n.params));
+    n.params = placed(n.ctx, (lt_tensor *[]){n.w, n.v}, 2);
     n.x = lt_tensor_full(n.ctx, LT_F32, 2, two, x);
     n.optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w, n.v}, 2);
     n.scale = lt_loss_scale_new(n.ctx, &scaler);
@@ -41,11 +38,11 @@ static void end(net *n)
     lt_loss_scale_free(n->scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_release(n->w);
-    lt_release(n->v);
     lt_release(n->x);
     lt_ctx_free(n->ctx);
 }
+
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, begin(__VA_ARGS__), end)
 
 /* op(x, y). New. Releases x. */
 static lt_tensor *apply_release(net *n, const char *op, lt_tensor *x, lt_tensor *y)
@@ -63,13 +60,10 @@ typedef lt_tensor *(*forward)(net *n);
  * and the update. */
 static lt_status step_from(net *n, forward f, lt_tensor *seed)
 {
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.0", opts));
     lt_tensor *loss = apply_release(n, "sum", f(n), NULL);
     lt_status status = lt_backward(loss, seed);
     lt_release(loss);
-    return status != LT_OK ? status
-                           : lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL);
+    return status != LT_OK ? status : step_with(n->optim, "lr=0.0", NULL);
 }
 
 static lt_status step(net *n, forward f) { return step_from(n, f, NULL); }
@@ -249,9 +243,8 @@ TEST(backward_not_finite_in_f32_either)
     check_tenth_step_fails(begin(4, 0, 1, 1), wide_root, message);
 }
 
-TEST(a_non_finite_initial_gradient)
+TEST_NET(a_non_finite_initial_gradient, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 0, NULL, INFINITY);
     for (int i = 1; i < 10; i++)
         CHECK_OK(step_from(&n, linear, seed));
@@ -261,23 +254,19 @@ TEST(a_non_finite_initial_gradient)
         "inf, from the gradient that backward began with or from a sum; check the learning rate "
         "and the data (10 steps in a row were skipped)");
     lt_release(seed);
-    end(&n);
 }
 
 /* ==== Steps =================================================================================== */
 
 /* w is the loss: its gradient is the one that backward starts with, and no kernel runs. */
-TEST(a_backward_without_any_op)
+TEST_NET(a_backward_without_any_op, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 2, n.w->dims, INFINITY);
-    lt_opt opts[LT_MAX_OPT];
     lt_status status = LT_OK;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
     for (int i = 1; i <= 10; i++) {
         CHECK_OK(status);
         CHECK_OK(lt_backward(n.w, seed));
-        status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
+        status = step_with(n.optim, "lr=0.0", NULL);
     }
     CHECK_EQ(status, LT_ENUMERIC);
     CHECK_STR(
@@ -285,31 +274,26 @@ TEST(a_backward_without_any_op)
         "the gradients were not finite in 10 steps in a row, the last with a loss scale of 2^4, "
         "although no op made them non-finite; check the learning rate and the data");
     lt_release(seed);
-    end(&n);
 }
 
 /* An applied step resets the count. A finding from before it is not reported after it. */
-TEST(nine_skipped_steps_are_tolerated)
+TEST_NET(nine_skipped_steps_are_tolerated, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 9; i++)
             CHECK_OK(step(&n, root_of_0));
         CHECK_OK(step(&n, linear));
         CHECK_EQ(lt_loss_scale_scaler(n.scale)->at_floor, 0);
     }
-    end(&n);
 }
 
 /* A training resumed at its tenth skipped step ran without detection so far, so it gets one more
  * step. */
-TEST(a_resumed_training_gets_one_step_with_detection)
+TEST_NET(a_resumed_training_gets_one_step_with_detection, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_loss_scale_scaler(n.scale)->at_floor = 9;
     CHECK_OK(step(&n, root_of_0));
     CHECK_FAILS(step(&n, root_of_0), LT_ENUMERIC, "backward of sqrt: the gradient of its x is");
-    end(&n);
 }
 
 /* Of two ranks that voted to skip, the one whose gradients are finite continues. */
@@ -320,9 +304,7 @@ TEST(a_rank_with_finite_gradients_continues)
         lt_status status = LT_OK;
         for (int i = 1; i <= 10; i++) {
             float numbers[LT_VOTE_NUMBERS] = {1};
-            lt_opt opts[LT_MAX_OPT];
             CHECK_OK(status);
-            CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
             lt_tensor *loss = apply_release(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
@@ -330,7 +312,7 @@ TEST(a_rank_with_finite_gradients_continues)
             lt__vote_pack(n.scale, &(lt_grad_stats){1, mine}, (float[LT_VOTE_NUMBERS]){0});
             lt__vote_unpack(n.scale, numbers);
             lt_step_status step_status = LT_APPLIED;
-            status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &step_status);
+            status = step_with(n.optim, "lr=0.0", &step_status);
             CHECK(status != LT_OK || step_status == LT_SKIPPED);
         }
         CHECK_EQ(status, mine ? LT_ENUMERIC : LT_OK);
@@ -339,9 +321,8 @@ TEST(a_rank_with_finite_gradients_continues)
 }
 
 /* Such as ops between the steps of a run, and those of evaluations. */
-TEST(ops_outside_a_step_are_not_checked)
+TEST_NET(ops_outside_a_step_are_not_checked, 4, 80, 1, 256)
 {
-    net n = begin(4, 80, 1, 256);
     for (int i = 1; i < 10; i++)
         CHECK_OK(step(&n, root_of_w_less_w));
     CHECK_OK(lt_use_loss_scale(n.ctx, NULL));
@@ -351,7 +332,6 @@ TEST(ops_outside_a_step_are_not_checked)
     lt_release(linear(&n));
     lt_grad_on(n.ctx);
     CHECK_FAILS(step(&n, root_of_w_less_w), LT_ENUMERIC, "backward of sqrt: the gradient of its");
-    end(&n);
 }
 
 /* The output of linear, or -1 if it is unknown. */
@@ -367,9 +347,8 @@ static void read_linear(void *ud, const lt_call *call, bool backward, const char
 
 /* A replay recomputes an output only if all inputs are available. This bias is not: backward does
  * not read it, and it is no parameter. */
-TEST(an_input_that_was_not_saved_is_not_taken_for_omitted)
+TEST_NET(an_input_that_was_not_saved_is_not_taken_for_omitted, 4, 1, 1, 1)
 {
-    net n = begin(4, 1, 1, 1);
     lt_set_autocast(n.ctx, LT_F32);
     for (int with_bias = 0; with_bias < 2; with_bias++) {
         double seen = 0;
@@ -379,8 +358,6 @@ TEST(an_input_that_was_not_saved_is_not_taken_for_omitted)
         lt_tensor *loss = apply_release(&n, "sum", y, NULL);
         lt_replay_ops(loss, read_linear, &seen);
         CHECK_NEAR(seen, with_bias ? -1 : DIMS, 0);
-        lt_release(loss);
-        lt_release(bias);
+        RELEASE(loss, bias);
     }
-    end(&n);
 }

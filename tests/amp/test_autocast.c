@@ -2,7 +2,7 @@
  * policy of each op. */
 #include "amp/amp.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 static lt_dtype product_dtype(lt_ctx *ctx, lt_dtype x, lt_dtype y)
 {
@@ -10,9 +10,7 @@ static lt_dtype product_dtype(lt_ctx *ctx, lt_dtype x, lt_dtype y)
     lt_tensor *b = lt_tensor_full(ctx, y, 2, (int64_t[]){2, 2}, 1);
     lt_tensor *product = lt_run(ctx, "matmul", NULL, a, b, NULL);
     lt_dtype dtype = product ? lt_tensor_dtype(product) : LT_DTYPE_COUNT;
-    lt_release(a);
-    lt_release(b);
-    lt_release(product);
+    RELEASE(a, b, product);
     return dtype;
 }
 
@@ -49,7 +47,7 @@ static lt_status any_shape(lt_call *call)
 
 static lt_status set_to_3(lt_call *call) { return lt_fill(call->in[0], 3); }
 
-TEST(the_input_of_an_in_place_op_is_not_cast)
+TEST_OPEN(the_input_of_an_in_place_op_is_not_cast)
 {
     static const lt_op op = {.sig = "set_to_3(x)",
                              .doc = "x = 3.",
@@ -57,7 +55,6 @@ TEST(the_input_of_an_in_place_op_is_not_cast)
                              .in_place = 1,
                              .shape = any_shape,
                              .fwd = set_to_3};
-    lt_ctx *ctx = lt_open(NULL);
     double value;
     CHECK_OK(lt_op_register(ctx, &op));
     lt_set_autocast(ctx, LT_BF16);
@@ -66,7 +63,6 @@ TEST(the_input_of_an_in_place_op_is_not_cast)
     CHECK_OK(lt_item(x, 0, &value));
     CHECK_NEAR(value, 3, 0);
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
 /* Each allocation of a call fails once: nothing leaks, and the next call works. */
@@ -94,8 +90,7 @@ TEST(out_of_memory_at_any_allocation)
             CHECK_EQ(lt_tensor_dtype(y), LT_BF16);
             lt_release(y);
         }
-        lt_release(w);
-        lt_release(x);
+        RELEASE(w, x);
         if (p)
             lt_params_free(p);
         lt_ctx_free(ctx);

@@ -4,7 +4,7 @@
 
 #include "amp/scale.h"
 #include "core/tensor.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 /* y = x w^T for x and w of 8 rows and one column, so that each element of y is one product. */
 typedef struct net {
@@ -20,10 +20,8 @@ static net make(const lt_config *config, double w, double x)
 {
     static const int64_t dims[] = {ROWS, 1};
     net n = {.ctx = lt_open(config)};
-    n.params = lt_params_new(n.ctx);
     n.w = lt_param_new(n.ctx, LT_F32, 2, dims, (lt_init){LT_INIT_CONSTANT, w, 0});
-    CHECK_OK(lt_params_add(n.params, "w", n.w));
-    CHECK_OK(lt_params_place(n.params));
+    n.params = placed(n.ctx, &n.w, 1);
     n.x = lt_tensor_full(n.ctx, LT_F32, 2, dims, x);
     n.check = lt_precision_check_new(n.ctx);
     CHECK(n.x && n.check);
@@ -34,7 +32,6 @@ static void end(net *n)
 {
     lt_precision_check_free(n->check);
     lt_params_free(n->params);
-    lt_release(n->w);
     lt_release(n->x);
     CHECK_EQ(lt_tape_nodes(lt_tape_current(n->ctx)), 0);
     lt_ctx_free(n->ctx);
@@ -175,8 +172,7 @@ TEST(zeros_that_are_not_underflows)
         lt_tensor *one = lt_tensor_full(n.ctx, lt_tensor_dtype(y), 0, NULL, 1);
         lt_tensor *z = apply_release(&n, "sub", y, one), *loss = apply_release(&n, "sum", z, NULL);
         CHECK_OK(lt_backward(loss, NULL));
-        lt_release(loss);
-        lt_release(one);
+        RELEASE(loss, one);
         CHECK_OK(lt_precision_check_end(n.check));
     }
     check_row(&n, "sub", NULL, OUTPUTS, 0, 0, 1); /* 2^-12 */

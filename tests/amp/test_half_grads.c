@@ -2,7 +2,7 @@
  * complete, unless something needs their values before. */
 #include "amp/scale.h"
 #include "core/tensor.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 typedef struct net {
     lt_ctx *ctx;
@@ -16,14 +16,10 @@ typedef struct net {
 static net make(const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.threads = 1, .fault = fault})};
-    lt_init three = {LT_INIT_CONSTANT, 3, 0};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 10, 0);
-    n.params = lt_params_new(n.ctx);
-    n.w1 = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){6}, three);
-    n.w2 = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){6}, three);
-    CHECK_OK(lt_params_add(n.params, "w1", n.w1));
-    CHECK_OK(lt_params_add(n.params, "w2", n.w2));
-    CHECK_OK(lt_params_place(n.params));
+    n.w1 = param(n.ctx, LT_F32, 6, 3);
+    n.w2 = param(n.ctx, LT_F32, 6, 3);
+    n.params = placed(n.ctx, (lt_tensor *[]){n.w1, n.w2}, 2);
     n.optim = lt_optim_new(n.ctx, "momentum_step", (lt_tensor *[]){n.w1, n.w2}, 2);
     n.scale = lt_loss_scale_new(n.ctx, &scaler);
     CHECK_OK(lt_use_loss_scale(n.ctx, n.scale));
@@ -36,10 +32,10 @@ static void end(net *n)
     lt_loss_scale_free(n->scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_release(n->w1);
-    lt_release(n->w2);
     lt_ctx_free(n->ctx);
 }
+
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
 
 /* Runs a backward of the sum of op(x, y), or op(x) if y is NULL, which computes in f16. */
 static void go_back(const net *n, const char *op, lt_tensor *x, lt_tensor *y)
@@ -50,9 +46,7 @@ static void go_back(const net *n, const char *op, lt_tensor *x, lt_tensor *y)
     lt_tensor *loss = lt_run(n->ctx, "sum", NULL, wide, NULL);
     CHECK(loss != NULL);
     CHECK_OK(lt_backward(loss, NULL));
-    lt_release(half);
-    lt_release(wide);
-    lt_release(loss);
+    RELEASE(half, wide, loss);
 }
 
 /* The last element of a gradient. */
@@ -63,12 +57,10 @@ static double last(lt_tensor *x)
     return value;
 }
 
-TEST(both_factors_of_a_product_are_the_same)
+TEST_NET(both_factors_of_a_product_are_the_same, NULL)
 {
-    net n = make(NULL);
     go_back(&n, "mul", n.w1, n.w1);
     CHECK_NEAR(last(n.w1), 6, 0);
-    end(&n);
 }
 
 static lt_status read_other(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -79,9 +71,8 @@ static lt_status read_other(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(a_hook_does_not_see_a_discarded_gradient)
+TEST_NET(a_hook_does_not_see_a_discarded_gradient, NULL)
 {
-    net n = make(NULL);
     go_back(&n, "neg", n.w2, NULL);
     CHECK_NEAR(last(n.w2), -1, 0);
     lt_zero_grad(n.w2);
@@ -89,18 +80,13 @@ TEST(a_hook_does_not_see_a_discarded_gradient)
     go_back(&n, "mul", n.w1, n.w2);
     CHECK(n.read > 0);
     CHECK_NEAR(last(n.w2), 3, 0);
-    end(&n);
 }
 
-TEST(an_injected_inf)
+TEST_NET(an_injected_inf, "inf:rank=0:step=1:param=a")
 {
-    net n = make("inf:rank=0:step=1:param=w1");
-    lt_opt opts[LT_MAX_OPT];
     lt_step_status status;
     lt_grad_fault(n.w1, 0);
     go_back(&n, "neg", n.w1, NULL);
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=1", opts));
-    CHECK_OK(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &status));
+    CHECK_OK(step_with(n.optim, "lr=1", &status));
     CHECK_EQ(status, LT_SKIPPED);
-    end(&n);
 }

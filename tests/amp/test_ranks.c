@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "amp/scale.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 enum { RANKS = 3, N = 5, STEPS = 6, OVERFLOW_STEP = 3 };
 
@@ -31,9 +31,7 @@ static lt_status backward(lt_ctx *ctx, lt_tensor *w, double factor)
     lt_tensor *sum = lt_run(ctx, "sum", NULL, w, NULL);
     lt_tensor *loss = lt_run(ctx, "mul", NULL, sum, by, NULL);
     lt_status status = lt_backward(loss, NULL);
-    lt_release(by);
-    lt_release(sum);
-    lt_release(loss);
+    RELEASE(by, sum, loss);
     return status;
 }
 
@@ -47,35 +45,27 @@ static double factor_of(const rank *r, int step)
 static void *train(void *ud)
 {
     rank *r = ud;
-    lt_opt opts[LT_MAX_OPT];
     lt_scaler scaler = lt_scaler_init(LT_SCALE_ADAPTIVE, 10, 0);
     lt_reducer_config config = {.wire = r->job->wire};
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
-    lt_params *params = lt_params_new(ctx);
-    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){N}, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    CHECK_OK(lt_params_add(params, "w", w));
-    CHECK_OK(lt_params_place(params));
-    lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
+    trained t = trained_new(ctx, N, "sgd_step");
     lt_reducer *reducer = lt_reducer_new(ctx, r->group, &config);
     lt_loss_scale *scale = r->job->without_scale ? NULL : lt_loss_scale_new(ctx, &scaler);
     r->wires = lt_wire_scales_init();
     CHECK_OK(lt_reducer_use_loss_scale(reducer, scale, &r->wires));
-    CHECK_OK(lt_reducer_add(reducer, &w, 1));
-    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.125", opts));
+    CHECK_OK(lt_reducer_add(reducer, &t.w, 1));
     for (int i = 0; i < STEPS; i++) {
-        CHECK_OK(backward(ctx, w, factor_of(r, i)));
-        CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &r->step_status[i]));
-        CHECK_OK(lt_read(w, r->w[i]));
-        lt_zero_grad(w);
+        CHECK_OK(backward(ctx, t.w, factor_of(r, i)));
+        CHECK_OK(step_with(t.optim, "lr=0.125", &r->step_status[i]));
+        CHECK_OK(lt_read(t.w, r->w[i]));
+        lt_zero_grad(t.w);
     }
     if (scale)
         r->scaler = *lt_loss_scale_scaler(scale);
     CHECK_OK(lt_reducer_use_loss_scale(reducer, NULL, &r->wires));
     lt_loss_scale_free(scale);
     lt_reducer_free(reducer);
-    lt_optim_free(optim);
-    lt_release(w);
-    lt_params_free(params);
+    trained_free(&t);
     lt_ctx_free(ctx);
     lt_group_close(r->group);
     return NULL;
@@ -134,10 +124,9 @@ TEST(buckets_in_f16_have_wire_scales_without_a_loss_scale)
     }
 }
 
-TEST(buckets_in_f16_require_wire_scales)
+TEST_OPEN(buckets_in_f16_require_wire_scales)
 {
     lt_group *group[1];
-    lt_ctx *ctx = lt_open(NULL);
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 3, 0);
     lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
     CHECK_OK(lt_local_open(1, NULL, group));
@@ -152,5 +141,4 @@ TEST(buckets_in_f16_require_wire_scales)
     lt_reducer_free(r);
     lt_loss_scale_free(scale);
     lt_group_close(group[0]);
-    lt_ctx_free(ctx);
 }

@@ -2,7 +2,7 @@
  * gradient changes nothing. */
 #include "amp/scale.h"
 #include "core/tensor.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 /* x w1^T -> batch norm -> relu -> w2^T; w2 is also added to w1's product. Output: 4 rows of 6
  * numbers. */
@@ -14,19 +14,6 @@ typedef struct net {
     lt_loss_scale *loss_scale;
 } net;
 
-static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
-{
-    static const int64_t dims[] = {6, 6};
-    lt_init init = {LT_INIT_CONSTANT, a, 0};
-    if (ndim == 2)
-        init = (lt_init){LT_INIT_UNIFORM, -a, a};
-    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
-                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
-    CHECK(x != NULL);
-    CHECK_OK(lt_params_add(n->params, name, x));
-    return x;
-}
-
 /* k: exponent of a static scale; NO_SCALE for none. */
 enum { NO_SCALE = 99 };
 
@@ -34,12 +21,12 @@ static net make(int k, const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.seed = 3, .threads = 1, .fault = fault})};
     n.params = lt_params_new(n.ctx);
-    n.w1 = add(&n, "w1", false, 2, 1);
-    n.w2 = add(&n, "w2", false, 2, 0.3);
-    n.scale = add(&n, "scale", false, 1, 1);
-    n.shift = add(&n, "shift", false, 1, 0.1);
-    n.mean = add(&n, "mean", true, 1, 0);
-    n.var = add(&n, "var", true, 1, 1);
+    n.w1 = member(n.params, n.ctx, "w1", false, 2, 6, 1);
+    n.w2 = member(n.params, n.ctx, "w2", false, 2, 6, 0.3);
+    n.scale = member(n.params, n.ctx, "scale", false, 1, 6, 1);
+    n.shift = member(n.params, n.ctx, "shift", false, 1, 6, 0.1);
+    n.mean = member(n.params, n.ctx, "mean", true, 1, 6, 0);
+    n.var = member(n.params, n.ctx, "var", true, 1, 6, 1);
     CHECK_OK(lt_params_place(n.params));
     n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){4, 6});
     CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
@@ -60,11 +47,11 @@ static void end(net *n)
     lt_loss_scale_free(n->loss_scale);
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_tensor *all[] = {n->w1, n->w2, n->scale, n->shift, n->mean, n->var, n->x};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        lt_release(all[i]);
+    lt_release(n->x);
     lt_ctx_free(n->ctx);
 }
+
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
 
 static lt_tensor *run(net *n, const char *op, const char *options, lt_tensor *x, lt_tensor *y)
 {
@@ -88,9 +75,7 @@ static lt_tensor *forward(net *n, lt_tensor *x, double by)
     lt_tensor *factor = lt_tensor_full(n->ctx, LT_F32, 0, NULL, by);
     lt_tensor *h = run(n, "mul", NULL, g, factor);
     lt_tensor *sum = run(n, "sum", NULL, h, NULL);
-    lt_tensor *all[] = {a, b, c, d, e, f, g, h, factor};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        lt_release(all[i]);
+    RELEASE(a, b, c, d, e, f, g, h, factor);
     return sum;
 }
 
@@ -102,13 +87,10 @@ static lt_status backward(net *n, double by)
     return status;
 }
 
-static lt_step_status step(net *n, lt_optim *optim)
+static lt_step_status step(lt_optim *optim)
 {
-    lt_opt opts[LT_MAX_OPT];
     lt_step_status step_status = LT_ACCUMULATING;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.05", opts));
-    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &step_status));
-    (void)n;
+    CHECK_OK(step_with(optim, "lr=0.05", &step_status));
     return step_status;
 }
 
@@ -142,8 +124,8 @@ TEST(a_power_of_two_changes_no_bit)
                 CHECK_OK(backward(&b, 1 + part));
                 check_same_grads(&a, &b);
             }
-            CHECK_EQ(step(&a, a.optim), LT_APPLIED);
-            CHECK_EQ(step(&b, b.optim), LT_APPLIED);
+            CHECK_EQ(step(a.optim), LT_APPLIED);
+            CHECK_EQ(step(b.optim), LT_APPLIED);
         }
         digest(&a, of_a);
         digest(&b, of_b);
@@ -157,24 +139,21 @@ TEST(a_power_of_two_changes_no_bit)
     }
 }
 
-TEST(steps_are_found_by_number)
+TEST_NET(steps_are_found_by_number, 8, NULL)
 {
-    net n = make(8, NULL);
     for (int i = 1; i <= 10; i++) {
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+        CHECK_EQ(step(n.optim), LT_APPLIED);
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, i).number, i);
     }
     static const int64_t others[] = {INT64_MIN, -9, -1, 0, 2, 11, INT64_MAX}; /* -> the last */
     for (int i = 0; i < 7; i++)
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, others[i]).number, 10);
     CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, 3).number, 3);
-    end(&n);
 }
 
-TEST(the_exponent_is_that_of_the_largest_gradient)
+TEST_NET(the_exponent_is_that_of_the_largest_gradient, 10, NULL)
 {
-    net n = make(10, NULL);
     double largest = 0, value;
     CHECK_OK(backward(&n, 1));
     lt_tensor *params[] = {n.w1, n.w2, n.scale, n.shift};
@@ -183,9 +162,8 @@ TEST(the_exponent_is_that_of_the_largest_gradient)
             CHECK_OK(lt_item(lt_grad(params[i]), j, &value));
             largest = fmax(largest, fabs(value));
         }
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, ilogb(largest) + 10);
-    end(&n);
 }
 
 typedef struct seen {
@@ -235,10 +213,9 @@ TEST(hooks_and_slots_see_unscaled_gradients)
 }
 
 /* It is converted to f32 when it is complete, unless an earlier one is there to add to. */
-TEST(a_gradient_that_an_op_computes_in_f16)
+TEST_NET(a_gradient_that_an_op_computes_in_f16, 10, NULL)
 {
     static const double values[] = {1.5, 1.5, 50}; /* 2 50 2^10 does not fit in f16 */
-    net n = make(10, NULL);
     seen of_w = {.scale = n.loss_scale};
     CHECK_OK(lt_on_grad(n.w1, look, &of_w, NULL));
     for (int i = 0; i < 3; i++) {
@@ -253,8 +230,7 @@ TEST(a_gradient_that_an_op_computes_in_f16)
         CHECK(i == 2 || (of_w.sum == (i + 1) * 3 * 36 && of_w.stats.largest == (i + 1) * 3));
         CHECK_EQ(of_w.stats.not_finite, i == 2 ? 36 : 0);
     }
-    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
-    end(&n);
+    CHECK_EQ(step(n.optim), LT_SKIPPED);
 }
 
 static lt_status make_it(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -273,7 +249,7 @@ TEST(the_gradient_after_the_hooks_counts)
     for (int i = 0; i < 5; i++) {
         value = values[i];
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), isfinite(value) ? LT_APPLIED : LT_SKIPPED);
+        CHECK_EQ(step(n.optim), isfinite(value) ? LT_APPLIED : LT_SKIPPED);
     }
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 36);
     end(&n);
@@ -283,7 +259,7 @@ TEST(the_gradient_after_the_hooks_counts)
         CHECK_OK(lt_on_grad(all[i], make_it, &value, NULL));
     value = 0.25;
     CHECK_OK(backward(&n, 0x1p120));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 14);
     end(&n);
 }
@@ -310,7 +286,7 @@ TEST(other_leaves_and_frozen_parameters)
     CHECK_STR(lt_params_span(n.params, 1)->name, "w2");
     CHECK_OK(backward(&n, 1));
     CHECK(!lt_grad(n.w2));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     end(&n);
 }
 
@@ -324,7 +300,7 @@ TEST(a_skipped_step_changes_nothing)
     double norm = -1;
     lt_grad_fault(n.w2, 0);
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     digest(&n, before);
     lt_tensor *slot = lt_optim_slot(n.optim, 0, n.w1);
     lt_tensor *was = lt__tensor_copy(slot, LT_F32);
@@ -332,8 +308,8 @@ TEST(a_skipped_step_changes_nothing)
     CHECK_OK(backward(&n, 1)); /* finite or not, the second adds to the first */
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
     CHECK_NEAR(norm, 0, 0);
-    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
-    CHECK_EQ(step(&n, second), LT_SKIPPED); /* in the same step */
+    CHECK_EQ(step(n.optim), LT_SKIPPED);
+    CHECK_EQ(step(second), LT_SKIPPED); /* in the same step */
     CHECK_EQ(lt_step(n.ctx), 3);
     CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
@@ -344,16 +320,15 @@ TEST(a_skipped_step_changes_nothing)
     CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, 2);
     /* Later steps are as if the skipped one had not happened. */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(backward(&b, 1));
-        CHECK_EQ(step(&b, b.optim), LT_APPLIED);
+        CHECK_EQ(step(b.optim), LT_APPLIED);
     }
     digest(&n, after);
     digest(&b, before);
     CHECK_STR(after, before);
-    lt_release(slot);
-    lt_release(was);
+    RELEASE(slot, was);
     lt_optim_free(second);
     end(&n);
     end(&b);
@@ -366,19 +341,19 @@ TEST(a_gradient_that_no_optimizer_clears)
     net n = make(16, NULL);
     lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
     CHECK_OK(backward(&n, 0x1p120));
-    CHECK_EQ(step(&n, optim), LT_SKIPPED);
+    CHECK_EQ(step(optim), LT_SKIPPED);
     CHECK(lt_grad(n.w2) && !lt_grad(n.shift));
     CHECK_OK(backward(&n, 1));
     CHECK_OK(backward(&n, 0x1p120)); /* in the same step */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, optim), LT_SKIPPED);
+    CHECK_EQ(step(optim), LT_SKIPPED);
     net b = make(NO_SCALE, NULL);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(backward(&n, 1));
         CHECK_OK(backward(&b, 1));
         CHECK(same(lt_grad(n.w2), lt_grad(b.w2)));
     }
-    CHECK_EQ(step(&n, optim), LT_APPLIED);
+    CHECK_EQ(step(optim), LT_APPLIED);
     lt_optim_free(optim);
     end(&n);
     end(&b);
@@ -403,27 +378,26 @@ TEST(discarded_gradients_do_not_count)
         zero_grads(&n);
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+        CHECK_EQ(step(n.optim), LT_APPLIED);
         CHECK(lt_loss_scale_step(n.loss_scale).exponent < 40);
         CHECK_OK(backward(&n, 0x1p120));
         zero_grads(&n);
         lt_tensor *loss = run(&n, "sum", NULL, n.w2, NULL); /* the others get no gradient */
         CHECK_OK(lt_backward(loss, NULL));
         lt_release(loss);
-        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+        CHECK_EQ(step(n.optim), LT_APPLIED);
         CHECK_OK(backward(&n, 0x1p120));
         lt_zero_grad(n.w2); /* the others still have gradients */
-        CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
+        CHECK_EQ(step(n.optim), LT_SKIPPED);
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+        CHECK_EQ(step(n.optim), LT_APPLIED);
         end(&n);
     }
 }
 
 /* As with several ranks, whose votes cover only the gradients that are exchanged. */
-TEST(a_leaf_without_an_optimizer_does_not_count)
+TEST_NET(a_leaf_without_an_optimizer_does_not_count, 16, NULL)
 {
-    net n = make(16, NULL);
     lt_tensor *x = lt__tensor_copy(n.x, LT_F32);
     lt_tensor *large = lt_tensor_full(n.ctx, LT_F32, 0, NULL, 0x1p126);
     CHECK_OK(lt_set_requires_grad(x, true));
@@ -434,11 +408,8 @@ TEST(a_leaf_without_an_optimizer_does_not_count)
     CHECK_OK(lt_item(lt_grad(x), 0, &value));
     CHECK(isinf(value));
     CHECK(!lt_has_optim(x) && lt_has_optim(n.w1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
-    lt_tensor *all[] = {x, large, y, z, a, loss};
-    for (int i = 0; i < 6; i++)
-        lt_release(all[i]);
-    end(&n);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
+    RELEASE(x, large, y, z, a, loss);
 }
 
 TEST(a_scale_checks_its_own_gradients)
@@ -447,27 +418,24 @@ TEST(a_scale_checks_its_own_gradients)
         "an optimizer step cannot use gradients of a loss scale that is no longer in use; close "
         "the scale after the step, or discard the gradients";
     net n = make(16, NULL);
-    lt_opt opts[LT_MAX_OPT];
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 0, 0);
     lt_loss_scale *other = lt_loss_scale_new(n.ctx, &scaler);
     lt_optim *second = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w1}, 1);
     lt_optim *third = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
-    CHECK_OK(lt_opts_parse(&lt_optim_def(second)->schema, "lr=0.05", opts));
     for (int i = 0; i < 2; i++) {
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
         CHECK_OK(backward(&n, 0x1p120));
-        CHECK_EQ(step(&n, second), LT_SKIPPED);
+        CHECK_EQ(step(second), LT_SKIPPED);
         CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
-        CHECK_FAILS(lt_optim_step(third, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
-                    message);
+        CHECK_FAILS(step_with(third, "lr=0.05", NULL), LT_EINVAL, message);
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
-        CHECK_EQ(step(&n, third), LT_SKIPPED);
+        CHECK_EQ(step(third), LT_SKIPPED);
         zero_grads(&n);
         CHECK_OK(backward(&n, 1));
         CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
         zero_grads(&n);
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+        CHECK_EQ(step(n.optim), LT_APPLIED);
     }
     lt_optim_free(second);
     lt_optim_free(third);
@@ -476,14 +444,12 @@ TEST(a_scale_checks_its_own_gradients)
 }
 
 /* w1's gradient overflows f32. The optimizer detects it, even if nothing else reads it. */
-TEST(an_overflow_in_backward_is_detected)
+TEST_NET(an_overflow_in_backward_is_detected, 24, NULL)
 {
-    net n = make(24, NULL);
     CHECK_OK(backward(&n, 0x1p110));
-    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
+    CHECK_EQ(step(n.optim), LT_SKIPPED);
     CHECK_OK(backward(&n, 0x1p90));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
-    end(&n);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
 }
 
 /* In f16 a gradient of 2^8 becomes inf with the scale 2^8, but not with 2^7. */
@@ -491,22 +457,14 @@ TEST(f16_overflows_at_its_maximum)
 {
     for (int k = 6; k < 9; k++) {
         net n = make(k, NULL);
-        int64_t one = 1;
-        lt_params *p = lt_params_new(n.ctx);
-        lt_tensor *w = lt_param_new(n.ctx, LT_F32, 1, &one, (lt_init){LT_INIT_CONSTANT, 1, 0});
-        CHECK_OK(lt_params_add(p, "w", w));
-        CHECK_OK(lt_params_place(p));
-        lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", &w, 1);
-        lt_tensor *half = run(&n, "cast", "dtype=f16", w, NULL);
-        lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, &one, 256);
+        trained t = trained_new(n.ctx, 1, "sgd_step");
+        lt_tensor *half = run(&n, "cast", "dtype=f16", t.w, NULL);
+        lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, (int64_t[]){1}, 256);
         lt_tensor *y = run(&n, "mul", NULL, half, up), *z = run(&n, "cast", "dtype=f32", y, NULL);
         CHECK_OK(lt_backward(z, NULL));
-        CHECK_EQ(step(&n, optim), k < 8 ? LT_APPLIED : LT_SKIPPED);
-        lt_tensor *all[] = {half, up, y, z, w};
-        for (int i = 0; i < 5; i++)
-            lt_release(all[i]);
-        lt_optim_free(optim);
-        lt_params_free(p);
+        CHECK_EQ(step(t.optim), k < 8 ? LT_APPLIED : LT_SKIPPED);
+        RELEASE(half, up, y, z);
+        trained_free(&t);
         end(&n);
     }
 }
@@ -520,37 +478,31 @@ static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_step_status *step_status
     return LT_OK;
 }
 
-TEST(a_micro_batch_is_not_checked)
+TEST_NET(a_micro_batch_is_not_checked, 4, NULL)
 {
-    net n = make(4, NULL);
     int left = 2;
     CHECK_OK(
         lt_set_part(n.ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &left, .reduce = more_to_come}));
     for (int i = 0; i < 3; i++) {
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), i < 2 ? LT_ACCUMULATING : LT_APPLIED);
+        CHECK_EQ(step(n.optim), i < 2 ? LT_ACCUMULATING : LT_APPLIED);
         CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
     }
     CHECK_OK(lt_set_part(n.ctx, LT_PART_EXCHANGE, NULL));
-    end(&n);
 }
 
-TEST(many_skipped_steps_end_the_training)
+TEST_NET(many_skipped_steps_end_the_training, 16, NULL)
 {
-    net n = make(16, NULL);
-    lt_opt opts[LT_MAX_OPT];
     lt_status status = LT_OK;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     int steps = 0;
     while (status == LT_OK && steps < 100) {
         CHECK_OK(backward(&n, 0x1p120));
-        status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
+        status = step_with(n.optim, "lr=0.05", NULL);
         steps++;
     }
     CHECK_EQ(steps, 10);
     CHECK_EQ(status, LT_ENUMERIC);
     CHECK_MSG("(10 steps in a row were skipped)");
-    end(&n);
 }
 
 /* ==== Failures ================================================================================ */
@@ -582,18 +534,14 @@ TEST(a_failed_backward_leaves_no_scaled_gradient)
     end(&b);
 }
 
-TEST(a_fault_requires_its_parameter)
+TEST_NET(a_fault_requires_its_parameter, NO_SCALE, "inf:rank=0:step=1:param=w3")
 {
-    net n = make(NO_SCALE, "inf:rank=0:step=1:param=w3");
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
-    CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EUSAGE,
+    CHECK_FAILS(step_with(n.optim, "lr=0.05", NULL), LT_EUSAGE,
                 "the fault names w3, which is not a parameter of an optimizer");
     lt_grad_fault(n.w1, 1); /* on another rank */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
+    CHECK_EQ(step(n.optim), LT_APPLIED);
     double norm;
     CHECK_OK(backward(&n, 1));
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
-    end(&n);
 }

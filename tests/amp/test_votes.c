@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "amp/scale.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 enum { RANKS = 3 };
 
@@ -54,18 +54,11 @@ static lt_scaled_step decide(job *j)
 {
     lt_scaled_step first = {0};
     for (int i = 0; i < RANKS; i++) {
-        int64_t dim = 1;
         lt_ctx *ctx = lt_open(NULL);
-        lt_params *p = lt_params_new(ctx);
-        lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &dim, (lt_init){LT_INIT_CONSTANT, 1, 0});
-        CHECK_OK(lt_params_add(p, "w", w));
-        CHECK_OK(lt_params_place(p));
-        lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
+        trained t = trained_new(ctx, 1, "sgd_step");
         CHECK_OK(lt_use_loss_scale(ctx, j->scale[i]));
-        CHECK_OK(lt_backward(w, NULL)); /* this rank's own value 1 does not count */
-        lt_opt opts[LT_MAX_OPT];
-        CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1", opts));
-        CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, NULL));
+        CHECK_OK(lt_backward(t.w, NULL)); /* this rank's own value 1 does not count */
+        CHECK_OK(step_with(t.optim, "lr=0.1", NULL));
         CHECK_OK(lt_use_loss_scale(ctx, NULL));
         lt__vote_start(j->scale[i]); /* of the next step */
         lt_scaled_step step = lt_loss_scale_step(j->scale[i]);
@@ -74,9 +67,7 @@ static lt_scaled_step decide(job *j)
             first = step;
         CHECK(step.exponent == first.exponent && step.finite == first.finite);
         CHECK(memcmp(mine, lt_loss_scale_scaler(j->scale[0]), sizeof *mine) == 0);
-        lt_optim_free(optim);
-        lt_params_free(p);
-        lt_release(w);
+        trained_free(&t);
         lt_ctx_free(ctx);
     }
     return first;

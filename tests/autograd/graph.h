@@ -17,8 +17,7 @@ static inline lt_tensor *leaf(lt_ctx *ctx, int64_t n, double value)
 static inline lt_tensor *take2(const char *op, lt_tensor *x, lt_tensor *y)
 {
     lt_tensor *z = lt_run(lt_tensor_ctx(x), op, NULL, x, y, NULL);
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     return z;
 }
 
@@ -42,5 +41,8 @@ static inline void finish(lt_ctx *ctx)
     CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
     lt_ctx_free(ctx);
 }
+
+#define TEST_GRAPH(title)                                                                          \
+    TEST_WITH(title, lt_ctx *ctx, lt_open(&(lt_config){.poison = true}), finish)
 
 #endif

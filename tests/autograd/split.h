@@ -73,9 +73,7 @@ static inline lt_weights *micro_batch(lt_ctx *ctx, const layer *l, lt_tensor *x,
     lt_tensor *dy = lt_run(ctx, "neg", NULL, y, NULL);
     lt_grad_on(ctx);
     CHECK_OK(lt_backward_from(ctx, &y, &dy, 1, split ? &weights : NULL));
-    lt_release(minus);
-    lt_release(y);
-    lt_release(dy);
+    RELEASE(minus, y, dy);
     return weights;
 }
 
@@ -113,8 +111,7 @@ static inline void accumulate(lt_ctx *ctx, const layer *l, lt_dtype dtype, lt_dt
     for (int i = 0; i < MICRO; i++)
         lt_release(x[i]);
     lt_params_free(params);
-    lt_release(w);
-    lt_release(b);
+    RELEASE(w, b);
 }
 
 /* Compares both kinds of backward for all layers, in contexts that open() makes. */

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "tests/autograd/graph.h"
+#include "tests/autograd/train.h"
 
 /* The sum of dropout(batch_norm(linear(x, w))), and the state that a dry run must not change. */
 typedef struct net {
@@ -15,25 +16,15 @@ typedef struct net {
     int hooked, leaves;
 } net;
 
-static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
-{
-    static const int64_t dims[] = {5, 5};
-    lt_init init = {ndim == 2 ? LT_INIT_UNIFORM : LT_INIT_CONSTANT, ndim == 2 ? -a : a, a};
-    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
-                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
-    CHECK_OK(lt_params_add(n->params, name, x));
-    return x;
-}
-
 static net make(const char *fault)
 {
     net n = {.ctx = lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true, .fault = fault})};
     n.params = lt_params_new(n.ctx);
-    n.w = add(&n, "w", false, 2, 1);
-    n.scale = add(&n, "scale", false, 1, 1);
-    n.shift = add(&n, "shift", false, 1, 0.5);
-    n.mean = add(&n, "mean", true, 1, 0);
-    n.var = add(&n, "var", true, 1, 1);
+    n.w = member(n.params, n.ctx, "w", false, 2, 5, 1);
+    n.scale = member(n.params, n.ctx, "scale", false, 1, 5, 1);
+    n.shift = member(n.params, n.ctx, "shift", false, 1, 5, 0.5);
+    n.mean = member(n.params, n.ctx, "mean", true, 1, 5, 0);
+    n.var = member(n.params, n.ctx, "var", true, 1, 5, 1);
     CHECK_OK(lt_params_place(n.params));
     n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){6, 5});
     CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
@@ -46,11 +37,11 @@ static void end(net *n)
     CHECK_OK(lt_set_part(n->ctx, LT_PART_EXCHANGE, NULL));
     lt_optim_free(n->optim);
     lt_params_free(n->params);
-    lt_tensor *all[] = {n->w, n->scale, n->shift, n->mean, n->var, n->x};
-    for (int i = 0; i < 6; i++)
-        lt_release(all[i]);
+    lt_release(n->x);
     finish(n->ctx);
 }
+
+#define TEST_NET(title, ...) TEST_WITH_STRUCT(title, net n, make(__VA_ARGS__), end)
 
 /* w is used twice. */
 static lt_tensor *forward(net *n)
@@ -78,12 +69,7 @@ static double go(net *n)
     return value;
 }
 
-static void step(net *n)
-{
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.05", opts));
-    CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL));
-}
+static void step(net *n) { CHECK_OK(step_with(n->optim, "lr=0.05", NULL)); }
 
 static lt_status count_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -168,9 +154,8 @@ TEST(a_training_is_the_same_with_dry_runs)
     }
 }
 
-TEST(a_dry_run_may_set_the_seed)
+TEST_NET(a_dry_run_may_set_the_seed, NULL)
 {
-    net n = make(NULL);
     lt_set_step(n.ctx, 3);
     lt_set_seed(n.ctx, 7);
     lt_set_step(n.ctx, 5);
@@ -182,13 +167,11 @@ TEST(a_dry_run_may_set_the_seed)
     CHECK_EQ(lt_random_step(n.ctx), 2);
     CHECK_EQ(lt_next_draw(n.ctx), draw + 1);
     CHECK_EQ(n.ctx->trees, trees);
-    end(&n);
 }
 
 /* Hooks, callbacks, faults, running statistics and other ranks are not affected. */
-TEST(a_dry_run_has_no_side_effects)
+TEST_NET(a_dry_run_has_no_side_effects, "inf:rank=0:step=1:param=w")
 {
-    net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
     CHECK_OK(
@@ -214,27 +197,23 @@ TEST(a_dry_run_has_no_side_effects)
     CHECK_EQ(n.begins, 1);
     CHECK_EQ(n.hooks, 4); /* for w twice: its hook and the ready callback */
     CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.injected);
-    end(&n);
 }
 
 /* The tape that was current when the dry run began may be freed in it. */
-TEST(a_dry_run_outlives_the_tape_before_it)
+TEST_NET(a_dry_run_outlives_the_tape_before_it, NULL)
 {
-    net n = make(NULL);
     lt_tape *tape = lt_tape_new(n.ctx), *own = lt_tape_use(n.ctx, tape);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     lt_tape_free(tape);
     lt_dry_run_end(n.ctx);
     CHECK(lt_tape_current(n.ctx) == own);
     go(&n);
-    end(&n);
 }
 
 /* The gradients equal those of a backward, except that gradients of several uses are reported as
  * they grow: for w, first the gradient of one use, then the sum of both. */
-TEST(gradients_are_visible_and_earlier_ones_stay)
+TEST_NET(gradients_are_visible_and_earlier_ones_stay, NULL)
 {
-    net n = make(NULL);
     go(&n);
     lt_tensor *was = lt__tensor_copy(lt_grad(n.w), LT_F32);
     double scale = sum_of(lt_grad(n.scale)), shift = sum_of(lt_grad(n.shift));
@@ -254,7 +233,6 @@ TEST(gradients_are_visible_and_earlier_ones_stay)
     lt_dry_run_end(n.ctx);
     CHECK(lt_grad(n.w) != NULL);
     lt_release(was);
-    end(&n);
 }
 
 typedef struct scaled {
@@ -296,9 +274,8 @@ static lt_step_part scale_of(scaled *s)
     return (lt_step_part){.ud = s, .begin = seed, .grad_begin = never, .grad_complete = complete};
 }
 
-TEST(a_dry_run_has_its_own_scaling)
+TEST_NET(a_dry_run_has_its_own_scaling, NULL)
 {
-    net n = make(NULL);
     scaled training = {0}, dry_run = {0};
     lt_step_part of_training = scale_of(&training), own = scale_of(&dry_run);
     CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, &of_training));
@@ -319,20 +296,16 @@ TEST(a_dry_run_has_its_own_scaling)
     CHECK(training.seeds == 2 && n.hooked > 0);
     CHECK_EQ(dry_run.seeds, 1);
     CHECK_OK(lt_set_part(n.ctx, LT_PART_SCALE, NULL));
-    end(&n);
 }
 
-TEST(a_dry_run_rejects_invalid_calls)
+TEST_NET(a_dry_run_rejects_invalid_calls, NULL)
 {
-    net n = make(NULL);
-    lt_opt opts[LT_MAX_OPT];
     double norm;
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     lt_tensor *before = forward(&n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     CHECK_FAILS(lt_dry_run_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
                 "a dry run cannot begin within another one");
-    CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
+    CHECK_FAILS(step_with(n.optim, "lr=0.05", NULL), LT_EINVAL,
                 "an optimizer step cannot run in a dry run, which leaves no gradients");
     CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL,
                 "a gradient norm cannot run in a dry");
@@ -343,15 +316,12 @@ TEST(a_dry_run_rejects_invalid_calls)
     CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL,
                 "freed by an earlier backward or at the end of its");
     CHECK_OK(lt_backward(before, NULL));
-    lt_release(before);
-    lt_release(late);
-    end(&n);
+    RELEASE(before, late);
 }
 
 /* A loss that is a leaf, an infinite loss, and a backward that fails. */
-TEST(special_losses_in_a_dry_run)
+TEST_NET(special_losses_in_a_dry_run, NULL)
 {
-    net n = make(NULL);
     lt_tensor *x = leaf(n.ctx, 1, INFINITY);
     scaled s = {0};
     lt_step_part failing = scale_of(&s), fine = failing;
@@ -377,5 +347,4 @@ TEST(special_losses_in_a_dry_run)
     lt_release(x);
     go(&n);
     step(&n);
-    end(&n);
 }

@@ -43,9 +43,8 @@ static lt_status register_itself(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_on_grad(x, register_itself, p, NULL);
 }
 
-TEST(a_hook_that_registers_itself_is_called_again_at_the_next_backward)
+TEST_GRAPH(a_hook_that_registers_itself_is_called_again_at_the_next_backward)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
     probe p = {.x = x};
     CHECK_OK(lt_on_grad(x, register_itself, &p, NULL));
@@ -56,12 +55,10 @@ TEST(a_hook_that_registers_itself_is_called_again_at_the_next_backward)
     CHECK_OK(lt_backward(x, x)); /* the loss is a leaf */
     CHECK_EQ(p.calls, 1 + 2 + 4);
     lt_release(x);
-    finish(ctx);
 }
 
-TEST(hooks_that_double_in_every_backward_are_an_error)
+TEST_GRAPH(hooks_that_double_in_every_backward_are_an_error)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
     probe p = {.x = x};
     lt_status status = lt_on_grad(x, register_itself, &p, NULL);
@@ -75,7 +72,6 @@ TEST(hooks_that_double_in_every_backward_are_an_error)
         "doubles their number in every backward");
     CHECK_EQ(backwards, 10);
     lt_release(x);
-    finish(ctx);
 }
 
 static int freed;
@@ -85,9 +81,8 @@ static void count_freed(void *ud)
     freed++;
 }
 
-TEST(a_rejected_hook_is_freed)
+TEST_GRAPH(a_rejected_hook_is_freed)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
     probe p = {.x = x};
     freed = 0;
@@ -99,7 +94,6 @@ TEST(a_rejected_hook_is_freed)
     CHECK_EQ(p.calls, 1000);
     lt_release(x);
     CHECK_EQ(freed, 1001);
-    finish(ctx);
 }
 
 static lt_status register_on_other(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -110,9 +104,8 @@ static lt_status register_on_other(void *ud, lt_tensor *x, lt_tensor *grad)
 }
 
 /* Backward reaches b after a, so b's hooks have not run yet. */
-TEST(a_hook_may_register_another_on_a_later_leaf)
+TEST_GRAPH(a_hook_may_register_another_on_a_later_leaf)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
     probe p = {.x = b};
     CHECK_OK(lt_on_grad(a, register_on_other, &p, NULL));
@@ -120,10 +113,7 @@ TEST(a_hook_may_register_another_on_a_later_leaf)
     lt_tensor *loss = take1("sum", take2("mul", y, lt_retain(a)));
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(p.calls, 1);
-    lt_release(loss);
-    lt_release(a);
-    lt_release(b);
-    finish(ctx);
+    RELEASE(loss, a, b);
 }
 
 /* ==== Hooks that release, freeze and discard ================================================== */
@@ -140,21 +130,18 @@ static lt_status drop_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
 }
 
 /* Releases the last handle. */
-TEST(a_hook_may_release_its_leaf)
+TEST_GRAPH(a_hook_may_release_its_leaf)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "neg", NULL, x, NULL));
     probe p = {.x = x};
     CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(p.calls, 1);
     lt_release(loss);
-    finish(ctx);
 }
 
-TEST(a_hook_may_release_the_loss)
+TEST_GRAPH(a_hook_may_release_the_loss)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 1, 3), *y = leaf(ctx, 1, 5);
     lt_tensor *loss = take1("sum", lt_run(ctx, "neg", NULL, y, NULL));
     probe of_leaf = {.x = x}, of_graph = {.x = loss};
@@ -165,7 +152,6 @@ TEST(a_hook_may_release_the_loss)
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(of_graph.calls, 1);
     lt_release(y);
-    finish(ctx);
 }
 
 static lt_status look_at_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -176,9 +162,8 @@ static lt_status look_at_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(later_hooks_still_see_a_leaf_that_a_hook_released)
+TEST_GRAPH(later_hooks_still_see_a_leaf_that_a_hook_released)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "neg", NULL, x, NULL));
     probe p = {.x = x}, behind = {.x = NULL};
     CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
@@ -190,7 +175,6 @@ TEST(later_hooks_still_see_a_leaf_that_a_hook_released)
     CHECK_EQ(behind.calls, 2);
     lt_release(loss);
     CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
-    finish(ctx);
 }
 
 static lt_status freeze(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -200,9 +184,8 @@ static lt_status freeze(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_set_requires_grad(x, false);
 }
 
-TEST(a_hook_may_freeze_its_leaf)
+TEST_GRAPH(a_hook_may_freeze_its_leaf)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
     probe p = {.x = x};
     CHECK_OK(lt_on_grad(x, freeze, &p, NULL));
@@ -211,7 +194,6 @@ TEST(a_hook_may_freeze_its_leaf)
     CHECK_FAILS(square_back(x), LT_EINVAL, "not computed from anything that requires a gradient");
     CHECK_EQ(p.calls, 1);
     lt_release(x);
-    finish(ctx);
 }
 
 static lt_status forget(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -222,9 +204,8 @@ static lt_status forget(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(a_hook_may_discard_the_gradient)
+TEST_GRAPH(a_hook_may_discard_the_gradient)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *x = leaf(ctx, 2, 3);
     probe p = {.x = x};
     CHECK_OK(lt_on_grad(x, forget, &p, NULL));
@@ -233,7 +214,6 @@ TEST(a_hook_may_discard_the_gradient)
     CHECK_OK(square_back(x));
     CHECK_EQ(p.calls, 2);
     lt_release(x);
-    finish(ctx);
 }
 
 static lt_status close_scope(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -245,9 +225,8 @@ static lt_status close_scope(void *ud, lt_tensor *x, lt_tensor *grad)
 }
 
 /* Backward retains the graph, but tensors that it still needs are dead. */
-TEST(backward_fails_if_a_hook_ends_the_scope_of_the_graph)
+TEST_GRAPH(backward_fails_if_a_hook_ends_the_scope_of_the_graph)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
     probe p = {.x = NULL};
     CHECK_OK(lt_on_grad(a, close_scope, &p, NULL));
@@ -257,11 +236,7 @@ TEST(backward_fails_if_a_hook_ends_the_scope_of_the_graph)
     lt_tensor *loss = take1("sum", z);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "belongs to a step that is over");
     CHECK_EQ(p.calls, 1);
-    lt_release(loss);
-    lt_release(y);
-    lt_release(a);
-    lt_release(b);
-    finish(ctx);
+    RELEASE(loss, y, a, b);
 }
 
 /* ==== Hooks that run backward ================================================================= */
@@ -289,7 +264,7 @@ static lt_status call_attempt(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
-TEST(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
+TEST_GRAPH(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
 {
     static const struct {
         lt_status (*call)(lt_tensor *x);
@@ -297,7 +272,6 @@ TEST(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
     } wrong[] = {{go_back, "backward: called from a hook of a running backward"},
                  {begin_dry_run, "a dry run cannot begin within backward"},
                  {rescale, "the loss scale cannot change within backward"}};
-    lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         lt_tensor *x = leaf(ctx, 2, 3);
         probe p = {.x = x};
@@ -312,5 +286,4 @@ TEST(backward_in_a_hook_is_rejected_and_the_outer_one_continues)
         CHECK_EQ(p.calls, 2);
         lt_release(x);
     }
-    finish(ctx);
 }

@@ -2,11 +2,10 @@
 #include "tests/autograd/graph.h"
 
 /* If the loss is a leaf, the given gradients are added to its gradient directly. */
-TEST(half_gradients_are_added_in_f32)
+TEST_GRAPH(half_gradients_are_added_in_f32)
 {
     enum { N = 3000 };
     static const lt_dtype dtypes[] = {LT_F16, LT_BF16};
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     int64_t n = N;
     for (int k = 0; k < 2; k++) {
         lt_tensor *x = lt_tensor_full(ctx, dtypes[k], 1, &n, 0), *g[2];
@@ -25,18 +24,14 @@ TEST(half_gradients_are_added_in_f32)
                        dtypes[k], 1);
             CHECK_NEAR(grad_at(x, i), a, 0);
         }
-        lt_release(g[0]);
-        lt_release(g[1]);
-        lt_release(x);
+        RELEASE(g[0], g[1], x);
     }
-    finish(ctx);
 }
 
 /* ==== Gradients in place ====================================================================== */
 
-TEST(a_gradient_reuses_the_memory_of_the_incoming_one)
+TEST_GRAPH(a_gradient_reuses_the_memory_of_the_incoming_one)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 100000, 0.5), *y = take1("neg", lt_retain(x));
     for (int i = 0; i < 20; i++)
         y = take1(i % 2 ? "relu" : "sigmoid", y);
@@ -45,16 +40,13 @@ TEST(a_gradient_reuses_the_memory_of_the_incoming_one)
     CHECK_OK(lt_backward(y, NULL));
     CHECK(lt_memory_stats(ctx).peak < before + 1200000); /* one gradient of 0.8 MB, not two */
     CHECK(grad_at(x, 99999) < 0);
-    lt_release(y);
-    lt_release(x);
-    finish(ctx);
+    RELEASE(y, x);
 }
 
 /* add passes one gradient to both of its inputs. The first input must not overwrite it; the last
  * one may. */
-TEST(a_shared_gradient_is_not_overwritten)
+TEST_GRAPH(a_shared_gradient_is_not_overwritten)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 3, 2), *y = leaf(ctx, 3, 5), *z = leaf(ctx, 3, 1);
     lt_tensor *a = take1("sqrt", take1("neg", take1("neg", lt_retain(x))));
     lt_tensor *b = take1("relu6", take1("neg", lt_retain(y)));
@@ -64,18 +56,13 @@ TEST(a_shared_gradient_is_not_overwritten)
     CHECK_NEAR(grad_at(x, 2), 0.5 / sqrt(2), 1e-15);
     CHECK_NEAR(grad_at(y, 2), 0, 0);
     CHECK_NEAR(grad_at(z, 2), -exp(-1), 1e-15);
-    lt_release(loss);
-    lt_release(x);
-    lt_release(y);
-    lt_release(z);
-    finish(ctx);
+    RELEASE(loss, x, y, z);
 }
 
 /* The gradient of x has two contributions, through a reshape, which is a view. The gradient that
  * the caller gave does not change. */
-TEST(views_and_given_gradients_are_not_overwritten)
+TEST_GRAPH(views_and_given_gradients_are_not_overwritten)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 4, 3), *h = lt_run(ctx, "neg", NULL, x, NULL);
     lt_tensor *flat = lt_run(ctx, "reshape", "shape=2,2", h, NULL);
     lt_tensor *y = take2("add", take1("abs", lt_retain(flat)), take1("neg", lt_retain(flat)));
@@ -85,18 +72,12 @@ TEST(views_and_given_gradients_are_not_overwritten)
     CHECK_NEAR(grad_at(x, 3), 14, 0);
     CHECK_OK(lt_item(dy, 3, &v));
     CHECK_NEAR(v, 7, 0);
-    lt_release(dy);
-    lt_release(y);
-    lt_release(flat);
-    lt_release(h);
-    lt_release(x);
-    finish(ctx);
+    RELEASE(dy, y, flat, h, x);
 }
 
 /* An op that writes to an optional input may be called without it. */
-TEST(an_optional_input_that_is_written_may_be_absent)
+TEST_GRAPH(an_optional_input_that_is_written_may_be_absent)
 {
-    lt_ctx *ctx = lt_open(NULL);
     const lt_def *def = lt_op_find(ctx, "dc_grad");
     lt_opt opts[LT_MAX_OPT];
     lt_tensor *in[4] = {NULL}, *out[LT_MAX_OUT];
@@ -107,5 +88,4 @@ TEST(an_optional_input_that_is_written_may_be_absent)
     CHECK_OK(lt_apply(ctx, def, in, 4, opts, out));
     for (int i = 0; i < 3; i++)
         lt_release(in[i]);
-    finish(ctx);
 }

@@ -3,7 +3,7 @@
 
 #include "autograd/tape.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 enum { N = 3 };
 
@@ -19,13 +19,9 @@ typedef struct net {
 static net make(const char *op, const char *options)
 {
     net n = {.ctx = lt_open(&(lt_config){.poison = true, .device = "cpu"})};
-    static const char *const names[N] = {"a", "b", "c"};
-    n.params = lt_params_new(n.ctx);
-    for (int i = 0; i < N; i++) {
-        n.w[i] = lt_param_new(n.ctx, LT_F64, 1, (int64_t[]){1}, (lt_init){LT_INIT_CONSTANT, 1, 0});
-        CHECK_OK(lt_params_add(n.params, names[i], n.w[i]));
-    }
-    CHECK_OK(lt_params_place(n.params));
+    for (int i = 0; i < N; i++)
+        n.w[i] = param(n.ctx, LT_F64, 1, 1);
+    n.params = placed(n.ctx, n.w, N);
     n.optim = lt_optim_new(n.ctx, op, n.w, N);
     CHECK(n.optim != NULL);
     if (options)
@@ -36,8 +32,6 @@ static net make(const char *op, const char *options)
 static void destroy(net *n)
 {
     lt_optim_free(n->optim);
-    for (int i = 0; i < N; i++)
-        lt_release(n->w[i]);
     lt_params_free(n->params);
     lt_ctx_free(n->ctx);
 }
@@ -51,8 +45,7 @@ static void backward(net *n, unsigned mask)
         lt_tensor *y = lt_run(n->ctx, "add", NULL, n->w[i], n->w[i], NULL);
         lt_tensor *loss = lt_run(n->ctx, "sum", NULL, y, NULL);
         CHECK_OK(lt_backward(loss, NULL));
-        lt_release(y);
-        lt_release(loss);
+        RELEASE(y, loss);
     }
 }
 

@@ -1,14 +1,7 @@
 /* Arenas, spans, optimizers and running statistics. */
 #include "autograd/tape.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
-
-static lt_tensor *param(lt_ctx *ctx, lt_dtype dtype, int64_t n, double value)
-{
-    lt_tensor *x = lt_param_new(ctx, dtype, 1, &n, (lt_init){LT_INIT_CONSTANT, value, 0});
-    CHECK(x != NULL);
-    return x;
-}
+#include "tests/autograd/train.h"
 
 static double at(lt_tensor *x, int64_t i)
 {
@@ -25,34 +18,19 @@ static void give_grad(lt_tensor *x, double slope)
               *y = lt_run(ctx, "mul", NULL, x, k, NULL);
     lt_tensor *loss = lt_run(ctx, "sum", NULL, y, NULL);
     CHECK_OK(lt_backward(loss, NULL));
-    lt_release(k);
-    lt_release(y);
-    lt_release(loss);
+    RELEASE(k, y, loss);
 }
 
-static lt_status step(lt_optim *o, double lr)
+TEST_OPEN(one_arena_in_order_of_addition)
 {
-    lt_opt opts[LT_MAX_OPT];
-    const lt_schema *s = &lt_optim_def(o)->schema;
-    lt_opts_clear(s, opts);
-    opts[0].n = 1;
-    opts[0].f = lr;
-    CHECK_OK(lt_opts_complete(s, opts));
-    return lt_optim_step(o, (const lt_opt *const[]){opts}, 1, NULL);
-}
-
-TEST(one_arena_in_order_of_addition)
-{
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_params *p = lt_params_new(ctx);
     lt_tensor *a = param(ctx, LT_F32, 5, 1), *b = param(ctx, LT_F32, 16, 2),
               *d = param(ctx, LT_F64, 3, 4);
     int64_t n = 2;
     lt_tensor *mean = lt_buffer_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 9, 0});
-    CHECK(!lt_data(a));
-    CHECK_MSG("this parameter has no memory yet");
-    CHECK(!lt_run(ctx, "neg", NULL, a, NULL));
-    CHECK_MSG("neg: x: this parameter has no memory yet");
+    CHECK_NULL(lt_data(a), LT_EINVAL, "this parameter has no memory yet");
+    CHECK_NULL(lt_run(ctx, "neg", NULL, a, NULL), LT_EINVAL,
+               "neg: x: this parameter has no memory yet");
     CHECK_OK(lt_params_add(p, "a", a));
     CHECK_OK(lt_params_add(p, "b", b));
     CHECK_OK(lt_params_add(p, "mean", mean));
@@ -85,12 +63,7 @@ TEST(one_arena_in_order_of_addition)
                 "cannot change once it has memory (it is f32)");
     lt_params_free(p);
     CHECK_NEAR(at(late, 4), 7, 0);
-    lt_release(a);
-    lt_release(b);
-    lt_release(d);
-    lt_release(mean);
-    lt_release(late);
-    lt_ctx_free(ctx);
+    RELEASE(a, b, d, mean, late);
 }
 
 typedef struct lender {
@@ -119,10 +92,8 @@ TEST(gradients_can_use_external_memory)
         lt_set_part(ctx, LT_PART_EXCHANGE, &(lt_step_part){.ud = &l, .alloc_arena = alloc_once}));
     lt_tensor *x[2];
     for (int i = 0; i < 2; i++) { /* the second one's arena is not external */
-        lt_params *p = lt_params_new(ctx);
         x[i] = param(ctx, LT_F64, 3, 1);
-        CHECK_OK(lt_params_add(p, "x", x[i]));
-        CHECK_OK(lt_params_place(p));
+        lt_params *p = placed(ctx, (lt_tensor *[]){lt_retain(x[i])}, 1);
         give_grad(x[i], 2 + i);
         CHECK_NEAR(at(lt_grad(x[i]), 2), 2 + i, 0);
         lt_params_free(p);
@@ -144,12 +115,9 @@ TEST(initial_values_depend_on_seed_tree_and_name)
         lt_ctx *ctx = lt_open(&(lt_config){.seed = 3});
         for (int tree = 0; tree < 2; tree++) {
             int64_t n = 10;
-            lt_params *p = lt_params_new(ctx);
             lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_UNIFORM, -1, 1});
-            CHECK_OK(lt_params_add(p, "w", w));
-            CHECK_OK(lt_params_place(p));
+            lt_params *p = placed(ctx, &w, 1);
             CHECK_OK(lt_params_sha256(p, sha[2 * run + tree]));
-            lt_release(w);
             lt_params_free(p);
         }
         lt_ctx_free(ctx);
@@ -159,17 +127,12 @@ TEST(initial_values_depend_on_seed_tree_and_name)
     CHECK(strcmp(sha[0], sha[1]) != 0);
 }
 
-TEST(a_step_updates_parameters_with_gradients)
+TEST_OPEN(a_step_updates_parameters_with_gradients)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
-    lt_params *p = lt_params_new(ctx);
     lt_tensor *x[4];
-    static const char *const names[] = {"a", "b", "c", "d"};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         x[i] = param(ctx, LT_F64, 3 + i, 1);
-        CHECK_OK(lt_params_add(p, names[i], x[i]));
-    }
-    CHECK_OK(lt_params_place(p));
+    lt_params *p = placed(ctx, x, 4);
     lt_optim *o = lt_optim_new(ctx, "momentum_step", x, 4);
     CHECK(o != NULL);
     CHECK_STR(lt_optim_slot_name(o, 0), "v");
@@ -177,7 +140,7 @@ TEST(a_step_updates_parameters_with_gradients)
     give_grad(x[0], 1);
     give_grad(x[1], 2);
     give_grad(x[3], 3); /* c has no gradient */
-    CHECK_OK(step(o, 0.1));
+    CHECK_OK(step_with(o, "lr=0.1", NULL));
     CHECK_NEAR(at(x[0], 2), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 3), 0.8, 1e-15);
     CHECK_NEAR(at(x[2], 4), 1, 0);
@@ -190,7 +153,7 @@ TEST(a_step_updates_parameters_with_gradients)
     CHECK_OK(lt_params_freeze(p, 0, true));
     CHECK(lt_params_span(p, 0)->frozen);
     give_grad(x[1], 1);
-    CHECK_OK(step(o, 0.1));
+    CHECK_OK(step_with(o, "lr=0.1", NULL));
     CHECK_NEAR(at(x[0], 0), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 0), 0.8 - 0.1 * (0.9 * 2 + 1), 1e-15);
     CHECK_FAILS(lt_optim_set_group(o, x[1], -3), LT_EINVAL,
@@ -198,18 +161,14 @@ TEST(a_step_updates_parameters_with_gradients)
     double before = at(x[1], 0);
     CHECK_OK(lt_optim_set_group(o, x[3], 1));
     give_grad(x[1], 1);
-    CHECK_FAILS(step(o, 0.1), LT_EINVAL,
+    CHECK_FAILS(step_with(o, "lr=0.1", NULL), LT_EINVAL,
                 "a parameter is in group 1, but options were given for 1 groups");
     CHECK_NEAR(at(x[1], 0), before, 0);
-    CHECK(!lt_optim_new(ctx, "add", x, 4));
-    CHECK_MSG("add is not an update op");
-    CHECK(!lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3));
-    CHECK_MSG("the same parameter twice");
+    CHECK_NULL(lt_optim_new(ctx, "add", x, 4), LT_EINVAL, "add is not an update op");
+    CHECK_NULL(lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3), LT_EINVAL,
+               "the same parameter twice");
     lt_optim_free(o);
-    for (int i = 0; i < 4; i++)
-        lt_release(x[i]);
     lt_params_free(p);
-    lt_ctx_free(ctx);
 }
 
 /* The norm covers two arenas, two groups and a gap. Parameters without a gradient, or frozen ones,
@@ -219,17 +178,13 @@ TEST(the_norm_of_all_gradients)
     double norms[2];
     for (int threads = 1; threads <= 2; threads++) {
         lt_ctx *ctx = lt_open(&(lt_config){.poison = true, .threads = threads});
-        lt_params *p = lt_params_new(ctx);
-        static const char *const names[] = {"a", "b", "c", "d", "e"};
         static const int64_t counts[] = {100001, 3, 5, 40000, 7};
         lt_tensor *x[5];
         lt_optim *o;
         double norm;
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; i < 5; i++)
             x[i] = param(ctx, i == 4 ? LT_F64 : LT_F32, counts[i], 1);
-            CHECK_OK(lt_params_add(p, names[i], x[i]));
-        }
-        CHECK_OK(lt_params_place(p));
+        lt_params *p = placed(ctx, x, 5);
         CHECK((o = lt_optim_new(ctx, "sgd_step", x, 5)) != NULL);
         CHECK_OK(lt_optim_set_group(o, x[1], 1));
         CHECK_OK(lt_optim_grad_norm(o, &norm));
@@ -252,8 +207,6 @@ TEST(the_norm_of_all_gradients)
         ((float *)lt_data(lt_grad(x[1])))[2] = NAN;
         CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
                     "the norm of the gradients is nan at step 12");
-        for (int i = 0; i < 5; i++)
-            lt_release(x[i]);
         lt_optim_free(o);
         lt_params_free(p);
         lt_ctx_free(ctx);
@@ -269,50 +222,35 @@ static lt_status norm_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_optim_grad_norm(ud, &norm);
 }
 
-TEST(no_norm_during_backward)
+TEST_OPEN(no_norm_during_backward)
 {
-    lt_ctx *ctx = lt_open(NULL);
-    lt_params *p = lt_params_new(ctx);
     lt_tensor *a = param(ctx, LT_F32, 3, 1);
-    CHECK_OK(lt_params_add(p, "a", a));
-    CHECK_OK(lt_params_place(p));
+    lt_params *p = placed(ctx, &a, 1);
     lt_optim *o = lt_optim_new(ctx, "sgd_step", &a, 1);
     CHECK_OK(lt_on_grad(a, norm_in_hook, o, NULL));
     lt_tensor *loss = lt_run(ctx, "sum", NULL, a, NULL);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
                 "a gradient norm cannot run within backward: some gradients are not ready yet");
     lt_release(loss);
-    lt_release(a);
     lt_optim_free(o);
     lt_params_free(p);
-    lt_ctx_free(ctx);
 }
 
-TEST(an_update_invalidates_only_the_graphs_that_read_it)
+TEST_OPEN(an_update_invalidates_only_the_graphs_that_read_it)
 {
-    lt_ctx *ctx = lt_open(NULL);
-    lt_params *p = lt_params_new(ctx);
     lt_tensor *a = param(ctx, LT_F64, 3, 1), *b = param(ctx, LT_F64, 3, 2);
-    CHECK_OK(lt_params_add(p, "a", a));
-    CHECK_OK(lt_params_add(p, "b", b));
-    CHECK_OK(lt_params_place(p)); /* one arena */
+    lt_params *p = placed(ctx, (lt_tensor *[]){a, b}, 2); /* one arena */
     lt_optim *o = lt_optim_new(ctx, "sgd_step", &a, 1);
     lt_tensor *ya = lt_run(ctx, "mul", NULL, a, a, NULL),
               *yb = lt_run(ctx, "mul", NULL, b, b, NULL);
     lt_tensor *la = lt_run(ctx, "sum", NULL, ya, NULL), *lb = lt_run(ctx, "sum", NULL, yb, NULL);
     give_grad(a, 1);
-    CHECK_OK(step(o, 0.5));
+    CHECK_OK(step_with(o, "lr=0.5", NULL));
     CHECK_OK(lt_backward(lb, NULL));
     CHECK_FAILS(lt_backward(la, NULL), LT_EINVAL, "changed in place");
-    lt_release(ya);
-    lt_release(yb);
-    lt_release(la);
-    lt_release(lb);
-    lt_release(a);
-    lt_release(b);
+    RELEASE(ya, yb, la, lb);
     lt_optim_free(o);
     lt_params_free(p);
-    lt_ctx_free(ctx);
 }
 
 TEST(running_statistics_of_shards_equal_those_of_the_batch)
@@ -321,16 +259,11 @@ TEST(running_statistics_of_shards_equal_those_of_the_batch)
     double values[8] = {1, 2, 4, 8, 16, 32, 64, 128}, running[2][2];
     for (int split = 0; split < 2; split++) {
         lt_ctx *ctx = lt_open(NULL);
-        lt_params *p = lt_params_new(ctx);
         int64_t one = 1;
         lt_tensor *scale = param(ctx, LT_F64, 1, 1), *shift = param(ctx, LT_F64, 1, 0);
         lt_tensor *mean = lt_buffer_new(ctx, LT_F64, 1, &one, (lt_init){LT_INIT_CONSTANT, 0, 0});
         lt_tensor *var = lt_buffer_new(ctx, LT_F64, 1, &one, (lt_init){LT_INIT_CONSTANT, 1, 0});
-        CHECK_OK(lt_params_add(p, "scale", scale));
-        CHECK_OK(lt_params_add(p, "shift", shift));
-        CHECK_OK(lt_params_add(p, "mean", mean));
-        CHECK_OK(lt_params_add(p, "var", var));
-        CHECK_OK(lt_params_place(p));
+        lt_params *p = placed(ctx, (lt_tensor *[]){scale, shift, mean, var}, 4);
         int64_t cut[2][3] = {{0, 8, 8}, {0, 2, 8}};
         for (int part = 0; part < 1 + split; part++) {
             lt_tensor *x = lt_tensor_from(ctx, LT_F64, 2,
@@ -339,8 +272,7 @@ TEST(running_statistics_of_shards_equal_those_of_the_batch)
             lt_tensor *y =
                 lt_run(ctx, "batch_norm", "train=true", x, scale, shift, mean, var, NULL);
             CHECK(y != NULL);
-            lt_release(x);
-            lt_release(y);
+            RELEASE(x, y);
         }
         CHECK_NEAR(at(mean, 0), 0, 0); /* not before the step */
         CHECK_EQ(lt_bn_stats_pending(ctx), 1);
@@ -348,10 +280,6 @@ TEST(running_statistics_of_shards_equal_those_of_the_batch)
         CHECK_EQ(lt_bn_stats_pending(ctx), 0);
         running[split][0] = at(mean, 0);
         running[split][1] = at(var, 0);
-        lt_release(scale);
-        lt_release(shift);
-        lt_release(mean);
-        lt_release(var);
         lt_params_free(p);
         lt_ctx_free(ctx);
     }
@@ -373,13 +301,10 @@ typedef struct pair {
 static pair pair_new(double x)
 {
     pair q = {.ctx = lt_open(&(lt_config){.poison = true})};
-    q.p = lt_params_new(q.ctx);
     q.a = param(q.ctx, LT_F32, 5, x);
     q.b = param(q.ctx, LT_F32, 16, x);
-    CHECK_OK(lt_params_add(q.p, "a", q.a));
-    CHECK_OK(lt_params_add(q.p, "b", q.b));
+    q.p = placed(q.ctx, (lt_tensor *[]){q.a, q.b}, 2);
     CHECK_OK(lt_params_add(q.p, "tied", q.a));
-    CHECK_OK(lt_params_place(q.p));
     q.o = lt_optim_new(q.ctx, "sgd_step", &q.a, 1);
     CHECK(q.o != NULL);
     return q;
@@ -388,8 +313,6 @@ static pair pair_new(double x)
 static void pair_end(pair *q)
 {
     lt_optim_free(q->o);
-    lt_release(q->a);
-    lt_release(q->b);
     lt_params_free(q->p);
     lt_ctx_free(q->ctx);
 }
@@ -434,7 +357,7 @@ TEST(half_copies_follow_their_parameters)
         CHECK(lt_half(q.a, dtype) == a && lt_half(q.b, dtype) == b);
         CHECK_NEAR(at(b, 15), halves[i].fifth, 0);
         give_grad(q.a, -1);
-        CHECK_OK(step(q.o, 0.1));
+        CHECK_OK(step_with(q.o, "lr=0.1", NULL));
         CHECK(lt_half(lt_params_find(q.p, "tied")->value, dtype) == a);
         CHECK_NEAR(at(a, 0), halves[i].fifth, 0);
         lt_tensor *other = lt_half(q.a, halves[!i].dtype);
@@ -454,18 +377,13 @@ TEST(half_copies_require_placed_f32_parameters)
     lt_tensor *plain = lt_tensor_full(q.ctx, LT_F32, 1, &n, 1);
     CHECK_OK(lt_params_add(q.p, "wide", wide));
     CHECK_OK(lt_params_place(q.p));
-    CHECK(!lt_half(pending, LT_BF16));
-    CHECK_MSG("this parameter has no memory yet");
-    CHECK(!lt_half(wide, LT_BF16));
-    CHECK_MSG(
+    CHECK_NULL(lt_half(pending, LT_BF16), LT_EINVAL, "this parameter has no memory yet");
+    CHECK_NULL(
+        lt_half(wide, LT_BF16), LT_EINVAL,
         "a half copy must be f16 or bf16 of an f32 parameter, but is bf16 of a parameter 3 f64");
-    CHECK(!lt_half(plain, LT_F16));
-    CHECK_MSG("but is f16 of a tensor 3 f32");
-    CHECK(!lt_half(q.a, LT_F64));
-    CHECK_MSG("but is f64 of a parameter 5 f32");
-    lt_release(pending);
-    lt_release(wide);
-    lt_release(plain);
+    CHECK_NULL(lt_half(plain, LT_F16), LT_EINVAL, "but is f16 of a tensor 3 f32");
+    CHECK_NULL(lt_half(q.a, LT_F64), LT_EINVAL, "but is f64 of a parameter 5 f32");
+    RELEASE(pending, wide, plain);
     pair_end(&q);
 }
 
@@ -505,9 +423,7 @@ TEST(gradients_of_half_copies_go_to_the_parameter)
         CHECK_NEAR(at(lt_grad(q.a), 0), 5 * pass, 0);
         CHECK_NEAR(at(lt_grad(q.a), 4), 5 * pass, 0);
         CHECK_NEAR(at(lt_grad(q.b), 15), pass, 0);
-        lt_release(sum);
-        lt_release(joined);
-        lt_release(flat);
+        RELEASE(sum, joined, flat);
     }
     CHECK_OK(lt_params_freeze(q.p, 0, true));
     CHECK(!lt_requires_grad(lt_half(q.a, LT_BF16)));
@@ -520,7 +436,7 @@ TEST(half_copies_invalidate_the_same_graphs_as_their_parameters)
     lt_tensor *a = lt_half(q.a, LT_BF16), *b = lt_half(q.b, LT_BF16);
     lt_tensor *la = sum_of_squares(a), *lb = sum_of_squares(b);
     give_grad(q.a, 1);
-    CHECK_OK(step(q.o, 0.5));
+    CHECK_OK(step_with(q.o, "lr=0.5", NULL));
     CHECK_FAILS(go_back(la), LT_EINVAL, "changed in place");
     la = sum_of_squares(
         lt_half(q.a, LT_BF16)); /* updates the whole arena: b's half is written, too */
@@ -540,41 +456,34 @@ TEST(half_copies_invalidate_the_same_graphs_as_their_parameters)
     pair_end(&q);
 }
 
-TEST(half_copies_are_freed_with_their_parameters)
+TEST_OPEN(half_copies_are_freed_with_their_parameters)
 {
-    lt_ctx *ctx = lt_open(NULL);
     size_t live = 0;
     for (int i = 0; i < 3; i++) {
-        lt_params *p = lt_params_new(ctx);
         lt_tensor *x = param(ctx, LT_F32, 1000, 1);
-        CHECK_OK(lt_params_add(p, "x", x));
-        CHECK_OK(lt_params_place(p));
-        lt_params_free(p);
+        lt_params_free(placed(ctx, (lt_tensor *[]){lt_retain(x)}, 1));
         CHECK_OK(lt_scope_push(ctx));
         lt_tensor *half = lt_retain(lt_half(x, LT_BF16)), *loss = sum_of_squares(half);
         lt_scope_pop(ctx);
         CHECK_NEAR(at(half, 999), 1, 0); /* the end of the scope does not free it */
-        lt_release(loss);
-        lt_release(x);
+        RELEASE(loss, x);
         CHECK(!lt_grad(half)); /* its parameter is freed, so it has no gradient */
         lt_release(half);
         if (i == 0) /* the context keeps some memory of its own */
             live = lt_memory_stats(ctx).live;
         CHECK_EQ(lt_memory_stats(ctx).live, live);
     }
-    lt_ctx_free(ctx);
 }
 
 /* The size of an arena would overflow: 16 times 2^58 elements of 4 bytes are 2^64 bytes. */
-TEST(too_many_elements_to_count)
+TEST_OPEN(too_many_elements_to_count)
 {
-    lt_ctx *ctx = lt_open(NULL);
     lt_params *params = lt_params_new(ctx);
     int64_t n = 1LL << 58;
     for (int i = 0; i < 40; i++) {
         char name[8];
         snprintf(name, sizeof name, "w%d", i);
-        lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        lt_tensor *w = param(ctx, LT_F32, n, 1);
         CHECK_OK(lt_params_add(params, name, w));
         lt_release(w);
         if (i == 0)
@@ -584,5 +493,4 @@ TEST(too_many_elements_to_count)
                         "the parameters of dtype f32 have too many elements");
     }
     lt_params_free(params);
-    lt_ctx_free(ctx);
 }

@@ -11,23 +11,17 @@ static lt_status from_two(lt_ctx *ctx, lt_tensor *x, double a, lt_tensor *y, dou
 {
     lt_tensor *grads[] = {number(ctx, lt_count(x), a), number(ctx, lt_count(y), b)};
     lt_status status = lt_backward_from(ctx, (lt_tensor *[]){x, y}, grads, 2, NULL);
-    lt_release(grads[0]);
-    lt_release(grads[1]);
+    RELEASE(grads[0], grads[1]);
     return status;
 }
 
-TEST(roots_that_share_a_graph)
+TEST_GRAPH(roots_that_share_a_graph)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 2, 3), *h = lt_run(ctx, "mul", NULL, x, x, NULL);
     lt_tensor *y = lt_run(ctx, "mul", NULL, h, x, NULL), *z = lt_run(ctx, "neg", NULL, h, NULL);
     CHECK_OK(from_two(ctx, y, 1, z, 10));
     CHECK_NEAR(grad_at(x, 1), 3 * 9 - 10 * 6, 0);
-    lt_release(h);
-    lt_release(y);
-    lt_release(z);
-    lt_release(x);
-    finish(ctx);
+    RELEASE(h, y, z, x);
 }
 
 TEST(a_root_that_another_root_is_computed_from)
@@ -38,9 +32,7 @@ TEST(a_root_that_another_root_is_computed_from)
         lt_tensor *y = lt_run(ctx, "neg", NULL, h, NULL);
         CHECK_OK(order ? from_two(ctx, y, 1, h, 10) : from_two(ctx, h, 10, y, 1));
         CHECK_NEAR(grad_at(x, 0), 9 * 6, 0);
-        lt_release(h);
-        lt_release(y);
-        lt_release(x);
+        RELEASE(h, y, x);
         finish(ctx);
     }
 }
@@ -60,8 +52,7 @@ TEST(gradients_of_equal_roots_are_added_in_order)
         CHECK_NEAR(grad_at(x, 0), k % 2, 0);
         for (int i = 0; i < 3; i++)
             lt_release(grads[i]);
-        lt_release(y);
-        lt_release(x);
+        RELEASE(y, x);
         finish(ctx);
     }
 }
@@ -83,8 +74,7 @@ TEST(a_leaf_among_the_roots)
         CHECK_OK(order ? from_two(ctx, y, 1, x, 10) : from_two(ctx, x, 10, y, 1));
         CHECK_NEAR(grad_at(x, 1), 16, 0);
         CHECK_EQ(hooks, 1);
-        lt_release(y);
-        lt_release(x);
+        RELEASE(y, x);
         finish(ctx);
     }
 }
@@ -124,18 +114,14 @@ static const lt_op pair = {.sig = "pair(x)",
                            .fwd = pair_fwd,
                            .bwd = pair_bwd};
 
-TEST(outputs_of_one_op)
+TEST_GRAPH(outputs_of_one_op)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     CHECK_OK(lt_op_register(ctx, &pair));
     lt_tensor *x = leaf(ctx, 2, 3), *y[2];
     CHECK_OK(lt_apply(ctx, lt_op_find(ctx, "pair"), &x, 1, NULL, y));
     CHECK_OK(from_two(ctx, y[1], 1, y[0], 10));
     CHECK_NEAR(grad_at(x, 1), 23, 0);
-    lt_release(y[0]);
-    lt_release(y[1]);
-    lt_release(x);
-    finish(ctx);
+    RELEASE(y[0], y[1], x);
 }
 
 /* ==== Callbacks and errors ==================================================================== */
@@ -165,9 +151,8 @@ static lt_status note_end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-TEST(begin_gets_the_loss_or_null)
+TEST_GRAPH(begin_gets_the_loss_or_null)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "exp", NULL, x, NULL);
     lt_tensor *loss = lt_run(ctx, "sum", NULL, x, NULL), *ones = number(ctx, 2, 1);
     seen s = {.x = x};
@@ -182,11 +167,7 @@ TEST(begin_gets_the_loss_or_null)
     CHECK_EQ(lt_grad_uses(x), 0);
     CHECK_NEAR(grad_at(x, 0), exp(3) + 2, 1e-12);
     CHECK_OK(lt_set_part(ctx, LT_PART_EXCHANGE, NULL));
-    lt_release(ones);
-    lt_release(loss);
-    lt_release(y);
-    lt_release(x);
-    finish(ctx);
+    RELEASE(ones, loss, y, x);
 }
 
 TEST(invalid_roots_are_rejected)
@@ -215,8 +196,7 @@ TEST(invalid_roots_are_rejected)
     CHECK_FAILS(from_two(ctx, dead, 1, y, 1), LT_EINVAL, "belongs to a step that is over");
     CHECK_FAILS(lt_backward(dead, NULL), LT_EINVAL, "belongs to a step that is over");
     CHECK_FAILS(lt_backward(pending, NULL), LT_EINVAL, "has no memory yet");
-    lt_release(dead);
-    lt_release(pending);
+    RELEASE(dead, pending);
     CHECK(!lt_grad(x));
     CHECK_EQ(lt_grad_uses(x), 0);
     lt_tape_use(ctx, NULL);
@@ -225,12 +205,7 @@ TEST(invalid_roots_are_rejected)
     CHECK_EQ(lt_grad_uses(x), 0);
     lt_release(z);
     lt_tape_free(tape);
-    lt_release(y);
-    lt_release(x);
-    lt_release(plain);
-    lt_release(one);
-    lt_release(two);
-    lt_release(far);
+    RELEASE(y, x, plain, one, two, far);
     lt_ctx_free(other);
     finish(ctx);
 }

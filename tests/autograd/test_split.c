@@ -1,5 +1,6 @@
 /* test_split.c - split backwards: order, errors and cleanup. test_split_bits.c compares bits. */
 #include "tests/autograd/graph.h"
+#include "tests/autograd/train.h"
 
 enum { WIDE = 4, LAYERS = 3, PARAMS = 2 * LAYERS };
 
@@ -116,6 +117,8 @@ static void done(net *n)
     finish(ctx);
 }
 
+#define TEST_NET(title) TEST_WITH(title, net *n, made(), done)
+
 /* The loss of a micro-batch. New. NULL on failure. */
 static lt_tensor *forward(net *n)
 {
@@ -159,21 +162,17 @@ static int all_grads(net *n, float *to)
 
 static void step(net *n, lt_status status, const char *message)
 {
-    lt_opt opts[LT_MAX_OPT];
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.05", opts));
     if (status == LT_OK)
-        CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL));
+        CHECK_OK(step_with(n->optim, "lr=0.05", NULL));
     else
-        CHECK_FAILS(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL), status,
-                    message);
+        CHECK_FAILS(step_with(n->optim, "lr=0.05", NULL), status, message);
 }
 
 /* ==== Order =================================================================================== */
 
 /* w0 is used twice, so its layers are not split. */
-TEST(hooks_and_callbacks_run_once_per_backward_in_order)
+TEST_NET(hooks_and_callbacks_run_once_per_backward_in_order)
 {
-    net *n = made();
     lt_weights *list[2];
     set_part(n, false);
     CHECK_OK(go_back(n, NULL));
@@ -192,7 +191,6 @@ TEST(hooks_and_callbacks_run_once_per_backward_in_order)
     n->log[0] = 0;
     CHECK_OK(lt_backward_weights(list[0]));
     CHECK_STR(n->log, "end ");
-    done(n);
 }
 
 TEST(late_lists_accumulate_like_whole_backwards)
@@ -247,9 +245,8 @@ static void count_calls(void *ud, const lt_call *c, bool backward, const char *w
         leaves += c->leaves >> i & 1 && c->d_in[i];
 }
 
-TEST(an_op_hook_sees_both_calls)
+TEST_NET(an_op_hook_sees_both_calls)
 {
-    net *n = made();
     halves = leaves = 0;
     lt_set_op_hook(n->ctx, count_calls, NULL);
     lt_weights *list = split(n);
@@ -258,24 +255,20 @@ TEST(an_op_hook_sees_both_calls)
     CHECK_OK(lt_backward_weights(list));
     CHECK_EQ(leaves, 2 + 3 + 2);
     lt_set_op_hook(n->ctx, NULL, NULL);
-    done(n);
 }
 
 /* ==== Errors ================================================================================== */
 
-TEST(lists_are_completed_in_order)
+TEST_NET(lists_are_completed_in_order)
 {
-    net *n = made();
     lt_weights *one = split(n), *two = split(n);
     CHECK_FAILS(lt_backward_weights(two), LT_EINVAL, "an earlier backward must be completed first");
     CHECK_EQ(n->w[1]->leaf->deferred, 1);
     CHECK_OK(lt_backward_weights(one));
-    done(n);
 }
 
-TEST(no_step_and_no_new_scaling_while_gradients_are_pending)
+TEST_NET(no_step_and_no_new_scaling_while_gradients_are_pending)
 {
-    net *n = made();
     lt_weights *list = split(n);
     step(n, LT_EINVAL,
          "an optimizer step cannot run while gradients of parameters are pending; "
@@ -285,12 +278,10 @@ TEST(no_step_and_no_new_scaling_while_gradients_are_pending)
     CHECK_OK(lt_backward_weights(list));
     CHECK_OK(lt_set_part(n->ctx, LT_PART_SCALE, NULL));
     step(n, LT_OK, NULL);
-    done(n);
 }
 
-TEST(a_pending_gradient_cannot_be_discarded)
+TEST_NET(a_pending_gradient_cannot_be_discarded)
 {
-    net *n = made();
     lt_weights *list = split(n);
     lt_zero_grad(n->w[0]); /* not pending */
     CHECK_OK(lt_backward_weights(list));
@@ -301,12 +292,10 @@ TEST(a_pending_gradient_cannot_be_discarded)
     n->zeroes = n->w[1]; /* in its own hook it can */
     CHECK_OK(lt_backward_weights(list));
     CHECK(!lt_grad(n->w[1]) && lt_grad(n->b[1]));
-    done(n);
 }
 
-TEST(a_backward_cannot_overtake_a_pending_gradient)
+TEST_NET(a_backward_cannot_overtake_a_pending_gradient)
 {
-    net *n = made();
     lt_weights *list = split(n);
     CHECK_FAILS(go_back(n, NULL), LT_EINVAL,
                 "backward of linear: an earlier backward has not added to this gradient yet; call "
@@ -319,25 +308,21 @@ TEST(a_backward_cannot_overtake_a_pending_gradient)
     CHECK_EQ(lt_grad_uses(n->b[1]), 0);
     CHECK_OK(lt_backward_weights(list));
     CHECK_OK(go_back(n, NULL));
-    done(n);
 }
 
 /* w0 is computed at once, so its hook runs in the first half of the second backward. */
-TEST(a_hook_may_not_discard_a_pending_gradient_of_another_parameter)
+TEST_NET(a_hook_may_not_discard_a_pending_gradient_of_another_parameter)
 {
-    net *n = made();
     lt_weights *list = split(n);
     n->victim = n->w[1];
     lt_weights *more = split(n);
     n->victim = NULL;
     CHECK_FAILS(lt_backward_weights(list), LT_EINVAL, "lt_zero_grad() has discarded a gradient");
     lt_weights_free(more);
-    done(n);
 }
 
-TEST(callbacks_must_support_overlapping_backwards)
+TEST_NET(callbacks_must_support_overlapping_backwards)
 {
-    net *n = made();
     set_part(n, true);
     lt_weights *list = split(n), *more = NULL;
     CHECK_FAILS(go_back(n, &more), LT_EINVAL,
@@ -348,12 +333,10 @@ TEST(callbacks_must_support_overlapping_backwards)
     list = split(n);
     lt_weights_free(list);
     CHECK_STR(n->log, "begin b2 w0 b0 w1 b1 end begin b2 w0 b0 broken ");
-    done(n);
 }
 
-TEST(a_dry_run_defers_nothing)
+TEST_NET(a_dry_run_defers_nothing)
 {
-    net *n = made();
     lt_weights *list = split(n), *dry;
     CHECK_OK(lt_dry_run_begin(n->ctx, NULL, NULL, NULL));
     dry = split(n);
@@ -370,14 +353,12 @@ TEST(a_dry_run_defers_nothing)
     CHECK_FAILS(lt_backward_weights(list), LT_EINVAL, "its backward ran before the dry run");
     lt_dry_run_end(n->ctx);
     CHECK_EQ(n->w[1]->leaf->deferred, 0);
-    done(n);
 }
 
 /* ==== Cleanup ================================================================================= */
 
-TEST(a_hook_that_fails_ends_the_backward)
+TEST_NET(a_hook_that_fails_ends_the_backward)
 {
-    net *n = made();
     lt_weights *list, *next;
     set_part(n, false);
     n->fails = "b2"; /* in the first half */
@@ -392,7 +373,6 @@ TEST(a_hook_that_fails_ends_the_backward)
     CHECK_OK(lt_backward_weights(next));
     CHECK_STR(n->log, "begin b2 broken begin b2 w0 b0 begin b2 w0 b0 w1 broken w1 b1 end ");
     CHECK_EQ(n->w[1]->leaf->deferred, 0);
-    done(n);
 }
 
 TEST(lists_may_be_freed_in_any_order_and_after_the_context)
@@ -408,9 +388,8 @@ TEST(lists_may_be_freed_in_any_order_and_after_the_context)
     CHECK_FAILS(lt_backward_weights(list[2]), LT_EINVAL, "the context was closed");
 }
 
-TEST(a_frozen_or_changed_parameter)
+TEST_NET(a_frozen_or_changed_parameter)
 {
-    net *n = made();
     lt_weights *list = split(n);
     CHECK_OK(lt_set_requires_grad(n->w[1], false));
     CHECK_OK(lt_backward_weights(list));
@@ -420,7 +399,6 @@ TEST(a_frozen_or_changed_parameter)
     CHECK_OK(lt_fill(n->w[1], 1));
     CHECK_FAILS(lt_backward_weights(list), LT_EINVAL,
                 "backward of linear: its input 2 was changed in place after it was used");
-    done(n);
 }
 
 /* Two split backwards and a step. */

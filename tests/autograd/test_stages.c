@@ -7,8 +7,7 @@
 #include "amp/amp.h"
 #include "autograd/stages.h"
 #include "core/tensor.h"
-#include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 enum { STAGES = 3, ROWS = 6, WIDTH = 5, CLASSES = 3, MOST = 32 };
 
@@ -124,12 +123,6 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 
 /* ==== The net ================================================================================= */
 
-static lt_tensor *add(net *n, lt_tensor *x, const char *name)
-{
-    CHECK_OK(lt_params_add(n->params, name, x));
-    return x;
-}
-
 /* Notes x, which destroy() releases. */
 static lt_tensor *noted(net *n, lt_tensor *x)
 {
@@ -141,17 +134,14 @@ static lt_tensor *noted(net *n, lt_tensor *x)
 static net make(post *p, int own, int frozen)
 {
     net n = {.ctx = lt_open(&(lt_config){.seed = 5, .poison = true}), .post = p, .own = own};
-    const int64_t dims[2] = {WIDTH, WIDTH};
-    const lt_init uniform = {LT_INIT_UNIFORM, -0.7, 0.7}, one = {LT_INIT_CONSTANT, 1, 0},
-                  zero = {LT_INIT_CONSTANT, 0, 0};
     n.params = lt_params_new(n.ctx);
-    n.w[0] = add(&n, lt_param_new(n.ctx, LT_F32, 2, dims, uniform), "w.0");
-    n.w[1] = add(&n, lt_param_new(n.ctx, LT_F32, 2, dims, uniform), "w.1");
-    n.w[2] = add(&n, lt_param_new(n.ctx, LT_F32, 2, dims, uniform), "w.2");
-    n.scale = add(&n, lt_param_new(n.ctx, LT_F32, 1, dims, one), "scale.1");
-    n.shift = add(&n, lt_param_new(n.ctx, LT_F32, 1, dims, zero), "shift.1");
-    n.mean = add(&n, lt_buffer_new(n.ctx, LT_F32, 1, dims, zero), "mean.1");
-    n.var = add(&n, lt_buffer_new(n.ctx, LT_F32, 1, dims, one), "var.1");
+    n.w[0] = member(n.params, n.ctx, "w.0", false, 2, WIDTH, 0.7);
+    n.w[1] = member(n.params, n.ctx, "w.1", false, 2, WIDTH, 0.7);
+    n.w[2] = member(n.params, n.ctx, "w.2", false, 2, WIDTH, 0.7);
+    n.scale = member(n.params, n.ctx, "scale.1", false, 1, WIDTH, 1);
+    n.shift = member(n.params, n.ctx, "shift.1", false, 1, WIDTH, 0);
+    n.mean = member(n.params, n.ctx, "mean.1", true, 1, WIDTH, 0);
+    n.var = member(n.params, n.ctx, "var.1", true, 1, WIDTH, 1);
     if (frozen >= 0)
         CHECK_OK(lt_set_requires_grad(n.w[frozen], false));
     return n;
@@ -177,13 +167,10 @@ static void place(net *n)
 
 static void destroy(net *n)
 {
-    lt_tensor *all[] = {n->w[0], n->w[1], n->w[2], n->scale, n->shift, n->mean, n->var};
     for (int i = 0; i < n->n_received; i++)
         lt_release(n->received[i]);
     for (int i = 0; i < n->n_sent; i++)
         lt_release(n->sent[i].x);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        lt_release(all[i]);
     for (int i = 0; i < n->n_made; i++)
         lt_release(n->made[i]);
     lt_release(n->loss);
@@ -367,10 +354,9 @@ TEST(stages_are_used_in_their_order)
     lt_tensor *x = noted(&n, lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){ROWS, WIDTH}));
     CHECK_OK(lt_fill(x, 1));
     lt_tensor *y = noted(&n, lt_run(n.ctx, "linear", NULL, x, n.w[2], NULL));
-    CHECK(lt_run(n.ctx, "linear", NULL, y, n.w[1], NULL) == NULL);
-    CHECK_EQ(lt_errcode(), LT_EUSAGE);
-    CHECK_MSG("linear: a parameter belongs to stage 1 of the pipeline, but another input "
-              "belongs to stage 2");
+    CHECK_NULL(lt_run(n.ctx, "linear", NULL, y, n.w[1], NULL), LT_EUSAGE,
+               "linear: a parameter belongs to stage 1 of the pipeline, but another input "
+               "belongs to stage 2");
     lt_scope_pop(n.ctx);
     destroy(&n);
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/autograd/train.h"
 
 /* A part notes each call in a log that all parts share: its letter and the event. */
 typedef struct part {
@@ -92,7 +92,6 @@ typedef struct net {
     lt_params *params;
     lt_tensor *w;
     lt_optim *optim;
-    lt_opt opt[LT_MAX_OPT];
     char log[200];
     part parts[LT_PART_KINDS];
 } net;
@@ -100,12 +99,9 @@ typedef struct net {
 static void open_net(net *n)
 {
     *n = (net){.ctx = lt_open(&(lt_config){.poison = true, .device = "cpu"})};
-    n->params = lt_params_new(n->ctx);
     n->w = lt_param_new(n->ctx, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    CHECK_OK(lt_params_add(n->params, "w", n->w));
-    CHECK_OK(lt_params_place(n->params));
+    n->params = placed(n->ctx, &n->w, 1);
     CHECK((n->optim = lt_optim_new(n->ctx, "sgd_step", &n->w, 1)) != NULL);
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.1", n->opt));
     for (int kind = 0; kind < LT_PART_KINDS; kind++) {
         part *p = &n->parts[kind];
         *p = (part){.log = n->log, .letter = "abc"[kind]};
@@ -126,7 +122,6 @@ static void open_net(net *n)
 static void close_net(net *n)
 {
     lt_optim_free(n->optim);
-    lt_release(n->w);
     lt_params_free(n->params);
     lt_ctx_free(n->ctx);
 }
@@ -144,7 +139,7 @@ static lt_step_status step(net *n)
 {
     lt_step_status status;
     n->log[0] = '\0';
-    CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){n->opt}, 1, &status));
+    CHECK_OK(step_with(n->optim, "lr=0.1", &status));
     return status;
 }
 

@@ -81,12 +81,7 @@ static inline lt_ctx *context(void)
     return ctx;
 }
 
-/* Frees ctx and checks that no memory was in use. */
-static inline void done(lt_ctx *ctx)
-{
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
-}
+#define TEST_FILES(title) TEST_WITH(title, lt_ctx *ctx, context(), CLOSE_CTX)
 
 static inline void refuse(lt_ctx *ctx, const char *path, lt_status code, const char *text)
 {

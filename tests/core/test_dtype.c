@@ -86,34 +86,22 @@ static uint16_t scalar_of_f64(const format *f, double x)
     return f == &f16 ? lt__f64_to_f16(x) : lt__f64_to_bf16(x);
 }
 
-/* Checks n floats: vector code, scalar code and definition agree in every bit. A NaN becomes quiet
- * and keeps its sign. */
-static void check_f32(const format *f, const float *x, size_t n)
+/* Checks n floats of f32 or f64: vector code, scalar code and definition agree in every bit. A NaN
+ * becomes quiet and keeps its sign. */
+static void check(const format *f, const void *x, lt_dtype dtype, size_t n)
 {
     static uint16_t h[8192];
-    lt_convert(h, f->dtype, x, LT_F32, n);
+    lt_convert(h, f->dtype, x, dtype, n);
     for (size_t i = 0; i < n; i++) {
-        uint16_t scalar = scalar_of_f32(f, x[i]);
+        double from = dtype == LT_F32 ? ((const float *)x)[i] : ((const double *)x)[i];
+        uint16_t scalar = dtype == LT_F64 ? scalar_of_f64(f, from)
+                                          : scalar_of_f32(f, ((const float *)x)[i]);
         if (h[i] != scalar)
-            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar version", x[i],
+            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar version", from,
                  lt_dtype_name(f->dtype), h[i], scalar);
-        if (isnan(x[i]) ? (h[i] & 0x7fff) <= f->infinity || (h[i] >> 15) != (bits_of(x[i]) >> 31)
-                        : h[i] != nearest(f, (long double)x[i]))
-            FAIL("%a to %s gives %#x", x[i], lt_dtype_name(f->dtype), h[i]);
-    }
-}
-
-static void check_f64(const format *f, const double *x, size_t n)
-{
-    static uint16_t h[8192];
-    lt_convert(h, f->dtype, x, LT_F64, n);
-    for (size_t i = 0; i < n; i++) {
-        uint16_t scalar = scalar_of_f64(f, x[i]);
-        if (h[i] != scalar)
-            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar version", x[i],
-                 lt_dtype_name(f->dtype), h[i], scalar);
-        if (isnan(x[i]) ? (h[i] & 0x7fff) <= f->infinity : h[i] != nearest(f, (long double)x[i]))
-            FAIL("%a to %s gives %#x", x[i], lt_dtype_name(f->dtype), h[i]);
+        if (isnan(from) ? (h[i] & 0x7fff) <= f->infinity || h[i] >> 15 != (signbit(from) != 0)
+                        : h[i] != nearest(f, (long double)from))
+            FAIL("%a to %s gives %#x", from, lt_dtype_name(f->dtype), h[i]);
     }
 }
 
@@ -182,8 +170,8 @@ static void check_ties(const format *f)
             near64[3 + k] = -near64[k];
         }
         CHECK_EQ(narrow == middle, 1);
-        check_f32(f, near, 6);
-        check_f64(f, near64, 6);
+        check(f, near, LT_F32, 6);
+        check(f, near64, LT_F64, 6);
     }
 }
 
@@ -206,8 +194,8 @@ TEST(random_f32_bits)
                 u = (u & 0x807fffff) | (100 + u % 47) << 23;
             x[i] = float_of(u);
         }
-        check_f32(&f16, x, 8192);
-        check_f32(&bf16, x, 8192);
+        check(&f16, x, LT_F32, 8192);
+        check(&bf16, x, LT_F32, 8192);
     }
 }
 
@@ -225,8 +213,8 @@ TEST(random_f64_bits)
                 u = (u & ~(uint64_t)0xffffffffff) | (u & 1);
             memcpy(&x[i], &u, sizeof u);
         }
-        check_f64(&f16, x, 8192);
-        check_f64(&bf16, x, 8192);
+        check(&f16, x, LT_F64, 8192);
+        check(&bf16, x, LT_F64, 8192);
     }
 }
 
@@ -259,10 +247,10 @@ TEST(special_numbers)
     float y[sizeof x / sizeof *x];
     fill_formats();
     lt_convert(y, LT_F32, x, LT_F64, n);
-    check_f64(&f16, x, n);
-    check_f64(&bf16, x, n);
-    check_f32(&f16, y, n);
-    check_f32(&bf16, y, n);
+    check(&f16, x, LT_F64, n);
+    check(&bf16, x, LT_F64, n);
+    check(&f16, y, LT_F32, n);
+    check(&bf16, y, LT_F32, n);
     CHECK_EQ(lt__f64_to_f16(65519.99), 0x7bff);
     CHECK_EQ(lt__f64_to_f16(65520), 0x7c00);
     CHECK_EQ(lt__f64_to_bf16(-0x1.ffp127), 0xff80);
@@ -343,24 +331,21 @@ TEST(floats_to_integers_truncate_and_saturate)
         {NAN, 0, 0, 0},
     };
     for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
-        int64_t i64;
-        int32_t i32;
-        uint8_t u8;
-        lt_convert(&i64, LT_I64, &known[k].x, LT_F64, 1);
-        lt_convert(&i32, LT_I32, &known[k].x, LT_F64, 1);
-        lt_convert(&u8, LT_U8, &known[k].x, LT_F64, 1);
-        CHECK_EQ(i64, known[k].i64);
-        CHECK_EQ(i32, known[k].i32);
-        CHECK_EQ(u8, known[k].u8);
         float f = (float)known[k].x;
-        if ((double)f != known[k].x && !isnan(f))
-            continue;
-        lt_convert(&i64, LT_I64, &f, LT_F32, 1);
-        lt_convert(&i32, LT_I32, &f, LT_F32, 1);
-        lt_convert(&u8, LT_U8, &f, LT_F32, 1);
-        CHECK_EQ(i64, known[k].i64);
-        CHECK_EQ(i32, known[k].i32);
-        CHECK_EQ(u8, known[k].u8);
+        bool is_f32 = (double)f == known[k].x || isnan(f);
+        for (int narrow = 0; narrow <= is_f32; narrow++) {
+            const void *from = narrow ? (const void *)&f : &known[k].x;
+            lt_dtype dtype = narrow ? LT_F32 : LT_F64;
+            int64_t i64;
+            int32_t i32;
+            uint8_t u8;
+            lt_convert(&i64, LT_I64, from, dtype, 1);
+            lt_convert(&i32, LT_I32, from, dtype, 1);
+            lt_convert(&u8, LT_U8, from, dtype, 1);
+            CHECK_EQ(i64, known[k].i64);
+            CHECK_EQ(i32, known[k].i32);
+            CHECK_EQ(u8, known[k].u8);
+        }
     }
     uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x5bff}; /* inf, -inf, NaN, 255.875 */
     uint8_t bytes[4];

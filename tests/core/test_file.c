@@ -3,7 +3,7 @@
 
 /* ==== Round trips ============================================================================= */
 
-TEST(all_dtypes_and_shapes_round_trip)
+TEST_FILES(all_dtypes_and_shapes_round_trip)
 {
     static const struct {
         int ndim;
@@ -16,7 +16,6 @@ TEST(all_dtypes_and_shapes_round_trip)
     enum { SHAPES = sizeof shapes / sizeof *shapes, N = SHAPES * LT_DTYPE_COUNT };
     static const char *const meta[] = {
         "step", "17", "", "", "text", "line\none\t\"two\" \\ \x01 \x7f é€𝄞", "é", "x"};
-    lt_ctx *ctx = context();
     lt_tensor *x[N];
     char name[N][64];
     const char *names[N];
@@ -64,18 +63,16 @@ TEST(all_dtypes_and_shapes_round_trip)
     lt_file_close(f);
     for (int i = 0; i < N; i++)
         lt_release(x[i]);
-    done(ctx);
 }
 
 /* The digests are from Python's hashlib, of the bytes with zeros in place of the digest. */
-TEST(the_bytes_follow_the_format)
+TEST_FILES(the_bytes_follow_the_format)
 {
     static const char header[] =
         "{\"__metadata__\":{\"sha256\":"
         "\"fd4a469a1a2b3372bd390aa085330f62a3d3be747aea1aee9b3fb4215aad8704\",\"k\":\"v\"},"
         "\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
         "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]}}  ";
-    lt_ctx *ctx = context();
     const char *names[] = {"b", "a"}, *meta[] = {"k", "v"};
     char bytes[256];
     uint64_t length;
@@ -91,19 +88,16 @@ TEST(the_bytes_follow_the_format)
     CHECK_EQ(n, 8 + length + 7);
     CHECK_EQ(memcmp(bytes + 8, header, length), 0);
     CHECK_EQ(memcmp(bytes + 8 + length, "xyz\0\0\x80\x3f", 7), 0);
-    lt_release(x[0]);
-    lt_release(x[1]);
-    done(ctx);
+    RELEASE(x[0], x[1]);
 }
 
-TEST(a_file_without_tensors)
+TEST_FILES(a_file_without_tensors)
 {
     static const char empty[] =
         "\x60\0\0\0\0\0\0\0{\"__metadata__\":{\"sha256\":"
         "\"70fadacb59bbbd5e62633739746a0dd25065a28698bb54244013fa7f68b98937\"}}  ";
     const char *meta[] = {"a", "1", "b", "2"}, *key, *value;
     char bytes[256];
-    lt_ctx *ctx = context();
     const char *path = in_folder("none.safetensors");
     CHECK_OK(lt_file_save(path, 0, NULL, NULL, 0, NULL));
     CHECK_EQ(slurp(path, bytes, sizeof bytes), sizeof empty - 1);
@@ -119,12 +113,10 @@ TEST(a_file_without_tensors)
     CHECK_STR(lt_file_meta(f, "b"), "2");
     lt_file_close(f);
     lt_file_close(NULL);
-    done(ctx);
 }
 
-TEST(reading_into_converts)
+TEST_FILES(reading_into_converts)
 {
-    lt_ctx *ctx = context();
     int64_t dims[] = {3, 3001}, flat[] = {9003};
     lt_tensor *i32 = lt_tensor_new(ctx, LT_I32, 2, dims),
               *f16 = lt_tensor_new(ctx, LT_F16, 2, dims);
@@ -149,21 +141,16 @@ TEST(reading_into_converts)
     CHECK_FAILS(lt_file_read_into(f, 0, other), LT_EFILE,
                 "tensor 'w' is 3x3001 i32 and cannot be read into 9003 f64");
     CHECK_MSG(path);
-    CHECK(lt_file_read(f, lt_file_find(f, "v")) == NULL);
-    CHECK_MSG("has 1 tensors; index -1 is out of range");
+    CHECK_NULL(lt_file_read(f, lt_file_find(f, "v")), LT_EINVAL,
+               "has 1 tensors; index -1 is out of range");
     CHECK_FAILS(lt_file_read_into(f, 1, f64), LT_EINVAL, "index 1 is out of range");
     lt_file_close(f);
-    lt_release(i32);
-    lt_release(f16);
-    lt_release(f64);
-    lt_release(other);
-    done(ctx);
+    RELEASE(i32, f16, f64, other);
 }
 
 /* Other programs may write the header in any order; lt_file uses the order of the data. */
-TEST(the_header_may_be_in_any_order)
+TEST_FILES(the_header_may_be_in_any_order)
 {
-    lt_ctx *ctx = context();
     const char *path = file_of(
         "{ \"z\" : {\"shape\":[2], \"data_offsets\":[4,12],\t\"dtype\":\"F32\"},\n"
         "\"e\":{\"dtype\":\"F64\",\"shape\":[0,9],\"data_offsets\":[4,4]},"
@@ -176,15 +163,13 @@ TEST(the_header_may_be_in_any_order)
     CHECK_STR(lt_file_name(f, 1), "e");
     CHECK_STR(lt_file_name(f, 2), "z");
     lt_file_close(f);
-    done(ctx);
 }
 
 /* ==== Damage ================================================================================== */
 
-TEST(every_truncation_is_refused)
+TEST_FILES(every_truncation_is_refused)
 {
     char bytes[512];
-    lt_ctx *ctx = context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("cut.safetensors");
     CHECK(n > 200 && n < sizeof bytes);
@@ -195,15 +180,13 @@ TEST(every_truncation_is_refused)
     bytes[n] = 0;
     spit(path, bytes, n + 1);
     refuse(ctx, path, LT_EFILE, "the data continue after the last tensor");
-    done(ctx);
 }
 
 /* Opening detects the flip, or the digest does where the format cannot (a name, a dtype of the same
  * size, a value). If the file opens, all its tensors can be read. */
-TEST(every_flipped_bit_is_detected)
+TEST_FILES(every_flipped_bit_is_detected)
 {
     char bytes[512];
-    lt_ctx *ctx = context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("flipped.safetensors");
     size_t refused = 0;
@@ -232,13 +215,11 @@ TEST(every_flipped_bit_is_detected)
     }
     CHECK(refused > 2 * n && refused < 8 * n);
     CHECK(lt_memory_stats(ctx).peak < 65536);
-    done(ctx);
 }
 
-TEST(the_message_about_damage_has_both_digests)
+TEST_FILES(the_message_about_damage_has_both_digests)
 {
     char bytes[512], text[128];
-    lt_ctx *ctx = context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("damaged.safetensors");
     memset(bytes + 35, '0', 64);
@@ -254,15 +235,13 @@ TEST(the_message_about_damage_has_both_digests)
              "it is damaged: it has digest 00000000..., but its content has %.8s...", hex);
     CHECK_FAILS(lt_file_verify(f), LT_EFILE, text);
     lt_file_close(f);
-    done(ctx);
 }
 
-TEST(a_flipped_bit_in_a_large_file_is_detected)
+TEST_FILES(a_flipped_bit_in_a_large_file_is_detected)
 {
     enum { N = 100003 };
     static const char flips[] = {0, 0x10, 0x01}; /* 0: unchanged */
     static char bytes[N + 512];
-    lt_ctx *ctx = context();
     lt_tensor *x = counting(ctx, LT_U8, 1, (int64_t[]){N});
     const char *path = in_folder("large.safetensors");
     CHECK_OK(save_small(path, x));
@@ -278,11 +257,10 @@ TEST(a_flipped_bit_in_a_large_file_is_detected)
             lt_file_close(f);
         }
     lt_release(x);
-    done(ctx);
 }
 
 /* A "sha256" that another program wrote is ordinary metadata. */
-TEST(files_of_other_programs_are_not_verified)
+TEST_FILES(files_of_other_programs_are_not_verified)
 {
     static const struct {
         const char *header, *sha256;
@@ -298,7 +276,6 @@ TEST(files_of_other_programs_are_not_verified)
          "000000000\"}}",
          "0000000000000000000000000000000000000000000000000000000000000000"},
     };
-    lt_ctx *ctx = context();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const char *key, *value;
         lt_file *f = lt_file_open(ctx, file_of(known[i].header, 0));
@@ -309,14 +286,13 @@ TEST(files_of_other_programs_are_not_verified)
         CHECK_EQ(lt_file_meta_at(f, 0, &key, &value), i > 0);
         lt_file_close(f);
     }
-    done(ctx);
 }
 
 #define TENSOR(dtype, shape, offsets)                                                              \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define ONE(dtype, shape, offsets) "{\"a\":" TENSOR(dtype, shape, offsets) "}"
 
-TEST(hostile_headers_are_refused)
+TEST_FILES(hostile_headers_are_refused)
 {
     static const struct {
         const char *header;
@@ -411,31 +387,26 @@ TEST(hostile_headers_are_refused)
         {"{\"a\":true}", 0, "does not begin an object, list, string or count"},
         {"{} //", 0, "does not begin an object, list, string or count"},
     };
-    lt_ctx *ctx = context();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         refuse(ctx, file_of(known[i].header, known[i].data), LT_EFILE, known[i].text);
     CHECK(lt_memory_stats(ctx).peak < 65536);
-    done(ctx);
 }
 
-TEST(a_header_with_nul_bytes_is_refused)
+TEST_FILES(a_header_with_nul_bytes_is_refused)
 {
     static const char outside[] = "\x04\0\0\0\0\0\0\0{}\0\0",
                       inside[] = "\x07\0\0\0\0\0\0\0{\"a\0\":1}";
-    lt_ctx *ctx = context();
     const char *path = in_folder("nul.safetensors");
     spit(path, outside, 12);
     refuse(ctx, path, LT_EFILE, "byte 2 of the header does not begin an object");
     spit(path, inside, 15);
     refuse(ctx, path, LT_EFILE, "byte 3 of the header is a control character in a string");
-    done(ctx);
 }
 
-TEST(declared_lengths_are_not_trusted)
+TEST_FILES(declared_lengths_are_not_trusted)
 {
     static const uint64_t lengths[] = {
         3, 100000000, 100000001, (uint64_t)1 << 31, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
-    lt_ctx *ctx = context();
     const char *path = in_folder("length.safetensors");
     for (int i = 0; i < 7; i++) {
         char bytes[10] = "........{}";
@@ -445,31 +416,27 @@ TEST(declared_lengths_are_not_trusted)
                lengths[i] > 100000000 ? "longer than the 100000000 bytes" : "the file only 10");
     }
     CHECK(lt_memory_stats(ctx).peak < 65536);
-    done(ctx);
 }
 
 /* Exceeds the limit in as few bytes as possible. It is refused before a JSON tree is built. */
-TEST(too_many_values_are_refused)
+TEST_FILES(too_many_values_are_refused)
 {
     enum { N = 600000 };
     static char bytes[8 + 2 * N + 8];
     uint64_t length = 2 * N + 2;
-    lt_ctx *ctx = context();
     memcpy(bytes, &length, 8);
     memcpy(bytes + 8, "{\"", 2);
     memset(bytes + 10, ',', 2 * N);
     bytes[9] = '[';
     spit(in_folder("many.safetensors"), bytes, 8 + length);
     refuse(ctx, in_folder("many.safetensors"), LT_EFILE, "one value too many; split the file");
-    done(ctx);
 }
 
-TEST(too_many_tensors_are_refused)
+TEST_FILES(too_many_tensors_are_refused)
 {
     enum { N = 16385 };
     static char bytes[N * 64];
     size_t used = 8;
-    lt_ctx *ctx = context();
     for (int i = 0; i < N; i++)
         used += (size_t)sprintf(bytes + used, "%c\"%d\":" TENSOR("U8", "[0]", "[0,0]"),
                                 i ? ',' : '{', i);
@@ -479,14 +446,12 @@ TEST(too_many_tensors_are_refused)
     spit(in_folder("tensors.safetensors"), bytes, used);
     refuse(ctx, in_folder("tensors.safetensors"), LT_EFILE,
            "16385 tensors and 0 metadata entries are too many; the limit is 16384 of each");
-    done(ctx);
 }
 
 /* Comparing every pair of names would take minutes. */
-TEST(long_and_similar_names_are_compared_fast)
+TEST_FILES(long_and_similar_names_are_compared_fast)
 {
     enum { N = 3000, LENGTH = 8000 };
-    lt_ctx *ctx = context();
     size_t capacity = (size_t)N * (LENGTH + 80), used = 8;
     char *bytes = malloc(capacity);
     for (int i = 0; i < N; i++) {
@@ -505,26 +470,22 @@ TEST(long_and_similar_names_are_compared_fast)
     CHECK_EQ(lt_file_count(f), N);
     CHECK_EQ(strlen(lt_file_name(f, 17)), LENGTH + 2);
     lt_file_close(f);
-    done(ctx);
 }
 
-TEST(a_long_name_is_truncated_in_messages)
+TEST_FILES(a_long_name_is_truncated_in_messages)
 {
     char header[400] = "{\"";
-    lt_ctx *ctx = context();
     for (int i = 0; i < 100; i++)
         strcat(header, "é");
     strcat(header, "\":1}");
     refuse(ctx, file_of(header, 0), LT_EFILE, "éé...' must have");
     CHECK(strlen(lt_errmsg()) < 200);
-    done(ctx);
 }
 
 /* ==== The caller's mistakes =================================================================== */
 
-TEST(bad_names_are_refused)
+TEST_FILES(bad_names_are_refused)
 {
-    lt_ctx *ctx = context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7}), *both[] = {x, x};
     const char *path = in_folder("names.safetensors");
     const char *twice[] = {"a", "a"}, *reserved[] = {"a", "__metadata__"},
@@ -543,17 +504,14 @@ TEST(bad_names_are_refused)
     CHECK_FAILS(lt_file_save(path, 16385, NULL, NULL, 0, NULL), LT_EINVAL, "too many");
     CHECK_EQ(access(path, F_OK), -1);
     lt_release(x);
-    done(ctx);
 }
 
-TEST(a_tensor_of_an_ended_scope_is_refused)
+TEST_FILES(a_tensor_of_an_ended_scope_is_refused)
 {
-    lt_ctx *ctx = context();
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
     lt_scope_pop(ctx);
     CHECK_FAILS(save_small(in_folder("dead.safetensors"), x), LT_EINVAL,
                 "dead.safetensors: tensor 'x': this tensor belongs to a step that is over");
     lt_release(x);
-    done(ctx);
 }

@@ -13,13 +13,13 @@
 
 /* ==== System calls that can fail ============================================================== */
 
-typedef enum call { NO_CALL, PREAD, WRITE, PWRITE, FSYNC, CLOSE, RENAME } call;
+typedef enum call { NO_CALL, PREAD, WRITE, FSYNC, CLOSE, RENAME } call;
 
 static struct {
     call call;      /* which call fails ... */
     int n, error;   /* ... the n-th time, with which errno; 0: pread returns end of file */
     bool interrupt; /* every other call before CLOSE fails with EINTR */
-    size_t most;    /* maximum bytes per pread, write or pwrite; 0: no limit */
+    size_t most;    /* maximum bytes per pread or write; 0: no limit */
     int seen, calls;
 } fault;
 
@@ -53,15 +53,6 @@ ssize_t write(int fd, const void *from, size_t bytes)
     return syscall(SYS_write, fd, from, bytes);
 }
 
-ssize_t pwrite(int fd, const void *from, size_t bytes, off_t offset)
-{
-    if (fails(PWRITE))
-        return -1;
-    if (fault.most && bytes > fault.most)
-        bytes = fault.most;
-    return syscall(SYS_pwrite64, fd, from, bytes, offset);
-}
-
 int fsync(int fd) { return fails(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd); }
 
 int close(int fd)
@@ -93,17 +84,17 @@ static lt_ctx *calm_context(void)
     return context();
 }
 
+#define TEST_FAULTS(title) TEST_WITH(title, lt_ctx *ctx, calm_context(), CLOSE_CTX)
+
 /* ==== Failing calls =========================================================================== */
 
-TEST(paths_that_are_not_files_are_refused)
+TEST_FAULTS(paths_that_are_not_files_are_refused)
 {
-    lt_ctx *ctx = calm_context();
     refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
     refuse(ctx, folder, LT_EFILE, "this is a folder");
     refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is not a regular file");
     CHECK_EQ(mkfifo(in_folder("fifo.safetensors"), 0600), 0);
     refuse(ctx, in_folder("fifo.safetensors"), LT_EFILE, "this is not a regular file");
-    done(ctx);
 }
 
 /* Opens a file after setting its time to long ago, so that any later write changes the time. */
@@ -117,10 +108,9 @@ static lt_file *open_old(lt_ctx *ctx, const char *path)
 }
 
 /* The digest was correct when it was verified, but the data changed before they were read. */
-TEST(a_file_modified_while_it_is_read)
+TEST_FAULTS(a_file_modified_while_it_is_read)
 {
     char bytes[512];
-    lt_ctx *ctx = calm_context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("small.safetensors");
     lt_file *f = open_old(ctx, path);
@@ -131,21 +121,18 @@ TEST(a_file_modified_while_it_is_read)
     int fd = open(path, O_WRONLY);
     CHECK_EQ(pwrite(fd, bytes + n - 1, 1, (off_t)n - 1), 1);
     close(fd);
-    CHECK(lt_file_read(f, 2) == NULL);
-    CHECK_EQ(lt_errcode(), LT_EFILE);
-    CHECK_MSG("small.safetensors: the file was changed while it was being read");
+    CHECK_NULL(lt_file_read(f, 2), LT_EFILE,
+               "small.safetensors: the file was changed while it was being read");
     CHECK_FAILS(lt_file_read_into(f, 0, x), LT_EFILE,
                 "the file was changed while it was being read");
     lt_release(x);
     lt_file_close(f);
-    done(ctx);
 }
 
 /* The open file keeps its content. */
-TEST(a_file_replaced_or_removed_while_it_is_read)
+TEST_FAULTS(a_file_replaced_or_removed_while_it_is_read)
 {
     char bytes[512];
-    lt_ctx *ctx = calm_context();
     (void)small_file(ctx, bytes, sizeof bytes);
     lt_file *f = open_old(ctx, in_folder("small.safetensors"));
     (void)small_file(ctx, bytes, sizeof bytes);
@@ -155,22 +142,19 @@ TEST(a_file_replaced_or_removed_while_it_is_read)
     CHECK(x != NULL);
     lt_release(x);
     lt_file_close(f);
-    done(ctx);
 }
 
-TEST(a_file_that_shrinks_while_it_is_read)
+TEST_FAULTS(a_file_that_shrinks_while_it_is_read)
 {
     char bytes[512];
-    lt_ctx *ctx = calm_context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("small.safetensors");
     lt_file *f = open_old(ctx, path);
     CHECK_EQ(truncate(path, (off_t)n - 1), 0);
-    CHECK(lt_file_read(f, 0) == NULL);
-    CHECK_MSG("small.safetensors: the file was changed while it was being read");
-    CHECK(lt_file_read(f, 2) == NULL);
-    CHECK_EQ(lt_errcode(), LT_EFILE);
-    CHECK_MSG("small.safetensors: the file became shorter while it was being read");
+    CHECK_NULL(lt_file_read(f, 0), LT_EFILE,
+               "small.safetensors: the file was changed while it was being read");
+    CHECK_NULL(lt_file_read(f, 2), LT_EFILE,
+               "small.safetensors: the file became shorter while it was being read");
     CHECK_FAILS(lt_file_verify(f), LT_EFILE,
                 "small.safetensors: the file became shorter while it was being read");
     fault.call = PREAD;
@@ -188,10 +172,9 @@ TEST(a_file_that_shrinks_while_it_is_read)
         fault.seen = 0;
         refuse(ctx, path, LT_EFILE, "cannot read: Input/output error");
     }
-    done(ctx);
 }
 
-TEST(a_failed_save_leaves_the_old_file)
+TEST_FAULTS(a_failed_save_leaves_the_old_file)
 {
     static const struct {
         call call;
@@ -201,13 +184,12 @@ TEST(a_failed_save_leaves_the_old_file)
         {WRITE, 1, ENOSPC, "cannot write: No space left on device"},
         {WRITE, 2, ENOSPC, "cannot write: No space left on device"},
         {WRITE, 3, EDQUOT, "cannot write: Disk quota exceeded"},
-        {PWRITE, 1, EIO, "cannot write: Input/output error"},
+        {WRITE, 5, EIO, "cannot write: Input/output error"}, /* of the digest */
         {FSYNC, 1, EIO, "cannot write to the disk: Input/output error"},
         {CLOSE, 1, EIO, "cannot close: Input/output error"},
         {RENAME, 1, EACCES, "cannot replace it: Permission denied"},
     };
     static char before[40000], after[40000];
-    lt_ctx *ctx = calm_context();
     lt_tensor *old = counting(ctx, LT_F32, 1, (int64_t[]){7}),
               *new = counting(ctx, LT_F64, 1, (int64_t[]){4000});
     const char *path = in_folder("kept.safetensors");
@@ -236,9 +218,7 @@ TEST(a_failed_save_leaves_the_old_file)
     fault.error = EINVAL; /* this file system cannot sync folders */
     fault.seen = 0;
     CHECK_OK(save_small(path, new));
-    lt_release(old);
-    lt_release(new);
-    done(ctx);
+    RELEASE(old, new);
 }
 
 TEST(a_file_is_replaced_completely_or_not_at_all)
@@ -254,8 +234,8 @@ TEST(a_file_is_replaced_completely_or_not_at_all)
         {RENAME, EACCES, "any.svg: cannot replace it: Permission denied"},
     };
     char text[32];
-    lt_ctx *ctx = calm_context();
     const char *path = in_folder("any.svg");
+    memset(&fault, 0, sizeof fault);
     CHECK_OK(lt_file_replace(path, "the old one", 11));
     int files = count_files();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -275,13 +255,11 @@ TEST(a_file_is_replaced_completely_or_not_at_all)
     CHECK_EQ(slurp(path, text, sizeof text), 3);
     CHECK_EQ(memcmp(text, "new", 3), 0);
     CHECK_EQ(count_files(), files);
-    done(ctx);
 }
 
-TEST(interrupted_and_short_calls_are_continued)
+TEST_FAULTS(interrupted_and_short_calls_are_continued)
 {
     static char plain[40000], slow[40000];
-    lt_ctx *ctx = calm_context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){6001});
     const char *path = in_folder("plain.safetensors"), *other = in_folder("slow.safetensors");
     CHECK_OK(save_small(path, x));
@@ -299,15 +277,12 @@ TEST(interrupted_and_short_calls_are_continued)
     size_t n = slurp(path, plain, sizeof plain);
     CHECK_EQ(slurp(other, slow, sizeof slow), n);
     CHECK_EQ(memcmp(plain, slow, n), 0);
-    lt_release(x);
-    lt_release(y);
-    done(ctx);
+    RELEASE(x, y);
 }
 
-TEST(unwritable_paths_are_refused)
+TEST_FAULTS(unwritable_paths_are_refused)
 {
     char deep[300];
-    lt_ctx *ctx = calm_context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
     CHECK_FAILS(save_small(in_folder("none/x"), x), LT_EFILE,
                 "cannot create a temporary file next to it: No such file or directory");
@@ -326,20 +301,17 @@ TEST(unwritable_paths_are_refused)
                 "this is not a regular file; it is not replaced");
     CHECK_EQ(count_files(), files);
     lt_release(x);
-    done(ctx);
 }
 
-TEST(another_programs_temporary_file_is_not_touched)
+TEST_FAULTS(another_programs_temporary_file_is_not_touched)
 {
     char text[8];
-    lt_ctx *ctx = calm_context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
     spit(in_folder("mine.tmp0"), "theirs", 6);
     CHECK_OK(save_small(in_folder("mine"), x));
     CHECK_EQ(slurp(in_folder("mine.tmp0"), text, sizeof text), 6);
     CHECK_EQ(memcmp(text, "theirs", 6), 0);
     lt_release(x);
-    done(ctx);
 }
 
 /* Whichever allocation fails, opening and reading return LT_ENOMEM without a leak. */
@@ -348,7 +320,7 @@ TEST(every_allocation_failure_is_handled)
     char bytes[512], text[32];
     lt_ctx *writer = calm_context();
     (void)small_file(writer, bytes, sizeof bytes);
-    done(writer);
+    CLOSE_CTX(writer);
     for (int n = 1;; n++) {
         snprintf(text, sizeof text, "alloc:n=%d", n);
         lt_ctx *ctx = lt_ctx_new(&(lt_config){.threads = 1, .fault = text});
@@ -357,7 +329,7 @@ TEST(every_allocation_failure_is_handled)
         lt_status code = x ? LT_OK : lt_errcode();
         lt_release(x);
         lt_file_close(f);
-        done(ctx);
+        CLOSE_CTX(ctx);
         if (x) {
             CHECK(n > 6);
             return;
@@ -366,10 +338,9 @@ TEST(every_allocation_failure_is_handled)
     }
 }
 
-TEST(only_regular_files_are_replaced)
+TEST_CTX(only_regular_files_are_replaced)
 {
     char pipe[PATH_MAX], file[PATH_MAX], link[PATH_MAX];
-    lt_ctx *ctx = lt_ctx_new(NULL);
     const char *name = "x";
     int64_t two = 2;
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 1, &two, 1);
@@ -396,8 +367,6 @@ TEST(only_regular_files_are_replaced)
     double value;
     CHECK_OK(lt_item(y, 1, &value));
     CHECK_NEAR(value, 2, 0);
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     lt_file_close(f);
-    lt_ctx_free(ctx);
 }

@@ -32,6 +32,8 @@ static lt_ctx *counting_ctx(void)
     return ctx;
 }
 
+#define TEST_COUNTED(title) TEST_WITH(title, lt_ctx *ctx, counting_ctx(), lt_ctx_free)
+
 static size_t held(lt_ctx *ctx)
 {
     lt_memory m = lt_memory_stats(ctx);
@@ -48,9 +50,8 @@ static void use(lt_ctx *ctx, int n, size_t bytes, bool last_first)
         lt__free(ctx, p[last_first ? n - 1 - i : i], bytes);
 }
 
-TEST(adjacent_free_blocks_are_merged)
+TEST_COUNTED(adjacent_free_blocks_are_merged)
 {
-    lt_ctx *ctx = counting_ctx();
     use(ctx, 30, ABOUT(1), true);
     CHECK_EQ(of_system.asked, 1);
     use(ctx, 1, ABOUT(30), true);
@@ -59,13 +60,11 @@ TEST(adjacent_free_blocks_are_merged)
     CHECK_EQ(of_system.asked, 1);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     CHECK_EQ(lt_memory_stats(ctx).peak, (size_t)30 * MB);
-    lt_ctx_free(ctx);
 }
 
 /* The last batch of an epoch is smaller; its tensors reuse the memory of the others. */
-TEST(a_smaller_batch_needs_no_new_memory)
+TEST_COUNTED(a_smaller_batch_needs_no_new_memory)
 {
-    lt_ctx *ctx = counting_ctx();
     use(ctx, 40, ABOUT(5), true);
     size_t before = held(ctx), asked = of_system.asked;
     use(ctx, 40, ABOUT(3), true);
@@ -73,7 +72,6 @@ TEST(a_smaller_batch_needs_no_new_memory)
     CHECK_EQ(held(ctx), before);
     CHECK_EQ(of_system.asked, asked);
     CHECK(before < (size_t)300 * MB);
-    lt_ctx_free(ctx);
 }
 
 TEST(the_best_fit_is_split)
@@ -89,13 +87,11 @@ TEST(the_best_fit_is_split)
     lt__free(ctx, b, ABOUT(1));
     lt__free(ctx, c, ABOUT(2));
     lt__free(ctx, d, ABOUT(1));
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
 }
 
-TEST(free_regions_are_returned)
+TEST_COUNTED(free_regions_are_returned)
 {
-    lt_ctx *ctx = counting_ctx();
     void *small = lt__alloc(ctx, ABOUT(1)), *large = lt__alloc(ctx, ABOUT(50));
     CHECK_EQ(of_system.asked, 2);
     lt__free(ctx, large, ABOUT(50));
@@ -106,7 +102,6 @@ TEST(free_regions_are_returned)
     lt__free(ctx, small, ABOUT(1));
     lt_memory_trim(ctx);
     CHECK_EQ(held(ctx), 0);
-    lt_ctx_free(ctx);
 }
 
 /* Allocates adjacent regions, as a device may do. */
@@ -124,9 +119,8 @@ static void note(lt_device *device, void *p, size_t bytes)
     next_region = p;
 }
 
-TEST(adjacent_regions_are_returned_separately)
+TEST_CTX(adjacent_regions_are_returned_separately)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_device own = *ctx->device;
     char *all = next_region = own.alloc(&own, 128 * MB);
     ctx->device->alloc = next_to_it;
@@ -147,14 +141,12 @@ TEST(adjacent_regions_are_returned_separately)
     ctx->device->alloc = own.alloc;
     ctx->device->free = own.free;
     own.free(&own, all, 128 * MB);
-    lt_ctx_free(ctx);
 }
 
 /* If a large region is refused, one of the exact size is requested; then free regions are returned
  * to the system. */
-TEST(a_system_with_little_memory)
+TEST_COUNTED(a_system_with_little_memory)
 {
-    lt_ctx *ctx = counting_ctx();
     of_system.most = 5 * MB;
     void *p = lt__alloc(ctx, ABOUT(3));
     CHECK(p != NULL);
@@ -166,7 +158,6 @@ TEST(a_system_with_little_memory)
     lt__free(ctx, p, ABOUT(3));
     CHECK(!lt__alloc(ctx, ABOUT(6)));
     CHECK_EQ(held(ctx), 0);
-    lt_ctx_free(ctx);
 }
 
 /* A fake accelerator with `left` bytes, at addresses that are not mapped. */
@@ -216,22 +207,19 @@ TEST(an_accelerator_keeps_headroom)
     free(d.pool.large.free.at);
 }
 
-TEST(a_host_keeps_no_headroom)
+TEST_COUNTED(a_host_keeps_no_headroom)
 {
-    lt_ctx *ctx = counting_ctx();
     void *first = lt__alloc(ctx, ABOUT(100)), *second = lt__alloc(ctx, ABOUT(40));
     CHECK(first && second);
     CHECK_EQ(of_system.asked, 2);
     lt__free(ctx, first, ABOUT(100));
     lt__free(ctx, second, ABOUT(40));
-    lt_ctx_free(ctx);
 }
 
 /* Random sizes in random order: blocks keep their content, so none overlap. When all are free, they
  * merge and can be returned. */
-TEST(blocks_do_not_overlap)
+TEST_COUNTED(blocks_do_not_overlap)
 {
-    lt_ctx *ctx = counting_ctx();
     struct {
         unsigned char *p;
         size_t bytes;
@@ -265,15 +253,13 @@ TEST(blocks_do_not_overlap)
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_memory_trim(ctx);
     CHECK_EQ(held(ctx), 0);
-    lt_ctx_free(ctx);
 }
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 
-TEST(free_memory_and_ends_are_poisoned)
+TEST_CTX(free_memory_and_ends_are_poisoned)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     char *a = lt__alloc(ctx, MB), *b = lt__alloc(ctx, MB - 100), *small = lt__alloc(ctx, 1000);
     CHECK(!__asan_region_is_poisoned(small, 1000) && __asan_address_is_poisoned(small + 1000));
     lt__free(ctx, small, 1000);
@@ -285,6 +271,5 @@ TEST(free_memory_and_ends_are_poisoned)
     lt__free(ctx, a, MB);
     CHECK(__asan_address_is_poisoned(a) && __asan_address_is_poisoned(a + MB - 1));
     lt__free(ctx, b, MB - 100);
-    lt_ctx_free(ctx);
 }
 #endif

@@ -13,6 +13,8 @@ static lt_ctx *context(uint64_t seed, int threads)
     return ctx;
 }
 
+#define TEST_SEEDED(title) TEST_WITH(title, lt_ctx *ctx, context(3, 1), CLOSE_CTX)
+
 static lt_tensor *line(lt_ctx *ctx, lt_dtype dtype, int64_t n)
 {
     lt_tensor *x = lt_tensor_new(ctx, dtype, 1, &n);
@@ -107,8 +109,7 @@ static void check_parts(lt_dtype dtype, bool normal)
                      0);
             lt_release(piece);
         }
-    lt_release(a);
-    lt_release(b);
+    RELEASE(a, b);
     lt_ctx_free(one);
     lt_ctx_free(four);
 }
@@ -176,11 +177,10 @@ TEST(normal_numbers_are_normal)
 }
 
 /* Plain rounding to a 16-bit dtype would reach the upper end once in a few hundred numbers. */
-TEST(uniform_numbers_stay_below_high_in_every_dtype)
+TEST_SEEDED(uniform_numbers_stay_below_high_in_every_dtype)
 {
     static const double ends[][2] = {{0, 1}, {-1, 0}, {-3, -2}, {-1, 1}, {0.1, 0.3}};
     enum { N = 20000 };
-    lt_ctx *ctx = context(3, 1);
     for (lt_dtype dtype = LT_F32; dtype <= LT_BF16; dtype++)
         for (int k = 0; k < 5; k++) {
             lt_tensor *x = line(ctx, dtype, N), *wide = line(ctx, LT_F64, N),
@@ -197,9 +197,7 @@ TEST(uniform_numbers_stay_below_high_in_every_dtype)
                 highest = fmax(highest, value[i]);
             }
             CHECK(highest > low + 0.98 * (high - low));
-            lt_release(x);
-            lt_release(wide);
-            lt_release(end);
+            RELEASE(x, wide, end);
         }
     /* 1000 and 1001 are the same number in bf16, so every number is the lower end */
     lt_tensor *x = line(ctx, LT_BF16, 3);
@@ -208,12 +206,10 @@ TEST(uniform_numbers_stay_below_high_in_every_dtype)
     CHECK_OK(lt_item(x, 2, &value));
     CHECK_NEAR(value, 1000, 0);
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
-TEST(bad_fills_are_refused)
+TEST_SEEDED(bad_fills_are_refused)
 {
-    lt_ctx *ctx = context(3, 1);
     lt_tensor *x = line(ctx, LT_F32, 3), *i = line(ctx, LT_I32, 3), *half = line(ctx, LT_F16, 3);
     CHECK_FAILS(lt_fill_uniform(i, LT_RNG_USER, 0, 0, 0, 1), LT_EINVAL,
                 "require a float tensor, but this one is i32");
@@ -226,20 +222,15 @@ TEST(bad_fills_are_refused)
     CHECK_FAILS(lt_fill_normal(x, LT_RNG_USER, 0, 0, 0, -1), LT_EINVAL,
                 "a deviation of at least 0");
     CHECK_FAILS(lt_fill_normal(x, LT_RNG_USER, 0, 0, NAN, 1), LT_EINVAL, "require a finite mean");
-    lt_release(x);
-    lt_release(i);
-    lt_release(half);
-    lt_ctx_free(ctx);
+    RELEASE(x, i, half);
 }
 
-TEST(an_empty_fill_succeeds)
+TEST_SEEDED(an_empty_fill_succeeds)
 {
-    lt_ctx *ctx = context(3, 1);
     lt_tensor *x = line(ctx, LT_F32, 0);
     CHECK_OK(lt_fill_uniform(x, LT_RNG_USER, 0, 0, 0, 1));
     CHECK_OK(lt_fill_normal(x, LT_RNG_USER, 0, 0, 0, 1));
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
 TEST(shuffles_give_the_documented_orders)
@@ -293,9 +284,8 @@ TEST(all_orders_are_equally_likely)
     CHECK(chi < 72.5);
 }
 
-TEST(draws_of_a_context_are_counted)
+TEST_SEEDED(draws_of_a_context_are_counted)
 {
-    lt_ctx *ctx = context(3, 1);
     CHECK_EQ(lt_next_draw(ctx), 0);
     CHECK_EQ(lt_next_draw(ctx), 1);
     lt_set_next_draw(ctx, 1ull << 40);
@@ -303,5 +293,4 @@ TEST(draws_of_a_context_are_counted)
     CHECK_EQ(lt_next_draw(ctx), (1ull << 40) + 1);
     lt_set_seed(ctx, 4);
     CHECK_EQ(lt_next_draw(ctx), 0);
-    lt_ctx_free(ctx);
 }

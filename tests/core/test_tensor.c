@@ -15,9 +15,8 @@ static lt_tensor *counting(lt_ctx *ctx, int ndim, const int64_t *dims)
     return x;
 }
 
-TEST(shapes)
+TEST_CTX(shapes)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     char text[64];
     lt_tensor *x = lt_tensor_full(ctx, LT_F16, 2, dims23, 1.5);
     CHECK_STR(lt_describe(x, text, sizeof text), "2x3 f16");
@@ -29,24 +28,19 @@ TEST(shapes)
     CHECK_OK(lt_item(x, 5, &v));
     CHECK_NEAR(v, 1.5, 0);
     CHECK_FAILS(lt_item(x, 6, &v), LT_EINVAL, "element 6 is out of range for a tensor of 6");
-    CHECK(!lt_tensor_new(ctx, LT_F32, 9, dims23));
-    CHECK_MSG("at most 8 axes");
-    CHECK(!lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){2, -1}));
-    CHECK_MSG("dim 2 is -1, but dims cannot be negative");
-    CHECK(!lt_tensor_new(ctx, LT_U8, 3, (int64_t[]){(int64_t)1 << 40, 0, (int64_t)1 << 40}));
-    CHECK_MSG("too large");
+    CHECK_NULL(lt_tensor_new(ctx, LT_F32, 9, dims23), LT_EINVAL, "at most 8 axes");
+    CHECK_NULL(lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){2, -1}), LT_EINVAL,
+               "dim 2 is -1, but dims cannot be negative");
+    CHECK_NULL(lt_tensor_new(ctx, LT_U8, 3, (int64_t[]){(int64_t)1 << 40, 0, (int64_t)1 << 40}),
+               LT_EINVAL, "too large");
     CHECK(!lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){(int64_t)1 << 50}));
     CHECK_EQ(lt_errcode(), LT_ENOMEM);
-    lt_release(x);
-    lt_release(s);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(x, s);
 }
 
-TEST(an_integer_fills_exactly_or_is_refused)
+TEST_CTX(an_integer_fills_exactly_or_is_refused)
 {
     const int64_t values[] = {INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1, -5};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_tensor_new(ctx, LT_I64, 1, (int64_t[]){10000});
     lt_tensor *small = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){3});
     lt_tensor *f = lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){3});
@@ -66,19 +60,15 @@ TEST(an_integer_fills_exactly_or_is_refused)
     CHECK_FAILS(lt_fill(small, 0.5), LT_EINVAL, "0.5 does not fit into u8");
     CHECK_FAILS(lt_fill(x, 0x1p63), LT_EINVAL, "9.22337e+18 does not fit into i64");
     CHECK_FAILS(lt_fill(x, NAN), LT_EINVAL, "nan does not fit into i64");
-    CHECK(!lt_tensor_full(ctx, LT_I32, 0, NULL, 1e300));
-    CHECK_MSG("1e+300 does not fit into i32");
+    CHECK_NULL(lt_tensor_full(ctx, LT_I32, 0, NULL, 1e300), LT_EINVAL,
+               "1e+300 does not fit into i32");
     CHECK_OK(lt_fill(x, -0x1p63));
     CHECK_EQ(((int64_t *)lt_data(x))[9999], INT64_MIN);
-    lt_release(x);
-    lt_release(small);
-    lt_release(f);
-    lt_ctx_free(ctx);
+    RELEASE(x, small, f);
 }
 
-TEST(views_share_memory)
+TEST_CTX(views_share_memory)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = counting(ctx, 2, (int64_t[]){4, 3});
     lt_tensor *rows = lt_rows(x, 1, 2), *flat = lt_view(rows, 1, (int64_t[]){6});
     lt_release(rows);
@@ -90,37 +80,31 @@ TEST(views_share_memory)
     CHECK_NEAR(v, -1, 0);
     CHECK_OK(lt_item(x, 9, &v));
     CHECK_NEAR(v, 9, 0);
-    CHECK(!lt_rows(x, 3, 2));
-    CHECK_MSG("2 rows from row 3 (counted from 0) are outside 4x3 f32");
-    CHECK(!lt_view(x, 1, (int64_t[]){11}));
-    CHECK_MSG("has 12 elements, but the dims require 11");
+    CHECK_NULL(lt_rows(x, 3, 2), LT_EINVAL,
+               "2 rows from row 3 (counted from 0) are outside 4x3 f32");
+    CHECK_NULL(lt_view(x, 1, (int64_t[]){11}), LT_EINVAL,
+               "has 12 elements, but the dims require 11");
     lt_release(x);
     CHECK_OK(lt_item(flat, 5, &v)); /* the view holds the memory */
     lt_release(flat);
-    lt_ctx_free(ctx);
 }
 
-TEST(copies_convert)
+TEST_CTX(copies_convert)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = counting(ctx, 2, dims23), *y = lt_tensor_new(ctx, LT_I32, 1, (int64_t[]){6});
     CHECK_OK(lt_copy(y, x));
     CHECK_EQ(((int32_t *)lt_data(y))[5], 5);
     lt_tensor *z = lt_tensor_new(ctx, LT_I32, 1, (int64_t[]){5});
     CHECK_FAILS(lt_copy(z, x), LT_EINVAL,
                 "copy requires the same number of elements: 2x3 f32 and 5 i32 differ");
-    lt_release(x);
-    lt_release(y);
-    lt_release(z);
-    lt_ctx_free(ctx);
+    RELEASE(x, y, z);
 }
 
 /* Copies large enough to bypass the cache, at aligned and unaligned addresses. Source and
  * destination within a tensor may overlap. */
-TEST(large_copies)
+TEST_CTX(large_copies)
 {
     enum { N = (9 << 20) + 77, PART = (4 << 20) + 1 };
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){N});
     uint8_t *at = lt_data(x);
     for (int from = 0; from < 20; from += 3) {
@@ -136,16 +120,13 @@ TEST(large_copies)
             wrong += at[i] != (uint8_t)((unsigned)was * 2654435761u >> 24);
         }
         CHECK_EQ(wrong, 0);
-        lt_release(part);
-        lt_release(copy);
+        RELEASE(part, copy);
     }
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
-TEST(scopes_end_tensors)
+TEST_CTX(scopes_end_tensors)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *before = counting(ctx, 2, dims23);
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *temporary = counting(ctx, 2, dims23), *kept = counting(ctx, 2, dims23);
@@ -155,24 +136,18 @@ TEST(scopes_end_tensors)
     lt_scope_pop(ctx);
     CHECK(lt_memory_stats(ctx).live < live);
     CHECK(lt_is_dead(temporary) && lt_is_dead(view) && !lt_is_dead(kept) && !lt_is_dead(before));
-    CHECK(!lt_data(temporary));
-    CHECK_MSG(
+    CHECK_NULL(
+        lt_data(temporary), LT_EINVAL,
         "belongs to a step that is over; keep it within the step, with x:keep() or lt_keep(x)");
     double v;
     CHECK_FAILS(lt_item(temporary, 0, &v), LT_EINVAL, "a step that is over");
     CHECK_OK(lt_item(before, 5, &v));
     CHECK_OK(lt_item(kept, 5, &v));
-    lt_release(temporary);
-    lt_release(view);
-    lt_release(kept);
-    lt_release(before);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(temporary, view, kept, before);
 }
 
-TEST(results_move_to_the_outer_scope)
+TEST_CTX(results_move_to_the_outer_scope)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK_OK(lt_scope_push(ctx));
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = counting(ctx, 2, dims23);
@@ -182,8 +157,6 @@ TEST(results_move_to_the_outer_scope)
     lt_scope_pop(ctx);
     CHECK(lt_is_dead(x));
     lt_release(x);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(a_context_outlives_its_handle)
@@ -196,9 +169,8 @@ TEST(a_context_outlives_its_handle)
     lt_release(x);
 }
 
-TEST(memory_is_reused)
+TEST_CTX(memory_is_reused)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_release(counting(ctx, 1, (int64_t[]){1000}));
     lt_memory first = lt_memory_stats(ctx);
     CHECK_EQ(first.live, 0);
@@ -209,7 +181,6 @@ TEST(memory_is_reused)
     CHECK_EQ(lt_memory_stats(ctx).peak, first.peak);
     lt_memory_trim(ctx);
     CHECK_EQ(lt_memory_stats(ctx).cached, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(blocks_of_every_size_are_usable_and_aligned)
@@ -230,12 +201,9 @@ TEST(faults)
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.fault = "alloc:n=4"});
     lt_tensor *x = counting(ctx, 2, dims23); /* allocates storage, memory and header */
     CHECK(x != NULL);
-    CHECK(!lt_tensor_new(ctx, LT_F32, 2, dims23));
-    CHECK_EQ(lt_errcode(), LT_ENOMEM);
-    CHECK_MSG("out of memory on cpu");
+    CHECK_NULL(lt_tensor_new(ctx, LT_F32, 2, dims23), LT_ENOMEM, "out of memory on cpu");
     lt_release(x);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
     static const char *const wrong[] = {"alloc:m=4",
                                         "alloc:n=0",
                                         "alloc:n=-4",
@@ -254,11 +222,10 @@ TEST(faults)
                                         "inf:rank=0:step=0:param=w",
                                         "inf:rank=0:step=2:param="};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        CHECK(!lt_ctx_new(&(lt_config){.fault = wrong[i]}));
-        CHECK_EQ(lt_errcode(), LT_EUSAGE);
-        CHECK_MSG("the faults are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
-                  "hang:rank=1:step=3, delay:rank=1:ms=100 and "
-                  "inf:rank=0:step=7:param=conv1.w");
+        CHECK_NULL(lt_ctx_new(&(lt_config){.fault = wrong[i]}), LT_EUSAGE,
+                   "the faults are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
+                   "hang:rank=1:step=3, delay:rank=1:ms=100 and "
+                   "inf:rank=0:step=7:param=conv1.w");
     }
     static const char *const right[] = {"kill:rank=1:step=3", "leave:rank=12:step=345",
                                         "hang:rank=0:step=1", "delay:rank=1:ms=100",
@@ -282,10 +249,9 @@ static void *release_many(void *arg)
     return NULL;
 }
 
-TEST(tensors_may_be_released_in_another_thread)
+TEST_CTX(tensors_may_be_released_in_another_thread)
 {
     static lt_tensor *x[2][1000];
-    lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK_OK(lt_scope_push(ctx));
     for (int t = 0; t < 2; t++)
         for (int i = 0; i < 1000; i++)
@@ -296,8 +262,6 @@ TEST(tensors_may_be_released_in_another_thread)
     lt_scope_pop(ctx);
     for (int t = 0; t < 2; t++)
         pthread_join(thread[t], NULL);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(messages)

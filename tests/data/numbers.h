@@ -42,19 +42,18 @@ static inline lt_status read_number(const lt_source *source, int64_t i, lt_sampl
 
 static inline void free_numbers(lt_source *source) { ((numbers *)source)->freed = true; }
 
-static inline void open_numbers(numbers *s, int64_t count)
+static inline numbers numbers_to(int64_t count)
 {
-    memset(s, 0, sizeof *s);
-    s->base = (lt_source){.refs = 1,
-                          .count = count,
-                          .h = 1,
-                          .w = 1,
-                          .c = 1,
-                          .dtype = LT_U8,
-                          .in_files = true,
-                          .read = read_number,
-                          .free = free_numbers};
-    s->fail_at = count;
+    return (numbers){.base = {.refs = 1,
+                              .count = count,
+                              .h = 1,
+                              .w = 1,
+                              .c = 1,
+                              .dtype = LT_U8,
+                              .in_files = true,
+                              .read = read_number,
+                              .free = free_numbers},
+                     .fail_at = count};
 }
 
 #endif

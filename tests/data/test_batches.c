@@ -57,17 +57,15 @@ static int walk(lt_batches *batches, int64_t batch, int64_t labels[N])
             CHECK_NEAR(((float *)lt_data(x))[6 * i + 5], (float)pixel, 0);
         }
         seen += (int)b;
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
     CHECK_EQ(count, lt_batches_count(batches));
     return seen;
 }
 
-TEST(batches_are_in_order_and_the_last_is_smaller)
+TEST_CTX(batches_are_in_order_and_the_last_is_smaller)
 {
     static const lt_dtype dtypes[] = {LT_U8, LT_I32, LT_I64};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx);
     for (int d = 0; d < 3; d++)
         for (int64_t batch = 1; batch <= N + 1; batch++) {
@@ -83,8 +81,6 @@ TEST(batches_are_in_order_and_the_last_is_smaller)
             lt_batches_free(batches);
         }
     lt_release(images);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(shuffled_order_depends_on_seed_and_epoch)
@@ -102,8 +98,7 @@ TEST(shuffled_order_depends_on_seed_and_epoch)
         lt_shuffle(seed, epoch, want, N);
         CHECK_EQ(memcmp(orders[k], want, sizeof want), 0);
         lt_batches_free(batches);
-        lt_release(labels);
-        lt_release(images);
+        RELEASE(labels, images);
         lt_ctx_free(ctx);
     }
     CHECK(memcmp(orders[0], orders[1], sizeof orders[0]) != 0);
@@ -132,17 +127,14 @@ static lt_tensor *normalised(lt_ctx *ctx, lt_dtype from, int64_t c, lt_dtype to,
     CHECK_OK(lt_batches_next(batches, &x, &y));
     CHECK_EQ(((int64_t *)lt_data(y))[0], 3);
     lt_batches_free(batches);
-    lt_release(images);
-    lt_release(labels);
-    lt_release(y);
+    RELEASE(images, labels, y);
     return x;
 }
 
-TEST(values_are_rounded_once)
+TEST_CTX(values_are_rounded_once)
 {
     static const lt_dtype dtypes[] = {LT_F32, LT_F64, LT_F16, LT_BF16};
     static const double mean[] = {0.485, 0.456, 0.406, 0}, std[] = {0.229, 0.224, 0.225, 0};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int from = 0; from < 3; from++) /* u8, f32, f16 */
         for (int to = 0; to < 4; to++)
             for (int64_t c = 1; c <= 64; c *= 4) {
@@ -162,29 +154,23 @@ TEST(values_are_rounded_once)
                 }
                 lt_release(x);
             }
-    lt_ctx_free(ctx);
 }
 
-TEST(images_without_a_channel_axis_get_one_channel)
+TEST_CTX(images_without_a_channel_axis_get_one_channel)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8), *x, *y;
     lt_batches *batches = open_batches(ctx, images, labels, &(lt_batch_options){.batch = 4});
     CHECK_OK(lt_batches_next(batches, &x, &y));
     char text[64];
     CHECK_STR(lt_describe(x, text, sizeof text), "4x2x3x1 f32");
     CHECK_STR(lt_describe(y, text, sizeof text), "4 i64");
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     lt_batches_free(batches);
-    lt_release(labels);
-    lt_release(images);
-    lt_ctx_free(ctx);
+    RELEASE(labels, images);
 }
 
-TEST(batches_belong_to_the_scope_and_the_pass_does_not)
+TEST_CTX(batches_belong_to_the_scope_and_the_pass_does_not)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8), *x, *y;
     lt_batch_options options = {.batch = 4, .shuffle = true};
     int64_t got[N];
@@ -193,15 +179,12 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     CHECK_OK(lt_batches_next(batches, &x, &y));
     lt_scope_pop(ctx);
     CHECK(lt_is_dead(x) && lt_is_dead(y));
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     CHECK_OK(lt_batches_next(batches, &x, &y));
     CHECK(x && !lt_is_dead(x));
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     lt_batches_free(batches);
-    lt_release(labels);
-    lt_release(images);
+    RELEASE(labels, images);
 
     CHECK_OK(lt_scope_push(ctx)); /* images whose scope ends before the pass */
     images = some_images(ctx);
@@ -211,94 +194,53 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     CHECK(lt_is_dead(images));
     CHECK_EQ(walk(batches, 4, got), N);
     lt_batches_free(batches);
-    lt_release(labels);
-    lt_release(images);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(labels, images);
 }
 
-TEST(bad_arguments_get_a_clear_message)
+TEST_CTX(bad_arguments_get_a_clear_message)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8);
     lt_tensor *flat = lt_tensor_new(ctx, LT_U8, 2, (int64_t[]){N, 6});
     lt_tensor *whole = lt_tensor_new(ctx, LT_I64, 3, (int64_t[]){N, 2, 3});
     lt_tensor *few = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){N - 1});
     lt_tensor *real = lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){N});
     lt_tensor *floats = lt_tensor_new(ctx, LT_F32, 3, (int64_t[]){N, 2, 3});
-    const struct {
-        lt_tensor *x, *y;
-        lt_batch_options options;
-        const char *text;
-    } cases[] = {
-        {flat,
-         labels,
-         {.batch = 1},
-         "images must have axes (n, h, w) or (n, h, w, c), but are 10x6 u8"},
-        {whole, labels, {.batch = 1}, "images must be u8 or a float dtype, but are i64"},
-        {images, few, {.batch = 1}, "one axis of 10, the number of images, but are 9 u8"},
-        {images, flat, {.batch = 1}, "labels must have one axis of 10"},
-        {images, real, {.batch = 1}, "labels must be u8, i32 or i64, but are f32"},
-        {images, labels, {.batch = 0}, "batch must be at least 1, but is 0"},
-        {images, labels, {.batch = 1, .dtype = LT_I32}, "a float dtype or u8, but is i32"},
-        {floats, labels, {.batch = 1, .dtype = LT_U8}, "dtype must be a float dtype, but is u8"},
-        {floats, labels, {.batch = 1, .area = 0.5}, "area requires u8 images, but these are f32"},
-        {images,
-         labels,
-         {.batch = 1, .area = 1.5},
-         "area must be a fraction above 0 and up to 1, but"},
-        {images,
-         labels,
-         {.batch = 1, .area = NAN},
-         "area must be a fraction above 0 and up to 1, but"},
-        {images,
-         labels,
-         {.batch = 1, .center_crop = -0.5},
-         "center_crop must be a fraction above 0 and up to 1, but is -0.5"},
-        {images, labels, {.batch = 1, .area = 0.5, .crop = 1}, "area and crop cannot be combined"},
-        {images,
-         labels,
-         {.batch = 1, .crop = -1},
-         "crop must be 0 to 1 pixels, less than the size of the images (2x3), but is -1"},
-        {images, labels, {.batch = 1, .crop = 2}, "crop must be 0 to 1 pixels"},
-        {images, labels, {.batch = 1, .first = -1}, "first must be 0 to 10, the number of images"},
-        {images, labels, {.batch = 1, .first = N + 1}, "first must be 0 to 10"},
-        {images,
-         labels,
-         {.batch = 1, .workers = 1025},
-         "workers must be at most 1024, but is 1025"},
-        {images,
-         labels,
-         {.batch = 1, .std = {1, -2}},
-         "std must be positive, but channel 2 has -2"},
-        {images, labels, {.batch = 1, .std = {NAN}}, "std must be positive, but channel 1 has"},
-        {images,
-         labels,
-         {.batch = 1, .std = {1, INFINITY}},
-         "std must be positive, but channel 2 has inf"},
-        {images,
-         labels,
-         {.batch = 1, .mean = {0, 0, NAN}},
-         "mean must be finite, but channel 3 has"},
-        {images,
-         labels,
-         {.batch = 1, .mean = {-INFINITY}},
-         "mean must be finite, but channel 1 has -inf"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK(open_batches(ctx, cases[i].x, cases[i].y, &cases[i].options) == NULL);
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG(cases[i].text);
-    }
-    lt_release(images);
-    lt_release(labels);
-    lt_release(flat);
-    lt_release(whole);
-    lt_release(few);
-    lt_release(real);
-    lt_release(floats);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+#define WRONG(x, y, text, ...)                                                                     \
+    CHECK_NULL(open_batches(ctx, x, y, &(lt_batch_options){.batch = 1, __VA_ARGS__}), LT_EINVAL,   \
+               text)
+    WRONG(flat, labels, "images must have axes (n, h, w) or (n, h, w, c), but are 10x6 u8");
+    WRONG(whole, labels, "images must be u8 or a float dtype, but are i64");
+    WRONG(images, few, "one axis of 10, the number of images, but are 9 u8");
+    WRONG(images, flat, "labels must have one axis of 10");
+    WRONG(images, real, "labels must be u8, i32 or i64, but are f32");
+    WRONG(floats, labels, "dtype must be a float dtype, but is u8", .dtype = LT_U8);
+    WRONG(floats, labels, "area requires u8 images, but these are f32", .area = 0.5);
+    CHECK_NULL(open_batches(ctx, images, labels, &(lt_batch_options){.batch = 0}), LT_EINVAL,
+               "batch must be at least 1, but is 0");
+#define WRONG_OPTION(text, ...) WRONG(images, labels, text, __VA_ARGS__)
+    WRONG_OPTION("a float dtype or u8, but is i32", .dtype = LT_I32);
+    WRONG_OPTION("a float dtype or u8, but is unknown", .dtype = (lt_dtype)99);
+    WRONG_OPTION("area must be a fraction above 0 and up to 1, but is 1.5", .area = 1.5);
+    WRONG_OPTION("area must be a fraction above 0 and up to 1, but is nan", .area = NAN);
+    WRONG_OPTION("center_crop must be a fraction above 0 and up to 1, but is -0.5",
+                 .center_crop = -0.5);
+    WRONG_OPTION("up to 1, but is 2", .center_crop = 2);
+    WRONG_OPTION("up to 1, but is nan", .center_crop = NAN);
+    WRONG_OPTION("area and crop cannot be combined", .area = 0.5, .crop = 1);
+    WRONG_OPTION("crop must be 0 to 1 pixels, less than the size of the images (2x3), but is -1",
+                 .crop = -1);
+    WRONG_OPTION("crop must be 0 to 1 pixels", .crop = 2);
+    WRONG_OPTION("first must be 0 to 10, the number of images, but is -1", .first = -1);
+    WRONG_OPTION("first must be 0 to 10", .first = N + 1);
+    WRONG_OPTION("first must be 0 to 10", .first = INT64_MAX);
+    WRONG_OPTION("workers must be at most 1024, but is 1025", .workers = 1025);
+    WRONG_OPTION("std must be positive, but channel 2 has -2", .std = {1, -2});
+    WRONG_OPTION("std must be positive, but channel 1 has nan", .std = {NAN});
+    WRONG_OPTION("std must be positive, but channel 2 has inf", .std = {1, INFINITY});
+    WRONG_OPTION("mean must be finite, but channel 3 has nan", .mean = {0, 0, NAN});
+    WRONG_OPTION("mean must be finite, but channel 1 has -inf", .mean = {-INFINITY});
+    WRONG_OPTION("micro must be at least 1, but is -1", .micro = -1);
+    RELEASE(images, labels, flat, whole, few, real, floats);
 }
 
 TEST(running_out_of_memory_is_an_error)
@@ -317,13 +259,10 @@ TEST(running_out_of_memory_is_an_error)
         through = batches && lt_batches_next(batches, &x, &y) == LT_OK;
         CHECK(through || lt_errcode() == LT_ENOMEM);
         CHECK(n < 100);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
         lt_batches_free(batches);
-        lt_release(labels);
-        lt_release(images);
-        CHECK_EQ(lt_memory_stats(ctx).live, 0);
-        lt_ctx_free(ctx);
+        RELEASE(labels, images);
+        CLOSE_CTX(ctx);
     }
 }
 
@@ -345,8 +284,7 @@ static int64_t run(lt_ctx *ctx, numbers *s, const lt_batch_options *options, int
             labels[seen] = ((int64_t *)lt_data(y))[i];
             CHECK_EQ(((uint8_t *)lt_data(x))[i], labels[seen++] & 255);
         }
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
     lt_batch_stats stats = lt_batches_stats(batches);
     CHECK_EQ(stats.images, seen);
@@ -365,8 +303,7 @@ TEST(batches_do_not_depend_on_the_number_of_workers)
     lt_shuffle(5, 3, want, MANY);
     for (int workers = -1; workers <= 4; workers += workers < 0 ? 2 : 1)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-            numbers s;
-            open_numbers(&s, MANY);
+            numbers s = numbers_to(MANY);
             lt_batch_options options = {
                 .batch = sizes[k], .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = workers};
             CHECK_EQ(run(ctx, &s, &options, got), MANY);
@@ -376,8 +313,7 @@ TEST(batches_do_not_depend_on_the_number_of_workers)
             lt_source_release(&s.base);
             CHECK(s.freed);
         }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
 }
 
 static void keep_line(void *ud, lt_log_level level, const char *line)
@@ -397,8 +333,7 @@ TEST(a_limit_on_threads_reduces_the_workers)
     for (int limit = 0; limit <= 4; limit++) {
         char wanted[128] = "";
         lt_tensor *x, *y;
-        numbers s;
-        open_numbers(&s, MANY);
+        numbers s = numbers_to(MANY);
         lt_batch_options options = {
             .batch = 40, .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = 4};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
@@ -420,25 +355,19 @@ TEST(a_limit_on_threads_reduces_the_workers)
         CHECK_STR(line, wanted);
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
 }
 
-TEST(the_batch_size_has_a_limit)
+TEST_CTX(the_batch_size_has_a_limit)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, INT64_MAX);
+    numbers s = numbers_to(INT64_MAX);
     static const int64_t sizes[] = {8589934577, INT64_MAX}; /* 16 * (2^31 / 4 - 1) + 1 */
     for (int i = 0; i < 2; i++) {
         lt_batch_options options = {.batch = sizes[i], .dtype = LT_U8, .workers = 2};
-        CHECK(lt_batches_new(ctx, &s.base, &options) == NULL);
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("batches: batch must be at most 8589934576, but is ");
+        CHECK_NULL(lt_batches_new(ctx, &s.base, &options), LT_EINVAL,
+                   "batches: batch must be at most 8589934576, but is ");
     }
     CHECK_EQ(s.base.refs, 1);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(images_before_first_are_skipped)
@@ -448,8 +377,7 @@ TEST(images_before_first_are_skipped)
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = 5});
     lt_shuffle(5, 1, want, MANY);
     for (int64_t first = 0; first <= MANY; first += 10) {
-        numbers s;
-        open_numbers(&s, MANY);
+        numbers s = numbers_to(MANY);
         lt_batch_options options = {
             .batch = 30, .shuffle = true, .epoch = 1, .first = first, .dtype = LT_U8, .workers = 2};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
@@ -463,11 +391,9 @@ TEST(images_before_first_are_skipped)
     lt_ctx_free(ctx);
 }
 
-TEST(an_empty_source_has_no_batches)
+TEST_CTX(an_empty_source_has_no_batches)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, 0);
+    numbers s = numbers_to(0);
     lt_batches *batches = lt_batches_new(ctx, &s.base, &(lt_batch_options){.batch = 4});
     lt_tensor *x, *y;
     CHECK_EQ(lt_batches_count(batches), 0);
@@ -476,38 +402,30 @@ TEST(an_empty_source_has_no_batches)
     CHECK(lt_batches_stats(batches).workers >= 1);
     lt_batches_free(batches);
     lt_batches_free(NULL);
-    lt_ctx_free(ctx);
 }
 
-TEST(next_reports_the_first_failure)
+TEST_CTX(next_reports_the_first_failure)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2) {
-        numbers s;
-        open_numbers(&s, 500);
+        numbers s = numbers_to(500);
         s.fail_at = 120; /* and all later ones: later chunks fail too, perhaps sooner */
         lt_batch_options options = {.batch = 100, .workers = workers};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
         lt_tensor *x, *y;
         CHECK_OK(lt_batches_next(batches, &x, &y));
         CHECK_EQ(lt_dim(x, 0), 100);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
         for (int again = 0; again < 7; again++) { /* the pass never ends normally */
             CHECK_FAILS(lt_batches_next(batches, &x, &y), LT_EDATA, "number 120 is bad");
             CHECK(!x && !y);
         }
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(a_pass_can_have_only_labels)
+TEST_CTX(a_pass_can_have_only_labels)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, N);
+    numbers s = numbers_to(N);
     lt_tensor *x[2][3], *y[2][3];
     for (int labels_only = 1; labels_only >= 0; labels_only--) {
         lt_batch_options options = {
@@ -528,35 +446,27 @@ TEST(a_pass_can_have_only_labels)
         CHECK_EQ(memcmp(lt_dims(none), lt_dims(all), 4 * sizeof(int64_t)), 0);
         CHECK_EQ(memcmp(lt_data(y[0][k]), lt_data(y[1][k]), (size_t)lt_count(y[0][k]) * 8), 0);
         for (int i = 0; i < 2; i++) {
-            lt_release(x[i][k]);
-            lt_release(y[i][k]);
+            RELEASE(x[i][k], y[i][k]);
         }
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(an_abandoned_pass_ends_soon)
+TEST_CTX(an_abandoned_pass_ends_soon)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2)
         for (int taken = 0; taken < 3; taken++) {
-            numbers s;
-            open_numbers(&s, 4000);
+            numbers s = numbers_to(4000);
             s.pause = 1000;
             lt_batch_options options = {.batch = 100, .workers = workers};
             lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
             for (int i = 0; i < taken; i++) {
                 lt_tensor *x, *y;
                 CHECK_OK(lt_batches_next(batches, &x, &y));
-                lt_release(x);
-                lt_release(y);
+                RELEASE(x, y);
             }
             int before = s.reads;
             lt_batches_free(batches);
             CHECK(s.reads - before < 150); /* only images in progress, of the 300 ahead */
             CHECK_EQ(s.base.refs, 1);
         }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }

@@ -46,9 +46,8 @@ static void check_refused(int n, const char *text)
     lt_ctx_free(ctx);
 }
 
-TEST(planes_become_pixels)
+TEST_CTX(planes_become_pixels)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x, *y;
     write_records(path, 0, 3, SIZE_MAX);
     write_records(other, 3, 2, SIZE_MAX);
@@ -69,10 +68,7 @@ TEST(planes_become_pixels)
             for (int c = 0; c < 3; c++)
                 CHECK_EQ(*pixels++, sample(r, c * 1024 + i));
     }
-    lt_release(x);
-    lt_release(y);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(x, y);
 }
 
 TEST(a_truncated_file_is_an_error)
@@ -101,15 +97,13 @@ TEST(a_label_out_of_range_is_an_error)
     check_refused(2, text);
 }
 
-TEST(a_missing_file_or_a_folder_is_named_in_the_message)
+TEST_CTX(a_missing_file_or_a_folder_is_named_in_the_message)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x, *y;
     CHECK_FAILS(lt_cifar10_read(ctx, 1, (const char *[]){"/nowhere/a.bin"}, &x, &y), LT_EDATA,
                 "cannot open /nowhere/a.bin: No such file or directory");
     CHECK_FAILS(lt_cifar10_read(ctx, 1, (const char *[]){"/"}, &x, &y), LT_EDATA,
                 "/ is not a regular file");
-    lt_ctx_free(ctx);
 }
 
 TEST(running_out_of_memory_is_an_error)
@@ -124,9 +118,7 @@ TEST(running_out_of_memory_is_an_error)
         status = lt_cifar10_read(ctx, 1, paths, &x, &y);
         CHECK(status == LT_OK || (status == LT_ENOMEM && !x && !y));
         CHECK(n < 10);
-        lt_release(x);
-        lt_release(y);
-        CHECK_EQ(lt_memory_stats(ctx).live, 0);
-        lt_ctx_free(ctx);
+        RELEASE(x, y);
+        CLOSE_CTX(ctx);
     }
 }

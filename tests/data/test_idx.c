@@ -52,16 +52,13 @@ static void check_images(lt_tensor *x)
 
 static void check_refused(lt_ctx *ctx, const char *text)
 {
-    CHECK(lt_idx_read(ctx, path) == NULL);
-    CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_MSG(text);
+    CHECK_NULL(lt_idx_read(ctx, path), LT_EDATA, text);
     CHECK_MSG(path);
     CHECK_EQ(lt_memory_stats(ctx).allocations, 0);
 }
 
-TEST(reads_plain_and_gzip)
+TEST_CTX(reads_plain_and_gzip)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain(images, sizeof images);
     lt_tensor *x = lt_idx_read(ctx, path);
     check_images(x);
@@ -70,11 +67,9 @@ TEST(reads_plain_and_gzip)
     x = lt_idx_read(ctx, path);
     check_images(x);
     lt_release(x);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(numbers_are_big_endian)
+TEST_CTX(numbers_are_big_endian)
 {
     static const struct {
         unsigned char bytes[24];
@@ -86,7 +81,6 @@ TEST(numbers_are_big_endian)
         {{0, 0, 0x0d, 1, 0, 0, 0, 2, 0x3f, 0xc0, 0, 0, 0xc0, 0, 0, 0}, 16, LT_F32, 1.5, -2},
         {{0, 0, 0x0e, 1, 0, 0, 0, 2, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0, 0xc0}, 24, LT_F64, 1.5, -2},
     };
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double a, b;
         write_plain(cases[i].bytes, cases[i].n);
@@ -99,21 +93,17 @@ TEST(numbers_are_big_endian)
         CHECK_NEAR(b, cases[i].b, 0);
         lt_release(x);
     }
-    lt_ctx_free(ctx);
 }
 
-TEST(other_element_types_are_refused)
+TEST_CTX(other_element_types_are_refused)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain((unsigned char[]){0, 0, 0x0b, 1, 0, 0, 0, 1, 0, 7}, 10);
     check_refused(ctx, "has elements of IDX type 0x0b; luatrain reads 0x08 (u8), 0x0c (i32)");
-    lt_ctx_free(ctx);
 }
 
-TEST(every_truncation_is_an_error)
+TEST_CTX(every_truncation_is_an_error)
 {
     unsigned char packed[256];
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t n = 0; n < sizeof images; n++) {
         write_plain(images, n);
         check_refused(ctx, n < 4    ? "is not an IDX file"
@@ -127,12 +117,10 @@ TEST(every_truncation_is_an_error)
         check_refused(ctx,
                       n < 2 ? "is not an IDX file" : ": unexpected end of file; download it again");
     }
-    lt_ctx_free(ctx);
 }
 
-TEST(every_flipped_bit_is_an_error_or_other_values)
+TEST_CTX(every_flipped_bit_is_an_error_or_other_values)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t bit = 0; bit < 8 * sizeof images; bit++) {
         unsigned char damaged[sizeof images];
         memcpy(damaged, images, sizeof images);
@@ -147,14 +135,12 @@ TEST(every_flipped_bit_is_an_error_or_other_values)
         lt_release(x);
     }
     CHECK(lt_memory_stats(ctx).peak < 4096);
-    lt_ctx_free(ctx);
 }
 
 /* gzip has a checksum, so a file that can be read has the original content. */
-TEST(every_flipped_bit_of_gzip_is_an_error_or_harmless)
+TEST_CTX(every_flipped_bit_of_gzip_is_an_error_or_harmless)
 {
     unsigned char packed[256];
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_gzip(images, sizeof images);
     size_t size = read_back(packed, sizeof packed);
     for (size_t bit = 0; bit < 8 * size; bit++) {
@@ -169,51 +155,43 @@ TEST(every_flipped_bit_of_gzip_is_an_error_or_harmless)
         lt_release(x);
     }
     CHECK(lt_memory_stats(ctx).peak < 4096);
-    lt_ctx_free(ctx);
 }
 
-TEST(a_small_file_cannot_cause_a_large_allocation)
+TEST_CTX(a_small_file_cannot_cause_a_large_allocation)
 {
     unsigned char huge[] = {0, 0, 14, 2, 0, 15, 255, 255, 0, 15, 255, 255, 1, 2, 3};
     unsigned char endless[4 + 4 * 8] = {0, 0, 14, 8};
     memset(endless + 4, 255, sizeof endless - 4);
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_gzip(huge, sizeof huge);
     check_refused(ctx,
                   "is cut short: its header declares 8796076245000 bytes of data, but it has 3");
     write_gzip(endless, sizeof endless);
     check_refused(ctx, "declares more elements than any file can contain");
-    lt_ctx_free(ctx);
 }
 
-TEST(trailing_data_are_an_error)
+TEST_CTX(trailing_data_are_an_error)
 {
     unsigned char longer[sizeof images + 1];
     memcpy(longer, images, sizeof images);
     longer[sizeof images] = 0;
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain(longer, sizeof longer);
     check_refused(ctx, "has more data than the 12 bytes that its header declares");
     write_gzip(longer, sizeof longer);
     check_refused(ctx, "has more data than the 12 bytes that its header declares");
-    lt_ctx_free(ctx);
 }
 
-TEST(dims_have_limits)
+TEST_CTX(dims_have_limits)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain((unsigned char[]){0, 0, 8, 2, 0, 0, 0, 3, 0, 0, 0, 0}, 12);
     check_refused(ctx, "is empty: axis 2 has 0 elements");
     write_plain((unsigned char[]){0, 0, 8, 0, 7}, 5);
     check_refused(ctx, "has 0 dims; luatrain reads 1 to 8");
     write_plain((unsigned char[]){0, 0, 8, 9, 7}, 5);
     check_refused(ctx, "has 9 dims; luatrain reads 1 to 8");
-    lt_ctx_free(ctx);
 }
 
-TEST(a_path_that_is_not_a_regular_file_is_named)
+TEST_CTX(a_path_that_is_not_a_regular_file_is_named)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK(lt_idx_read(ctx, "/nowhere/train-images") == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/train-images: No such file or directory");
@@ -226,7 +204,6 @@ TEST(a_path_that_is_not_a_regular_file_is_named)
     check_refused(ctx, "is not a regular file");
     alarm(0);
     unlink(path);
-    lt_ctx_free(ctx);
 }
 
 TEST(running_out_of_memory_is_an_error)
@@ -242,12 +219,11 @@ TEST(running_out_of_memory_is_an_error)
             CHECK_EQ(lt_errcode(), LT_ENOMEM);
         CHECK(n < 10);
         lt_release(x);
-        CHECK_EQ(lt_memory_stats(ctx).live, 0);
-        lt_ctx_free(ctx);
+        CLOSE_CTX(ctx);
     }
 }
 
-TEST(reads_fashion_mnist)
+TEST_CTX(reads_fashion_mnist)
 {
     static const char folder[] = "/usr/share/datasets/fashion-mnist/";
     char file[128];
@@ -255,7 +231,6 @@ TEST(reads_fashion_mnist)
     snprintf(file, sizeof file, "%strain-images-idx3-ubyte.gz", folder);
     if (access(file, R_OK) != 0)
         SKIP("Fashion-MNIST (the package dataset-fashion-mnist is not installed)");
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_idx_read(ctx, file);
     CHECK(x != NULL);
     CHECK_EQ(lt_dim(x, 0), 60000);
@@ -272,7 +247,5 @@ TEST(reads_fashion_mnist)
     }
     for (int c = 0; c < 10; c++)
         CHECK_EQ(of_class[c], 6000);
-    lt_release(labels);
-    lt_release(x);
-    lt_ctx_free(ctx);
+    RELEASE(labels, x);
 }

@@ -20,6 +20,9 @@ static const char *const files[] = {"baseline.jpg", "progressive.jpg", "grey.jpg
                                     "rgb.png",      "alpha.png",       "grey16.png", "palette.png"};
 enum { FILES = sizeof files / sizeof *files, JPEGS = 4 };
 
+static lt_sample_buffers buffers; /* for all tests, like the image that was decoded last */
+static lt_image image;
+
 static int gradient(int y, int x, int c)
 {
     return c == 0   ? x * 255 / (W - 1)
@@ -52,23 +55,22 @@ static file load(const char *name)
 }
 
 /* Decodes a copy of exactly n bytes, so that ASan detects reads past the end. */
-static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *buffers,
-                        lt_image *image)
+static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *own,
+                        lt_image *result)
 {
     uint8_t *copy = malloc(n > 0 ? n : 1);
     memcpy(copy, bytes, n);
-    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, buffers, image);
+    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, own, result);
     free(copy);
     return status;
 }
 
 static void check_refused(const file *f, const char *text)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
-    CHECK_FAILS(decode(f->bytes, f->n, 3, &buffers, &image), LT_EDATA, text);
+    lt_sample_buffers own = {0};
+    CHECK_FAILS(decode(f->bytes, f->n, 3, &own, &image), LT_EDATA, text);
     CHECK(strncmp(lt_errmsg(), "cat/1.jpg: cannot decode: ", 26) == 0);
-    CHECK(buffers.decoded.data == NULL);
+    CHECK(own.decoded.data == NULL);
 }
 
 /* The offset of the first occurrence of these n bytes. */
@@ -103,8 +105,6 @@ static void fix_checksum(file *f, size_t at)
  */
 static void check_near(const char *name, int channels, bool grey, int most, double average)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load(name);
     double sum = 0;
     CHECK_OK(decode(f.bytes, f.n, channels, &buffers, &image));
@@ -120,7 +120,6 @@ static void check_near(const char *name, int channels, bool grey, int most, doub
         sum += abs(p[i] - want);
     }
     CHECK(sum <= average * H * W * channels);
-    free(buffers.decoded.data);
 }
 
 TEST(png_is_exact)
@@ -142,11 +141,10 @@ TEST(jpeg_is_near) /* the main loss is in the colours, stored at half resolution
     check_near("cmyk.jpg", 1, true, 3, 1);
 }
 
-TEST(palette_and_16_bits)
+TEST_CTX(palette_and_16_bits)
 {
     static const uint8_t colours[5][3] = {
         {255, 0, 0}, {0, 255, 0}, {0, 0, 255}, {10, 20, 30}, {200, 100, 50}};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *palette = lt_image_read(ctx, "tests/data/palette.png", 3);
     lt_tensor *grey = lt_image_read(ctx, "tests/data/grey16.png", 1);
     CHECK(palette && grey);
@@ -161,21 +159,17 @@ TEST(palette_and_16_bits)
             CHECK_EQ(memcmp(p + 3 * (y * W + x), colours[(x + y) % 5], 3), 0);
             CHECK_EQ(g[y * W + x], ((x * 4096 + y * 17) & 0xffff) >> 8);
         }
-    lt_release(palette);
-    lt_release(grey);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(palette, grey);
 }
 
 /* The last columns as Pillow decodes them. */
-TEST(half_of_the_horizontal_colour_resolution)
+TEST_CTX(half_of_the_horizontal_colour_resolution)
 {
     static const uint8_t want[5][3][3] = {{{212, 38, 125}, {62, 0, 172}, {18, 1, 229}},
                                           {{210, 45, 121}, {74, 23, 186}, {28, 34, 240}},
                                           {{195, 45, 109}, {79, 59, 192}, {27, 71, 240}},
                                           {{185, 51, 102}, {88, 99, 204}, {30, 114, 246}},
                                           {{182, 55, 98}, {92, 129, 210}, {31, 149, 249}}};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_image_read(ctx, "tests/data/half.jpg", 3);
     CHECK(x && lt_dim(x, 0) == 5 && lt_dim(x, 1) == 12);
     const uint8_t *p = lt_data(x);
@@ -183,7 +177,6 @@ TEST(half_of_the_horizontal_colour_resolution)
         for (int i = 0; i < 9; i++)
             CHECK_NEAR(p[(12 * y + 9) * 3 + i], want[y][i / 3][i % 3], 3);
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
 /* As in libpng. */
@@ -191,8 +184,7 @@ TEST(a_colour_that_the_palette_lacks_is_black)
 {
     file f = load("palette.png");
     size_t at = find_chunk(&f, "PLTE"), cut = at + 8 + 9;
-    lt_sample_buffers buffers = {0};
-    lt_image whole, image;
+    lt_image whole;
     static uint8_t pixels[H * W * 3];
     CHECK_EQ(f.bytes[at + 3], 15);
     CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &whole));
@@ -210,15 +202,12 @@ TEST(a_colour_that_the_palette_lacks_is_black)
     f.n--;
     fix_checksum(&f, at);
     check_refused(&f, "the palette of the PNG is damaged; download it again");
-    free(buffers.decoded.data);
 }
 
 /* ==== Damage ================================================================================== */
 
 TEST(every_truncation_is_an_error)
 {
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     for (int i = 0; i < FILES; i++) {
         file f = load(files[i]);
         size_t whole = f.n;
@@ -229,7 +218,6 @@ TEST(every_truncation_is_an_error)
         memset(f.bytes + whole, 0x5a, 7); /* bytes after the end are ignored */
         CHECK_OK(decode(f.bytes, whole + 7, 3, &buffers, &image));
     }
-    free(buffers.decoded.data);
 }
 
 TEST(every_flipped_bit_of_a_png_is_an_error)
@@ -250,15 +238,12 @@ TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
     for (int i = 0; i < JPEGS; i++) {
         file f = load(files[i]);
         for (size_t bit = 0; bit < 8 * f.n; bit++) {
-            lt_sample_buffers buffers = {0};
-            lt_image image;
             f.bytes[bit / 8] ^= 1 << bit % 8;
             if (decode(f.bytes, f.n, 3, &buffers, &image) == LT_OK)
                 CHECK(image.h > 0 && image.w > 0 && image.c == 3);
             else
                 CHECK_EQ(lt_errcode(), LT_EDATA);
             f.bytes[bit / 8] ^= 1 << bit % 8;
-            free(buffers.decoded.data);
         }
     }
 }
@@ -372,15 +357,14 @@ TEST(a_jpeg_has_at_most_100_scans)
 {
     static const uint8_t refine_dc[] = {0xff, 0xda, 0, 12, 3, 1, 0, 2, 0, 3, 0, 0, 0, 0x10};
     file f = load("progressive.jpg"); /* has 10 */
-    lt_sample_buffers buffers = {0}, more = {0};
-    lt_image image, same;
+    lt_sample_buffers more = {0};
+    lt_image same;
     CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
     insert_scans(&f, refine_dc, sizeof refine_dc, 90);
     CHECK_OK(decode(f.bytes, f.n, 3, &more, &same));
     CHECK_EQ(memcmp(image.pixels, same.pixels, H * W * 3), 0);
     insert_scans(&f, refine_dc, sizeof refine_dc, 1);
     check_refused(&f, "it has more than 100 scans; luatrain accepts JPEGs with at most 100");
-    free(buffers.decoded.data);
     free(more.decoded.data);
 }
 
@@ -388,8 +372,6 @@ TEST(a_jpeg_has_at_most_100_scans)
 TEST(the_scans_of_a_jpeg_are_limited_by_its_size)
 {
     static const uint8_t refine_ac[] = {0xff, 0xda, 0, 8, 1, 1, 0, 1, 63, 0x10, 0, 0};
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load("progressive.jpg");
     size_t frame = find(&f, "\xff\xc2", 2);
     insert_scans(&f, refine_ac, sizeof refine_ac, 90);
@@ -397,7 +379,6 @@ TEST(the_scans_of_a_jpeg_are_limited_by_its_size)
     put32(f.bytes + frame + 5, 480 << 16 | 512);
     check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels; luatrain accepts at "
                       "most 64 for each of its 1688 bytes; save it with fewer scans");
-    free(buffers.decoded.data);
 }
 
 /* There are 1.5 blocks per 8x8 pixels, and each block takes at least one bit in its first scan. */
@@ -473,8 +454,6 @@ TEST(a_png_has_known_chunks_in_order)
 TEST(an_empty_first_data_chunk_is_refused)
 {
     static const uint8_t empty[12] = {0, 0, 0, 0, 'I', 'D', 'A', 'T'};
-    lt_sample_buffers buffers = {0};
-    lt_image image;
     file f = load("rgb.png"), later = f;
     size_t data = find_chunk(&f, "IDAT");
     insert(&f, data, empty, sizeof empty);
@@ -484,15 +463,13 @@ TEST(an_empty_first_data_chunk_is_refused)
     insert(&later, data, empty, sizeof empty);
     fix_checksum(&later, data);
     CHECK_OK(decode(later.bytes, later.n, 3, &buffers, &image));
-    free(buffers.decoded.data);
 }
 
 /* ==== Files =================================================================================== */
 
-TEST(a_path_that_is_not_an_image_file_is_an_error)
+TEST_CTX(a_path_that_is_not_an_image_file_is_an_error)
 {
     char pipe[] = "/tmp/luatrain-image-XXXXXX";
-    lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK(lt_image_read(ctx, "/nowhere/cat.jpg", 3) == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/cat.jpg: No such file or directory");
@@ -513,7 +490,6 @@ TEST(a_path_that_is_not_an_image_file_is_an_error)
     CHECK(lt_image_read(ctx, "tests/data/rgb.png", 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EINVAL);
     CHECK_STR(lt_errmsg(), "image: channels must be 1 or 3, but is 2");
-    lt_ctx_free(ctx);
 }
 
 TEST(the_file_size_has_a_limit)
@@ -542,7 +518,6 @@ TEST(running_out_of_memory_is_an_error)
             CHECK_EQ(lt_errcode(), LT_ENOMEM);
         CHECK(n < 10);
         lt_release(x);
-        CHECK_EQ(lt_memory_stats(ctx).live, 0);
-        lt_ctx_free(ctx);
+        CLOSE_CTX(ctx);
     }
 }

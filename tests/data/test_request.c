@@ -55,8 +55,7 @@ static void check_batch(lt_batches *batches, const epoch *e, int64_t first, int6
                         (size_t)e->image_bytes),
                  0);
     CHECK_EQ(memcmp(lt_data(y), e->y + first, (size_t)count * sizeof *e->y), 0);
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
 }
 
 static void check_none_left(lt_batches *batches)
@@ -116,8 +115,7 @@ TEST(requested_batches_equal_those_of_the_epoch)
             }
     }
     lt_source_release(source);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
 }
 
 /* Opens a pass over numbers; prepares only requested batches. New. */
@@ -141,18 +139,15 @@ static void check_numbers(lt_batches *batches, int64_t first, int64_t count)
         CHECK_EQ(((int64_t *)lt_data(y))[i], first + i);
         CHECK_EQ(((uint8_t *)lt_data(x))[i], (first + i) & 255);
     }
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
 }
 
-TEST(requests_have_a_maximum)
+TEST_CTX(requests_have_a_maximum)
 {
     static const char text[] = "batches: 16 requests are outstanding, the maximum; take a batch "
                                "before the next request";
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 4; workers += workers < 0 ? 2 : 3) {
-        numbers s;
-        open_numbers(&s, 100);
+        numbers s = numbers_to(100);
         lt_batches *batches = open_pass(ctx, &s, 30, workers);
         check_none_left(batches);
         for (int64_t i = 0; i < LT_MAX_REQUESTS; i++)
@@ -171,16 +166,12 @@ TEST(requests_have_a_maximum)
         check_none_left(batches);
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(bad_requests_get_a_clear_message)
+TEST_CTX(bad_requests_get_a_clear_message)
 {
     static const int64_t bad[] = {-1, 10, INT64_MIN, INT64_MAX};
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, 10);
+    numbers s = numbers_to(10);
     lt_batches *batches = open_pass(ctx, &s, 4, 1);
     CHECK_EQ(lt_batches_count(batches), 3);
     for (int i = 0; i < 4; i++) {
@@ -199,37 +190,36 @@ TEST(bad_requests_get_a_clear_message)
                 "batches: only a pass with on_request accepts requests");
     lt_batches_free(batches);
 
-    open_numbers(&s, 0);
+    s = numbers_to(0);
     batches = open_pass(ctx, &s, 4, 1);
     CHECK_FAILS(lt_batches_request(batches, 0), LT_EINVAL, "the source has 0 images");
     check_none_left(batches);
     lt_batches_free(batches);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(options_that_exclude_requests)
+TEST_CTX(options_that_exclude_requests)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, 10);
-    lt_batch_options skip = {.batch = 4, .on_request = true, .first = 4};
-    lt_batch_options shard = {.batch = 4, .on_request = true, .ranks = 2};
-    lt_batch_options shards = {.batch = 4, .on_request = true, .ranks = 2, .shards = 2};
+    numbers s = numbers_to(10);
+    static const struct {
+        lt_batch_options options;
+        const char *text;
+    } cases[] = {
+        {{.first = 4}, "batches: on_request cannot be combined with first"},
+        {{.ranks = 2}, "batches: on_request cannot be combined with ranks"},
+        {{.ranks = 2, .shards = 2}, "batches: on_request cannot be combined with ranks"},
+        {{.micro = 2}, "batches: on_request cannot be combined with micro = 2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lt_batch_options options = cases[i].options;
+        options.batch = 4;
+        options.on_request = true;
+        CHECK_NULL(lt_batches_new(ctx, &s.base, &options), LT_EINVAL, cases[i].text);
+    }
     lt_batch_options alone = {.batch = 4, .on_request = true, .ranks = 1, .shards = 1};
-    CHECK(!lt_batches_new(ctx, &s.base, &skip));
-    CHECK_EQ(lt_errcode(), LT_EINVAL);
-    CHECK_MSG("batches: on_request cannot be combined with first");
-    CHECK(!lt_batches_new(ctx, &s.base, &shard));
-    CHECK_EQ(lt_errcode(), LT_EINVAL);
-    CHECK_MSG("batches: on_request cannot be combined with ranks");
-    CHECK(!lt_batches_new(ctx, &s.base, &shards));
-    CHECK_MSG("batches: on_request cannot be combined with ranks");
     lt_batches *batches = lt_batches_new(ctx, &s.base, &alone);
     CHECK(batches != NULL);
     lt_batches_free(batches);
     CHECK_EQ(s.base.refs, 1);
-    lt_ctx_free(ctx);
 }
 
 /* Waits until the source was read n times, at most 20 s. */
@@ -240,12 +230,10 @@ static void wait_for_reads(numbers *s, int n)
     CHECK_EQ(s->reads, n);
 }
 
-TEST(workers_prepare_requested_batches_ahead)
+TEST_CTX(workers_prepare_requested_batches_ahead)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = 1; workers <= 4; workers += 3) {
-        numbers s;
-        open_numbers(&s, 200);
+        numbers s = numbers_to(200);
         lt_batches *batches = open_pass(ctx, &s, 20, workers);
         CHECK_OK(lt_batches_request(batches, 190));
         wait_for_reads(&s, 10);
@@ -262,15 +250,11 @@ TEST(workers_prepare_requested_batches_ahead)
         CHECK_EQ(lt_batches_stats(batches).images, 150);
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(batches_of_the_whole_source_are_prepared_ahead)
+TEST_CTX(batches_of_the_whole_source_are_prepared_ahead)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, 10);
+    numbers s = numbers_to(10);
     lt_batches *batches = open_pass(ctx, &s, 20, 1);
     CHECK_EQ(lt_batches_count(batches), 1);
     for (int i = 0; i < AHEAD; i++)
@@ -279,14 +263,11 @@ TEST(batches_of_the_whole_source_are_prepared_ahead)
     for (int i = 0; i < AHEAD; i++)
         check_numbers(batches, 0, 10);
     lt_batches_free(batches);
-    lt_ctx_free(ctx);
 }
 
-TEST(without_workers_next_does_the_work)
+TEST_CTX(without_workers_next_does_the_work)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    numbers s;
-    open_numbers(&s, 100);
+    numbers s = numbers_to(100);
     lt_batches *batches = open_pass(ctx, &s, 20, -1);
     for (int i = 0; i < 3; i++)
         CHECK_OK(lt_batches_request(batches, 30 * i));
@@ -296,15 +277,12 @@ TEST(without_workers_next_does_the_work)
         CHECK_EQ(s.reads, 20 * (i + 1));
     }
     lt_batches_free(batches);
-    lt_ctx_free(ctx);
 }
 
-TEST(a_limit_on_threads)
+TEST_CTX(a_limit_on_threads)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int limit = 0; limit <= 2; limit++) {
-        numbers s;
-        open_numbers(&s, 100);
+        numbers s = numbers_to(100);
         lt_batches *batches = open_pass(ctx, &s, 20, 4);
         threads_left = limit;
         for (int i = 0; i < 2 * AHEAD; i++)
@@ -316,17 +294,13 @@ TEST(a_limit_on_threads)
         check_none_left(batches);
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(a_batch_that_cannot_be_read)
+TEST_CTX(a_batch_that_cannot_be_read)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2) {
         lt_tensor *x, *y;
-        numbers s;
-        open_numbers(&s, 500);
+        numbers s = numbers_to(500);
         s.fail_at = 120;
         lt_batches *batches = open_pass(ctx, &s, 50, workers);
         CHECK_OK(lt_batches_request(batches, 70));
@@ -340,18 +314,14 @@ TEST(a_batch_that_cannot_be_read)
         }
         lt_batches_free(batches);
     }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(outstanding_requests_are_dropped_with_the_pass)
+TEST_CTX(outstanding_requests_are_dropped_with_the_pass)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2)
         for (int taken = 0; taken <= 2; taken++)
             for (int requests = taken; requests <= LT_MAX_REQUESTS; requests += 7) {
-                numbers s;
-                open_numbers(&s, 4000);
+                numbers s = numbers_to(4000);
                 s.pause = 1000;
                 lt_batches *batches = open_pass(ctx, &s, 50, workers);
                 for (int i = 0; i < requests; i++)
@@ -363,8 +333,6 @@ TEST(outstanding_requests_are_dropped_with_the_pass)
                 CHECK(s.reads - before < 100); /* only images in progress */
                 CHECK_EQ(s.base.refs, 1);
             }
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 /* Requests 6 batches, takes one, requests another, and takes the rest. Each call that runs out of
@@ -388,8 +356,7 @@ static int count_failures(lt_batches *batches)
             break;
         if (x)
             CHECK_EQ(((int64_t *)lt_data(y))[0], 10 * taken++);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
     CHECK_EQ(taken, 7); /* a request that failed is not outstanding */
     return failures;
@@ -402,8 +369,7 @@ TEST(running_out_of_memory_is_an_error)
     for (int workers = -1; workers <= 1; workers += 2, through = false)
         for (int n = 1; !through; n++) {
             char fault[32];
-            numbers s;
-            open_numbers(&s, 100);
+            numbers s = numbers_to(100);
             snprintf(fault, sizeof fault, "alloc:n=%d", n);
             lt_ctx *ctx = lt_ctx_new(&(lt_config){.fault = fault});
             lt_batch_options options = {
@@ -415,8 +381,7 @@ TEST(running_out_of_memory_is_an_error)
             failures += failed;
             through = failed == 0;
             lt_batches_free(batches);
-            CHECK_EQ(lt_memory_stats(ctx).live, 0);
-            lt_ctx_free(ctx);
+            CLOSE_CTX(ctx);
             CHECK(n < 100);
         }
     CHECK(failures > 28); /* at least for x and y of 7 batches, with and without workers */

@@ -8,6 +8,9 @@
 
 enum { N = 40, H = 5, W = 7, C = 3, SIZE = H * W * C, SEED = 11, EPOCH = 4 };
 
+#define TEST_SEEDED(title)                                                                         \
+    TEST_WITH(title, lt_ctx *ctx, lt_ctx_new(&(lt_config){.seed = SEED}), CLOSE_CTX)
+
 /* Never 0, so that padding can be told apart. */
 static uint8_t byte_of(int64_t i, int64_t y, int64_t x, int64_t c)
 {
@@ -29,8 +32,7 @@ static lt_source *open_images(lt_ctx *ctx, lt_dtype dtype)
                    LT_F64, 1);
     }
     lt_source *source = lt_source_tensors(ctx, images, labels);
-    lt_release(images);
-    lt_release(labels);
+    RELEASE(images, labels);
     CHECK(source != NULL);
     return source;
 }
@@ -51,8 +53,7 @@ static int collect(lt_ctx *ctx, lt_source *source, const lt_batch_options *optio
         for (int64_t i = 0; i < lt_dim(x, 0); i++, count++)
             memcpy((char *)out + (size_t)((int64_t *)lt_data(y))[i] * image_bytes,
                    (char *)lt_data(x) + (size_t)i * image_bytes, image_bytes);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
     lt_batches_free(batches);
     return count;
@@ -83,10 +84,9 @@ static uint8_t wanted(move m, int64_t i, int64_t y, int64_t x, int64_t c)
     return inside ? byte_of(i, from_y, from_x, c) : 0;
 }
 
-TEST(shifted_and_mirrored_bytes)
+TEST_SEEDED(shifted_and_mirrored_bytes)
 {
     static uint8_t out[N * SIZE];
-    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     lt_source *source = open_images(ctx, LT_U8);
     for (int64_t crop = 0; crop < 5; crop++)
         for (int flip = 0; flip < 2; flip++) {
@@ -105,15 +105,13 @@ TEST(shifted_and_mirrored_bytes)
             CHECK(flip ? mirrored > N / 4 && mirrored < 3 * N / 4 : mirrored == 0);
         }
     lt_source_release(source);
-    lt_ctx_free(ctx);
 }
 
-TEST(padding_is_black_before_normalisation)
+TEST_SEEDED(padding_is_black_before_normalisation)
 {
     static const lt_dtype dtypes[] = {LT_U8, LT_F32, LT_F64};
     static float out[N * SIZE];
     static const double mean[] = {0.5, 0.25, 0.125}, std[] = {0.5, 2, 0.25};
-    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     for (int d = 0; d < 3; d++) {
         lt_source *source = open_images(ctx, dtypes[d]);
         lt_batch_options options = {.batch = 16, .epoch = EPOCH, .crop = 3, .flip = true};
@@ -128,7 +126,6 @@ TEST(padding_is_black_before_normalisation)
         }
         lt_source_release(source);
     }
-    lt_ctx_free(ctx);
 }
 
 TEST(all_shifts_occur)
@@ -144,12 +141,11 @@ TEST(all_shifts_occur)
     CHECK_EQ(n, 81);
 }
 
-TEST(augmentation_is_a_function_of_seed_epoch_and_image)
+TEST_SEEDED(augmentation_is_a_function_of_seed_epoch_and_image)
 {
     static float want[N * SIZE], got[N * SIZE];
     const size_t bytes = sizeof(float) * SIZE;
     const lt_batch_options kinds[] = {{.crop = 2, .flip = true}, {.area = 0.1, .flip = true}};
-    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     lt_source *source = open_images(ctx, LT_U8);
     for (int kind = 0; kind < 2; kind++) {
         lt_batch_options options = kinds[kind];
@@ -175,8 +171,6 @@ TEST(augmentation_is_a_function_of_seed_epoch_and_image)
         lt_set_seed(ctx, SEED);
     }
     lt_source_release(source);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 /* ==== Resizing ================================================================================ */
@@ -216,11 +210,10 @@ static lt_crop part_of(const uint32_t word[4], double least, double height, doub
     return (lt_crop){between(word[2], 0, height - h), between(word[3], 0, width - w), h, w};
 }
 
-TEST(a_random_crop_is_resized_to_the_full_size)
+TEST_SEEDED(a_random_crop_is_resized_to_the_full_size)
 {
     static uint8_t out[N * SIZE], pixels[SIZE];
     double least = 1, most = 0;
-    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     lt_source *source = open_images(ctx, LT_U8);
     lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8, .area = 0.2};
     CHECK_EQ(collect(ctx, source, &options, out, SIZE), N);
@@ -237,7 +230,6 @@ TEST(a_random_crop_is_resized_to_the_full_size)
     }
     CHECK(least < 0.3 && most > 0.9);
     lt_source_release(source);
-    lt_ctx_free(ctx);
 }
 
 /* A source whose images have h x w = 800 pixels, but are resized to another size. */
@@ -276,7 +268,7 @@ static photo make_photo(int64_t count, int64_t h, int64_t w, int64_t to_h, int64
     return p;
 }
 
-TEST(a_random_crop_of_a_narrow_image_has_the_full_area)
+TEST_SEEDED(a_random_crop_of_a_narrow_image_has_the_full_area)
 {
     enum { TO = 6 };
     static const struct {
@@ -285,7 +277,6 @@ TEST(a_random_crop_of_a_narrow_image_has_the_full_area)
     } cases[] = {{40, 20, 0.08}, {20, 40, 0.9}, {8, 100, 0.08},
                  {100, 8, 0.5},  {1, 800, 0.3}, {800, 1, 0.9}};
     static uint8_t out[N * TO * TO * 3];
-    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         photo p = make_photo(N, cases[k].h, cases[k].w, TO, TO);
         lt_batch_options options = {
@@ -298,10 +289,9 @@ TEST(a_random_crop_of_a_narrow_image_has_the_full_area)
                        part_of(word, cases[k].least, (double)p.h, (double)p.w), TO, TO);
         }
     }
-    lt_ctx_free(ctx);
 }
 
-TEST(an_image_is_resized_as_a_whole_or_cropped_to_its_center)
+TEST_CTX(an_image_is_resized_as_a_whole_or_cropped_to_its_center)
 {
     static const struct {
         int64_t h, w;
@@ -317,7 +307,6 @@ TEST(an_image_is_resized_as_a_whole_or_cropped_to_its_center)
         {50, 100, 0.875, {15.625, 1.25, 8.75, 17.5}}, /* enlarged */
     };
     static uint8_t out[50 * 100 * 3];
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         photo p = make_photo(1, 40, 20, cases[k].h, cases[k].w);
         lt_batch_options options = {
@@ -326,5 +315,4 @@ TEST(an_image_is_resized_as_a_whole_or_cropped_to_its_center)
         check_crop(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
                    cases[k].w);
     }
-    lt_ctx_free(ctx);
 }

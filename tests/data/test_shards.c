@@ -14,8 +14,7 @@ static lt_source *some_images(lt_ctx *ctx)
     lt_tensor *images = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){N, 1, 1}, values);
     lt_tensor *labels = lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){N}, values);
     lt_source *source = lt_source_tensors(ctx, images, labels);
-    lt_release(images);
-    lt_release(labels);
+    RELEASE(images, labels);
     return source;
 }
 
@@ -37,8 +36,7 @@ static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int64_t
     CHECK_EQ(lt_dim(x, 0), count > 0 ? count : 1);
     for (int64_t i = 0; i < lt_dim(x, 0); i++)
         CHECK_EQ(((int64_t *)lt_data(y))[i], count > 0 ? done + first + i : done);
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
 }
 
 /* Checks that the next batches of a pass are the shard of rank `rank` in up to `micro` parts. */
@@ -61,8 +59,7 @@ static void check_micro_batches(lt_batches *batches, int64_t done, int64_t rows,
         CHECK_EQ(lt_dim(x, 0), end - at);
         for (int64_t k = 0; at < end; k++, at++)
             CHECK_EQ(((int64_t *)lt_data(y))[k], count > 0 ? done + first + at : done);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
 }
 
@@ -74,8 +71,7 @@ static int64_t count_batches(lt_batches *batches)
         CHECK_OK(lt_batches_next(batches, &x, &y));
         if (!x)
             return n;
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
 }
 
@@ -101,9 +97,8 @@ static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int64_t gr
     lt_batches_free(batches);
 }
 
-TEST(each_rank_has_its_shards_of_every_batch)
+TEST_CTX(each_rank_has_its_shards_of_every_batch)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     for (int64_t batch = 1; batch <= N; batch++)
         for (int64_t grain = 1; grain <= 3; grain++)
@@ -112,13 +107,10 @@ TEST(each_rank_has_its_shards_of_every_batch)
                     for (int shards = 1; shards <= 4; shards += shards)
                         check_pass(ctx, source, batch, grain, rank, ranks, shards);
     lt_source_release(source);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
-TEST(each_shard_is_returned_as_micro_batches)
+TEST_CTX(each_shard_is_returned_as_micro_batches)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     for (int64_t batch = 1; batch <= N; batch++)
         for (int grain = 1; grain <= 3; grain++)
@@ -138,8 +130,6 @@ TEST(each_shard_is_returned_as_micro_batches)
                     lt_batches_free(batches);
                 }
     lt_source_release(source);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 TEST(shards_of_very_many_rows)
@@ -152,7 +142,7 @@ TEST(shards_of_very_many_rows)
     CHECK_EQ(first + count, INT64_MAX);
 }
 
-TEST(ranks_out_of_range_are_refused)
+TEST_CTX(ranks_out_of_range_are_refused)
 {
     static const struct {
         int rank, ranks, shards;
@@ -160,27 +150,23 @@ TEST(ranks_out_of_range_are_refused)
     } cases[] = {{2, 2, 0, "rank 2 is out of range for 2 ranks"},
                  {1, 0, 0, "rank 1 is out of range for 0 ranks"},
                  {-1, 2, 0, "rank -1 is out of range for 2 ranks"},
+                 {0, -1, 0, "rank 0 is out of range for -1 ranks"},
                  {2, 4, 3, "rank 4 is out of range for 4 ranks"},
                  {0, 0, 2, "rank 1 is out of range for 0 ranks"},
                  {INT_MAX, 4, 2, "rank 2147483648 is out of range for 4 ranks"}};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
-    CHECK(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}) == NULL);
-    CHECK_MSG("grain must be at least 1, but is -1");
+    CHECK_NULL(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}), LT_EINVAL,
+               "grain must be at least 1, but is -1");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lt_batch_options options = {
             .batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks, .shards = cases[i].shards};
-        CHECK(lt_batches_new(ctx, source, &options) == NULL);
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG(cases[i].text);
+        CHECK_NULL(lt_batches_new(ctx, source, &options), LT_EINVAL, cases[i].text);
     }
     lt_source_release(source);
-    lt_ctx_free(ctx);
 }
 
-TEST(more_batches_than_an_integer_holds)
+TEST_CTX(more_batches_than_an_integer_holds)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = lt_source_synthetic(ctx, 0, INT64_MAX, 2, 2, 1, 2);
     lt_batch_options options = {.batch = 1, .ranks = 4, .shards = 4};
     lt_batches *b = lt_batches_new(ctx, source, &options);
@@ -188,5 +174,4 @@ TEST(more_batches_than_an_integer_holds)
     CHECK_EQ(lt_batches_count(b), INT64_MAX);
     lt_batches_free(b);
     lt_source_release(source);
-    lt_ctx_free(ctx);
 }

@@ -9,8 +9,7 @@ TEST(images_in_memory)
     lt_tensor *labels = lt_tensor_full(ctx, LT_I32, 1, (int64_t[]){6}, -5);
     lt_source *source = lt_source_tensors(ctx, images, labels);
     int64_t shape[3];
-    lt_release(images);
-    lt_release(labels);
+    RELEASE(images, labels);
     CHECK_EQ(lt_source_count(source), 6);
     lt_source_shape(source, shape);
     CHECK(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
@@ -30,9 +29,8 @@ TEST(images_in_memory)
     lt_source_release(NULL);
 }
 
-TEST(labels_can_be_read_without_images)
+TEST_CTX(labels_can_be_read_without_images)
 {
-    lt_ctx *ctx = lt_ctx_new(NULL);
     const uint8_t classes[] = {3, 1, 4, 1, 5, 9};
     lt_tensor *images = lt_tensor_full(ctx, LT_U8, 4, (int64_t[]){6, 2, 3, 1}, 7);
     lt_tensor *labels = lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){6}, classes);
@@ -47,17 +45,13 @@ TEST(labels_can_be_read_without_images)
         }
         lt_source_release(sources[k]);
     }
-    lt_release(images);
-    lt_release(labels);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    RELEASE(images, labels);
 }
 
-TEST(images_in_memory_have_at_least_one_pixel)
+TEST_CTX(images_in_memory_have_at_least_one_pixel)
 {
     static const int64_t dims[][4] = {{4, 0, 5, 1}, {4, 5, 0, 1}, {4, 5, 5, 0}, {4, 0, 5, 0}};
     static const char *const texts[] = {"4x0x5x1 u8", "4x5x0x1 u8", "4x5x5x0 u8", "4x0x5 u8"};
-    lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *labels = lt_tensor_full(ctx, LT_U8, 1, (int64_t[]){4}, 0);
     for (int i = 0; i < 4; i++) {
         lt_tensor *images = lt_tensor_full(ctx, LT_U8, i < 3 ? 4 : 3, dims[i], 0);
@@ -68,8 +62,6 @@ TEST(images_in_memory_have_at_least_one_pixel)
         lt_release(images);
     }
     lt_release(labels);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
 }
 
 /* Computes the digests of six images in memory, after changing a pixel of image `at` and the class
@@ -88,8 +80,7 @@ static void digest_with(lt_dtype dtype, int at, int label, uint32_t digests[2])
     lt_source *source = lt_source_tensors(ctx, images, labels);
     lt_source_digest(source, &digests[0], &digests[1]);
     lt_source_release(source);
-    lt_release(images);
-    lt_release(labels);
+    RELEASE(images, labels);
     lt_ctx_free(ctx);
 }
 
@@ -159,12 +150,10 @@ static int64_t synthetic(uint64_t seed, uint64_t part, int64_t i, int64_t channe
     CHECK_EQ(lt_count(x), H * W * channels);
     memcpy(out, lt_data(x), (size_t)lt_count(x));
     int64_t label = ((int64_t *)lt_data(y))[0];
-    lt_release(x);
-    lt_release(y);
+    RELEASE(x, y);
     lt_batches_free(batches);
     lt_source_release(source);
-    CHECK_EQ(lt_memory_stats(ctx).live, 0);
-    lt_ctx_free(ctx);
+    CLOSE_CTX(ctx);
     return label;
 }
 
@@ -201,7 +190,7 @@ TEST(synthetic_colours_distinguish_the_classes)
         }
 }
 
-TEST(bad_synthetic_arguments_are_refused)
+TEST_CTX(bad_synthetic_arguments_are_refused)
 {
     static const struct {
         int64_t count, h, w, c, classes;
@@ -214,14 +203,11 @@ TEST(bad_synthetic_arguments_are_refused)
         {1, 1, 1, 1, 0, "got 1 images and 0 classes"},
         {1, 1, 1, 1, INT64_MAX, "got 1 images and 9223372036854775807 classes"},
     };
-    lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK(!lt_source_synthetic(ctx, 0, cases[i].count, cases[i].h, cases[i].w, cases[i].c,
-                                   cases[i].classes));
-        CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG(cases[i].text);
+        CHECK_NULL(lt_source_synthetic(ctx, 0, cases[i].count, cases[i].h, cases[i].w, cases[i].c,
+                                       cases[i].classes),
+                   LT_EINVAL, cases[i].text);
     }
-    CHECK(!lt_source_synthetic(ctx, 1 << 24, 1, 1, 1, 1, 1));
-    CHECK_MSG("part must be below 2^24");
-    lt_ctx_free(ctx);
+    CHECK_NULL(lt_source_synthetic(ctx, 1 << 24, 1, 1, 1, 1, 1), LT_EINVAL,
+               "part must be below 2^24");
 }

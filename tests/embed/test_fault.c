@@ -26,13 +26,11 @@ static lt_status train(lt_ctx *ctx)
         if ((status = lt_batches_next(batches, &x, &y)) != LT_OK)
             break;
         status = lenet_step(&net, x, y, &loss);
-        lt_release(x);
-        lt_release(y);
+        RELEASE(x, y);
     }
     lenet_close(&net);
     lt_batches_free(batches);
-    lt_release(labels);
-    lt_release(images);
+    RELEASE(labels, images);
     return status;
 }
 

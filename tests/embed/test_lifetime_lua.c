@@ -5,6 +5,17 @@
 #include "lua/luatrain.h"
 #include "tests/embed/lifetime.h"
 
+/* Runs a script, which returns a function. */
+static void run_script(lua_State *L, const char *script)
+{
+    char folder[32], path[64];
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/model.lua", folder);
+    CHECK_OK(lt_file_replace(path, script, strlen(script)));
+    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    remove_folder(folder);
+}
+
 /* A tensor that C got from a state. Its hook is a function of the state, which is closed. */
 TEST_BOTH(objects_of_a_lua_state)
 {
@@ -13,23 +24,16 @@ TEST_BOTH(objects_of_a_lua_state)
                                  "w:on_grad(function(g) g:fill(0) end)\n"
                                  "local y = (w * w):sum()\n"
                                  "return function(x) return w, y end\n";
-    char folder[32], path[64];
     lt_tensor *out[2], *x = leaf(ctx, 4, 3);
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/model.lua", folder);
-    CHECK_OK(lt_file_replace(path, script, sizeof script - 1));
     lua_State *L = lt_lua_new(ctx);
-    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    run_script(L, script);
     CHECK_OK(lt_lua_run(L, &x, 1, out, 2));
     lt_lua_close(L);
     CHECK_OK(lt_backward(out[1], NULL));
     CHECK_NEAR(sum_of(lt_grad(out[0])), 8, 0);
     lt_ctx_free(ctx);
     CHECK_NEAR(sum_of(out[0]), 4, 0);
-    lt_release(out[0]);
-    lt_release(out[1]);
-    lt_release(x);
-    remove_folder(folder);
+    RELEASE(out[0], out[1], x);
 }
 
 /* A state that owns its context loads the library again. Then only tensors refer to the first
@@ -79,21 +83,15 @@ TEST(finalizers_that_use_tensors_while_a_state_closes)
         "kept.lt, kept.x = lt, lt.ones({4}):requires_grad()\n"
         "kept.y = kept.x * 2\n"
         "return function(x) return kept.y end\n";
-    char folder[32], path[64];
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/model.lua", folder);
-    CHECK_OK(lt_file_replace(path, script, sizeof script - 1));
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
     lua_State *L = lt_lua_new(ctx);
     lt_tensor *x = leaf(ctx, 1, 1), *y;
-    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    run_script(L, script);
     CHECK_OK(lt_lua_run(L, &x, 1, &y, 1));
     lt_lua_close(L);
     lt_ctx_free(ctx);
     CHECK_NEAR(sum_of(y), 8, 0);
-    lt_release(x);
-    lt_release(y);
-    remove_folder(folder);
+    RELEASE(x, y);
 }
 
 /* Its objects can still be read, and its hooks are dropped when it closes. */
@@ -104,22 +102,15 @@ TEST_BOTH(a_lua_state)
                                  "w:on_grad(function(g) end)\n"
                                  "local y = (w * w):sum()\n"
                                  "return function(x) return y end, lt.nn.linear{4, 2}\n";
-    static const char again[] = "return function(x) return x * 2 end\n";
-    char folder[32], path[64];
     lt_tensor *out, *x = leaf(ctx, 4, 3);
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/model.lua", folder);
-    CHECK_OK(lt_file_replace(path, script, sizeof script - 1));
     lua_State *L = lt_lua_new(ctx);
-    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    run_script(L, script);
     lua_pop(L, 1);
     lt_ctx_free(ctx);
     CHECK_OK(lt_lua_run(L, &x, 1, &out, 1));
     lt_release(out);
-    CHECK_OK(lt_file_replace(path, again, sizeof again - 1));
-    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    run_script(L, "return function(x) return x * 2 end\n");
     CHECK_FAILS(lt_lua_run(L, &x, 1, &out, 1), LT_EINVAL, "the context was closed");
     lt_release(x);
     lt_lua_close(L);
-    remove_folder(folder);
 }

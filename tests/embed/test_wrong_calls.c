@@ -2,7 +2,7 @@
  * called in the wrong order: core, parameters, autograd, optimizers, ops, amp, data and Lua. Each
  * call must fail with a message, or do nothing where its header says so. The test also runs under
  * AddressSanitizer. test_wrong_calls_dist.c has the functions of dist, tests/ops/test_arguments.c
- * the options of ops.
+ * the options of ops, tests/data/test_batches.c and test_shards.c the options of batches.
  */
 #include "lua/luatrain.h"
 #include "tests/embed/wrong_calls.h"
@@ -21,6 +21,8 @@ static lt_ctx *open_ctx(void)
     return ctx;
 }
 
+#define TEST_CALLS(title) TEST_WITH(title, lt_ctx *ctx, open_ctx(), lt_ctx_free)
+
 /* ==== Core ==================================================================================== */
 
 TEST(configs)
@@ -33,21 +35,18 @@ TEST(configs)
     NONE(LT_EUSAGE, lt_open(&(lt_config){.device = "cpu", .fault = "x:y=z"}), "fault");
 }
 
-TEST(steps)
+TEST_CALLS(steps)
 {
-    lt_ctx *ctx = open_ctx();
     lt_set_step(ctx, INT64_MIN);
     lt_set_seed(ctx, 1);
     lt_set_step(ctx, INT64_MAX);
     QUIET(lt_random_step(ctx) == -1);
     lt_set_random_step(ctx, INT64_MIN);
     QUIET(lt_random_step(ctx) == INT64_MIN);
-    lt_ctx_free(ctx);
 }
 
-TEST(tensors)
+TEST_CALLS(tensors)
 {
-    lt_ctx *ctx = open_ctx();
     double v[6] = {0};
     int64_t n;
     NONE(LT_EINVAL, lt_tensor_new(ctx, LT_F32, -1, one), "-1");
@@ -80,15 +79,12 @@ TEST(tensors)
     NONE(LT_EENV, lt_to(x, "tpu"), "tpu");
     QUIET((lt_release(NULL), lt_retain(NULL) == NULL));
     QUIET((lt_deferred_free(NULL), lt_scope_pop(ctx), lt_keep_outer(x), true));
-    lt_release(x);
-    lt_release(i);
-    lt_ctx_free(ctx);
+    RELEASE(x, i);
 }
 
-TEST(dtypes)
+TEST_CALLS(dtypes)
 {
     static const int wrong[] = {-1, LT_DTYPE_COUNT, 99};
-    lt_ctx *ctx = open_ctx();
     lt_init init = {LT_INIT_CONSTANT, 1, 0};
     double v[3] = {0};
     for (int i = 0; i < 3; i++) {
@@ -102,12 +98,10 @@ TEST(dtypes)
         NONE(LT_EINVAL, lt_buffer_new(ctx, dtype, 1, one, init), text);
         QUIET(lt_dtype_bytes(dtype) == 0 && strcmp(lt_dtype_name(dtype), "unknown") == 0);
     }
-    lt_ctx_free(ctx);
 }
 
-TEST(dead_tensors)
+TEST_CALLS(dead_tensors)
 {
-    lt_ctx *ctx = open_ctx();
     double v[6];
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1);
@@ -126,12 +120,10 @@ TEST(dead_tensors)
     REFUSES(LT_EINVAL, lt_file_save("dead.safetensors", 1, (const char *[]){"x"}, &x, 0, NULL),
             "keep");
     lt_release(x);
-    lt_ctx_free(ctx);
 }
 
-TEST(files)
+TEST_CALLS(files)
 {
-    lt_ctx *ctx = open_ctx();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1),
               *y = lt_tensor_full(ctx, LT_F32, 1, one, 1);
     const char *names[] = {"x", "x"}, *text = "\xff", *reserved = "__metadata__";
@@ -160,9 +152,7 @@ TEST(files)
     lt_file_close(file);
     lt_file_close(NULL);
     remove(path);
-    lt_release(x);
-    lt_release(y);
-    lt_ctx_free(ctx);
+    RELEASE(x, y);
 }
 
 /* ==== Parameters and autograd ================================================================= */
@@ -211,8 +201,7 @@ TEST(parameters)
     lt_params_free(wrong);
     lt_params_free(params);
     lt_params_free(NULL);
-    for (int i = 0; i < 5; i++)
-        lt_release((lt_tensor *[]){w, b, far, t, u}[i]);
+    RELEASE(w, b, far, t, u);
     lt_ctx_free(other);
     lt_ctx_free(ctx);
 }
@@ -274,8 +263,7 @@ TEST(ops)
     REFUSES(LT_EINVAL, lt_op_register(ctx, relu->op), "relu");
     lt_op bare = {.sig = "bare(x)"};
     REFUSES(LT_EINVAL, lt_op_register(ctx, &bare), "bare");
-    lt_release(x);
-    lt_release(far);
+    RELEASE(x, far);
     lt_ctx_free(other);
     lt_ctx_free(ctx);
 }
@@ -286,9 +274,8 @@ static lt_status end_pass(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_backward(x, NULL);
 }
 
-TEST(backward)
+TEST_CALLS(backward)
 {
-    lt_ctx *ctx = open_ctx();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1),
               *i = lt_tensor_full(ctx, LT_I64, 1, one, 1);
     REFUSES(LT_EINVAL, lt_set_requires_grad(i, true), "float");
@@ -302,8 +289,7 @@ TEST(backward)
     NONE(LT_EINVAL, lt_run(ctx, "momentum_step", NULL, x, x, x, NULL), "momentum_step");
     CHECK_OK(lt_backward(z, NULL));
     REFUSES(LT_EINVAL, lt_backward(z, NULL), "freed");
-    lt_release(z);
-    lt_release(y);
+    RELEASE(z, y);
     CHECK_OK(lt_on_grad(x, end_pass, NULL, NULL));
     y = lt_run(ctx, "mul", NULL, x, x, NULL), z = lt_run(ctx, "sum", NULL, y, NULL);
     REFUSES(LT_EINVAL, lt_backward(z, NULL), "backward");
@@ -325,18 +311,13 @@ TEST(backward)
     REFUSES(LT_EINVAL, lt_bn_stats_add(ctx, x, x, x, x, -1, 0.1), "-1");
     lt_bn_stats stats;
     QUIET(!lt_bn_stats_at(ctx, 0, &stats) && !lt_bn_stats_at(ctx, -1, &stats));
-    lt_release(z);
-    lt_release(y);
-    lt_release(x);
-    lt_release(i);
-    lt_ctx_free(ctx);
+    RELEASE(z, y, x, i);
 }
 
 /* ==== Optimizers ============================================================================== */
 
-TEST(optimizers)
+TEST_CALLS(optimizers)
 {
-    lt_ctx *ctx = open_ctx();
     lt_params *params = lt_params_new(ctx);
     lt_init init = {LT_INIT_CONSTANT, 1, 0};
     lt_tensor *w = lt_param_new(ctx, LT_F32, 1, one, init),
@@ -383,21 +364,17 @@ TEST(optimizers)
     QUIET(!lt_optim_param(optim, 1) && !lt_optim_param(optim, -1));
     QUIET(!lt_optim_arena(optim, 99, LT_OPTIM_VALUES) && !lt_optim_arena(optim, 0, 99) &&
           !lt_optim_arena(optim, -1, 0) && !lt_optim_arena(optim, 0, -1));
-    lt_release(y);
-    lt_release(t);
+    RELEASE(y, t);
     lt_optim_free(optim);
     lt_optim_free(NULL);
     lt_params_free(params);
-    lt_release(w);
-    lt_release(b);
-    lt_ctx_free(ctx);
+    RELEASE(w, b);
 }
 
 /* ==== Ops and amp ============================================================================= */
 
-TEST(tables_of_gradients)
+TEST_CALLS(tables_of_gradients)
 {
-    lt_ctx *ctx = open_ctx();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 1, one, 1),
               *i = lt_tensor_full(ctx, LT_I64, 1, one, 1);
     lt_grad_stats stats;
@@ -411,14 +388,11 @@ TEST(tables_of_gradients)
     CHECK_OK(lt_grad_table_read(table, 0, 1, &stats));
     lt_grad_table_free(table);
     lt_grad_table_free(NULL);
-    lt_release(x);
-    lt_release(i);
-    lt_ctx_free(ctx);
+    RELEASE(x, i);
 }
 
-TEST(mixed_precision)
+TEST_CALLS(mixed_precision)
 {
-    lt_ctx *ctx = open_ctx();
     lt_scaler scaler = lt_scaler_init(LT_SCALE_DYNAMIC, INT_MAX, -5), wrong = scaler;
     CHECK_OK(lt_scaler_check(&scaler));
     CHECK_EQ(scaler.k, LT_SCALE_MAX);
@@ -441,14 +415,12 @@ TEST(mixed_precision)
     CHECK_OK(lt_precision_check_end(check));
     lt_precision_check_free(check);
     lt_precision_check_free(NULL);
-    lt_ctx_free(ctx);
 }
 
 /* ==== Data ==================================================================================== */
 
-TEST(sources_and_batches)
+TEST_CALLS(sources_and_batches)
 {
-    lt_ctx *ctx = open_ctx();
     int64_t image[] = {4, 2, 2, 1}, four[] = {4}, dims[] = {2, 2};
     lt_tensor *x = lt_tensor_full(ctx, LT_U8, 4, image, 1),
               *y = lt_tensor_full(ctx, LT_I64, 1, four, 0);
@@ -473,33 +445,11 @@ TEST(sources_and_batches)
     QUIET(!lt_source_class_name(source, -1) && !lt_source_class_name(source, INT64_MAX));
     NONE(LT_EINVAL, lt_source_resized(source, 0, 2), "0");
     NONE(LT_EINVAL, lt_source_resized(source, INT64_MAX, 2), "16384");
-#define BATCHES(text, ...)                                                                         \
-    NONE(LT_EINVAL, lt_batches_new(ctx, source, &(lt_batch_options){__VA_ARGS__}), text)
-    BATCHES("batch", .batch = 0);
-    BATCHES("batch", .batch = -1);
-    BATCHES("first", .batch = 1, .first = -1);
-    BATCHES("first", .batch = 1, .first = INT64_MAX);
-    BATCHES("rank", .batch = 1, .ranks = -1);
-    BATCHES("rank", .batch = 1, .ranks = 2, .rank = 2);
-    BATCHES("rank", .batch = 1, .ranks = 2, .rank = -1);
-    BATCHES("rank", .batch = 1, .ranks = 2, .shards = INT_MAX);
-    BATCHES("grain", .batch = 1, .grain = -1);
-    BATCHES("micro", .batch = 1, .micro = -1);
-    BATCHES("dtype", .batch = 1, .dtype = (lt_dtype)99);
-    BATCHES("dtype", .batch = 1, .dtype = LT_I64);
-    BATCHES("mean", .batch = 1, .mean = {NAN});
-    BATCHES("std", .batch = 1, .std = {-1});
-    BATCHES("crop", .batch = 1, .crop = -1);
-    BATCHES("center_crop", .batch = 1, .center_crop = NAN);
-    BATCHES("center_crop", .batch = 1, .center_crop = 2);
-    BATCHES("area", .batch = 1, .area = NAN);
-    BATCHES("area", .batch = 1, .area = 2);
     lt_batches *batches = lt_batches_new(ctx, source, &(lt_batch_options){.batch = INT64_MAX});
     CHECK(batches != NULL);
     REFUSES(LT_EINVAL, lt_batches_request(batches, 0), "on_request");
     CHECK_OK(lt_batches_next(batches, &a, &b));
-    lt_release(a);
-    lt_release(b);
+    RELEASE(a, b);
     CHECK_OK(lt_batches_next(batches, &a, &b));
     CHECK_OK(lt_batches_next(batches, &a, &b));
     CHECK(!a && !b);
@@ -511,16 +461,13 @@ TEST(sources_and_batches)
     lt_batches_free(NULL);
     lt_source_release(source);
     lt_source_release(NULL);
-    for (int k = 0; k < 3; k++)
-        lt_release((lt_tensor *[]){x, y, i}[k]);
-    lt_ctx_free(ctx);
+    RELEASE(x, y, i);
 }
 
 /* ==== Lua ===================================================================================== */
 
-TEST(lua_states)
+TEST_CALLS(lua_states)
 {
-    lt_ctx *ctx = open_ctx();
     lt_tensor *out[2];
     lt_lua_close(NULL);
     lua_State *L = lt_lua_new(ctx);
@@ -533,5 +480,4 @@ TEST(lua_states)
     CHECK_OK(lt_lua_push(L, NULL));
     NONE(LT_EINVAL, lt_lua_tensor(L, -1), "tensor");
     lt_lua_close(L);
-    lt_ctx_free(ctx);
 }

@@ -4,52 +4,34 @@
 #include "amp/amp.h"
 #include "dist/dist.h"
 #include "ops/ops.h"
+#include "tests/autograd/train.h"
 #include "tests/embed/wrong_calls.h"
 
 #include <limits.h>
 #include <stdlib.h>
 
-typedef struct net {
-    lt_ctx *ctx;
-    lt_params *params;
-    lt_tensor *w;
-    lt_optim *optim;
-    lt_opt options[LT_MAX_OPT];
-} net;
+typedef trained net;
 
 static net open_net(const char *update)
 {
-    net n = {.ctx = lt_open(&(lt_config){.threads = 1, .device = "cpu"})};
-    CHECK(n.ctx != NULL);
-    n.params = lt_params_new(n.ctx);
-    n.w = lt_param_new(n.ctx, LT_F32, 1, (int64_t[]){3}, (lt_init){LT_INIT_CONSTANT, 1, 0});
-    CHECK_OK(lt_params_add(n.params, "w", n.w));
-    CHECK_OK(lt_params_place(n.params));
-    n.optim = lt_optim_new(n.ctx, update, &n.w, 1);
-    CHECK(n.optim != NULL);
-    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.1", n.options));
-    return n;
+    return trained_new(lt_open(&(lt_config){.threads = 1, .device = "cpu"}), 3, update);
 }
 
 static void close_net(net *n)
 {
-    lt_optim_free(n->optim);
-    lt_release(n->w);
-    lt_params_free(n->params);
+    trained_free(n);
     lt_ctx_free(n->ctx);
 }
 
 /* Forward, backward, and this many optimizer steps. */
 static lt_status train(net *n, int steps)
 {
-    const lt_opt *options[] = {n->options};
     lt_tensor *y = lt_run(n->ctx, "mul", NULL, n->w, n->w, NULL);
     lt_tensor *loss = lt_run(n->ctx, "sum", NULL, y, NULL);
     lt_status status = lt_backward(loss, NULL);
     for (int i = 0; i < steps && status == LT_OK; i++)
-        status = lt_optim_step(n->optim, options, 1, NULL);
-    lt_release(y);
-    lt_release(loss);
+        status = step_with(n->optim, "lr=0.1", NULL);
+    RELEASE(y, loss);
     return status;
 }
 
@@ -192,8 +174,7 @@ TEST(the_order_of_asynchronous_calls)
     CHECK_OK(lt_async_next(a, &e));
     CHECK_EQ(e.kind, LT_ASYNC_COMPUTE);
     CHECK_OK(train(&n, 1));
-    const lt_opt *options[] = {n.options};
-    REFUSES(LT_EINVAL, lt_optim_step(n.optim, options, 1, NULL), "backward");
+    REFUSES(LT_EINVAL, step_with(n.optim, "lr=0.1", NULL), "backward");
     CHECK_OK(lt_async_next(a, &e));
     while (e.kind != LT_ASYNC_COMPUTE)
         CHECK_OK(lt_async_next(a, &e));

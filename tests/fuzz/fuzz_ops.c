@@ -254,9 +254,7 @@ static void run_core(lt_ctx *ctx, const wild_call *w)
     must(!rows || (a >= 0 && b >= 0 && a + b <= lt_dim(x, 0)), "rows out of range");
     lt_status status = x ? lt_item(x, a, &value) : LT_OK;
     must(!x || (status == LT_OK) == (a >= 0 && a < lt_count(x)), "an element out of range");
-    lt_release(rows);
-    lt_release(view);
-    lt_release(x);
+    RELEASE(rows, view, x);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
