@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "core/alloc.h"
 #include "core/device.h"
 
 /* CUDA sources are C++, which lacks _Atomic and stdatomic.h. They only read these structs. */
