@@ -19,13 +19,10 @@ lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx)
             k++;
         if (k < layers->n)
             continue;
-        lt_bn_layer *more = realloc(layers->list, (size_t)(layers->n + 1) * sizeof *more);
-        if (!more)
-            return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-        layers->list = more;
-        more[layers->n++] = (lt_bn_layer){.running_mean = lt_retain(s.running_mean),
-                                          .running_var = lt_retain(s.running_var),
-                                          .channels = s.mean->count};
+        LT_TRY(LT_RESIZE(layers->list, layers->n + 1, "for a reducer"));
+        layers->list[layers->n++] = (lt_bn_layer){.running_mean = lt_retain(s.running_mean),
+                                                  .running_var = lt_retain(s.running_var),
+                                                  .channels = s.mean->count};
     }
     return LT_OK;
 }
@@ -168,7 +165,7 @@ static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn
     }
     for (int64_t c = 0; c < n->channels && status == LT_OK; c++) {
         double mean = sum[c] / count, var = squares[c] / count - mean * mean;
-        var = var > 0 ? var : 0;
+        var = LT_MAX(var, 0);
         for (int i = 0; i < 2; i++) {
             void *row = device->is_host ? stat[i]->data : row_of(layers, n, i);
             lt_convert((char *)row + (size_t)c * lt_dtype_bytes((lt_dtype)like[i]->dtype),
