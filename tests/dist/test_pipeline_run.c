@@ -2,18 +2,7 @@
  * up the same micro-batches, under each schedule and whatever the delays of the stages. */
 #include "tests/dist/pipe_net.h"
 
-static void check(const plan *p)
-{
-    char grads[LAYERS][65];
-    member members[MOST_RANKS];
-    int n = 0;
-    add_up(p, grads);
-    run(p, p->stages, train, NULL, members);
-    check_ranks(members, p->stages);
-    for (int i = 0; i < p->stages; i++)
-        n += check_grads(&members[i], grads);
-    CHECK_EQ(n, LAYERS);
-}
+static void check(const plan *p) { check_against_one(p, train); }
 
 TEST(each_schedule_has_the_bits_of_one_context)
 {
@@ -21,10 +10,7 @@ TEST(each_schedule_has_the_bits_of_one_context)
         for (int micro = 1; micro <= 5; micro += 2)
             for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
                 for (int lag = 0; lag <= 2; lag += 2)
-                    check(&(plan){.stages = stages,
-                                  .micro = micro,
-                                  .lag = lag,
-                                  .kind = (lt_schedule_kind)kind});
+                    check(&(plan){.stages = stages, .micro = micro, .lag = lag, .kind = kind});
 }
 
 /* With four stages, the last three use the value. */
@@ -33,11 +19,8 @@ TEST(a_value_that_several_stages_use)
     for (int stages = 2; stages <= LAYERS; stages++)
         for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
             for (int lag = 0; lag <= 3; lag++)
-                check(&(plan){.stages = stages,
-                              .micro = 5,
-                              .lag = lag,
-                              .kind = (lt_schedule_kind)kind,
-                              .form = WIDE});
+                check(
+                    &(plan){.stages = stages, .micro = 5, .lag = lag, .kind = kind, .form = WIDE});
 }
 
 /* All gradients of the value return to its stage, which must add them up as one process does: that
@@ -45,18 +28,14 @@ TEST(a_value_that_several_stages_use)
 TEST(a_value_that_the_last_stage_uses_first)
 {
     for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
-        check(&(plan){.stages = LAYERS, .micro = 5, .kind = (lt_schedule_kind)kind, .form = FAN});
+        check(&(plan){.stages = LAYERS, .micro = 5, .kind = kind, .form = FAN});
 }
 
 TEST(micro_batches_with_shares)
 {
     for (int stages = 1; stages <= LAYERS; stages++)
         for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
-            check(&(plan){.stages = stages,
-                          .micro = 4,
-                          .lag = 1,
-                          .kind = (lt_schedule_kind)kind,
-                          .shares = true});
+            check(&(plan){.stages = stages, .micro = 4, .lag = 1, .kind = kind, .shares = true});
 }
 
 TEST(f64)
@@ -67,7 +46,7 @@ TEST(f64)
                 check(&(plan){.stages = stages,
                               .micro = micro,
                               .lag = micro % 2,
-                              .kind = (lt_schedule_kind)kind,
+                              .kind = kind,
                               .form = micro == 4 ? WIDE : DEEP,
                               .shares = micro == 7,
                               .dtype = LT_F64});
@@ -174,7 +153,7 @@ static void check_with_hooks(const plan *p)
     seen wanted[LAYERS], got[MOST_RANKS][LAYERS];
     char grads[LAYERS][65];
     member members[MOST_RANKS];
-    int n_hooks = 0, n_grads = 0;
+    int n_hooks = 0;
     CHECK_OK(make_net(&n, p->dtype));
     CHECK_OK(lt_params_place(n.params));
     CHECK_OK(add_hooks(&n, wanted));
@@ -183,14 +162,11 @@ static void check_with_hooks(const plan *p)
     destroy_net(&n);
     for (int i = 0; i < LAYERS; i++)
         CHECK_EQ(wanted[i].calls, STEPS * p->micro);
-    run(p, p->stages, train_with_hooks, got, members);
-    check_ranks(members, p->stages);
-    for (int i = 0; i < p->stages; i++) {
+    check_run(p, p->stages, train_with_hooks, got, members);
+    for (int i = 0; i < p->stages; i++)
         n_hooks += check_hooks(got[i], wanted);
-        n_grads += check_grads(&members[i], grads);
-    }
     CHECK_EQ(n_hooks, LAYERS);
-    CHECK_EQ(n_grads, LAYERS);
+    check_grads(members, p->stages, grads);
 }
 
 TEST(hooks_see_the_gradients_of_one_context)
@@ -201,8 +177,8 @@ TEST(hooks_see_the_gradients_of_one_context)
                 check_with_hooks(&(plan){.stages = stages,
                                          .micro = 2 + form,
                                          .lag = form,
-                                         .kind = (lt_schedule_kind)kind,
-                                         .form = (net_form)form,
+                                         .kind = kind,
+                                         .form = form,
                                          .shares = form == WIDE});
 }
 
@@ -230,8 +206,8 @@ TEST(a_failed_pass_fails_again)
 {
     for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
         member members[MOST_RANKS];
-        run(&(plan){.stages = 2, .micro = 3, .lag = 1, .kind = (lt_schedule_kind)kind}, 2,
-            fail_in_hook, NULL, members);
+        run(&(plan){.stages = 2, .micro = 3, .lag = 1, .kind = kind}, 2, fail_in_hook, NULL,
+            members);
         CHECK_STR(members[1].text, "the hook refuses");
         CHECK_EQ(members[0].status, LT_EPEER);
     }
@@ -273,6 +249,5 @@ static lt_status open_wrongly(member *m)
 TEST(invalid_schedules_and_stages)
 {
     member members[MOST_RANKS];
-    run(&(plan){.stages = 1, .micro = 1}, 1, open_wrongly, NULL, members);
-    check_ranks(members, 1);
+    check_run(&(plan){.stages = 1, .micro = 1}, 1, open_wrongly, NULL, members);
 }
