@@ -282,11 +282,11 @@ LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_con
  * differ in wire, sum_backend or vranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
- * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined. It
- * must be the same on all ranks, which compare it in the next step. The rows of all ranks and
+ * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined.
+ * It must be the same on all ranks, which compare it in the next step. The rows of all ranks and
  * shards, each 0 or more, must add up to total; this is not checked. Call it before backward, with
- * vranks for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows must
- * still run backward on some rows, which do not count. */
+ * vranks for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows
+ * must still run backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
 /* Sets a digest of the data that this rank trains on, or 0 if it is not known. It must be the same
