@@ -67,25 +67,19 @@ static uint32_t count_writes(lt_reducer *r)
     return count;
 }
 
-void lt__agree_write(lt_reducer *r, lt_rank_record *own)
+void lt__agree_write(lt_reducer *r, uint32_t *agree, uint32_t *writes)
 {
     if (!r->looked)
         lt__agree_record_frozen(r);
-    own->agree = digest_of(r);
-    own->writes = count_writes(r);
+    *agree = digest_of(r);
+    *writes = count_writes(r);
 }
 
 /* ==== Comparing as text ======================================================================= */
 
 /* Room for `lines` lines and a terminating NUL. New; release it with free(). NULL with
  * LT_ENOMEM. */
-static char *new_text(int lines)
-{
-    char *text = calloc((size_t)lines + 1, LINE);
-    if (!text)
-        lt_fail(LT_ENOMEM, "out of memory for a comparison");
-    return text;
-}
+static char *new_text(int lines) { return lt__calloc((size_t)lines + 1, LINE, "for a comparison"); }
 
 /* Prints "parameter 3 (f32 64x3x3x1)". Returns its length, at most half of a line. */
 static int print_parameter(char *to, const lt_reducer *r, int i)

@@ -15,24 +15,21 @@
 
 static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
 {
-    lt_status code = LT_OK;
-    char text[512];
-    int rank;
+    lt_status status = LT_OK;
     pthread_mutex_lock(&r->lock);
-    while (b->pending > 0 && code == LT_OK) {
+    while (b->pending > 0 && status == LT_OK) {
         struct timespec soon;
         clock_gettime(CLOCK_MONOTONIC, &soon);
         soon.tv_sec++;
-        if (pthread_cond_clockwait(&r->ready, &r->lock, CLOCK_MONOTONIC, &soon) != 0 &&
-            lt_group_failure(r->group, &rank, &code, text, sizeof text))
-            lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
+        if (pthread_cond_clockwait(&r->ready, &r->lock, CLOCK_MONOTONIC, &soon) != 0)
+            status = lt__group_check(r->group);
     }
     bool broken = r->broken;
     pthread_mutex_unlock(&r->lock);
     if (broken)
         return lt_fail(LT_EPEER, "backward failed on rank %d",
                        lt__group_rank_in_job(r->group, r->rank));
-    return code == LT_OK ? LT_OK : LT_EPEER;
+    return status;
 }
 
 /* Whether the gradients of this rank count. If not, non-finite values in them are ignored, too. */

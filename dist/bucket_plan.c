@@ -56,16 +56,6 @@ int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *p, int arena)
     return end;
 }
 
-/* Grows an array to n elements of `bytes` each and keeps its contents. */
-static lt_status grow(void **array, int n, size_t bytes)
-{
-    void *more = realloc(*array, (size_t)n * bytes);
-    if (!more)
-        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-    *array = more;
-    return LT_OK;
-}
-
 static int arena_of(lt_bucket_plan *p, const void *arena)
 {
     for (int i = 0; i < p->n_items; i++)
@@ -78,7 +68,7 @@ lt_status lt__bucket_plan_add(lt_bucket_plan *p, lt_tensor *x)
 {
     lt_bucket_item fresh = {.x = x};
     LT_TRY(lt_grad_find(x, &fresh.place));
-    LT_TRY(grow((void **)&p->items, p->n_items + 1, sizeof *p->items));
+    LT_TRY(LT_RESIZE(p->items, p->n_items + 1, "for a reducer"));
     fresh.arena = arena_of(p, fresh.place.arena);
     lt_retain(x);
     p->items[p->n_items++] = fresh;
@@ -103,7 +93,7 @@ lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t mos
 {
     if (p->n_items == 0)
         return LT_OK;
-    LT_TRY(grow((void **)&p->buckets, p->n_items, sizeof *p->buckets));
+    LT_TRY(LT_RESIZE(p->buckets, p->n_items, "for a reducer"));
     qsort(p->items, (size_t)p->n_items, sizeof *p->items, by_place);
     p->n_buckets = 0;
     for (int end = p->n_items, first; end > 0; end = first) {
@@ -136,8 +126,9 @@ lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *p)
         lt_bucket_item *it = &p->items[i];
         if (!lt_grad(it->x))
             continue;
-        if (!(it->leftover = malloc(lt__bucket_item_bytes(it))))
-            return lt_fail(LT_ENOMEM, "out of memory for a leftover gradient");
+        it->leftover = lt__calloc(1, lt__bucket_item_bytes(it), "for a leftover gradient");
+        if (!it->leftover)
+            return LT_ENOMEM;
         memcpy(it->leftover, lt__bucket_item_data(it), lt__bucket_item_bytes(it));
     }
     return LT_OK;

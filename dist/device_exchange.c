@@ -23,17 +23,6 @@ static void back_off(int times)
         nanosleep(&(struct timespec){.tv_nsec = times < 2000 ? 20 * 1000 : 200 * 1000}, NULL);
 }
 
-/* LT_EPEER with the failure of the group, or LT_OK if there is none. */
-static lt_status check_group(const lt_group *group)
-{
-    char text[512];
-    lt_status code;
-    int rank;
-    if (!lt_group_failure(group, &rank, &code, text, sizeof text))
-        return LT_OK;
-    return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
-}
-
 /* Waits until the communicator has completed all operations. After `seconds`, sets *timed_out and
  * returns LT_EPEER without a message; 0 means no timeout. Also returns LT_EPEER if a rank has
  * failed. */
@@ -48,7 +37,7 @@ static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double se
         LT_TRY(comm->calls->poll(comm, &done));
         if (done)
             return LT_OK;
-        if (i % 16 == 15 && check_group(group) != LT_OK) {
+        if (i % 16 == 15 && lt__group_check(group) != LT_OK) {
             noticed = noticed > 0 ? noticed : lt__seconds();
             if (lt__seconds() > noticed + LAG_SECONDS)
                 return LT_EPEER;
@@ -73,7 +62,7 @@ static lt_status explain(const lt_group *group, const char *what, lt_status stat
     double until = lt__seconds() + BLAME_SECONDS;
     snprintf(why, sizeof why, "%s", lt_errmsg());
     while (status == LT_EPEER && lt_group_size(group) > 1 && lt__seconds() < until) {
-        LT_TRY(check_group(group));
+        LT_TRY(lt__group_check(group));
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
     return lt_fail(status, "%s: %s", what, why);
@@ -186,7 +175,7 @@ static lt_status open_comm(lt_device_exchange *exchange, lt_device *device, lt_g
         fail_timed_out(seconds);
     mine->can = status == LT_OK;
     snprintf(mine->why, sizeof mine->why, "%s", all.status ? all.text : lt_errmsg());
-    return check_group(group);
+    return lt__group_check(group);
 }
 
 /* *may = whether all ranks are on accelerators and may sum there. `sums` is equal on all ranks. */
@@ -270,9 +259,8 @@ lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, 
     exchange->chosen = !may || (size == 1 && sums != LT_SUM_BACKEND_NCCL);
     if (exchange->chosen)
         return LT_OK;
-    capability *all = calloc((size_t)size, sizeof *all);
-    if (!all)
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
+    capability *all;
+    LT_TRY(LT_CALLOC(all, size, "for %d ranks", size));
     lt_status status = choose(exchange, ctx, group, sums, all);
     exchange->chosen = status == LT_OK; /* after a failure, the next call fails again */
     free(all);
@@ -296,23 +284,15 @@ lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
         exchange->on_wire = lt__device_alloc(ctx, ctx->device, most);
         exchange->capacity = exchange->on_wire ? most : 0;
     }
-    if (plan->n_items > exchange->n_zeros) {
-        lt_bucket_range *more = realloc(exchange->zeros, (size_t)plan->n_items * sizeof *more);
-        exchange->zeros = more ? more : exchange->zeros;
-        exchange->n_zeros = more ? plan->n_items : exchange->n_zeros;
-    }
-    if ((most > 0 && !exchange->on_wire) || plan->n_items > exchange->n_zeros)
+    if (most > 0 && !exchange->on_wire)
         return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
-    return LT_OK;
+    return LT_RESIZE(exchange->zeros, plan->n_items, "for a bucket");
 }
 
 void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group)
 {
     double timeout = lt__group_timeout(group);
-    lt_status code;
-    char text[8];
-    int rank;
-    bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), timed_out;
+    bool failed = lt__group_has_failed(group), timed_out;
     if (exchange->comm && !failed && exchange->comm->calls->finalize(exchange->comm) == LT_OK) {
         lt_status status = wait_for(exchange->comm, group,
                                     timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS,

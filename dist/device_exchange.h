@@ -18,8 +18,7 @@ typedef struct lt_device_exchange { /* all zeros before lt__device_exchange_choo
     lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
     void *on_wire;          /* a bucket in the wire dtype, on the device */
     size_t capacity;        /* size of on_wire in bytes */
-    lt_bucket_range *zeros; /* (n_zeros) scratch: the ranges of a bucket to set to zero */
-    int n_zeros;
+    lt_bucket_range *zeros; /* (items) scratch: the ranges of a bucket to set to zero */
 } lt_device_exchange;
 
 /* Decides whether buckets are summed on accelerators, and if so opens the communicator. Does

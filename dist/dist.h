@@ -126,6 +126,10 @@ LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t
 LT_MUST lt_status lt_group_time_allreduce(lt_group *group, int64_t count, lt_dtype wire,
                                           bool by_mpi, double *seconds, int n);
 
+/* *seconds = the shortest of five measured times of a message of `bytes` bytes from the first rank
+ * to the last rank; 0 for one rank. A collective. For the planner of pipelines. */
+LT_MUST lt_status lt_group_time_message(lt_group *group, size_t bytes, double *seconds);
+
 /* Total bytes that this rank has sent to other ranks or exchanged with them in shared memory, not
  * counting sums on accelerators. Call it when no task runs. */
 LT_API uint64_t lt_group_bytes(const lt_group *group);
@@ -156,9 +160,6 @@ LT_API void lt_group_fail(lt_group *group);
  * call it. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
-/* *seconds = the shortest of five measured times of a message of `bytes` bytes from the first rank
- * to the last rank; 0 for one rank. A collective. For the planner of pipelines. */
-LT_MUST lt_status lt_group_time_message(lt_group *group, size_t bytes, double *seconds);
 /* After a failure: whether this rank reports it to the user. One rank of each node does. On that
  * rank the call waits until every other rank of the node has called it too, has left its group or
  * was lost. On the others it waits until the reporter has left its group. Either way it returns
@@ -281,11 +282,11 @@ LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_con
  * differ in wire, sum_backend or vranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
- * `total` rows of the global batch. total must be greater than 0 and the same on all ranks. The
- * rows of all ranks and shards, each 0 or more, must add up to it. Only total is compared between
- * ranks; with total = 0 the gradients are undefined. Call it before backward, with vranks for each
- * shard. Before the first call, all ranks have equal shares. A rank with 0 rows must still run
- * backward on some rows, which do not count. */
+ * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined.
+ * It must be the same on all ranks, which compare it in the next step. The rows of all ranks and
+ * shards, each 0 or more, must add up to total; this is not checked. Call it before backward, with
+ * vranks for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows
+ * must still run backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
 /* Sets a digest of the data that this rank trains on, or 0 if it is not known. It must be the same

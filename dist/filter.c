@@ -9,16 +9,9 @@
 
 _Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_SPARE_BYTES, "a tail fits after an arena");
 
-static lt_status reserve(void **memory, size_t *capacity, size_t bytes)
+static lt_status reserve(char **memory, size_t *capacity, size_t bytes)
 {
-    if (bytes <= *capacity)
-        return LT_OK;
-    void *more = realloc(*memory, bytes);
-    if (!more)
-        return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
-    *memory = more;
-    *capacity = bytes;
-    return LT_OK;
+    return LT_RESERVE(*memory, bytes, capacity, "for the copy of a bucket");
 }
 
 /* Sums a bucket and its tail in one allreduce. The tail is first divided by the factor that the sum

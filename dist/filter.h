@@ -10,7 +10,7 @@ typedef struct lt_filter { /* all zeros: no filter */
     lt_bucket_filter callbacks;
     /* copy: a copy of a bucket that travels in f16, in case it must be sent again. side: memory in
      * which a bucket and its tail are summed if the memory after the bucket is in use */
-    void *copy, *side;
+    char *copy, *side;
     size_t capacity, side_capacity; /* sizes of copy and of side in bytes */
 } lt_filter;
 

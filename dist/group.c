@@ -21,11 +21,10 @@ typedef struct task {
 
 struct lt_group {
     const lt_transport *transport;
-    void *self;
+    lt_endpoint *self;
     lt_group *job; /* the group that this is a part of; or this group itself */
     lt_part part;  /* its members, if it is a part */
     int rank, size;
-    double timeout;  /* seconds to wait for another rank */
     int threads;     /* number of threads that compute; 0 if unknown */
     lt_queue *tasks; /* NULL until the first lt_group_start() */
     pthread_t thread;
@@ -37,17 +36,14 @@ struct lt_group {
     char message[1024];  /* its error message */
 };
 
-lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
-                        double timeout)
+lt_group *lt__group_new(const lt_transport *transport, lt_endpoint *self, int rank, int size)
 {
-    lt_group *g = calloc(1, sizeof *g);
+    lt_group *g = lt__calloc(1, sizeof *g, "for a group");
     if (!g) {
         transport->close(self);
-        lt_fail(LT_ENOMEM, "out of memory for a group");
         return NULL;
     }
-    *g = (lt_group){
-        .transport = transport, .self = self, .rank = rank, .size = size, .timeout = timeout};
+    *g = (lt_group){.transport = transport, .self = self, .rank = rank, .size = size};
     g->job = g;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->idle, NULL);
@@ -79,21 +75,21 @@ void lt_group_close(lt_group *g)
 
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
-double lt__group_timeout(const lt_group *g) { return g->timeout; }
+double lt__group_timeout(const lt_group *g) { return g->self->shm[0].timeout; }
 bool lt__group_has_processes(const lt_group *g) { return g->transport->has_processes; }
 void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }
 
-int lt_group_cpus(const lt_group *g)
+int lt_group_cpus(const lt_group *g) { return LT_MAX(g->job->self->cpus, 1); }
+int lt_group_local_rank(const lt_group *g) { return g->job->self->local_rank; }
+uint64_t lt_group_bytes(const lt_group *g) { return g->self->shm[0].bytes + g->self->shm[1].bytes; }
+
+lt_mail *lt__group_mail(lt_group *g)
 {
-    int cpus = g->transport->cpus(g->job->self);
-    return cpus > 1 ? cpus : 1;
+    lt_endpoint *job = g->job->self;
+    if (!job->mail)
+        job->mail = g->transport->open_mail(job);
+    return job->mail;
 }
-
-int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->job->self); }
-
-uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
-
-lt_mail *lt__group_mail(lt_group *g) { return g->transport->mail(g->job->self); }
 
 int lt__group_rank_in_job(const lt_group *g, int rank)
 {
@@ -153,9 +149,8 @@ static lt_status begin_work(lt_group *g)
 lt_status lt_group_start(lt_group *g, lt_status (*fn)(void *ud), void *ud)
 {
     LT_TRY(begin_work(g));
-    task *t = malloc(sizeof *t);
-    if (!t)
-        return lt_fail(LT_ENOMEM, "out of memory for a group");
+    task *t;
+    LT_TRY(LT_CALLOC(t, 1, "for a group"));
     *t = (task){fn, ud};
     pthread_mutex_lock(&g->lock);
     g->open++;
@@ -182,7 +177,7 @@ lt_status lt_group_wait(lt_group *g)
  * otherwise it takes the place of one. */
 static bool may_spin(const lt_group *g, bool beside)
 {
-    return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->job->self);
+    return g->threads > 0 && g->threads + beside <= g->job->self->cpus;
 }
 
 /* Before a collective, send or receive: the rank's thread waits for all started tasks; the
@@ -192,7 +187,7 @@ static lt_status take_turn(lt_group *g)
     bool behind = g->tasks && pthread_equal(pthread_self(), g->thread);
     if (g->tasks && !behind)
         LT_TRY(lt_group_wait(g));
-    g->transport->set_spin(g->self, may_spin(g, behind && !atomic_load(&g->awaited)));
+    g->self->shm[0].spin = may_spin(g, behind && !atomic_load(&g->awaited));
     return LT_OK;
 }
 
@@ -227,7 +222,7 @@ lt_status lt_group_allreduce(lt_group *g, const lt_sum *sum)
 {
     LT_TRY(check_sum(sum));
     LT_TRY(take_turn(g));
-    return g->transport->allreduce(g->self, sum);
+    return g->transport->allreduce(&g->self->shm[0], sum);
 }
 
 lt_status lt_group_allreduce_side(lt_group *g, const lt_sum *sum)
@@ -236,34 +231,35 @@ lt_status lt_group_allreduce_side(lt_group *g, const lt_sum *sum)
     pthread_mutex_lock(&g->lock);
     bool beside = g->open > 0; /* the background thread may be running, too */
     pthread_mutex_unlock(&g->lock);
-    return g->transport->allreduce_side(g->self, sum, may_spin(g, beside));
+    g->self->shm[1].spin = may_spin(g, beside);
+    return g->transport->allreduce(&g->self->shm[1], sum);
 }
 
 lt_status lt_group_broadcast(lt_group *g, const char *what, void *data, size_t bytes, int root)
 {
     LT_TRY(check_rank(g, "broadcast", root));
     LT_TRY(take_turn(g));
-    return g->transport->broadcast(g->self, what, data, bytes, root);
+    return g->transport->broadcast(&g->self->shm[0], what, data, bytes, root);
 }
 
 lt_status lt_group_barrier(lt_group *g, const char *what)
 {
     LT_TRY(take_turn(g));
-    return g->transport->barrier(g->self, what);
+    return g->transport->barrier(&g->self->shm[0], what);
 }
 
 lt_status lt_group_send(lt_group *g, int to, const void *data, size_t bytes)
 {
     LT_TRY(check_other(g, "send", to));
     LT_TRY(take_turn(g));
-    return g->transport->send(g->self, to, data, bytes);
+    return g->transport->send(&g->self->shm[0], to, data, bytes);
 }
 
 lt_status lt_group_receive(lt_group *g, int from, void *data, size_t bytes)
 {
     LT_TRY(check_other(g, "receive", from));
     LT_TRY(take_turn(g));
-    return g->transport->receive(g->self, from, data, bytes);
+    return g->transport->receive(&g->self->shm[0], from, data, bytes);
 }
 
 /* The length of the line at `at`, without its newline. */
@@ -274,7 +270,7 @@ static int line_bytes(const char *at) { return (int)strcspn(at, "\n"); }
 static int bytes_to_skip(const char *first, const char *own)
 {
     enum { SHOWN = 100, BEFORE = 20 };
-    int same = 0, bytes = line_bytes(first) < line_bytes(own) ? line_bytes(first) : line_bytes(own);
+    int same = 0, bytes = LT_MIN(line_bytes(first), line_bytes(own));
     while (same < bytes && first[same] == own[same])
         same++;
     return same > SHOWN ? same - BEFORE : 0;
@@ -296,18 +292,16 @@ static lt_status name_difference(const lt_group *g, const char *what, const char
     const char *dots = skip > 0 ? "..." : "";
     int first_bytes = line_bytes(first += skip), own_bytes = line_bytes(own += skip);
     return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank %d has '%s%.*s', rank %d has '%s%.*s'",
-                   what, lt__group_rank_in_job(g, 0), dots, first_bytes < MOST ? first_bytes : MOST,
-                   first, lt__group_rank_in_job(g, g->rank), dots,
-                   own_bytes < MOST ? own_bytes : MOST, own);
+                   what, lt__group_rank_in_job(g, 0), dots, LT_MIN(first_bytes, MOST), first,
+                   lt__group_rank_in_job(g, g->rank), dots, LT_MIN(own_bytes, MOST), own);
 }
 
 lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
 {
     size_t own = strlen(text) + 1, bytes = own;
     LT_TRY(lt_group_broadcast(g, what, &bytes, sizeof bytes, 0));
-    char *first = malloc(bytes);
-    if (!first)
-        return lt_fail(LT_ENOMEM, "out of memory for a comparison");
+    char *first;
+    LT_TRY(LT_CALLOC(first, bytes, "for a comparison"));
     if (g->rank == 0)
         memcpy(first, text, bytes);
     lt_status status = lt_group_broadcast(g, what, first, bytes, 0);
@@ -328,9 +322,8 @@ static bool is_near(double a, double b, double most)
 lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *numbers, int n,
                                    double tolerance)
 {
-    double *first = malloc(((size_t)n + 1) * sizeof *first), largest = 0;
-    if (!first)
-        return lt_fail(LT_ENOMEM, "out of memory for a comparison");
+    double *first, largest = 0;
+    LT_TRY(LT_CALLOC(first, n, "for a comparison"));
     memcpy(first, numbers, (size_t)n * sizeof *first);
     lt_status status = lt_group_broadcast(g, what, first, (size_t)n * sizeof *first, 0);
     int i = 0;
@@ -355,8 +348,7 @@ lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *
 
 static lt_status find_members(const lt_group *g, const int64_t *colors, lt_part *part)
 {
-    if (!(part->rank = malloc((size_t)g->size * sizeof *part->rank)))
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", g->size);
+    LT_TRY(LT_CALLOC(part->rank, g->size, "for %d ranks", g->size));
     for (int rank = 0; rank < g->size; rank++) {
         if (rank == g->rank)
             part->index = part->size;
@@ -370,7 +362,7 @@ static lt_status find_members(const lt_group *g, const int64_t *colors, lt_part 
  * ranks. */
 static lt_status make_part(lt_group *g, int color, int64_t *all, lt_part *part, lt_group **to)
 {
-    void *self;
+    lt_endpoint *self;
     lt_sum sum = {"the split of the ranks", all, g->size, LT_I64, LT_I64, 1};
     all[g->rank] = color;
     LT_TRY(lt_group_allreduce(g, &sum));
@@ -379,7 +371,7 @@ static lt_status make_part(lt_group *g, int color, int64_t *all, lt_part *part, 
     LT_TRY(g->transport->offer(g->self, part, &all[g->rank]));
     LT_TRY(lt_group_allreduce(g, &sum));
     LT_TRY(g->transport->join(g->self, part, all, &self));
-    if (!(*to = lt__group_new(g->transport, self, part->index, part->size, g->timeout)))
+    if (!(*to = lt__group_new(g->transport, self, part->index, part->size)))
         return lt_errcode();
     (*to)->job = g;
     (*to)->threads = g->threads;
@@ -394,9 +386,10 @@ lt_status lt__group_split(lt_group *g, int color, lt_group **to)
         return lt_fail(LT_EUSAGE, "a part of a group cannot be split");
     lt_part part = {0};
     lt_group *made = NULL;
-    int64_t *all = calloc((size_t)g->size, sizeof *all);
-    lt_status status = all ? make_part(g, color, all, &part, &made)
-                           : lt_fail(LT_ENOMEM, "out of memory for %d ranks", g->size);
+    int64_t *all;
+    lt_status status = LT_CALLOC(all, g->size, "for %d ranks", g->size);
+    if (status == LT_OK)
+        status = make_part(g, color, all, &part, &made);
     free(all);
     if (status != LT_OK)
         lt_group_fail(g);
@@ -463,7 +456,7 @@ lt_status lt_group_time_allreduce(lt_group *g, int64_t count, lt_dtype wire, boo
 
 /* ==== Failure ================================================================================= */
 
-static lt_shm *shm_of(const lt_group *g) { return g->transport->shm(g->job->self); }
+static lt_shm *shm_of(const lt_group *g) { return &g->job->self->shm[0]; }
 
 void lt__group_blame(lt_group *g, int rank)
 {
@@ -474,7 +467,28 @@ void lt_group_fail(lt_group *g) { lt__group_blame(g, g->job->rank); }
 
 bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text, size_t bytes)
 {
-    return g->transport->failure(g->job->self, rank, code, text, bytes);
+    lt_shm *shm = shm_of(g);
+    if (shm->poll) /* looks for failures of other nodes */
+        shm->poll(shm->ud);
+    return lt__shm_failure(shm, rank, code, text, bytes);
+}
+
+bool lt__group_has_failed(const lt_group *g)
+{
+    char text[8];
+    lt_status code;
+    int rank;
+    return lt_group_failure(g, &rank, &code, text, sizeof text);
+}
+
+lt_status lt__group_check(const lt_group *g)
+{
+    char text[512];
+    lt_status code;
+    int rank;
+    return lt_group_failure(g, &rank, &code, text, sizeof text)
+               ? lt_fail(LT_EPEER, "rank %d failed: %s", rank, text)
+               : LT_OK;
 }
 
 void lt__group_set_awaited(lt_group *g, int rank)

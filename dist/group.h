@@ -14,47 +14,45 @@ typedef struct lt_part {
     int index; /* index of this rank among them */
 } lt_part;
 
-/* The functions of a transport; see dist.h for what they do. self is its state for one rank. Only
- * one thread at a time calls them, with two exceptions. Any thread may call shm and failure. One
- * thread may call allreduce_side while another thread is in any other function. */
+/* The state of a rank in a transport begins with this. For a part, only shm is set: the group uses
+ * the other fields of the job. */
+typedef struct lt_endpoint {
+    lt_shm shm[LT_SHM_CHANNELS]; /* its view of the control block, for each channel */
+    lt_mail *mail;               /* NULL until lt__group_mail() opens it. Closed by the transport */
+    int cpus;                    /* CPUs of this rank; 0 if there are fewer CPUs than ranks */
+    int local_rank;              /* see lt_group_local_rank() */
+} lt_endpoint;
+
+/* The functions of a transport; see dist.h for what they do. shm is a channel of this rank's
+ * endpoint, and self the endpoint. Only one thread at a time calls them, with one exception:
+ * one thread may call allreduce in channel 1 while another thread is in any other function. Waits
+ * may spin if shm->spin is set. */
 typedef struct lt_transport {
-    const char *name;
     bool has_processes; /* ranks are processes, not threads */
-    lt_status (*allreduce)(void *self, const lt_sum *sum);
-    lt_status (*allreduce_side)(void *self, const lt_sum *sum, bool spin);
-    lt_status (*broadcast)(void *self, const char *what, void *data, size_t bytes, int root);
-    lt_status (*barrier)(void *self, const char *what);
-    lt_status (*send)(void *self, int to, const void *data, size_t bytes);
-    lt_status (*receive)(void *self, int from, void *data, size_t bytes);
-    lt_status (*add_as_tree)(void *self); /* NULL if it always sums as a tree */
-    uint64_t (*bytes)(const void *self);
-    /* memory in which the ranks of a job share failures, states, locations and waits; borrowed */
-    lt_shm *(*shm)(void *self);
-    bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
+    lt_status (*allreduce)(lt_shm *shm, const lt_sum *sum);
+    lt_status (*broadcast)(lt_shm *shm, const char *what, void *data, size_t bytes, int root);
+    lt_status (*barrier)(lt_shm *shm, const char *what);
+    lt_status (*send)(lt_shm *shm, int to, const void *data, size_t bytes);
+    lt_status (*receive)(lt_shm *shm, int from, void *data, size_t bytes);
+    lt_status (*add_as_tree)(void *self);         /* NULL if it always sums as a tree */
     bool (*has_left)(const void *self, int rank); /* see lt__group_has_left(); or NULL */
-    lt_mail *(*mail)(void *self);                 /* see lt__group_mail() */
+    lt_mail *(*open_mail)(void *self);            /* NULL if the mailbox is open from the start */
     bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI_Allreduce, for comparison in benchmarks; or NULL */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
-    /* The two steps of lt__group_split(); self is the transport of the job. offer() may set *handle
+    /* The two steps of lt__group_split(); self is the endpoint of the job. offer() may set *handle
      * to memory for the part. join() gets the handles of all ranks of the job and makes *of_part,
-     * the state of this rank in the part. part->rank is borrowed until that is closed. For a part,
-     * the group calls no function from `shm` to `mail`, and not cpus, local_rank or leave: it calls
-     * the functions of the job. */
+     * the endpoint in the part. part->rank is borrowed until that is closed. For a part, the group
+     * does not call has_left, open_mail and leave: it calls the functions of the job. */
     lt_status (*offer)(void *self, const lt_part *part, int64_t *handle);
-    lt_status (*join)(void *self, const lt_part *part, const int64_t *handles, void **of_part);
-    /* whether the next waits may spin; allreduce_side has its own parameter for this */
-    void (*set_spin)(void *self, bool spin);
-    int (*cpus)(const void *self); /* CPUs of this rank; 0 if there are fewer CPUs than ranks */
-    int (*local_rank)(const void *self);
+    lt_status (*join)(void *self, const lt_part *part, const int64_t *handles,
+                      lt_endpoint **of_part);
     lt_status (*leave)(void *self); /* or NULL */
     void (*close)(void *self);      /* leaves, and frees self */
 } lt_transport;
 
-/* Makes the group of this rank. timeout: seconds to wait for another rank. self is taken. New. NULL
- * with LT_ENOMEM. */
-lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
-                        double timeout);
+/* Makes the group of this rank. self is taken. New. NULL with LT_ENOMEM. */
+lt_group *lt__group_new(const lt_transport *transport, lt_endpoint *self, int rank, int size);
 double lt__group_timeout(const lt_group *group); /* seconds */
 /* Whether the process of another rank has left the group without a failure. Threads instead send
  * LT_MAIL_LOST. */
@@ -68,6 +66,10 @@ int lt__group_find_hung(const lt_group *group, int rank, char seen[LT_SEEN_BYTES
 /* Like lt_group_fail(), but names another rank of the job as the cause. */
 void lt__group_blame(lt_group *group, int rank);
 bool lt__group_has_processes(const lt_group *group); /* its ranks are processes, not threads */
+/* Whether lt_group_failure() returns a failure. */
+bool lt__group_has_failed(const lt_group *group);
+/* LT_OK if the job has not failed; otherwise LT_EPEER, and the message names the failed rank. */
+LT_MUST lt_status lt__group_check(const lt_group *group);
 
 /* Splits the group of a job into parts: the ranks with the same color form a group, in the order of
  * their ranks. A collective. *part is the group of this rank, new. Close it before `group`; after a

@@ -195,10 +195,9 @@ static int64_t place(int64_t n, int64_t a, int64_t b) { return a < b ? a * n + b
 static lt_status drop_half_connections(lt_ring *ring, lt_liveness *liveness)
 {
     int64_t n = liveness->n, own = ring->index;
-    int64_t *ends = calloc((size_t)(n * n), sizeof *ends);
+    int64_t *ends;
+    LT_TRY(LT_CALLOC(ends, n * n, "for %d nodes", liveness->n));
     lt_sum sum = {"the connections between nodes", ends, n * n, LT_I64, LT_I64, 1};
-    if (!ends)
-        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", liveness->n);
     for (int64_t i = 0; i < n; i++)
         ends[place(n, i, own)] = liveness->connection[i].fd >= 0;
     lt_status status = lt__ring_allreduce(ring, &sum);
@@ -228,22 +227,19 @@ lt_status lt__liveness_open(lt_ring *ring, lt_liveness **to)
 {
     size_t n = (size_t)ring->size;
     int listener = -1;
-    lt_liveness *liveness = calloc(1, sizeof *liveness + n * sizeof *liveness->connection);
-    offer *offers = calloc(n, sizeof *offers);
-    lt_status status = LT_OK;
-    if (!liveness || !offers) {
-        free(liveness);
-        free(offers);
-        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", ring->size);
+    offer *offers;
+    LT_TRY(LT_CALLOC(offers, n, "for %d nodes", ring->size));
+    *to = lt__calloc(1, sizeof **to + n * sizeof *(*to)->connection, "for %d nodes", ring->size);
+    lt_status status = *to ? LT_OK : LT_ENOMEM;
+    if (*to) {
+        (*to)->n = ring->size;
+        for (size_t i = 0; i < n; i++)
+            (*to)->connection[i].fd = -1;
+        status = open_all(ring, *to, offers, &listener);
     }
-    liveness->n = ring->size;
-    for (size_t i = 0; i < n; i++)
-        liveness->connection[i].fd = -1;
-    status = open_all(ring, liveness, offers, &listener);
     if (listener >= 0)
         close(listener);
     free(offers);
-    *to = liveness;
     return status;
 }
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/group.h"
 #include "dist/sum.h"
-#include "dist/shm.h"
 
 typedef struct shared { /* one for all ranks of the job, and one for each part */
     atomic_int refs;
@@ -17,63 +17,15 @@ typedef struct shared { /* one for all ranks of the job, and one for each part *
 } shared;
 
 typedef struct local { /* the state of one rank */
-    lt_shm shm, side;  /* one for each channel */
+    lt_endpoint at;
     shared *shared;
-    lt_mail *mail;
-    int cpus;
 } local;
 
-static lt_shm *shm_of(void *self) { return &((local *)self)->shm; }
-
-static lt_status allreduce(void *self, const lt_sum *sum)
-{
-    return lt__shm_allreduce(shm_of(self), sum);
-}
-
-static lt_status allreduce_side(void *self, const lt_sum *sum, bool spin)
-{
-    local *l = self;
-    l->side.spin = spin;
-    return lt__shm_allreduce(&l->side, sum);
-}
-
-static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
-{
-    return lt__shm_broadcast(shm_of(self), what, data, bytes, root);
-}
-
-static lt_status barrier(void *self, const char *what)
+static lt_status barrier(lt_shm *shm, const char *what)
 {
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BARRIER, what, 0);
-    return lt__shm_match(shm_of(self), &sig);
+    return lt__shm_match(shm, &sig);
 }
-
-static lt_status send(void *self, int to, const void *data, size_t bytes)
-{
-    return lt__shm_send(shm_of(self), to, data, bytes);
-}
-
-static lt_status receive(void *self, int from, void *data, size_t bytes)
-{
-    return lt__shm_receive(shm_of(self), from, data, bytes);
-}
-
-static uint64_t bytes_so_far(const void *self)
-{
-    const local *l = self;
-    return l->shm.bytes + l->side.bytes;
-}
-
-static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
-{
-    return lt__shm_failure(&((const local *)self)->shm, rank, code, text, bytes);
-}
-
-static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
-
-static int cpus(const void *self) { return ((const local *)self)->cpus; }
-
-static int local_rank(const void *self) { return ((const local *)self)->shm.rank; }
 
 static void release(shared *s)
 {
@@ -86,14 +38,12 @@ static void release(shared *s)
     free(s);
 }
 
-static lt_mail *mail(void *self) { return ((local *)self)->mail; }
-
 static void leave(void *self)
 {
     local *l = self;
-    if (!l->shm.job) { /* else it is a part */
-        lt__mail_close(l->mail, 0);
-        lt__shm_leave(&l->shm);
+    if (l->shared) { /* else it is a part */
+        lt__mail_close(l->at.mail, 0);
+        lt__shm_leave(&l->at.shm[0]);
         release(l->shared);
     }
     free(l);
@@ -105,8 +55,10 @@ static shared *shared_new(int size)
 {
     size_t bytes = (sizeof(shared) + lt__shm_control_bytes(size) + 127) & ~(size_t)127;
     shared *s = aligned_alloc(128, bytes);
-    if (!s)
+    if (!s) {
+        lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
         return NULL;
+    }
     memset(s, 0, bytes);
     atomic_init(&s->refs, 1);
     lt__shm_control_init((lt_shm_control *)s->control, size);
@@ -121,7 +73,7 @@ static lt_status offer(void *self, const lt_part *part, int64_t *handle)
         return LT_OK;
     shared *s = shared_new(part->size);
     if (!s)
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", part->size);
+        return LT_ENOMEM;
     s->next = atomic_load(&l->shared->parts);
     while (!atomic_compare_exchange_weak(&l->shared->parts, &s->next, s))
         ;
@@ -129,42 +81,37 @@ static lt_status offer(void *self, const lt_part *part, int64_t *handle)
     return LT_OK;
 }
 
-static lt_status join(void *self, const lt_part *part, const int64_t *handles, void **of_part)
+static void set_channels(local *l, lt_shm shm)
 {
-    const local *job = self;
-    local *l = calloc(1, sizeof *l);
-    if (!l)
-        return lt_fail(LT_ENOMEM, "out of memory for a part of the ranks");
-    l->shm = (lt_shm){.control = (lt_shm_control *)(intptr_t)handles[part->rank[0]],
-                      .job = job->shm.control,
-                      .rank = part->index,
-                      .size = part->size,
-                      .rank_of = part->rank,
-                      .slot_of = part->rank,
-                      .timeout = job->shm.timeout};
-    l->side = l->shm;
-    l->side.channel = 1;
-    *of_part = l;
+    l->at.shm[0] = l->at.shm[1] = shm;
+    l->at.shm[1].channel = 1;
+}
+
+static lt_status join(void *self, const lt_part *part, const int64_t *handles,
+                      lt_endpoint **of_part)
+{
+    const lt_shm *job = ((const lt_endpoint *)self)->shm;
+    local *l;
+    LT_TRY(LT_CALLOC(l, 1, "for a part of the ranks"));
+    set_channels(l, (lt_shm){.control = (lt_shm_control *)(intptr_t)handles[part->rank[0]],
+                             .job = job->control,
+                             .rank = part->index,
+                             .size = part->size,
+                             .rank_of = part->rank,
+                             .slot_of = part->rank,
+                             .timeout = job->timeout});
+    *of_part = &l->at;
     return LT_OK;
 }
 
 static const lt_transport transport = {
-    .name = "local",
-    .allreduce = allreduce,
-    .allreduce_side = allreduce_side,
-    .broadcast = broadcast,
+    .allreduce = lt__shm_allreduce,
+    .broadcast = lt__shm_broadcast,
     .barrier = barrier,
-    .send = send,
-    .receive = receive,
-    .bytes = bytes_so_far,
-    .shm = shm_of,
-    .failure = failure,
-    .mail = mail,
+    .send = lt__shm_send,
+    .receive = lt__shm_receive,
     .offer = offer,
     .join = join,
-    .set_spin = set_spin,
-    .cpus = cpus,
-    .local_rank = local_rank,
     .close = leave,
 };
 
@@ -173,22 +120,18 @@ static const lt_transport transport = {
 /* box is taken. */
 static lt_group *member(shared *s, lt_mail *box, int rank, int size, const lt_group_config *config)
 {
-    local *l = calloc(1, sizeof *l);
+    local *l = lt__calloc(1, sizeof *l, "for %d ranks", size);
     if (!l) {
         lt__mail_close(box, 0);
         return NULL;
     }
-    l->mail = box;
-    l->cpus = lt_cpu_count() / size;
     atomic_fetch_add(&s->refs, 1);
-    l->shared = s;
-    l->shm = (lt_shm){.control = (lt_shm_control *)s->control,
-                      .rank = rank,
-                      .size = size,
-                      .timeout = lt_group_timeout(config)};
-    l->side = l->shm;
-    l->side.channel = 1;
-    return lt__group_new(&transport, l, rank, size, l->shm.timeout);
+    *l = (local){{.mail = box, .cpus = lt_cpu_count() / size, .local_rank = rank}, s};
+    set_channels(l, (lt_shm){.control = (lt_shm_control *)s->control,
+                             .rank = rank,
+                             .size = size,
+                             .timeout = lt_group_timeout(config)});
+    return lt__group_new(&transport, &l->at, rank, size);
 }
 
 lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
@@ -199,11 +142,11 @@ lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
     lt_mail *box[LT_MAX_SUMMANDS];
     LT_TRY(lt__mail_open_local(n, box));
     shared *s = shared_new(n);
-    lt_status status = s ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
+    lt_status status = s ? LT_OK : LT_ENOMEM;
     int made = 0, taken = 0;
     while (status == LT_OK && made < n) {
         group[made] = member(s, box[taken++], made, n, config ? config : &defaults);
-        status = group[made] ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
+        status = group[made] ? LT_OK : LT_ENOMEM;
         made += status == LT_OK;
     }
     while (taken < n)

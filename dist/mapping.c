@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/tensor.h"
 #include "dist/mapping.h"
 
 #define NAME "luatrain"
@@ -39,11 +40,9 @@ struct lt_mappings {
 
 lt_mappings *lt__mappings_new(void)
 {
-    lt_mappings *mappings = calloc(1, sizeof *mappings);
-    if (!mappings) {
-        lt_fail(LT_ENOMEM, "out of memory for shared memory");
+    lt_mappings *mappings = lt__calloc(1, sizeof *mappings, "for shared memory");
+    if (!mappings)
         return NULL;
-    }
     atomic_init(&mappings->refs, 1);
     pthread_mutex_init(&mappings->lock, NULL);
     return mappings;

@@ -6,20 +6,19 @@
  */
 #include <stdlib.h>
 
+#include "core/tensor.h"
 #include "dist/mpi_transport.h"
 
 /* ==== The control block ======================================================================= */
 
 static lt_status keep_offered(mpi_transport *job, void *mapping)
 {
-    void **more = realloc(job->offered, ((size_t)job->n_offered + 1) * sizeof *more);
-    if (!more) {
+    lt_status status = LT_RESIZE(job->offered, job->n_offered + 1, "for a part of the ranks");
+    if (status == LT_OK)
+        job->offered[job->n_offered++] = mapping;
+    else
         lt__mapping_free(job->mappings, mapping);
-        return lt_fail(LT_ENOMEM, "out of memory for a part of the ranks");
-    }
-    job->offered = more;
-    job->offered[job->n_offered++] = mapping;
-    return LT_OK;
+    return status;
 }
 
 /* Sets *n to the number of the part's ranks on this node. Returns the first of them. */
@@ -65,9 +64,9 @@ static lt_status join_shm(mpi_transport *c, const int64_t *handles)
 {
     const mpi_transport *job = c->job;
     int first = c->nodes.rank_of[0];
-    lt_shm *shm = &c->shm;
-    *shm = job->shm; /* for the callbacks */
-    shm->job = job->shm.control;
+    lt_shm *shm = &c->at.shm[0];
+    *shm = job->at.shm[0]; /* for the callbacks */
+    shm->job = job->at.shm[0].control;
     shm->size = c->nodes.n_here;
     shm->rank_of = c->nodes.rank_of;
     shm->slot_of = c->slot_of;
@@ -98,37 +97,38 @@ static lt_status join_ring(mpi_transport *c)
 {
     const mpi_transport *job = c->job;
     int base = LT_NET_PARTS + LT_NET_OF_GROUP * job->splits;
-    c->ring = (lt_ring){.net = &job->net,
-                        .rank = c->nodes.first,
-                        .index = c->nodes.own,
-                        .size = c->nodes.n,
-                        .channel = base + LT_NET_DATA,
-                        .base = base,
-                        .timeout = job->ring.timeout,
-                        .check = job->ring.check,
-                        .ud = c};
-    return lt__ring_open(&c->ring);
+    c->ring[0] = (lt_ring){.net = &job->net,
+                           .rank = c->nodes.first,
+                           .index = c->nodes.own,
+                           .size = c->nodes.n,
+                           .channel = base + LT_NET_DATA,
+                           .base = base,
+                           .timeout = job->ring[0].timeout,
+                           .check = job->ring[0].check,
+                           .ud = c};
+    return lt__ring_open(&c->ring[0]);
 }
 
 lt_status lt__mpi_open_side(mpi_transport *c)
 {
-    c->shm_side = c->shm;
-    c->shm_side.channel = 1;
-    c->shm_side.collectives = 0;
-    if (c->shm.staging &&
-        !(c->shm_side.staging = lt__mapping_new(c->mappings, c->shm.staging_bytes)))
+    lt_shm *shm = c->at.shm, *side = shm + 1;
+    lt_ring *ring = c->ring;
+    *side = *shm;
+    side->channel = 1;
+    side->collectives = 0;
+    if (shm->staging && !(side->staging = lt__mapping_new(c->mappings, shm->staging_bytes)))
         return LT_ENOMEM;
-    c->ring_side = c->ring;
-    c->ring_side.channel = c->ring.base + LT_NET_SIDE;
-    c->ring_side.slots = NULL;
-    return c->shm.rank == 0 && c->nodes.n > 1 ? lt__ring_open(&c->ring_side) : LT_OK;
+    ring[1] = ring[0];
+    ring[1].channel = ring->base + LT_NET_SIDE;
+    ring[1].slots = NULL;
+    ring[1].bytes = 0;
+    return shm->rank == 0 && c->nodes.n > 1 ? lt__ring_open(&ring[1]) : LT_OK;
 }
 
 static lt_status begin(mpi_transport *c, const lt_part *part, const int64_t *handles)
 {
     const lt_net *net = &c->net;
-    if (!(c->slot_of = calloc((size_t)part->size, sizeof *c->slot_of)))
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", part->size);
+    LT_TRY(LT_CALLOC(c->slot_of, part->size, "for %d ranks", part->size));
     LT_TRY(
         lt__nodes_select(&c->nodes, &c->job->nodes, part->rank, part->size, net->size, net->rank));
     LT_TRY(join_shm(c, handles));
@@ -138,12 +138,11 @@ static lt_status begin(mpi_transport *c, const lt_part *part, const int64_t *han
 
 void lt__mpi_close_channels(mpi_transport *c)
 {
-    lt__ring_close(&c->ring);
-    lt__ring_close(&c->ring_side);
-    if (c->shm.staging)
-        lt__mapping_free(c->mappings, c->shm.staging);
-    if (c->shm_side.staging)
-        lt__mapping_free(c->mappings, c->shm_side.staging);
+    for (int i = 0; i < LT_SHM_CHANNELS; i++) {
+        lt__ring_close(&c->ring[i]);
+        if (c->at.shm[i].staging)
+            lt__mapping_free(c->mappings, c->at.shm[i].staging);
+    }
 }
 
 static void free_part(mpi_transport *c)
@@ -154,11 +153,11 @@ static void free_part(mpi_transport *c)
     free(c);
 }
 
-lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, void **of_part)
+lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles,
+                       lt_endpoint **of_part)
 {
-    mpi_transport *job = self, *c = calloc(1, sizeof *c);
-    if (!c)
-        return lt_fail(LT_ENOMEM, "out of memory for a part of the ranks");
+    mpi_transport *job = self, *c;
+    LT_TRY(LT_CALLOC(c, 1, "for a part of the ranks"));
     c->job = job;
     c->member = part->rank;
     c->size = part->size;
@@ -169,7 +168,7 @@ lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, 
     lt_status status = begin(c, part, handles);
     job->splits++;
     if (status == LT_OK)
-        *of_part = c;
+        *of_part = &c->at;
     else
         free_part(c);
     return status;
@@ -178,6 +177,6 @@ lt_status lt__mpi_join(void *self, const lt_part *part, const int64_t *handles, 
 /* After a failure, requests may be pending that point into the part, so it is not freed. */
 void lt__mpi_close_part(mpi_transport *c)
 {
-    if (!lt__shm_has_failed(&c->shm))
+    if (!lt__shm_has_failed(&c->at.shm[0]))
         free_part(c);
 }

@@ -35,7 +35,7 @@ static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
 
 /* ==== Failure ================================================================================= */
 
-static bool is_first(const mpi_transport *c) { return c->shm.rank == 0; }
+static bool is_first(const mpi_transport *c) { return c->at.shm[0].rank == 0; }
 static int previous(const lt_nodes *nodes) { return (nodes->own + nodes->n - 1) % nodes->n; }
 
 /* Records the loss of the first rank of a node as the failure of the job. */
@@ -47,7 +47,7 @@ static void report_lost_node(mpi_transport *c, int node)
     pthread_mutex_lock(&c->lock);
     snprintf(text, sizeof text, "rank %d was lost%s", rank, is_before ? c->before : "");
     pthread_mutex_unlock(&c->lock);
-    lt__shm_fail(&c->shm, rank, LT_EPEER, text);
+    lt__shm_fail(&c->at.shm[0], rank, LT_EPEER, text);
 }
 
 /* Returns whether a connection is lost, even if that is too recent to report it. */
@@ -70,28 +70,23 @@ static void check_nodes(mpi_transport *c)
     if (report_lost_nodes(c))
         return;
     lt__notices_receive(c->notices);
-    if (lt__shm_has_failed(&c->shm))
+    if (lt__shm_has_failed(&c->at.shm[0]))
         lt__notices_send(c->notices);
-}
-
-static int channel_of(const mpi_transport *c, const lt_ring *ring)
-{
-    return ring == &c->ring_side ? c->shm_side.channel : c->shm.channel;
 }
 
 /* The ring calls this while it waits for a rank of another node. */
 static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
 {
     mpi_transport *c = ((mpi_transport *)ud)->job;
-    if (c->shm.control) { /* NULL while the transport opens */
+    if (c->at.shm[0].control) { /* NULL while the transport opens */
         lt__notices_receive(c->notices);
         report_lost_nodes(c);
-        lt__shm_check_liveness(&c->shm);
-        LT_TRY(lt__shm_check(&c->shm));
+        lt__shm_check_liveness(&c->at.shm[0]);
+        LT_TRY(lt__shm_check(&c->at.shm[0]));
     }
     if (c->nodes.n == 0) /* likewise */
         return LT_OK;
-    lt__shm_set_awaited(&c->shm, channel_of(ud, ring), rank);
+    lt__shm_set_awaited(&c->at.shm[0], (int)(ring - ((mpi_transport *)ud)->ring), rank);
     if (lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d exited while rank %d was waiting for it in %s%s", rank,
                        c->net.rank, what, lt__ring_last_seen(ring, rank));
@@ -105,18 +100,32 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
 static void look_around(void *ud)
 {
     mpi_transport *c = ud;
-    lt__shm_check_liveness(&c->shm);
+    lt__shm_check_liveness(&c->at.shm[0]);
     check_nodes(c);
 }
 
-/* After an operation between nodes: passes a failure on to this node and to all others. */
-static lt_status share_failure(mpi_transport *c, const lt_ring *ring, lt_status status)
+/* The state of the rank whose channel this is. */
+static mpi_transport *transport_of(lt_shm *shm) { return (mpi_transport *)(shm - shm->channel); }
+
+/* The ring of the same channel. */
+static lt_ring *ring_of(lt_shm *shm)
 {
+    lt_ring *ring = &transport_of(shm)->ring[shm->channel];
+    ring->spin = shm->spin;
+    return ring;
+}
+
+/* After an operation between nodes: passes a failure on to this node and to all others. */
+static lt_status share_failure(lt_shm *shm, lt_status status)
+{
+    lt_ring *ring = ring_of(shm);
+    shm->bytes += ring->bytes;
+    ring->bytes = 0;
     if (status != LT_OK) {
-        lt__shm_fail(&c->shm, ring->missing, status, lt_errmsg());
-        lt__notices_send(c->notices);
+        lt__shm_fail(shm, ring->missing, status, lt_errmsg());
+        lt__notices_send(transport_of(shm)->notices);
     } else {
-        lt__shm_set_awaited(&c->shm, channel_of(c, ring), -1);
+        lt__shm_set_awaited(shm, shm->channel, -1);
     }
     return status;
 }
@@ -135,7 +144,7 @@ static lt_status pass_failure(mpi_transport *c, lt_status status)
 static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
 {
     ring->grace = GRACE_SECONDS;
-    lt__shm_last_seen(&c->shm, c->net.rank, ring->seen);
+    lt__shm_last_seen(&c->at.shm[0], c->net.rank, ring->seen);
     LT_TRY(lt__ring_match(ring, sig));
     mpi_transport *job = c->job;
     if (c->nodes.first[previous(&c->nodes)] != job->nodes.first[previous(&job->nodes)])
@@ -153,43 +162,32 @@ static lt_status sum_between(mpi_transport *c, lt_ring *ring, const lt_sum *sum)
     return lt__ring_allreduce(ring, sum);
 }
 
-static lt_status sum_in(mpi_transport *c, lt_shm *shm, lt_ring *ring, const lt_sum *sum)
+static lt_status allreduce(lt_shm *shm, const lt_sum *sum)
 {
+    mpi_transport *c = transport_of(shm);
     shm->grace = 0;
     LT_TRY(pass_failure(c, lt__shm_allreduce(shm, sum)));
     if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
-        LT_TRY(share_failure(c, ring, sum_between(c, ring, sum)));
+        LT_TRY(share_failure(shm, sum_between(c, ring_of(shm), sum)));
     shm->grace = 2 * GRACE_SECONDS;
     return pass_failure(c, lt__shm_broadcast(shm, sum->what, sum->data,
                                              (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
 }
 
-static lt_status allreduce(void *self, const lt_sum *sum)
+static lt_status broadcast_between(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig,
+                                   void *data)
 {
-    mpi_transport *c = self;
-    return sum_in(c, &c->shm, &c->ring, sum);
-}
-
-static lt_status allreduce_side(void *self, const lt_sum *sum, bool spin)
-{
-    mpi_transport *c = self;
-    c->shm_side.spin = c->ring_side.spin = spin;
-    return sum_in(c, &c->shm_side, &c->ring_side, sum);
-}
-
-static lt_status broadcast_between(mpi_transport *c, const lt_coll_sig *sig, void *data)
-{
-    LT_TRY(match(c, &c->ring, sig));
-    return lt__ring_broadcast(&c->ring, sig->what, data, (size_t)sig->count,
+    LT_TRY(match(c, ring, sig));
+    return lt__ring_broadcast(ring, sig->what, data, (size_t)sig->count,
                               lt__node_of(&c->nodes, sig->root));
 }
 
 static int slot_of(const mpi_transport *c, int rank)
 {
     int slot = 0;
-    while (slot < c->shm.size && c->nodes.rank_of[slot] != rank)
+    while (slot < c->at.shm[0].size && c->nodes.rank_of[slot] != rank)
         slot++;
     return slot;
 }
@@ -198,60 +196,60 @@ static int slot_of(const mpi_transport *c, int rank)
 static int in_job(const mpi_transport *c, int rank) { return c->member ? c->member[rank] : rank; }
 
 /* Broadcasts within the node of the root, then between the nodes, then within the other nodes. */
-static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
+static lt_status broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root)
 {
-    mpi_transport *c = self;
+    mpi_transport *c = transport_of(shm);
     root = in_job(c, root);
     bool is_here = c->nodes.first_of[root] == c->nodes.first_of[c->net.rank];
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
     sig.root = root;
-    c->shm.grace = 0;
-    LT_TRY(pass_failure(c, is_here ? lt__shm_broadcast(&c->shm, what, data, bytes, slot_of(c, root))
-                                   : lt__shm_match(&c->shm, &sig)));
+    shm->grace = 0;
+    LT_TRY(pass_failure(c, is_here ? lt__shm_broadcast(shm, what, data, bytes, slot_of(c, root))
+                                   : lt__shm_match(shm, &sig)));
     if (is_first(c) && c->nodes.n > 1)
-        LT_TRY(share_failure(c, &c->ring, broadcast_between(c, &sig, data)));
-    c->shm.grace = 2 * GRACE_SECONDS;
-    return is_here ? LT_OK : pass_failure(c, lt__shm_broadcast(&c->shm, what, data, bytes, 0));
+        LT_TRY(share_failure(shm, broadcast_between(c, ring_of(shm), &sig, data)));
+    shm->grace = 2 * GRACE_SECONDS;
+    return is_here ? LT_OK : pass_failure(c, lt__shm_broadcast(shm, what, data, bytes, 0));
 }
 
-static lt_status barrier_between(mpi_transport *c, const lt_coll_sig *sig)
+static lt_status barrier_between(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
 {
     int64_t nothing = 0;
     lt_sum sum = {sig->what, &nothing, 1, LT_I64, LT_I64, 1};
-    LT_TRY(match(c, &c->ring, sig));
-    return lt__ring_allreduce(&c->ring, &sum);
+    LT_TRY(match(c, ring, sig));
+    return lt__ring_allreduce(ring, &sum);
 }
 
-static lt_status barrier(void *self, const char *what)
+static lt_status barrier(lt_shm *shm, const char *what)
 {
-    mpi_transport *c = self;
+    mpi_transport *c = transport_of(shm);
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BARRIER, what, 0);
-    c->shm.grace = 0;
-    LT_TRY(pass_failure(c, lt__shm_match(&c->shm, &sig)));
+    shm->grace = 0;
+    LT_TRY(pass_failure(c, lt__shm_match(shm, &sig)));
     if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
-        LT_TRY(share_failure(c, &c->ring, barrier_between(c, &sig)));
-    c->shm.grace = 2 * GRACE_SECONDS;
-    return pass_failure(c, lt__shm_match(&c->shm, &sig));
+        LT_TRY(share_failure(shm, barrier_between(c, ring_of(shm), &sig)));
+    shm->grace = 2 * GRACE_SECONDS;
+    return pass_failure(c, lt__shm_match(shm, &sig));
 }
 
-static lt_status send(void *self, int to, const void *data, size_t bytes)
+static lt_status send(lt_shm *shm, int to, const void *data, size_t bytes)
 {
-    mpi_transport *c = self;
+    mpi_transport *c = transport_of(shm);
     int slot = slot_of(c, to = in_job(c, to));
-    if (slot < c->shm.size)
-        return pass_failure(c, lt__shm_send(&c->shm, slot, data, bytes));
-    return share_failure(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
+    if (slot < shm->size)
+        return pass_failure(c, lt__shm_send(shm, slot, data, bytes));
+    return share_failure(shm, lt__ring_send(ring_of(shm), to, data, bytes));
 }
 
-static lt_status receive(void *self, int from, void *data, size_t bytes)
+static lt_status receive(lt_shm *shm, int from, void *data, size_t bytes)
 {
-    mpi_transport *c = self;
+    mpi_transport *c = transport_of(shm);
     int slot = slot_of(c, from = in_job(c, from));
-    if (slot < c->shm.size)
-        return pass_failure(c, lt__shm_receive(&c->shm, slot, data, bytes));
-    return share_failure(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
+    if (slot < shm->size)
+        return pass_failure(c, lt__shm_receive(shm, slot, data, bytes));
+    return share_failure(shm, lt__ring_receive(ring_of(shm), from, data, bytes));
 }
 
 static lt_status add_as_tree(void *self)
@@ -264,7 +262,7 @@ static lt_status add_as_tree(void *self)
                 LT_EUSAGE,
                 "vranks requires the same number of consecutive ranks on each machine, as with -H "
                 "one:2,other:2");
-    c->ring.tree = c->ring_side.tree = true;
+    c->ring[0].tree = c->ring[1].tree = true;
     return LT_OK;
 }
 
@@ -274,69 +272,37 @@ static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t 
     if (!c->net.sum)
         return lt_fail(LT_EENV, "%s has no allreduce of its own", c->net.name);
     if (c->net.sum(c->net.self, from, to, count) != 0)
-        return share_failure(c, &c->ring,
+        return share_failure(&c->at.shm[0],
                              lt_fail(LT_EPEER, "the allreduce of %s failed", c->net.name));
     return LT_OK;
 }
 
 /* ==== The rest of a transport ================================================================= */
 
-static uint64_t bytes_so_far(const void *self)
-{
-    const mpi_transport *c = self;
-    return c->shm.bytes + c->ring.bytes + c->shm_side.bytes + c->ring_side.bytes;
-}
-
-static lt_shm *shm_of(void *self) { return &((mpi_transport *)self)->shm; }
-
-static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
-{
-    mpi_transport *c = (mpi_transport *)
-        self; /* const for the caller: checking the other ranks changes nothing that it sees */
-    look_around(c);
-    return lt__shm_failure(&c->shm, rank, code, text, bytes);
-}
-
 static bool rank_has_left(const void *self, int rank)
 {
     const mpi_transport *c = self;
-    return lt__shm_rank_has_left(&c->shm, rank) ||
+    return lt__shm_rank_has_left(&c->at.shm[0], rank) ||
            lt__notices_has_left(&c->nodes, lt__node_of(&c->nodes, rank));
 }
+
+static lt_mail *open_mail(void *self) { return lt__mail_open_net(&((mpi_transport *)self)->net); }
 
 static void free_mapping(void *ud, void *data) { lt__mapping_free(ud, data); }
 
 static bool alloc_shared(void *self, size_t bytes, lt_external_memory *memory)
 {
     mpi_transport *c = self;
-    void *data = c->shm.size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
+    void *data = c->at.shm[0].size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
     *memory = (lt_external_memory){data, free_mapping, c->mappings};
     return data != NULL;
-}
-
-static void set_spin(void *self, bool spin)
-{
-    mpi_transport *c = self;
-    c->shm.spin = c->ring.spin = spin;
-}
-
-static int cpus(const void *self) { return ((const mpi_transport *)self)->cpus; }
-
-/* Not the slot: if the ranks of a machine cannot share memory, each is a node of its own. */
-static int local_rank(const void *self)
-{
-    const lt_net *w = &((const mpi_transport *)self)->net;
-    int i = 0;
-    while (w->node[i] != w->rank)
-        i++;
-    return i;
 }
 
 /* ==== Leave and close ========================================================================= */
 
 static void free_transport(mpi_transport *c)
 {
-    for (int slot = 0; c->pidfd && slot < c->shm.size; slot++)
+    for (int slot = 0; c->pidfd && slot < c->at.shm[0].size; slot++)
         if (c->pidfd[slot] >= 0)
             close(c->pidfd[slot]);
     lt__mpi_close_channels(c);
@@ -361,12 +327,12 @@ static void tell(const lt_group_config *config, const char *call)
 static lt_status leave(void *self)
 {
     mpi_transport *c = self;
-    lt__shm_leave(&c->shm);
-    while (!lt__shm_has_failed(&c->shm) && !lt__shm_has_left(&c->shm)) {
+    lt__shm_leave(&c->at.shm[0]);
+    while (!lt__shm_has_failed(&c->at.shm[0]) && !lt__shm_has_left(&c->at.shm[0])) {
         nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
         look_around(c);
     }
-    return lt__shm_check(&c->shm);
+    return lt__shm_check(&c->at.shm[0]);
 }
 
 /* After a failure, requests may be pending that point into the transport, so it is not freed. The
@@ -380,46 +346,30 @@ static void close_transport(void *self)
         return;
     }
     bool failed = leave(c) != LT_OK;
-    lt__mail_close(c->mail, failed ? 0 : 1);
-    if (!lt__notices_finish(c->notices, c->shm.timeout) || failed)
+    lt__mail_close(c->at.mail, failed ? 0 : 1);
+    if (!lt__notices_finish(c->notices, c->at.shm[0].timeout) || failed)
         return;
     tell(&c->config, "MPI_Finalize");
     c->net.close(c->net.self);
-    lt__mail_free_net(c->mail);
+    lt__mail_free_net(c->at.mail);
     tell(&c->config, NULL);
     free_transport(c);
 }
 
-static lt_mail *mail(void *self)
-{
-    mpi_transport *c = self;
-    if (!c->mail)
-        c->mail = lt__mail_open_net(&c->net);
-    return c->mail;
-}
-
 static const lt_transport transport = {
-    .name = "mpi",
     .has_processes = true,
     .allreduce = allreduce,
-    .allreduce_side = allreduce_side,
     .broadcast = broadcast,
     .barrier = barrier,
     .send = send,
     .receive = receive,
     .add_as_tree = add_as_tree,
-    .bytes = bytes_so_far,
-    .shm = shm_of,
-    .failure = failure,
     .has_left = rank_has_left,
-    .mail = mail,
+    .open_mail = open_mail,
     .alloc_shared = alloc_shared,
     .mpi_allreduce = mpi_allreduce,
     .offer = lt__mpi_offer,
     .join = lt__mpi_join,
-    .set_spin = set_spin,
-    .cpus = cpus,
-    .local_rank = local_rank,
     .leave = leave,
     .close = close_transport,
 };
@@ -448,36 +398,36 @@ static bool is_alive(void *ud, int slot)
 
 static lt_status join_shm(mpi_transport *c)
 {
-    c->shm = (lt_shm){.control = c->nodes.control,
-                      .size = c->nodes.n_here,
-                      .rank_of = c->nodes.rank_of,
-                      .timeout = c->ring.timeout,
-                      .poll = look_around,
-                      .ud = c};
-    while (c->nodes.rank_of[c->shm.rank] != c->net.rank)
-        c->shm.rank++;
-    if (c->shm.size == 1) /* no other rank reads its data */
+    c->at.shm[0] = (lt_shm){.control = c->nodes.control,
+                            .size = c->nodes.n_here,
+                            .rank_of = c->nodes.rank_of,
+                            .timeout = c->ring[0].timeout,
+                            .poll = look_around,
+                            .ud = c};
+    while (c->nodes.rank_of[c->at.shm[0].rank] != c->net.rank)
+        c->at.shm[0].rank++;
+    if (c->at.shm[0].size == 1) /* no other rank reads its data */
         return LT_OK;
-    c->shm.handle_of = handle_of;
-    c->shm.map = map_handle;
-    c->shm.is_alive = is_alive;
-    c->shm.staging_bytes = STAGING_BYTES;
-    c->shm.staging = lt__mapping_new(c->mappings, STAGING_BYTES);
-    for (int slot = 0; slot < c->shm.size; slot++)
+    c->at.shm[0].handle_of = handle_of;
+    c->at.shm[0].map = map_handle;
+    c->at.shm[0].is_alive = is_alive;
+    c->at.shm[0].staging_bytes = STAGING_BYTES;
+    c->at.shm[0].staging = lt__mapping_new(c->mappings, STAGING_BYTES);
+    for (int slot = 0; slot < c->at.shm[0].size; slot++)
         c->pidfd[slot] = (int)syscall(SYS_pidfd_open, c->nodes.pid[slot], 0);
-    return c->shm.staging ? LT_OK : LT_ENOMEM;
+    return c->at.shm[0].staging ? LT_OK : LT_ENOMEM;
 }
 
 /* The first ranks of all nodes form a ring and open liveness and notices. */
 static lt_status join_ring(mpi_transport *c)
 {
-    c->ring.rank = c->nodes.first;
-    c->ring.size = c->nodes.n;
-    c->ring.index = c->nodes.own;
+    c->ring[0].rank = c->nodes.first;
+    c->ring[0].size = c->nodes.n;
+    c->ring[0].index = c->nodes.own;
     if (!is_first(c) || c->nodes.n == 1)
         return LT_OK;
-    LT_TRY(lt__liveness_open(&c->ring, &c->liveness));
-    c->notices = lt__notices_open(&c->net, &c->shm, &c->nodes, c->liveness);
+    LT_TRY(lt__liveness_open(&c->ring[0], &c->liveness));
+    c->notices = lt__notices_open(&c->net, &c->at.shm[0], &c->nodes, c->liveness);
     return c->notices ? LT_OK : lt_errcode();
 }
 
@@ -492,12 +442,12 @@ static lt_status count_cpus(mpi_transport *c)
         CPU_ZERO(&mine);
     for (int i = 0; i < CPU_SETSIZE; i++)
         users[i] = CPU_ISSET(i, &mine) != 0;
-    LT_TRY(lt__shm_allreduce(&c->shm, &sum));
+    LT_TRY(lt__shm_allreduce(&c->at.shm[0], &sum));
     for (int i = 0; i < CPU_SETSIZE; i++)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
     if (lt_cpu_count() < CPU_COUNT(&mine)) /* the ranks here share a quota */
         all = fmin(all, (double)lt_cpu_count() / c->net.n_node);
-    c->cpus = (int)(all + 1e-6);
+    c->at.cpus = (int)(all + 1e-6);
     return LT_OK;
 }
 
@@ -507,22 +457,25 @@ static lt_status begin(mpi_transport *c)
     if (c->net.n_node > LT_MAX_SUMMANDS)
         return lt_fail(LT_EUSAGE, "a node must have 1 to %d ranks, not %d", LT_MAX_SUMMANDS,
                        c->net.n_node);
-    c->ring = (lt_ring){.net = &c->net,
-                        .channel = LT_NET_DATA,
-                        .timeout = lt_group_timeout(&c->config),
-                        .check = check_peer,
-                        .ud = c};
-    LT_TRY(lt__ring_open(&c->ring));
-    c->pidfd = malloc(size * sizeof *c->pidfd);
-    c->mappings = lt__mappings_new();
-    if (!c->pidfd || !c->mappings)
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->net.size);
+    c->ring[0] = (lt_ring){.net = &c->net,
+                           .channel = LT_NET_DATA,
+                           .timeout = lt_group_timeout(&c->config),
+                           .check = check_peer,
+                           .ud = c};
+    LT_TRY(lt__ring_open(&c->ring[0]));
+    LT_TRY(LT_CALLOC(c->pidfd, size, "for %d ranks", c->net.size));
+    if (!(c->mappings = lt__mappings_new()))
+        return LT_ENOMEM;
     memset(c->pidfd, -1, size * sizeof *c->pidfd);
-    LT_TRY(lt__nodes_share_memory(&c->nodes, &c->ring, c->mappings));
+    LT_TRY(lt__nodes_share_memory(&c->nodes, &c->ring[0], c->mappings));
     LT_TRY(join_shm(c));
-    LT_TRY(lt__nodes_find(&c->nodes, &c->ring));
+    LT_TRY(lt__nodes_find(&c->nodes, &c->ring[0]));
     LT_TRY(join_ring(c));
     LT_TRY(lt__mpi_open_side(c));
+    c->at.shm[0].bytes = c->ring[0].bytes;
+    c->ring[0].bytes = 0;
+    while (c->net.node[c->at.local_rank] != c->net.rank)
+        c->at.local_rank++;
     return count_cpus(c);
 }
 
@@ -531,19 +484,18 @@ static lt_status report_open_failure(mpi_transport *c, lt_status status)
 {
     char text[1024];
     int rank;
-    if (!c->shm.control)
+    if (!c->at.shm[0].control)
         return status;
-    lt__shm_fail(&c->shm, c->net.rank, status, lt_errmsg());
-    lt__shm_failure(&c->shm, &rank, &status, text, sizeof text);
+    lt__shm_fail(&c->at.shm[0], c->net.rank, status, lt_errmsg());
+    lt__shm_failure(&c->at.shm[0], &rank, &status, text, sizeof text);
     return lt_fail(status, "%s", text);
 }
 
 /* If opening fails, nothing is freed, as after any other failure: see close_transport(). */
 lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group)
 {
-    mpi_transport *c = calloc(1, sizeof *c);
-    if (!c)
-        return lt_fail(LT_ENOMEM, "out of memory for a group");
+    mpi_transport *c;
+    LT_TRY(LT_CALLOC(c, 1, "for a group"));
     c->job = c;
     c->net = *net;
     c->size = net->size;
@@ -552,7 +504,7 @@ lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt
     lt_status status = begin(c);
     if (status != LT_OK)
         return report_open_failure(c, status);
-    *group = lt__group_new(&transport, c, net->rank, net->size, c->shm.timeout);
+    *group = lt__group_new(&transport, &c->at, net->rank, net->size);
     return *group ? LT_OK : LT_ENOMEM;
 }
 

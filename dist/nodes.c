@@ -15,14 +15,10 @@ enum { MARK_BYTES = 128 };
 
 static lt_status allocate(lt_nodes *nodes, int size)
 {
-    size_t n = (size_t)size;
-    nodes->rank_of = calloc(n, sizeof *nodes->rank_of);
-    nodes->pid = calloc(n, sizeof *nodes->pid);
-    nodes->first_of = calloc(n, sizeof *nodes->first_of);
-    nodes->first = calloc(n, sizeof *nodes->first);
-    if (!nodes->rank_of || !nodes->pid || !nodes->first_of || !nodes->first)
-        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
-    return LT_OK;
+    LT_TRY(LT_CALLOC(nodes->rank_of, size, "for %d ranks", size));
+    LT_TRY(LT_CALLOC(nodes->pid, size, "for %d ranks", size));
+    LT_TRY(LT_CALLOC(nodes->first_of, size, "for %d ranks", size));
+    return LT_CALLOC(nodes->first, size, "for %d ranks", size);
 }
 
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings)

@@ -26,9 +26,7 @@ typedef struct peer { /* another node */
 struct lt_notices {
     const lt_net *net;
     lt_shm *shm;
-    const int *rank;
-    int n, node;
-    _Atomic double *noticed; /* see lt_nodes */
+    const lt_nodes *nodes;
     lt_liveness *liveness;
     pthread_mutex_t lock; /* guards the fields below */
     bool is_sent;         /* lt__notices_send() was called */
@@ -39,24 +37,17 @@ struct lt_notices {
 lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const lt_nodes *nodes,
                              lt_liveness *liveness)
 {
-    const int *rank = nodes->first, n = nodes->n, node = nodes->own;
-    lt_notices *notices = calloc(1, sizeof *notices + (size_t)n * sizeof *notices->peer);
-    if (!notices) {
-        lt_fail(LT_ENOMEM, "out of memory for %d nodes", n);
+    lt_notices *notices = lt__calloc(1, sizeof *notices + (size_t)nodes->n * sizeof *notices->peer,
+                                     "for %d nodes", nodes->n);
+    if (!notices)
         return NULL;
-    }
-    notices->net = net;
-    notices->shm = shm;
-    notices->rank = rank;
-    notices->n = n;
-    notices->node = node;
-    notices->noticed = nodes->noticed;
-    notices->liveness = liveness;
+    *notices = (lt_notices){.net = net, .shm = shm, .nodes = nodes, .liveness = liveness};
     pthread_mutex_init(&notices->lock, NULL);
-    for (int i = 0; i < n; i++)
-        if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
-                                      sizeof(notice), &notices->peer[i].receiving) != 0) {
-            lt_fail(LT_EPEER, "rank %d was lost", rank[i]);
+    for (int i = 0; i < nodes->n; i++)
+        if (i != nodes->own &&
+            net->receive(net->self, nodes->first[i], LT_NET_NOTICES, &notices->peer[i].notice,
+                         sizeof(notice), &notices->peer[i].receiving) != 0) {
+            lt_fail(LT_EPEER, "rank %d was lost", nodes->first[i]);
             return NULL; /* it is not freed, because pending requests point into it */
         }
     return notices;
@@ -73,13 +64,14 @@ void lt__notices_free(lt_notices *notices)
 static void send_notice(lt_notices *notices)
 {
     const lt_net *w = notices->net;
+    const lt_nodes *nodes = notices->nodes;
     notice *own = &notices->notice;
     notices->is_sent = true;
     lt__liveness_leave(notices->liveness);
     lt__shm_failure(notices->shm, &own->rank, &own->status, own->text, sizeof own->text);
-    for (int i = 0; i < notices->n; i++)
-        if (i != notices->node && w->send(w->self, notices->rank[i], LT_NET_NOTICES, own,
-                                          sizeof *own, &notices->peer[i].sending) != 0)
+    for (int i = 0; i < nodes->n; i++)
+        if (i != nodes->own && w->send(w->self, nodes->first[i], LT_NET_NOTICES, own, sizeof *own,
+                                       &notices->peer[i].sending) != 0)
             notices->peer[i].has_sent = true; /* the peer is lost and needs no notice */
 }
 
@@ -102,7 +94,7 @@ static void receive_from(lt_notices *notices, int i)
     if (p->has_received || w->test(w->self, &p->receiving) != 1)
         return;
     p->has_received = true;
-    atomic_store(&notices->noticed[i], lt__seconds());
+    atomic_store(&notices->nodes->noticed[i], lt__seconds());
     if (p->notice.status != LT_OK)
         lt__shm_fail(notices->shm, p->notice.rank, p->notice.status, p->notice.text);
 }
@@ -112,8 +104,8 @@ void lt__notices_receive(lt_notices *notices)
     if (!notices)
         return;
     pthread_mutex_lock(&notices->lock);
-    for (int i = 0; i < notices->n; i++)
-        if (i != notices->node)
+    for (int i = 0; i < notices->nodes->n; i++)
+        if (i != notices->nodes->own)
             receive_from(notices, i);
     pthread_mutex_unlock(&notices->lock);
 }
@@ -133,9 +125,9 @@ bool lt__notices_finish(lt_notices *notices, double seconds)
         lt__notices_receive(notices);
         bool failing = lt__shm_has_failed(notices->shm), all_live = !failing;
         open = false;
-        for (int i = 0; i < notices->n; i++) {
+        for (int i = 0; i < notices->nodes->n; i++) {
             const peer *p = &notices->peer[i];
-            if (i == notices->node || (p->has_sent && (failing || p->has_received)))
+            if (i == notices->nodes->own || (p->has_sent && (failing || p->has_received)))
                 continue;
             open = true;
             all_live &= lt__liveness_is_connected(notices->liveness, i);

@@ -1,20 +1,23 @@
-/* record.c - the step record; see record.h. */
+/* record.c - the step record; see reducer.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/tensor.h"
 #include "dist/group.h"
-#include "dist/record.h"
+#include "dist/reducer.h"
 
 /* Layout of the record: HEAD numbers, OF_RANK for each rank, one for each parameter, and the
  * numbers of the batch-norm layers. */
 enum { LOSS, HEAD };
 enum { BACKWARDS, STOP, STEPS, TAIL, AGREE, WRITES, OF_RANK };
 
-static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
-static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
-static double *of_bn_layers(const lt_record *r) { return of_parameters(r) + r->parameters; }
+static double *of_rank(const lt_reducer *r, int rank)
+{
+    return r->record.data + HEAD + OF_RANK * rank;
+}
+
+static double *of_parameters(const lt_reducer *r) { return of_rank(r, r->size); }
+static double *of_bn_layers(const lt_reducer *r) { return of_parameters(r) + r->record.parameters; }
 
 lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
 {
@@ -28,14 +31,7 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
     }
     if (r->n_losses == 0)
         lt_where(loss->ctx, r->where);
-    if (r->n_losses == r->capacity) {
-        int capacity = r->capacity ? 2 * r->capacity : 8;
-        lt_deferred **more = realloc(r->losses, (size_t)capacity * sizeof *more);
-        if (!more)
-            return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-        r->losses = more;
-        r->capacity = capacity;
-    }
+    LT_TRY(LT_RESERVE(r->losses, r->n_losses + 1, &r->capacity, "for a reducer"));
     if (!(r->losses[r->n_losses] = lt_item_deferred(loss)))
         return lt_errcode();
     r->n_losses++;
@@ -49,34 +45,47 @@ void lt__record_discard_losses(lt_record *r)
     r->loss = 0;
 }
 
-lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
-                           const lt_rank_record *own)
+/* The number of a parameter: 1 for a leftover gradient, ADDED for one that the step has added to.
+ * The sum over the ranks shows both, because there are fewer than ADDED ranks and shards. */
+static const double ADDED = 1 << 20;
+
+/* The records of the shards are summed, so the last shard writes most of the separate numbers. */
+lt_status lt__record_write(lt_reducer *r)
 {
-    LT_TRY(lt__bn_layers_register(&r->bn_layers, ctx));
-    size_t count = HEAD + OF_RANK * (size_t)ranks + (size_t)parameters +
-                   lt__bn_layers_numbers(&r->bn_layers);
-    double *data = realloc(r->data, count * sizeof *data);
-    if (!data)
-        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-    memset(data, 0, count * sizeof *data);
-    r->data = data;
-    r->count = count;
-    r->ranks = ranks;
-    r->parameters = parameters;
-    r->share = own->share;
-    r->step = ctx->step + 1;
-    data[LOSS] = own->share > 0 ? r->loss * own->share : 0;
-    of_rank(r, own->rank)[BACKWARDS] = own->backwards;
-    of_rank(r, own->rank)[STOP] = own->stop_reason;
-    of_rank(r, own->rank)[STEPS] = own->steps;
-    of_rank(r, own->rank)[TAIL] = own->tail;
-    of_rank(r, own->rank)[AGREE] = own->agree;
-    of_rank(r, own->rank)[WRITES] = own->writes;
-    return lt__bn_layers_write(&r->bn_layers, ctx, own->share > 0, of_bn_layers(r));
+    lt_record *record = &r->record;
+    bool is_last = r->shard + 1 >= r->shards;
+    uint32_t agree = 0, writes = 0;
+    if (is_last)
+        lt__agree_write(r, &agree, &writes);
+    LT_TRY(lt__bn_layers_register(&record->bn_layers, r->ctx));
+    record->parameters = r->plan.n_items;
+    record->count = HEAD + OF_RANK * (size_t)r->size + (size_t)record->parameters +
+                    lt__bn_layers_numbers(&record->bn_layers);
+    LT_TRY(LT_RESIZE(record->data, record->count, "for a reducer"));
+    memset(record->data, 0, record->count * sizeof *record->data);
+    record->share = r->share;
+    record->step = r->ctx->step + 1;
+    record->data[LOSS] = r->share > 0 ? record->loss * r->share : 0;
+    double *own = of_rank(r, r->rank);
+    own[BACKWARDS] = r->backwards;
+    own[STOP] = is_last ? lt_stop_reason(r->ctx) : 0;
+    own[STEPS] = is_last ? lt_steps_digest(r->ctx) : 0;
+    own[TAIL] = is_last ? r->filter.callbacks.tail : 0;
+    own[AGREE] = agree;
+    own[WRITES] = writes;
+    for (int i = 0; i < r->plan.n_items; i++) {
+        const lt_bucket_item *it = &r->plan.items[i];
+        if (it->state != LT_GRAD_NONE)
+            of_parameters(r)[i] = it->added || it->state == LT_GRAD_PENDING ? ADDED : 1;
+    }
+    return lt__bn_layers_write(&record->bn_layers, r->ctx, r->share > 0, of_bn_layers(r));
 }
 
-lt_status lt__record_collect(lt_record *r)
+/* Waits for the numbers that come from an accelerator. LT_ENUMERIC if a deferred loss is not
+ * finite, or a failure of the accelerator. */
+static lt_status collect(lt_reducer *reducer)
 {
+    lt_record *r = &reducer->record;
     double loss = r->loss, value;
     for (int i = 0; i < r->n_losses; i++) {
         LT_TRY(lt_deferred_item(r->losses[i], &value));
@@ -93,25 +102,17 @@ lt_status lt__record_collect(lt_record *r)
     }
     if (r->n_losses > 0)
         r->data[LOSS] = r->share > 0 ? loss * r->share : 0;
-    return lt__bn_layers_collect(&r->bn_layers, of_bn_layers(r));
+    return lt__bn_layers_collect(&r->bn_layers, of_bn_layers(reducer));
 }
 
-/* The number of a parameter: 1 for a leftover gradient, ADDED for one that the step has added to.
- * The sum over the ranks shows both, because there are fewer than ADDED ranks and shards. */
-static const double ADDED = 1 << 20;
-
-void lt__record_use(lt_record *r, int parameter, bool added)
+/* LT_EDESYNC unless all ranks have taken the same steps and have tails of the same length. */
+static lt_status check(const lt_reducer *r)
 {
-    of_parameters(r)[parameter] = added ? ADDED : 1;
-}
-
-lt_status lt__record_check(const lt_record *r, const lt_group *group)
-{
-    int zero = lt__group_rank_in_job(group, 0);
+    int zero = lt__group_rank_in_job(r->group, 0);
     const double *first = of_rank(r, 0);
-    for (int i = 1; i < r->ranks; i++) {
+    for (int i = 1; i < r->size; i++) {
         const double *other = of_rank(r, i);
-        int rank = lt__group_rank_in_job(group, i);
+        int rank = lt__group_rank_in_job(r->group, i);
         if (other[TAIL] != first[TAIL])
             return lt_fail(
                 LT_EDESYNC,
@@ -137,46 +138,48 @@ lt_status lt__record_check(const lt_record *r, const lt_group *group)
 }
 
 /* Whether a separate number, such as AGREE, is equal on all ranks. */
-static bool is_same(const lt_record *r, int number)
+static bool is_same(const lt_reducer *r, int number)
 {
     int rank = 1;
-    while (rank < r->ranks && of_rank(r, rank)[number] == of_rank(r, 0)[number])
+    while (rank < r->size && of_rank(r, rank)[number] == of_rank(r, 0)[number])
         rank++;
-    return rank >= r->ranks;
+    return rank >= r->size;
 }
 
-bool lt__record_agrees(const lt_record *r) { return is_same(r, AGREE); }
-bool lt__record_writes_agree(const lt_record *r) { return is_same(r, WRITES); }
-
-bool lt__record_uses(const lt_record *r, int parameter) { return of_parameters(r)[parameter] > 0; }
-
-bool lt__record_adds(const lt_record *r, int parameter)
+lt_status lt__record_sum(lt_reducer *r)
 {
-    return of_parameters(r)[parameter] >= ADDED;
+    lt_sum sum = {.what = "the step record",
+                  .data = r->record.data,
+                  .dtype = LT_F64,
+                  .count = (int64_t)r->record.count,
+                  .wire = LT_F64,
+                  .scale = 1};
+    if (collect(r) != LT_OK) {
+        lt_group_fail(r->group); /* so that no other rank takes the step */
+        return lt_errcode();
+    }
+    LT_TRY(lt_group_allreduce(r->group, &sum));
+    LT_TRY(check(r));
+    r->disagrees = !is_same(r, AGREE);
+    for (int i = 0; i < r->plan.n_items && !r->disagrees; i++) {
+        r->plan.items[i].used = of_parameters(r)[i] > 0;
+        r->plan.items[i].accumulated = of_parameters(r)[i] >= ADDED;
+    }
+    return LT_OK;
 }
 
-double lt__record_loss(const lt_record *r) { return r->data[LOSS]; }
-
-int lt__record_backwards(const lt_record *r)
+lt_status lt__record_read(lt_reducer *r)
 {
-    double most = 0;
-    for (int rank = 0; rank < r->ranks; rank++)
-        if (of_rank(r, rank)[BACKWARDS] > most)
-            most = of_rank(r, rank)[BACKWARDS];
-    return (int)most;
-}
-
-int lt__record_stop_reason(const lt_record *r)
-{
-    int rank = 0;
-    while (rank < r->ranks - 1 && of_rank(r, rank)[STOP] == 0)
-        rank++;
-    return (int)of_rank(r, rank)[STOP];
-}
-
-lt_status lt__record_read_bn_stats(const lt_record *r, lt_ctx *ctx)
-{
-    return lt__bn_layers_read(&r->bn_layers, ctx, of_bn_layers(r));
+    if (!is_same(r, WRITES))
+        LT_TRY(lt__agree_compare_weights(r));
+    r->last.loss = r->record.data[LOSS];
+    r->last.stop_reason = 0;
+    for (int rank = r->size - 1; rank >= 0; rank--) {
+        int stop = (int)of_rank(r, rank)[STOP], backwards = (int)of_rank(r, rank)[BACKWARDS];
+        r->last.stop_reason = stop != 0 ? stop : r->last.stop_reason;
+        r->most_backwards = LT_MAX(backwards, r->most_backwards);
+    }
+    return lt__bn_layers_read(&r->record.bn_layers, r->ctx, of_bn_layers(r));
 }
 
 void lt__record_free(lt_record *r)

@@ -65,11 +65,9 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
             lt_device_name(ctx));
         return NULL;
     }
-    lt_reducer *r = calloc(1, sizeof *r);
-    if (!r) {
-        lt_fail(LT_ENOMEM, "out of memory for a reducer");
+    lt_reducer *r = lt__calloc(1, sizeof *r, "for a reducer");
+    if (!r)
         return NULL;
-    }
     r->ctx = lt__ctx_retain(ctx);
     r->group = group;
     r->staging.device = ctx->device;
@@ -162,17 +160,12 @@ static lt_status cut(lt_reducer *r)
 /* Grows the arrays with an entry per item or arena of the plan, before x is added to it. */
 static lt_status reserve(lt_reducer *r, const lt_tensor *x)
 {
-    uint32_t *written = realloc(r->written, (size_t)(r->plan.n_arenas + 1) * sizeof *written);
-    r->written = written ? written : r->written;
-    lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
-    r->sent = sent ? sent : r->sent;
-    lt_tree_sum *tree_sums =
-        realloc(r->tree_sums, (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
-    r->tree_sums = tree_sums ? tree_sums : r->tree_sums;
-    if (!sent || !tree_sums || !written)
-        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-    tree_sums[r->plan.n_arenas] = (lt_tree_sum){0};
-    written[r->plan.n_arenas] = atomic_load_explicit(&x->storage->version, memory_order_relaxed);
+    int n = r->plan.n_arenas;
+    LT_TRY(LT_RESIZE(r->written, n + 1, "for a reducer"));
+    LT_TRY(LT_RESIZE(r->tree_sums, n + 1, "for a reducer"));
+    LT_TRY(LT_RESIZE(r->sent, r->plan.n_items + 1, "for a reducer"));
+    r->tree_sums[n] = (lt_tree_sum){0};
+    r->written[n] = atomic_load_explicit(&x->storage->version, memory_order_relaxed);
     return LT_OK;
 }
 
@@ -248,59 +241,14 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     return cut(r);
 }
 
-/* ==== The record ============================================================================== */
-
-static lt_status write_record(lt_reducer *r)
-{
-    bool is_last = r->shard + 1 >= r->shards; /* records are summed: write these numbers once */
-    lt_rank_record own = {.rank = r->rank, .share = r->share, .backwards = r->backwards};
-    if (is_last) {
-        own.stop_reason = lt_stop_reason(r->ctx);
-        own.steps = lt_steps_digest(r->ctx);
-        own.tail = r->filter.callbacks.tail;
-        lt__agree_write(r, &own);
-    }
-    LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
-    for (int i = 0; i < r->plan.n_items; i++)
-        if (r->plan.items[i].state != LT_GRAD_NONE)
-            lt__record_use(&r->record, i,
-                           r->plan.items[i].added || r->plan.items[i].state == LT_GRAD_PENDING);
-    return LT_OK;
-}
-
-static lt_status read_record(lt_reducer *r)
-{
-    int backwards = lt__record_backwards(&r->record);
-    r->most_backwards = backwards > r->most_backwards ? backwards : r->most_backwards;
-    r->last.loss = lt__record_loss(&r->record);
-    r->last.stop_reason = lt__record_stop_reason(&r->record);
-    return lt__record_read_bn_stats(&r->record, r->ctx);
-}
-
 /* ==== The exchange: on the group's thread ===================================================== */
 
 static lt_status exchange(void *ud)
 {
     lt_reducer *r = ud;
-    lt_sum sum = {.what = "the step record",
-                  .data = r->record.data,
-                  .dtype = LT_F64,
-                  .count = (int64_t)r->record.count,
-                  .wire = LT_F64,
-                  .scale = 1};
-    if (lt__record_collect(&r->record) != LT_OK) {
-        lt_group_fail(r->group); /* so that no other rank takes the step */
-        return lt_errcode();
-    }
-    LT_TRY(lt_group_allreduce(r->group, &sum));
-    LT_TRY(lt__record_check(&r->record, r->group));
-    r->disagrees = !lt__record_agrees(&r->record);
+    LT_TRY(lt__record_sum(r));
     if (r->disagrees) /* the rank's thread finds the difference: see finish_exchange() */
         return LT_OK;
-    for (int i = 0; i < r->plan.n_items; i++) {
-        r->plan.items[i].used = lt__record_uses(&r->record, i);
-        r->plan.items[i].accumulated = lt__record_adds(&r->record, i);
-    }
     if (r->filter.callbacks.start)
         r->filter.callbacks.start(r->filter.callbacks.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
@@ -450,7 +398,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
     int last = r->expected_backwards > 0 ? r->expected_backwards : r->most_backwards;
     if (r->backwards != last || r->config.blocking || r->shards > 0)
         return LT_OK;
-    LT_TRY(write_record(r));
+    LT_TRY(lt__record_write(r));
     return start_exchange(r);
 }
 
@@ -516,7 +464,7 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
         LT_TRY(finish_exchange(r));
     if (!r->exchanged || r->more) {
         note_grad_states(r);
-        LT_TRY(write_record(r));
+        LT_TRY(lt__record_write(r));
         if (r->shards > 0)
             LT_TRY(add_to_tree_sums(r));
         if (r->shard < r->shards - 1) {
@@ -526,9 +474,7 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
         LT_TRY(start_exchange(r));
         LT_TRY(finish_exchange(r));
     }
-    if (!lt__record_writes_agree(&r->record))
-        LT_TRY(lt__agree_compare_weights(r));
-    LT_TRY(read_record(r));
+    LT_TRY(lt__record_read(r));
     r->last.waited = lt__seconds() - before;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_discard_losses(&r->record);

@@ -50,12 +50,33 @@ struct lt_reducer {
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */
 };
 
+/* record.c: the step record. */
+/* Adds the loss of a backward to the step. Ignores a loss that does not have exactly one element.
+ * LT_ENOMEM, or a failure of the accelerator. */
+LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
+/* Discards the losses, before the next shard or step. */
+void lt__record_discard_losses(lt_record *record);
+/* Writes the record of this rank, or of its current shard. LT_ENOMEM, or a failure of the
+ * accelerator. */
+LT_MUST lt_status lt__record_write(lt_reducer *r);
+/* Sums the record over the ranks. Sets r->disagrees, or else which parameters some rank uses and
+ * has added to. On the group's thread. LT_EDESYNC if the ranks have taken different steps or have
+ * tails of different lengths; LT_ENUMERIC if a deferred loss is not finite; a failure of the
+ * accelerator, or of the group. */
+LT_MUST lt_status lt__record_sum(lt_reducer *r);
+/* Reads the sum into r->last and r->most_backwards. Replaces the pending batch-norm statistics of
+ * the context by those over all ranks. LT_EDESYNC, also if the ranks have other weights; LT_ENOMEM;
+ * or a failure of the accelerator. */
+LT_MUST lt_status lt__record_read(lt_reducer *r);
+void lt__record_free(lt_record *record);
+
 /* agree.c: checks of what must be the same on all ranks. */
 /* Records which parameters are frozen. Called at the first backward of a step, or before its record
  * if the step has no backward. */
 void lt__agree_record_frozen(lt_reducer *r);
-/* Fills own->agree and own->writes. */
-void lt__agree_write(lt_reducer *r, lt_rank_record *own);
+/* *agree = a digest of what must be the same on all ranks. *writes = the number of writes to
+ * parameters and running statistics since the last record, other than by optimizers. */
+void lt__agree_write(lt_reducer *r, uint32_t *agree, uint32_t *writes);
 /* Called after a record in which `agree` differs, to find the difference. Always fails: LT_EDESYNC
  * with the first difference, or LT_ENOMEM. A collective on the rank's thread, like
  * lt__agree_compare_weights(). */

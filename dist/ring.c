@@ -22,8 +22,7 @@ enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* limits of a sleep */
 
 lt_status lt__ring_open(lt_ring *r)
 {
-    r->slots = malloc((size_t)2 * DEPTH * CHUNK);
-    return r->slots ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for chunks in transit");
+    return LT_CALLOC(r->slots, 2 * DEPTH * CHUNK, "for chunks in transit");
 }
 
 void lt__ring_close(lt_ring *r) { free(r->slots); }
@@ -71,7 +70,7 @@ static lt_status back_off(lt_ring *r, backoff *p, int rank, const char *what)
         return lt_fail(LT_EPEER, "rank %d did not reach %s within %g s%s", rank, what, r->timeout,
                        lt__ring_last_seen(r, rank));
     nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);
-    p->ns = 2 * p->ns < LONGEST_NS ? 2 * p->ns : LONGEST_NS;
+    p->ns = LT_MIN(2 * p->ns, LONGEST_NS);
     return LT_OK;
 }
 
@@ -124,7 +123,7 @@ static int64_t part_begin(const flow *f, int64_t part)
 {
     int64_t line = 64 / wire_bytes(f), lines = (f->count + line - 1) / line;
     int64_t at = lines * part / f->parts * line;
-    return at < f->count ? at : f->count;
+    return LT_MIN(at, f->count);
 }
 
 static piece piece_at(const flow *f, int64_t i, bool is_in)
@@ -133,8 +132,8 @@ static piece piece_at(const flow *f, int64_t i, bool is_in)
     int64_t part = f->part - i / f->per_part - is_in;
     part = (part % f->parts + f->parts) % f->parts;
     int64_t first = part_begin(f, part) + i % f->per_part * most, end = part_begin(f, part + 1);
-    first = first < end ? first : end;
-    return (piece){first, end - first < most ? end - first : most};
+    first = LT_MIN(first, end);
+    return (piece){first, LT_MIN(end - first, most)};
 }
 
 static int64_t chunks_of(int64_t count, lt_dtype wire)
@@ -330,7 +329,7 @@ static lt_status ring_allreduce(lt_ring *r, flow f)
     f.per_part = 1;
     for (int64_t part = 0; part < f.parts; part++) {
         int64_t n = chunks_of(part_begin(&f, part + 1) - part_begin(&f, part), f.wire);
-        f.per_part = n > f.per_part ? n : f.per_part;
+        f.per_part = LT_MAX(n, f.per_part);
     }
     f.to = member(r, r->index + 1);
     f.from = member(r, r->index - 1);
@@ -357,7 +356,7 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
         return ring_allreduce(r, f);
     int64_t most = CHUNK / wire_bytes(&f);
     for (int64_t left = sum->count; left > 0; left -= f.count) {
-        f.count = left < most ? left : most;
+        f.count = LT_MIN(left, most);
         LT_TRY(recursive_doubling(r, f));
         f.data += (size_t)f.count * lt_dtype_bytes(f.dtype);
     }
@@ -380,31 +379,29 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
 
 /* ==== Point to point ========================================================================== */
 
+static lt_status pass(lt_ring *r, int with, bool sends, void *data, size_t bytes)
+{
+    flow f = plain_flow(sends ? "a receive" : "a send", r->base + LT_NET_CONTROL, data, bytes);
+    f.to = f.from = with;
+    f.out = sends ? f.per_part : 0;
+    f.in = sends ? 0 : f.per_part;
+    return run_flow(r, &f);
+}
+
 lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 {
     uint64_t size = bytes;
-    flow head = plain_flow("a receive", r->base + LT_NET_CONTROL, &size, sizeof size);
-    flow body =
-        plain_flow("a receive", r->base + LT_NET_CONTROL, (void *)data, bytes); /* only read */
-    head.to = body.to = to;
-    head.out = head.per_part;
-    body.out = body.per_part;
-    LT_TRY(run_flow(r, &head));
-    return run_flow(r, &body);
+    LT_TRY(pass(r, to, true, &size, sizeof size));
+    return pass(r, to, true, (void *)data, bytes); /* only read */
 }
 
 lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
 {
     uint64_t size = 0;
-    flow head = plain_flow("a send", r->base + LT_NET_CONTROL, &size, sizeof size);
-    flow body = plain_flow("a send", r->base + LT_NET_CONTROL, data, bytes);
-    head.from = body.from = from;
-    head.in = head.per_part;
-    body.in = body.per_part;
-    LT_TRY(run_flow(r, &head));
+    LT_TRY(pass(r, from, false, &size, sizeof size));
     if (size != bytes)
         return lt_fail(LT_EDESYNC,
                        "the ranks disagree: rank %d sends %llu bytes, but rank %d expects %zu",
                        from, (unsigned long long)size, r->net->rank, bytes);
-    return run_flow(r, &body);
+    return pass(r, from, false, data, bytes);
 }

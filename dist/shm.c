@@ -187,7 +187,7 @@ static view expose(lt_shm *shm, const void *data, size_t bytes)
     uint64_t place = shm->handle_of ? shm->handle_of(shm->ud, data) : (uintptr_t)data;
     if (place != 0 || bytes == 0)
         return (view){place, false};
-    memcpy(shm->staging, data, bytes < shm->staging_bytes ? bytes : shm->staging_bytes);
+    memcpy(shm->staging, data, LT_MIN(bytes, shm->staging_bytes));
     return (view){shm->handle_of(shm->ud, shm->staging), true};
 }
 
@@ -218,7 +218,7 @@ static int64_t part_begin(const lt_shm *shm, int rank, int64_t count, lt_dtype d
 {
     int64_t line = 64 / (int64_t)lt_dtype_bytes(dtype), lines = (count + line - 1) / line;
     int64_t at = lines * rank / shm->size * line;
-    return at < count ? at : count;
+    return LT_MIN(at, count);
 }
 
 /* Finds the data of all ranks for the next *bytes. Reduces *bytes to the number that is visible on
@@ -269,35 +269,28 @@ lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum)
     return LT_OK;
 }
 
-/* Broadcasts the next *bytes, or fewer if fewer are visible at once, and sets *bytes to that
- * number. */
-static lt_status broadcast_chunk(lt_shm *shm, const lt_coll_sig *sig, char *data, size_t *bytes,
-                                 int root)
-{
-    const view *from = &post_of(shm, root)->view;
-    view shown = {0};
-    if (shm->rank == root)
-        shown = expose(shm, data, *bytes);
-    LT_TRY(post_and_wait(shm, sig, 1, shown));
-    *bytes = visible_bytes(shm, from, *bytes);
-    if (shm->rank != root && *bytes > 0) {
-        const void *seen = map_view(shm, root, from);
-        if (!seen)
-            return give_up(shm);
-        memcpy(data, seen, *bytes);
-        shm->bytes += *bytes;
-    }
-    return finish(shm);
-}
-
+/* In chunks: as many bytes as are visible at once. */
 lt_status lt__shm_broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root)
 {
+    const view *from = &post_of(shm, root)->view;
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
     sig.root = rank_of(shm, root);
-    size_t done = 0, some;
+    size_t done = 0;
     do {
-        some = bytes - done;
-        LT_TRY(broadcast_chunk(shm, &sig, (char *)data + done, &some, root));
+        char *at = (char *)data + done;
+        view shown = {0};
+        if (shm->rank == root)
+            shown = expose(shm, at, bytes - done);
+        LT_TRY(post_and_wait(shm, &sig, 1, shown));
+        size_t some = visible_bytes(shm, from, bytes - done);
+        if (shm->rank != root && some > 0) {
+            const void *seen = map_view(shm, root, from);
+            if (!seen)
+                return give_up(shm);
+            memcpy(at, seen, some);
+            shm->bytes += some;
+        }
+        LT_TRY(finish(shm));
         done += some;
     } while (done < bytes);
     return LT_OK;
@@ -316,65 +309,52 @@ static mailbox *mailbox_of(const lt_shm *shm, int from, int to)
     return (mailbox *)&shm->control->slot[shm->size] + from * shm->size + to;
 }
 
-/* The receiver copies the bytes from this rank's memory. Sets *bytes to the number that it sees. */
-static lt_status send_chunk(lt_shm *shm, int to, const char *data, size_t all, size_t *bytes)
+/* In chunks: the receiver copies the bytes that it sees from this rank's memory. */
+lt_status lt__shm_send(lt_shm *shm, int to, const void *data, size_t bytes)
 {
     char what[LT_WHAT_BYTES];
     mailbox *b = mailbox_of(shm, shm->rank, to);
-    unsigned number = atomic_load(&b->sent) + 1;
-    b->bytes = all;
-    b->view = expose(shm, data, *bytes);
-    *bytes = visible_bytes(shm, &b->view, *bytes);
-    atomic_store(&b->sent, number);
-    wake_all(shm->control);
-    shm->bytes += *bytes;
+    size_t done = 0;
     snprintf(what, sizeof what, "a receive from rank %d", rank_of(shm, shm->rank));
-    wait w = {.what = what, .number = number, .counter = &b->taken, .rank = to};
-    return wait_for(shm, &w);
-}
-
-lt_status lt__shm_send(lt_shm *shm, int to, const void *data, size_t bytes)
-{
-    size_t done = 0, some;
     do {
-        some = bytes - done;
-        LT_TRY(send_chunk(shm, to, (const char *)data + done, bytes, &some));
+        unsigned number = atomic_load(&b->sent) + 1;
+        b->bytes = bytes;
+        b->view = expose(shm, (const char *)data + done, bytes - done);
+        size_t some = visible_bytes(shm, &b->view, bytes - done);
+        atomic_store(&b->sent, number);
+        wake_all(shm->control);
+        shm->bytes += some;
+        wait w = {.what = what, .number = number, .counter = &b->taken, .rank = to};
+        LT_TRY(wait_for(shm, &w));
         done += some;
     } while (done < bytes);
     return LT_OK;
 }
 
-static lt_status receive_chunk(lt_shm *shm, int from, char *data, size_t all, size_t *bytes)
+lt_status lt__shm_receive(lt_shm *shm, int from, void *data, size_t bytes)
 {
     char what[LT_WHAT_BYTES];
     mailbox *b = mailbox_of(shm, from, shm->rank);
-    unsigned number = atomic_load(&b->taken) + 1;
+    size_t done = 0;
     snprintf(what, sizeof what, "a send to rank %d", rank_of(shm, shm->rank));
-    wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
-    LT_TRY(wait_for(shm, &w));
-    if (b->bytes != all) {
-        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, but rank %d expects %zu",
-                rank_of(shm, from), b->bytes, rank_of(shm, shm->rank), all);
-        return fail_with(shm, shm->rank, LT_EDESYNC);
-    }
-    *bytes = visible_bytes(shm, &b->view, *bytes);
-    if (*bytes > 0) {
-        const void *seen = map_view(shm, from, &b->view);
-        if (!seen)
-            return fail_with(shm, shm->rank, lt_errcode());
-        memcpy(data, seen, *bytes);
-    }
-    atomic_store(&b->taken, number);
-    wake_all(shm->control);
-    return LT_OK;
-}
-
-lt_status lt__shm_receive(lt_shm *shm, int from, void *data, size_t bytes)
-{
-    size_t done = 0, some;
     do {
-        some = bytes - done;
-        LT_TRY(receive_chunk(shm, from, (char *)data + done, bytes, &some));
+        unsigned number = atomic_load(&b->taken) + 1;
+        wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
+        LT_TRY(wait_for(shm, &w));
+        if (b->bytes != bytes) {
+            lt_fail(LT_EDESYNC,
+                    "the ranks disagree: rank %d sends %zu bytes, but rank %d expects %zu",
+                    rank_of(shm, from), b->bytes, rank_of(shm, shm->rank), bytes);
+            return fail_with(shm, shm->rank, LT_EDESYNC);
+        }
+        size_t some = visible_bytes(shm, &b->view, bytes - done);
+        const void *seen = some > 0 ? map_view(shm, from, &b->view) : NULL;
+        if (some > 0 && !seen)
+            return fail_with(shm, shm->rank, lt_errcode());
+        if (some > 0)
+            memcpy((char *)data + done, seen, some);
+        atomic_store(&b->taken, number);
+        wake_all(shm->control);
         done += some;
     } while (done < bytes);
     return LT_OK;

@@ -19,7 +19,7 @@ lt_status lt__staging_reserve(lt_staging *s, const lt_bucket_plan *plan)
         const lt_planned_bucket *b = &plan->buckets[k];
         size_t each = lt_dtype_bytes(plan->items[b->first].place.dtype);
         size_t bytes = (size_t)(lt__bucket_plan_span(plan, b->first, b->end) + LT_MAX_TAIL) * each;
-        most = bytes > most ? bytes : most;
+        most = LT_MAX(bytes, most);
     }
     for (int i = 0; i < 2; i++)
         LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].capacity, most));

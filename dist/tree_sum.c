@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/tree_sum.h"
 #include "dist/sum.h"
 
@@ -29,13 +30,10 @@ static lt_status reserve(lt_tree_sum *sum, int levels, size_t bytes)
         if (sum->level[i] && sum->bytes >= bytes)
             continue;
         size_t had = sum->level[i] ? sum->bytes : 0;
-        void *more = realloc(sum->level[i], bytes > 0 ? bytes : 1);
-        if (!more)
-            return lt_fail(LT_ENOMEM, "out of memory for the sum of %d shards", 1 << levels);
-        memset((char *)more + had, 0, bytes - had);
-        sum->level[i] = more;
+        LT_TRY(LT_RESIZE(sum->level[i], bytes, "for the sum of %d shards", 1 << levels));
+        memset(sum->level[i] + had, 0, bytes - had);
     }
-    sum->bytes = bytes > sum->bytes ? bytes : sum->bytes;
+    sum->bytes = LT_MAX(bytes, sum->bytes);
     return LT_OK;
 }
 

@@ -12,7 +12,7 @@
 enum { LT_TREE_SUM_LEVELS = 8 }; /* enough for 256 shards */
 
 typedef struct lt_tree_sum { /* all zeros: nothing added yet */
-    void *level[LT_TREE_SUM_LEVELS];
+    char *level[LT_TREE_SUM_LEVELS];
     size_t bytes; /* size of each level */
 } lt_tree_sum;
 

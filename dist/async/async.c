@@ -61,11 +61,9 @@ static void close_async(lt_async *a)
 static lt_async *open_async(const lt_async_mode *mode, lt_ctx *ctx, lt_optim *optim,
                             const lt_async_config *config)
 {
-    lt_async *a = calloc(1, mode->bytes);
-    if (!a) {
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    lt_async *a = lt__calloc(1, mode->bytes, "for asynchronous training");
+    if (!a)
         return NULL;
-    }
     a->mode = mode;
     a->ctx = lt__ctx_retain(ctx);
     a->rank = -1; /* without faults */
@@ -163,19 +161,54 @@ static lt_status accept(lt_async *a, lt_status status, bool begins)
 
 /* ==== A batch ================================================================================= */
 
+void lt__async_begin(lt_async *a, const lt_grant *g, lt_gradient *gradient, lt_async_event *event)
+{
+    a->ticket = g->ticket[0];
+    a->gradient = gradient;
+    gradient->loss = gradient->lr = 0;
+    a->stepped = a->has_backward = false;
+    a->computed++;
+    lt_set_step(a->ctx, a->ticket);
+    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
+                              .worker = g->worker,
+                              .ticket = a->ticket,
+                              .read = g->version,
+                              .n_reserved = g->n - 1};
+    memcpy(event->reserved, g->ticket + 1, (size_t)event->n_reserved * sizeof *event->reserved);
+}
+
+/* Ends the batch that the caller computes, if there is one. */
+static lt_status end_batch(lt_async *a)
+{
+    lt_gradient *gradient = a->gradient;
+    if (!gradient)
+        return LT_OK;
+    if (!a->stepped)
+        return lt_fail(LT_EINVAL, "ticket %lld had no optimizer step; each batch requires one",
+                       (long long)a->ticket);
+    a->gradient = NULL;
+    return a->mode->push ? a->mode->push(a, gradient) : LT_OK;
+}
+
 lt_status lt_async_next(lt_async *a, lt_async_event *event)
 {
     LT_TRY(check(a));
-    a->status = a->mode->next(a, event);
-    return accept(a, a->status, event->kind == LT_ASYNC_COMPUTE);
+    a->status = end_batch(a);
+    if (a->status == LT_OK)
+        a->status = a->mode->next(a, event);
+    return accept(a, a->status, a->status == LT_OK && event->kind == LT_ASYNC_COMPUTE);
 }
 
-void lt_async_set_lr(lt_async *a, double lr) { a->lr = lr; }
+void lt_async_set_lr(lt_async *a, double lr)
+{
+    if (a->gradient)
+        a->gradient->lr = lr;
+}
 
 lt_status lt_async_push(lt_async *a)
 {
     LT_TRY(check(a));
-    a->status = a->mode->push(a);
+    a->status = end_batch(a);
     return a->status;
 }
 

@@ -6,24 +6,19 @@
 #include "dist/async/flat.h"
 #include "dist/async/gradient.h"
 
-static lt_status out_of_memory(void)
-{
-    return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-}
+static const char TRAINING[] = "for asynchronous training";
 
 /* ==== Opening ================================================================================= */
 
 lt_status lt__gradient_open(lt_gradient *g, const lt_image *net, bool is_live)
 {
-    size_t n = (size_t)net->n + 1;
-    *g = (lt_gradient){.net = net,
-                       .is_live = is_live,
-                       .present = calloc(n, sizeof *g->present),
-                       .at = calloc(n, sizeof *g->at)};
-    if (g->present && g->at)
-        return LT_OK;
-    lt__gradient_close(g);
-    return out_of_memory();
+    *g = (lt_gradient){.net = net, .is_live = is_live};
+    lt_status status = LT_CALLOC(g->present, net->n, TRAINING);
+    if (status == LT_OK)
+        status = LT_CALLOC(g->at, net->n, TRAINING);
+    if (status != LT_OK)
+        lt__gradient_close(g);
+    return status;
 }
 
 static void release_bn(lt_gradient *g)
@@ -52,15 +47,10 @@ void lt__gradient_close(lt_gradient *g)
 
 static lt_status reserve_groups(lt_gradient *g, int n)
 {
-    size_t room = (size_t)n + 1; /* without gradients there are no groups */
-    lt_opt *opt = realloc(g->opt, room * LT_MAX_OPT * sizeof *opt);
-    g->opt = opt ? opt : g->opt;
-    const lt_opt **list = realloc(g->options, room * sizeof *list);
-    g->options = list ? list : g->options;
-    if (!opt || !list)
-        return out_of_memory();
+    LT_TRY(LT_RESIZE(g->opt, n * LT_MAX_OPT, TRAINING));
+    LT_TRY(LT_RESIZE(g->options, n, TRAINING));
     for (int i = 0; i < n; i++)
-        list[i] = opt + i * LT_MAX_OPT;
+        g->options[i] = g->opt + i * LT_MAX_OPT;
     return LT_OK;
 }
 
@@ -68,9 +58,8 @@ lt_status lt__gradient_reserve(lt_gradient *g, int n_groups, int n_bn)
 {
     release_bn(g);
     g->n_groups = n_groups;
-    lt_bn_stats *bn = realloc(g->bn, ((size_t)n_bn + 1) * sizeof *bn);
-    g->bn = bn ? bn : g->bn;
-    return bn ? reserve_groups(g, n_groups) : out_of_memory();
+    LT_TRY(LT_RESIZE(g->bn, n_bn, TRAINING));
+    return reserve_groups(g, n_groups);
 }
 
 static void keep_data(void *ud, void *data) { (void)ud, (void)data; }

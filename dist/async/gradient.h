@@ -25,6 +25,7 @@ typedef struct lt_gradient { /* all zeros: not open */
     const lt_image *net;     /* borrowed */
     bool is_live;            /* the gradient is stored in a message */
     bool skip;               /* the worker skipped the step: there is no gradient */
+    double loss, lr;         /* see lt_async_event */
     bool *present;           /* (parameters) whether each one has a gradient */
     size_t *at;              /* (parameters) where these gradients start in the storage, in bytes */
     size_t end;              /* end of the last gradient in the storage, in bytes */

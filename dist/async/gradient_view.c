@@ -61,6 +61,8 @@ static lt_status view_bn(lt_gradient *g, const lt_message *m, const char *entrie
 lt_status lt__gradient_view(lt_gradient *g, const lt_message *m)
 {
     int n_groups = m->as.push.n_groups, n_bn = m->as.push.n_bn;
+    g->loss = m->as.push.loss;
+    g->lr = m->as.push.lr;
     g->skip = m->as.push.skip;
     if (g->skip)
         return LT_OK;

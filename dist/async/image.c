@@ -28,15 +28,12 @@ static lt_status add_slots(lt_image *im, lt_tensor **to)
 
 static lt_status open_image(lt_image *im, lt_tensor *const *buffers)
 {
-    bool *all = malloc((size_t)im->n + 1);
+    bool *all;
     lt_optim_range r = {0};
-    im->param = calloc((size_t)im->n + 1, sizeof *im->param);
-    im->tensor = calloc((size_t)count_tensors(im) + 1, sizeof(lt_tensor *));
-    if (!all || !im->param || !im->tensor) {
-        free(all);
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-    }
-    memset(all, true, (size_t)im->n + 1);
+    LT_TRY(LT_CALLOC(im->param, im->n, "for asynchronous training"));
+    LT_TRY(LT_CALLOC(im->tensor, count_tensors(im), "for asynchronous training"));
+    LT_TRY(LT_CALLOC(all, im->n, "for asynchronous training"));
+    memset(all, true, (size_t)im->n);
     for (int i = 0; lt_optim_next_range(im->optim, NULL, all, true, &r); i++) {
         im->param[i] = r;
         im->n_groups = r.group >= im->n_groups ? r.group + 1 : im->n_groups;
@@ -129,9 +126,8 @@ lt_status lt__image_copy(const lt_image *to, const lt_image *from)
 
 lt_status lt__image_digest(const lt_image *im, int64_t *digest)
 {
-    char *values = calloc(im->bytes + 1, 1); /* the padding is zero */
-    if (!values)
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    char *values;
+    LT_TRY(LT_CALLOC(values, im->bytes, "for asynchronous training")); /* the padding is zero */
     lt_status status = lt__image_pack(im, false, values);
     *digest = (int64_t)lt__fnv64(LT_FNV64_START, values, im->bytes);
     free(values);

@@ -34,19 +34,14 @@ static lt_status send(live *l, lt_message *m)
     return LT_OK;
 }
 
-/* Pushes the gradient that the caller has computed, if there is one. */
-static lt_status push(lt_async *async)
+static lt_status push(lt_async *async, lt_gradient *g)
 {
     live *l = (live *)async;
-    bool any = async->gradient != NULL;
-    LT_TRY(lt__async_end(async));
-    if (!any)
-        return LT_OK;
-    lt_message *m = l->gradient.message;
-    l->gradient.message = NULL;
+    lt_message *m = g->message;
+    g->message = NULL;
     m->as.push.number = l->pushes++;
-    m->as.push.loss = async->loss;
-    m->as.push.lr = async->lr;
+    m->as.push.loss = g->loss;
+    m->as.push.lr = g->lr;
     return send(l, m);
 }
 
@@ -94,13 +89,9 @@ static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
     if (m->bytes != net->bytes || n > LT_ASYNC_HELD)
         return does_not_fit(l);
     LT_TRY(lt__image_unpack(net, false, m->data));
-    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
-                              .worker = rank_of(l),
-                              .ticket = m->as.grant.ticket[0],
-                              .read = m->as.grant.version,
-                              .n_reserved = n - 1};
-    memcpy(event->reserved, m->as.grant.ticket + 1, (size_t)(n - 1) * sizeof *event->reserved);
-    lt__async_begin(&l->async, event->ticket, &l->gradient);
+    lt_grant grant = {.worker = rank_of(l), .version = m->as.grant.version, .n = n};
+    memcpy(grant.ticket, m->as.grant.ticket, sizeof grant.ticket);
+    lt__async_begin(&l->async, &grant, &l->gradient, event);
     return LT_OK;
 }
 
@@ -187,7 +178,6 @@ static lt_status check_job(live *l)
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     live *l = (live *)async;
-    LT_TRY(push(async));
     LT_TRY(pull(l));
     listen(l);
     for (bool any = false; !any;) {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/async/order.h"
 
 typedef struct worker {
@@ -53,13 +54,9 @@ static lt_status reserve_bits(lt_order *o, int64_t ticket)
     size_t needed = (size_t)(ticket - o->base) / WORD + 1;
     if (needed <= o->n_bits)
         return LT_OK;
-    size_t n = 2 * o->n_bits > needed ? 2 * o->n_bits : needed;
-    uint64_t *bits = realloc(o->bits, n * sizeof *bits);
-    if (!bits)
-        return lt_fail(LT_ENOMEM, "out of memory for the tickets of asynchronous training");
-    memset(bits + o->n_bits, 0, (n - o->n_bits) * sizeof *bits);
-    o->bits = bits;
-    o->n_bits = n;
+    size_t had = o->n_bits;
+    LT_TRY(LT_RESERVE(o->bits, needed, &o->n_bits, "for the tickets of asynchronous training"));
+    memset(o->bits + had, 0, (o->n_bits - had) * sizeof *o->bits);
     return LT_OK;
 }
 
@@ -164,11 +161,9 @@ lt_order *lt__order_new(const lt_order_config *config)
 {
     if (check_config(config) != LT_OK)
         return NULL;
-    lt_order *o = calloc(1, sizeof *o);
-    if (!o) {
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    lt_order *o = lt__calloc(1, sizeof *o, "for asynchronous training");
+    if (!o)
         return NULL;
-    }
     if (set_workers(o, config, 0) == LT_OK)
         return o;
     lt__order_free(o);
@@ -288,7 +283,7 @@ lt_status lt__order_push(lt_order *o, int i, int64_t number, bool skip, lt_push 
                        "worker %d sent push %lld, but has sent %lld before and %s a ticket", i,
                        (long long)number, (long long)w->pushes,
                        w->computing ? "computes" : "does not compute");
-    *push = (lt_push){LT_PUSH_APPLIED, w->ticket[0], o->version - w->read};
+    *push = (lt_push){LT_PUSH_APPLIED, w->ticket[0], o->version - w->read, 0};
     w->pushes++;
     w->computing = false;
     o->computing--;
@@ -300,7 +295,7 @@ lt_status lt__order_push(lt_order *o, int i, int64_t number, bool skip, lt_push 
         put_back(o, push->ticket);
         return LT_OK;
     } else {
-        o->version++;
+        push->version = ++o->version;
     }
     mark_done(o, push->ticket);
     return LT_OK;
@@ -381,11 +376,10 @@ int64_t *lt__order_save(const lt_order *o, size_t *n)
     for (int64_t t = o->done; t < o->next; t++)
         done += lt__order_is_done(o, t);
     *n = HEAD + (size_t)o->n_again + (size_t)done + OF_WORKER * (size_t)c->workers;
-    int64_t *state = malloc(*n * sizeof *state), *to = state + HEAD;
-    if (!state) {
-        lt_fail(LT_ENOMEM, "out of memory for a checkpoint");
+    int64_t *state = lt__calloc(*n, sizeof *state, "for a checkpoint");
+    if (!state)
         return NULL;
-    }
+    int64_t *to = state + HEAD;
     const int64_t head[HEAD] = {CURRENT_FORMAT, c->workers, c->held,  c->staleness, c->drop,
                                 c->limit,       o->version, o->next,  o->pulls,     o->done,
                                 o->n_again,     done,       c->window};
@@ -439,7 +433,7 @@ static bool is_valid(const int64_t *state, bool *seen)
         n_seen += w[N_HELD];
         if (w[FLAGS] == IS_COMPUTING) {
             computing++;
-            oldest = w[READ] < oldest ? w[READ] : oldest;
+            oldest = LT_MIN(w[READ], oldest);
         }
     }
     return ok && n_seen == state[NEXT] - state[DONE] &&
@@ -508,11 +502,10 @@ static lt_order *load_checked(const int64_t *state, bool *damaged)
                               .drop = state[DROP],
                               .window = state[WINDOW],
                               .limit = state[LIMIT]};
-    bool *seen = calloc((size_t)(state[NEXT] - state[DONE]) + 1, sizeof *seen);
-    if (!seen) {
-        lt_fail(LT_ENOMEM, "out of memory for a checkpoint");
+    bool *seen =
+        lt__calloc((size_t)(state[NEXT] - state[DONE]) + 1, sizeof *seen, "for a checkpoint");
+    if (!seen)
         return NULL;
-    }
     *damaged = !is_valid(state, seen);
     free(seen);
     lt_order *o = *damaged ? NULL : lt__order_new(&config);

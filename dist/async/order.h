@@ -59,8 +59,9 @@ typedef enum lt_push_kind {
 
 typedef struct lt_push {
     lt_push_kind kind;
-    int64_t ticket; /* LT_NO_TICKET if DUPLICATE or FENCED */
-    int64_t delay;  /* 0 if DUPLICATE or FENCED */
+    int64_t ticket;  /* LT_NO_TICKET if DUPLICATE or FENCED */
+    int64_t delay;   /* 0 if DUPLICATE or FENCED */
+    int64_t version; /* the version that it makes, if APPLIED; otherwise 0 */
 } lt_push;
 
 /* New. NULL with LT_EINVAL if a number is out of range, or with LT_ENOMEM. */

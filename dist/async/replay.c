@@ -13,7 +13,6 @@ typedef struct entry { /* a push of the trace; entry i makes version i + 1 */
     int64_t ticket, read;
     int64_t place; /* place of the ticket among the sorted tickets of the trace */
     bool computed;
-    double loss, lr;
     lt_gradient *gradient; /* gradient of its worker */
 } entry;
 
@@ -26,20 +25,7 @@ typedef struct replay {
     bool *is_done;          /* (n) whether each ticket is applied; the first `done` tickets are */
     lt_gradient *gradients; /* (workers) */
     int workers;
-    entry *computing;
 } replay;
-
-static lt_status finish_computing(lt_async *async)
-{
-    replay *r = (replay *)async;
-    LT_TRY(lt__async_end(async));
-    if (r->computing) {
-        r->computing->loss = r->async.loss;
-        r->computing->lr = r->async.lr;
-    }
-    r->computing = NULL;
-    return LT_OK;
-}
 
 /* The next entry that reads the current version; NULL if all of them are computed. */
 static entry *next_to_compute(const replay *r)
@@ -55,11 +41,8 @@ static entry *next_to_compute(const replay *r)
 static lt_status begin(replay *r, entry *e, lt_async_event *event)
 {
     LT_TRY(lt__rule_pull(r->server.rule, e->worker));
-    *event = (lt_async_event){
-        .kind = LT_ASYNC_COMPUTE, .worker = e->worker, .ticket = e->ticket, .read = e->read};
     e->computed = true;
-    r->computing = e;
-    lt__async_begin(&r->async, e->ticket, e->gradient);
+    lt__async_begin(&r->async, &(lt_grant){e->worker, e->read, 1, {e->ticket}}, e->gradient, event);
     return LT_OK;
 }
 
@@ -72,33 +55,24 @@ static int64_t done_below(const replay *r)
 static lt_status apply(replay *r, lt_async_event *event)
 {
     const entry *e = &r->entries[r->version];
-    int64_t delay = r->version - e->read;
+    const lt_push push = {LT_PUSH_APPLIED, e->ticket, r->version - e->read, r->version + 1};
     if (e->gradient->skip)
         return lt_fail(LT_EUSAGE, "ticket %lld was applied in the trace, but is skipped now",
                        (long long)e->ticket);
-    LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, delay));
+    LT_TRY(lt__server_apply(&r->server, e->worker, e->gradient, r->version, push.delay));
     r->version++;
     r->server.base++;
     r->is_done[e->place] = true;
     while (r->done < r->n && r->is_done[r->done])
         r->done++;
     r->server.done_below = done_below(r);
-    *event = (lt_async_event){.kind = LT_ASYNC_PUSH,
-                              .worker = e->worker,
-                              .ticket = e->ticket,
-                              .read = e->read,
-                              .applied = r->version,
-                              .delay = delay,
-                              .done_below = r->server.done_below,
-                              .loss = e->loss,
-                              .lr = e->lr};
+    *event = lt__server_event(&r->server, &push, e->worker, e->read, e->gradient);
     return LT_OK;
 }
 
 static lt_status next(lt_async *async, lt_async_event *event)
 {
     replay *r = (replay *)async;
-    LT_TRY(finish_computing(async));
     entry *e = next_to_compute(r);
     if (e)
         return begin(r, e, event);
@@ -170,8 +144,8 @@ static int64_t place_of(const replay *r, int64_t ticket)
 static lt_status check_trace(replay *r, const lt_async_step *trace)
 {
     sort_tickets(r, trace);
-    int64_t *pushed = calloc((size_t)r->workers, sizeof *pushed); /* version of the last push */
-    lt_status status = pushed ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for a trace");
+    int64_t *pushed; /* (workers) version of the last push */
+    lt_status status = LT_CALLOC(pushed, r->workers, "for a trace");
     for (int64_t i = 0; status == LT_OK && i < r->n; i++) {
         const lt_async_step *s = &trace[i];
         int64_t place = place_of(r, s->ticket);
@@ -203,12 +177,10 @@ static lt_status open_replay(lt_async *async, const lt_async_config *c)
     async->server = &r->server;
     r->workers = c->workers;
     r->n = c->n_trace;
-    r->entries = calloc((size_t)r->n + 1, sizeof *r->entries);
-    r->tickets = calloc((size_t)r->n + 1, sizeof *r->tickets);
-    r->is_done = calloc((size_t)r->n + 1, sizeof *r->is_done);
-    r->gradients = calloc((size_t)r->workers, sizeof *r->gradients);
-    if (!r->entries || !r->tickets || !r->is_done || !r->gradients)
-        return lt_fail(LT_ENOMEM, "out of memory for a trace");
+    LT_TRY(LT_CALLOC(r->entries, r->n, "for a trace"));
+    LT_TRY(LT_CALLOC(r->tickets, r->n, "for a trace"));
+    LT_TRY(LT_CALLOC(r->is_done, r->n, "for a trace"));
+    LT_TRY(LT_CALLOC(r->gradients, r->workers, "for a trace"));
     for (int i = 0; i < r->workers; i++)
         LT_TRY(lt__gradient_open(&r->gradients[i], &async->net, false));
     LT_TRY(check_trace(r, c->trace));
@@ -220,6 +192,5 @@ const lt_async_mode lt__replay = {.bytes = sizeof(replay),
                                   .open = open_replay,
                                   .close = close_replay,
                                   .next = next,
-                                  .push = finish_computing,
                                   .set_limit = set_limit,
                                   .has_no_state = true};

@@ -87,14 +87,12 @@ static lt_status open_groups(lt_rule_state *s)
 {
     lt_optim_range r = {0};
     int n = lt_optim_count(s->optim);
-    if (!(s->all = malloc((size_t)n + 1)))
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-    memset(s->all, true, (size_t)n + 1);
+    LT_TRY(LT_CALLOC(s->all, n, "for asynchronous training"));
+    memset(s->all, true, (size_t)n);
     while (lt_optim_next_range(s->optim, NULL, s->all, false, &r))
         if (r.group >= s->n_groups)
             s->n_groups = r.group + 1;
-    if (!(s->stats = calloc((size_t)s->n_groups + 1, sizeof *s->stats)))
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    LT_TRY(LT_CALLOC(s->stats, s->n_groups, "for asynchronous training"));
     lt_tensor *like = s->values.n > 0 ? s->values.arena[0] : NULL;
     for (int g = 0; g < s->n_groups && s->config.rule == LT_RULE_DDC; g++) {
         s->stats[g] =
@@ -123,30 +121,28 @@ static void free_workers(lt_rule_state *s)
 static lt_status open_workers(lt_rule_state *s, int workers)
 {
     s->config.workers = workers;
-    s->backup = calloc((size_t)workers, sizeof *s->backup);
-    s->velocity = calloc((size_t)workers, sizeof *s->velocity);
-    if (!s->backup || !s->velocity)
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    LT_TRY(LT_CALLOC(s->backup, workers, "for asynchronous training"));
+    LT_TRY(LT_CALLOC(s->velocity, workers, "for asynchronous training"));
     for (int i = 0; i < workers; i++) {
         if (s->needs & BACKUP) {
-            LT_TRY(lt__flat_new(s->optim, &s->backup[i]));
+            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->backup[i]));
             LT_TRY(lt__flat_copy(&s->backup[i], &s->values));
         }
         if (s->needs & VELOCITY)
-            LT_TRY(lt__flat_new(s->optim, &s->velocity[i]));
+            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->velocity[i]));
     }
     return LT_OK;
 }
 
 static lt_status open_state(lt_rule_state *s)
 {
-    LT_TRY(lt__flat_over(s->optim, LT_OPTIM_VALUES, &s->values));
+    LT_TRY(lt__flat_open(s->optim, LT_OPTIM_VALUES, &s->values));
     if (s->has_momentum)
-        LT_TRY(lt__flat_over(s->optim, MOMENTUM_SLOT, &s->slot));
+        LT_TRY(lt__flat_open(s->optim, MOMENTUM_SLOT, &s->slot));
     else if (s->config.rule == LT_RULE_ORMO)
-        LT_TRY(lt__flat_new(s->optim, &s->slot));
+        LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->slot));
     if (s->needs & SQUARES)
-        LT_TRY(lt__flat_new(s->optim, &s->squares));
+        LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->squares));
     LT_TRY(open_groups(s));
     return open_workers(s, s->config.workers);
 }
@@ -155,11 +151,9 @@ lt_rule_state *lt__rule_new(lt_optim *optim, const lt_rule_config *config)
 {
     if (check_config(optim, config) != LT_OK)
         return NULL;
-    lt_rule_state *s = calloc(1, sizeof *s);
-    if (!s) {
-        lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    lt_rule_state *s = lt__calloc(1, sizeof *s, "for asynchronous training");
+    if (!s)
         return NULL;
-    }
     s->optim = optim;
     s->config = *config;
     s->needs = rules[config->rule].needs;
@@ -472,33 +466,28 @@ lt_status lt__rule_stats(lt_rule_state *s, int group, lt_rule_stats *stats)
 
 bool lt__rule_flat(const lt_rule_state *s, int i, char name[32], const lt_flat **flat)
 {
+    bool own_slot = s->slot.n > 0 && !s->has_momentum;
+    int workers = s->config.workers;
     const struct {
         const char *name;
         const lt_flat *flat;
-        bool there;
-    } shared[] = {{"squares", &s->squares, s->needs & SQUARES},
-                  {"velocity", &s->slot, s->slot.n > 0 && !s->has_momentum}};
-    for (size_t k = 0; k < sizeof shared / sizeof *shared; k++)
-        if (shared[k].there && i-- == 0) {
-            snprintf(name, 32, "%s", shared[k].name);
-            *flat = shared[k].flat;
-            return true;
-        }
-    const struct {
-        const char *name;
-        const lt_flat *flat;
-        bool there;
-    } of_workers[] = {{"backup", s->backup, s->needs & BACKUP},
-                      {"velocity", s->velocity, s->needs & VELOCITY}};
-    for (size_t k = 0; k < sizeof of_workers / sizeof *of_workers; k++) {
-        if (of_workers[k].there && i < s->config.workers) {
-            snprintf(name, 32, "%s.%d", of_workers[k].name, i);
-            *flat = &of_workers[k].flat[i];
-            return true;
-        }
-        i -= of_workers[k].there ? s->config.workers : 0;
-    }
-    return false;
+        int n;
+        bool per_worker;
+    } lists[] = {{"squares", &s->squares, s->needs & SQUARES ? 1 : 0, false},
+                 {"velocity", &s->slot, own_slot, false},
+                 {"backup", s->backup, s->needs & BACKUP ? workers : 0, true},
+                 {"velocity", s->velocity, s->needs & VELOCITY ? workers : 0, true}};
+    size_t k = 0;
+    while (k < sizeof lists / sizeof *lists && i >= lists[k].n)
+        i -= lists[k++].n;
+    if (k == sizeof lists / sizeof *lists)
+        return false;
+    if (lists[k].per_worker)
+        snprintf(name, 32, "%s.%d", lists[k].name, i);
+    else
+        snprintf(name, 32, "%s", lists[k].name);
+    *flat = &lists[k].flat[i];
+    return true;
 }
 
 void lt__rule_save(const lt_rule_state *s, double numbers[LT_RULE_NUMBERS])

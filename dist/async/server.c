@@ -53,19 +53,23 @@ lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gra
     LT_TRY(lt__order_push(s->order, worker, number, gradient->skip, push));
     s->done_below = lt__order_done_below(s->order);
     if (push->kind == LT_PUSH_APPLIED)
-        LT_TRY(lt__server_apply(s, worker, gradient, lt__order_version(s->order) - 1, push->delay));
+        LT_TRY(lt__server_apply(s, worker, gradient, push->version - 1, push->delay));
     return lt__snapshots_take(&s->snapshots, s->net, s->done_below);
 }
 
-lt_async_event lt__server_event(const lt_server *s, const lt_push *push)
+lt_async_event lt__server_event(const lt_server *s, const lt_push *push, int worker, int64_t read,
+                                const lt_gradient *g)
 {
     return (lt_async_event){.kind = LT_ASYNC_PUSH,
+                            .worker = worker,
                             .ticket = push->ticket,
-                            .applied = push->kind == LT_PUSH_APPLIED ? lt__order_version(s->order)
-                                                                     : 0,
+                            .read = read,
+                            .applied = push->version,
                             .delay = push->delay,
                             .dropped = push->kind == LT_PUSH_DROPPED,
-                            .done_below = s->done_below};
+                            .done_below = s->done_below,
+                            .loss = g->loss,
+                            .lr = g->lr};
 }
 
 int64_t lt__server_steps(const lt_server *s) { return s->base + lt__order_version(s->order); }

@@ -33,8 +33,10 @@ LT_MUST lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any
  * the snapshots whose moment has come. */
 LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
                                   const lt_gradient *gradient, lt_push *push);
-/* The event of this push, right after it. The caller sets worker, read, loss, lr and time. */
-lt_async_event lt__server_event(const lt_server *server, const lt_push *push);
+/* The event of this push, right after it. read: the version that the worker has read. The caller
+ * sets the time. */
+lt_async_event lt__server_event(const lt_server *server, const lt_push *push, int worker,
+                                int64_t read, const lt_gradient *gradient);
 
 /* Applies a gradient. version: number of versions made before; delay: number of versions made since
  * its worker's pull. For callers that do not use the order. */

@@ -62,23 +62,30 @@ static void stop_worker(lt_server_loop *l, int i)
     send(l, i, m);
 }
 
+/* A message with the values of the net; with_slots: see lt__image_pack(). New. NULL with LT_ENOMEM,
+ * or the device's error. */
+static lt_message *pack(const lt_image *net, lt_message_kind kind, bool with_slots)
+{
+    lt_message *m = lt__message_new(kind, net->bytes + (with_slots ? net->slot_bytes : 0));
+    if (!m || lt__image_pack(net, with_slots, m->data) == LT_OK)
+        return m;
+    lt__message_free(m);
+    return NULL;
+}
+
 static lt_status grant(lt_server_loop *l, const lt_grant *g)
 {
     bool any = g->n > 0;
     lt_member *w = &l->members[g->worker];
-    lt_message *m = lt__message_new(LT_MSG_GRANT, any ? l->replica.image.bytes : 0);
+    lt_message *m = any ? pack(&l->replica.image, LT_MSG_GRANT, false)
+                        : lt__message_new(LT_MSG_GRANT, 0);
     if (!m)
-        return LT_ENOMEM;
+        return lt_errcode();
     m->as.grant.pull = w->pull;
     m->as.grant.version = g->version;
     m->as.grant.n = g->n;
     _Static_assert(sizeof m->as.grant.ticket == sizeof g->ticket, "a grant has all tickets");
     memcpy(m->as.grant.ticket, g->ticket, sizeof g->ticket);
-    lt_status status = any ? lt__image_pack(&l->replica.image, false, m->data) : LT_OK;
-    if (status != LT_OK) {
-        lt__message_free(m);
-        return status;
-    }
     w->last_message = now_of(l);
     w->computing = w->pull_expected = any;
     w->stop_sent = !any;
@@ -113,11 +120,7 @@ static lt_status push(lt_server_loop *l, const lt_message *m)
         send(l, m->from, lt__message_new(LT_MSG_FENCED, 0));
     if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
         return LT_OK;
-    lt_async_event event = lt__server_event(&l->server, &p);
-    event.worker = m->from;
-    event.read = w->read;
-    event.loss = m->as.push.loss;
-    event.lr = m->as.push.lr;
+    lt_async_event event = lt__server_event(&l->server, &p, m->from, w->read, &l->gradient);
     event.time = lt__seconds();
     report(l, &event);
     l->stopped |= l->last > 0 && lt__order_version(l->server.order) >= l->last;
@@ -271,16 +274,11 @@ static void lock_running(lt_server_loop *l)
 static bool run_once(lt_server_loop *l, const lt_message *m)
 {
     lock_running(l);
-    if (m) {
-        lt_status status = handle(l, m);
-        if (status != LT_OK)
-            fail(l, status);
-    }
-    if (!l->stopped) {
-        lt_status status = answer_pulls(l);
-        if (status != LT_OK)
-            fail(l, status);
-    }
+    lt_status status = m ? handle(l, m) : LT_OK;
+    if (status == LT_OK)
+        status = answer_pulls(l);
+    if (status != LT_OK)
+        fail(l, status);
     stop_waiting(l);
     bool over = l->closing && (all_know(l) || l->status != LT_OK);
     pthread_mutex_unlock(&l->lock);
@@ -318,9 +316,7 @@ static void free_loop(lt_server_loop *l)
 static lt_status open_loop(lt_server_loop *l, lt_ctx *ctx, const lt_image *of,
                            const lt_async_config *config)
 {
-    l->members = calloc((size_t)l->n, sizeof *l->members);
-    if (!l->members)
-        return lt_fail(LT_ENOMEM, "out of memory for %d workers", l->n);
+    LT_TRY(LT_CALLOC(l->members, l->n, "for %d workers", l->n));
     LT_TRY(lt__replica_open(&l->replica, ctx, of));
     LT_TRY(lt__gradient_open(&l->gradient, &l->replica.image, true));
     LT_TRY(lt__server_open(&l->server, &l->replica.image, config));
@@ -339,11 +335,9 @@ static lt_status open_loop(lt_server_loop *l, lt_ctx *ctx, const lt_image *of,
 lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image *of,
                                      const lt_async_config *config, double heartbeat_timeout)
 {
-    lt_server_loop *l = calloc(1, sizeof *l);
-    if (!l) {
-        lt_fail(LT_ENOMEM, "out of memory for the server");
+    lt_server_loop *l = lt__calloc(1, sizeof *l, "for the server");
+    if (!l)
         return NULL;
-    }
     l->group = config->group;
     l->mail = mail;
     l->n = config->workers;
@@ -430,19 +424,13 @@ static void end_thread(lt_server_loop *l, bool now)
 
 static lt_status send_final(lt_server_loop *l)
 {
-    const lt_image *net = &l->replica.image;
     for (int i = 1; i < l->n; i++) {
         if (lt__order_is_lost(l->server.order, i))
             continue;
-        lt_message *m = lt__message_new(LT_MSG_FINISH, net->bytes + net->slot_bytes);
+        lt_message *m = pack(&l->replica.image, LT_MSG_FINISH, true);
         if (!m)
-            return LT_ENOMEM;
+            return lt_errcode();
         m->as.finish.steps = lt__server_steps(&l->server);
-        lt_status status = lt__image_pack(net, true, m->data);
-        if (status != LT_OK) {
-            lt__message_free(m);
-            return status;
-        }
         send(l, i, m);
     }
     return LT_OK;

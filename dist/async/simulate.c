@@ -17,7 +17,6 @@ typedef struct worker {
     double end;   /* virtual time at which it pushes; infinity if it does not compute */
     int64_t pull; /* number of its last pull; orders equal times */
     int64_t read, pushes;
-    double loss, lr;
     lt_gradient gradient;
 } worker;
 
@@ -29,7 +28,6 @@ typedef struct simulation {
     double sigma, *times;
     int n_times;
     int64_t pulls;
-    worker *computing; /* the worker whose gradient the caller computes, or NULL */
 } simulation;
 
 /* ==== Time ==================================================================================== */
@@ -93,10 +91,8 @@ static lt_status open_simulation(lt_async *async, const lt_async_config *c)
     async->server = &a->server;
     a->sigma = c->sigma;
     a->n_times = c->n_times;
-    a->times = calloc((size_t)c->n_times + 1, sizeof *a->times);
-    a->workers = calloc((size_t)c->workers, sizeof *a->workers);
-    if (!a->times || !a->workers)
-        return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
+    LT_TRY(LT_CALLOC(a->times, c->n_times, "for asynchronous training"));
+    LT_TRY(LT_CALLOC(a->workers, c->workers, "for asynchronous training"));
     for (int i = 0; i < c->n_times; i++)
         a->times[i] = c->times[i];
     for (; a->n_workers < c->workers; a->n_workers++) {
@@ -109,20 +105,6 @@ static lt_status open_simulation(lt_async *async, const lt_async_config *c)
 
 /* ==== Events ================================================================================== */
 
-/* The caller has computed a gradient: its worker pushes it later. */
-static lt_status finish_computing(lt_async *async)
-{
-    simulation *a = (simulation *)async;
-    LT_TRY(lt__async_end(&a->async));
-    if (!a->computing)
-        return LT_OK;
-    a->computing->loss = a->async.loss;
-    a->computing->lr = a->async.lr;
-    a->computing->end = a->server.time + seconds_of(a, (int)(a->computing - a->workers));
-    a->computing = NULL;
-    return LT_OK;
-}
-
 /* Moves the clock to the end of a worker's computation, and takes its push. */
 static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
 {
@@ -131,33 +113,21 @@ static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
     a->server.time = w->end;
     w->end = INFINITY;
     LT_TRY(lt__server_push(&a->server, i, w->pushes++, &w->gradient, &p));
-    *event = lt__server_event(&a->server, &p);
-    event->worker = i;
-    event->read = w->read;
-    event->loss = w->loss;
-    event->lr = w->lr;
+    *event = lt__server_event(&a->server, &p, i, w->read, &w->gradient);
     event->time = a->server.time;
     w->idle = true;
     return LT_OK;
 }
 
-/* Starts the computation of a granted ticket. */
-static lt_status begin_computing(simulation *a, const lt_grant *g, lt_async_event *event)
+/* Starts the computation of a granted ticket. Its worker pushes the gradient at w->end. */
+static void begin_computing(simulation *a, const lt_grant *g, lt_async_event *event)
 {
     worker *w = &a->workers[g->worker];
     w->read = g->version;
     w->pull = a->pulls++;
-    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
-                              .worker = g->worker,
-                              .ticket = g->ticket[0],
-                              .read = w->read,
-                              .n_reserved = g->n - 1,
-                              .time = a->server.time};
-    for (int k = 1; k < g->n; k++)
-        event->reserved[k - 1] = g->ticket[k];
-    a->computing = w;
-    lt__async_begin(&a->async, g->ticket[0], &w->gradient);
-    return LT_OK;
+    w->end = a->server.time + seconds_of(a, g->worker);
+    lt__async_begin(&a->async, g, &w->gradient, event);
+    event->time = a->server.time;
 }
 
 /* Lets all idle workers pull, as long as there are tickets. */
@@ -177,14 +147,15 @@ static lt_status next(lt_async *async, lt_async_event *event)
     simulation *a = (simulation *)async;
     lt_grant g;
     bool any;
-    LT_TRY(finish_computing(async));
     LT_TRY(pull(a));
     for (;;) {
         LT_TRY(lt__server_grant(&a->server, &g, &any));
-        if (any && g.n > 0)
-            return begin_computing(a, &g, event);
         if (!any)
             break;
+        if (g.n > 0) {
+            begin_computing(a, &g, event);
+            return LT_OK;
+        }
         a->workers[g.worker].idle = true;
     }
     worker *w = next_push(a);
@@ -203,5 +174,4 @@ const lt_async_mode lt__simulation = {.bytes = sizeof(simulation),
                                       .open = open_simulation,
                                       .close = close_simulation,
                                       .next = next,
-                                      .push = finish_computing,
                                       .set_limit = set_limit};

@@ -10,10 +10,7 @@ typedef struct lt_snapshot {
     char *data;     /* NULL before that moment */
 } snapshot;
 
-static lt_status no_memory(void)
-{
-    return lt_fail(LT_ENOMEM, "out of memory for the weights of an epoch");
-}
+static const char WEIGHTS[] = "for the weights of an epoch";
 
 /* The snapshot for a ticket, or NULL. */
 static snapshot *find(const lt_snapshots *list, int64_t ticket)
@@ -28,9 +25,8 @@ lt_status lt__snapshots_plan(lt_snapshots *list, int64_t ticket)
 {
     if (find(list, ticket))
         return LT_OK;
-    snapshot *s = calloc(1, sizeof *s);
-    if (!s)
-        return no_memory();
+    snapshot *s;
+    LT_TRY(LT_CALLOC(s, 1, WEIGHTS));
     *s = (snapshot){.next = list->first, .ticket = ticket};
     list->first = s;
     return LT_OK;
@@ -41,8 +37,7 @@ lt_status lt__snapshots_take(lt_snapshots *list, const lt_image *from, int64_t d
     for (snapshot *s = list->first; s; s = s->next) {
         if (s->data || done < s->ticket)
             continue;
-        if (!(s->data = malloc(from->bytes + 1)))
-            return no_memory();
+        LT_TRY(LT_CALLOC(s->data, from->bytes, WEIGHTS));
         LT_TRY(lt__image_pack(from, false, s->data));
     }
     return LT_OK;
@@ -85,8 +80,7 @@ lt_status lt__snapshots_restore(lt_snapshots *list, int64_t ticket, lt_tensor *v
 {
     LT_TRY(lt__snapshots_plan(list, ticket));
     snapshot *s = find(list, ticket);
-    if (!s->data && !(s->data = malloc((size_t)values->count + 1)))
-        return no_memory();
+    LT_TRY(LT_RESIZE(s->data, values->count, WEIGHTS));
     return lt_read(values, s->data);
 }
 

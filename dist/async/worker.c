@@ -3,8 +3,6 @@
 #include "dist/async/worker.h"
 #include "dist/fault.h"
 
-/* ==== The part of a step ====================================================================== */
-
 static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
 {
     lt_async *a = ud;
@@ -18,7 +16,7 @@ static lt_status add_loss(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *gra
     if (!loss || loss->count != 1)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
-    a->loss += value;
+    a->gradient->loss += value;
     return LT_OK;
 }
 
@@ -45,7 +43,7 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
     LT_TRY(lt__gradient_store(a->gradient, options, step_status, factor));
     LT_TRY(
         lt__rule_check(a->rule, lt_optim_def(optim), a->gradient->options, a->gradient->n_groups));
-    a->lr = lr_of(optim, a->gradient);
+    a->gradient->lr = lr_of(optim, a->gradient);
     a->stepped = true;
     return LT_OK;
 }
@@ -54,25 +52,4 @@ lt_status lt__async_set_part(lt_async *a)
 {
     return lt_set_part(a->ctx, LT_PART_EXCHANGE,
                        &(lt_step_part){.ud = a, .begin = add_loss, .apply = store});
-}
-
-/* ==== A batch ================================================================================= */
-
-void lt__async_begin(lt_async *a, int64_t ticket, lt_gradient *gradient)
-{
-    a->ticket = ticket;
-    a->gradient = gradient;
-    a->loss = a->lr = 0;
-    a->stepped = a->has_backward = false;
-    a->computed++;
-    lt_set_step(a->ctx, ticket);
-}
-
-lt_status lt__async_end(lt_async *a)
-{
-    if (a->gradient && !a->stepped)
-        return lt_fail(LT_EINVAL, "ticket %lld had no optimizer step; each batch requires one",
-                       (long long)a->ticket);
-    a->gradient = NULL;
-    return LT_OK;
 }

@@ -13,9 +13,10 @@ typedef struct lt_async_mode { /* a simulation, a replay or live training */
     lt_status (*open)(lt_async *async, const lt_async_config *config);
     void (*close)(lt_async *async);                            /* async may be only partly open */
     lt_status (*next)(lt_async *async, lt_async_event *event); /* see async.h */
-    lt_status (*push)(lt_async *async);
     lt_status (*set_limit)(lt_async *async, int64_t tickets);
-    lt_status (*release)(lt_async *async); /* this and the functions below may be NULL */
+    /* Sends the gradient of a batch that has ended. This and the functions below may be NULL */
+    lt_status (*push)(lt_async *async, lt_gradient *gradient);
+    lt_status (*release)(lt_async *async);
     lt_status (*finish)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     bool (*poll)(lt_async *async, lt_async_event *event);
@@ -36,7 +37,6 @@ struct lt_async {
     /* The batch that the caller computes: */
     lt_gradient *gradient; /* where to store its gradient; NULL if the caller computes none */
     int64_t ticket;
-    double loss, lr;
     bool has_backward, stepped; /* a backward has begun; it has taken the optimizer step */
     int rank;                   /* rank for injected faults; -1 without faults */
     int64_t computed;           /* batches that the caller has begun */
@@ -47,9 +47,9 @@ struct lt_async {
 
 /* Sets the exchange of async->ctx. */
 LT_MUST lt_status lt__async_set_part(lt_async *async);
-/* Starts the computation of a ticket, whose gradient will be stored in *gradient. */
-void lt__async_begin(lt_async *async, int64_t ticket, lt_gradient *gradient);
-/* Ends it. LT_EINVAL if there was no optimizer step. */
-LT_MUST lt_status lt__async_end(lt_async *async);
+/* Starts the computation of ticket[0], and makes the event. grant: the worker, the version that it
+ * reads and its tickets. The gradient will be stored in *gradient. */
+void lt__async_begin(lt_async *async, const lt_grant *grant, lt_gradient *gradient,
+                     lt_async_event *event);
 
 #endif

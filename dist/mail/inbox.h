@@ -10,7 +10,7 @@
 typedef struct lt_inbox {
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t arrived;
-    lt_message *first, **end;
+    lt_messages messages;
     bool closed;
 } lt_inbox;
 

@@ -26,9 +26,16 @@ typedef struct lt_message {
     _Alignas(64) char data[]; /* (bytes) */
 } lt_message;
 
+typedef struct lt_messages {  /* a list, the oldest one first. All zeros: empty */
+    lt_message *first, *last; /* last: undefined if the list is empty */
+} lt_messages;
+
 /* A message with a zero body and uninitialized data. New. NULL with LT_ENOMEM. */
 lt_message *lt__message_new(lt_message_kind kind, size_t bytes);
-void lt__message_free(lt_message *message); /* NULL is allowed */
+void lt__message_free(lt_message *message);                    /* NULL is allowed */
+void lt__messages_put(lt_messages *list, lt_message *message); /* message is taken */
+lt_message *lt__messages_take(lt_messages *list); /* the oldest one, new; NULL if there is none */
+void lt__messages_free(lt_messages *list);        /* frees the messages */
 
 /* Opens the mailboxes of n ranks that are threads of this process: mail (n), all new. LT_ENOMEM; no
  * mailbox is open then. */

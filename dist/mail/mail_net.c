@@ -28,8 +28,8 @@ typedef struct peer { /* another rank */
     head in;              /* head of the message that arrives */
     lt_message *arriving; /* message whose data arrives; NULL: a head arrives */
     lt_request receiving;
-    lt_message *first, **end; /* messages to send; under the lock */
-    lt_message *leaving;      /* message that is being sent, or NULL */
+    lt_messages to_send; /* under the lock */
+    lt_message *leaving; /* message that is being sent, or NULL */
     head out;
     bool head_left; /* the head has been sent */
     lt_request sending;
@@ -116,9 +116,7 @@ static bool receive_some(net_mail *m, int i)
 static lt_message *next_to_send(net_mail *m, peer *p)
 {
     pthread_mutex_lock(&m->lock);
-    lt_message *message = p->first;
-    if (message && !(p->first = message->next))
-        p->end = &p->first;
+    lt_message *message = lt__messages_take(&p->to_send);
     pthread_mutex_unlock(&m->lock);
     return message;
 }
@@ -167,7 +165,7 @@ static bool is_sending(net_mail *m)
 {
     bool any = false;
     for (int i = 0; i < m->size; i++)
-        any |= m->peer[i].leaving || m->peer[i].first;
+        any |= m->peer[i].leaving || m->peer[i].to_send.first;
     return any;
 }
 
@@ -237,11 +235,8 @@ static void net_send(lt_mail *mail, int to, lt_message *message)
         lt__inbox_put(&m->inbox, message);
         return;
     }
-    peer *p = &m->peer[to];
-    message->next = NULL;
     pthread_mutex_lock(&m->lock);
-    *p->end = message;
-    p->end = &message->next;
+    lt__messages_put(&m->peer[to].to_send, message);
     wake(m);
     pthread_mutex_unlock(&m->lock);
 }
@@ -273,10 +268,7 @@ static void net_close(lt_mail *mail, double seconds)
 
 static void free_peer(peer *p)
 {
-    for (lt_message *next; p->first; p->first = next) {
-        next = p->first->next;
-        lt__message_free(p->first);
-    }
+    lt__messages_free(&p->to_send);
     lt__message_free(p->notice);
     lt__message_free(p->arriving);
     lt__message_free(p->leaving);
@@ -297,11 +289,9 @@ void lt__mail_free_net(lt_mail *mail)
 
 static void receive_heads(net_mail *m)
 {
-    for (int i = 0; i < m->size; i++) {
-        m->peer[i].end = &m->peer[i].first;
+    for (int i = 0; i < m->size; i++)
         if (i != m->net->rank)
             receive_head(m, i);
-    }
 }
 
 /* Allocates the notices that a rank is lost. */
@@ -315,11 +305,10 @@ static lt_status open_notices(net_mail *m)
 
 lt_mail *lt__mail_open_net(const lt_net *net)
 {
-    net_mail *m = calloc(1, sizeof *m + (size_t)net->size * sizeof *m->peer);
-    if (!m) {
-        lt_fail(LT_ENOMEM, "out of memory for the messages of %d ranks", net->size);
+    net_mail *m = lt__calloc(1, sizeof *m + (size_t)net->size * sizeof *m->peer,
+                             "for the messages of %d ranks", net->size);
+    if (!m)
         return NULL;
-    }
     m->mail =
         (lt_mail){.send = net_send, .close = net_close, .waits = net_waits, .inbox = &m->inbox};
     m->net = net;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/bucket_plan.h"
 #include "dist/pipeline/costs.h"
 
@@ -38,14 +39,11 @@ static double at(const lt_pipe_line *line, double images)
 lt_status lt__costs_open(lt_costs *c, const lt_pipe_net *net, const lt_pipe_job *job)
 {
     size_t n = (size_t)net->n_units;
-    *c = (lt_costs){.net = net,
-                    .job = job,
-                    .lines = malloc(3 * n * sizeof *c->lines),
-                    .before = calloc(n + 1, sizeof *c->before),
-                    .begin = malloc((n + 1) * sizeof *c->begin),
-                    .cut_bytes = malloc(n * sizeof *c->cut_bytes)};
-    if (!c->lines || !c->before || !c->begin || !c->cut_bytes)
-        return lt_fail(LT_ENOMEM, "out of memory to plan for %zu units", n);
+    *c = (lt_costs){.net = net, .job = job};
+    LT_TRY(LT_CALLOC(c->lines, 3 * n, "to plan for %zu units", n));
+    LT_TRY(LT_CALLOC(c->before, n + 1, "to plan for %zu units", n));
+    LT_TRY(LT_CALLOC(c->begin, n + 1, "to plan for %zu units", n));
+    LT_TRY(LT_CALLOC(c->cut_bytes, n, "to plan for %zu units", n));
     if (n < 1 || net->n_sizes < 1)
         return lt_fail(LT_EINVAL,
                        "a net has at least 1 unit and is measured at 1 size, not %zu, %d", n,

@@ -70,15 +70,6 @@ static lt_tensor *receive_next(void *ud, lt_tensor *x)
     return y;
 }
 
-/* Whether the job has failed, so that nothing more arrives. */
-static bool has_failed(const lt_pipeline *p)
-{
-    char text[8];
-    int rank;
-    lt_status code;
-    return lt_group_failure(p->group, &rank, &code, text, sizeof text);
-}
-
 static lt_status write_file(lt_pipeline *p, const char *path, int n, const char *const *names,
                             lt_tensor *const *tensors, int n_meta, const char *const *meta)
 {
@@ -90,10 +81,10 @@ static lt_status write_file(lt_pipeline *p, const char *path, int n, const char 
     int remote = 0;
     strncpy(text, lt_errmsg(), sizeof text - 1);
     text[sizeof text - 1] = '\0';
-    for (int i = 0; i < n && !has_failed(p); i++) {
+    for (int i = 0; i < n && !lt__group_has_failed(p->group); i++) {
         bool is_left = tensors[i]->meta && remote++ >= at.received;
         lt_tensor *y = is_left ? receive(p, tensors[i]) : NULL;
-        if (is_left && !y && !has_failed(p))
+        if (is_left && !y && !lt__group_has_failed(p->group))
             lt_group_fail(p->group); /* the sender waits for it */
         lt_release(y);
     }
@@ -131,7 +122,7 @@ lt_status lt_pipeline_save(lt_pipeline *p, const char *path, int n, const char *
     char text[1024];
     lt_status status = save(p, path, n, names, tensors, n_meta, meta);
     bool is_root = lt_group_rank(p->group) == 0;
-    if (has_failed(p) || (status != LT_OK && !is_root))
+    if (lt__group_has_failed(p->group) || (status != LT_OK && !is_root))
         return status;
     snprintf(text, sizeof text, "%s", lt_errmsg());
     lt_status others = lt_group_barrier(p->group, "the end of a save");

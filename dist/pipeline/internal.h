@@ -32,7 +32,8 @@ typedef struct lt_micro_batch { /* exists until its backward pass is done */
     struct lt_micro_batch *next;
     lt_sent *sent;
     lt_received *received;
-    int n_sent, n_received, sent_capacity, received_capacity;
+    int n_sent, n_received;
+    size_t sent_room, received_room;
     lt_tensor *loss, *grad; /* the loss, if this stage has it; its gradient, or NULL */
     bool in_scope;          /* it began within a scope */
     bool forward_done;
@@ -66,10 +67,9 @@ struct lt_pipeline {
     lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */
     lt_micro_batch *back;         /* micro-batch whose backward pass runs, or NULL */
     uint64_t lost;                /* stages that have failed or ended, as bits */
-    /* (stages) for each stage: a list of values that have arrived, oldest first; the numbers of
-     * values sent to it and taken from it; and the number of values sent to it that it has not
-     * acknowledged yet */
-    lt_message **values;
+    /* (stages) for each stage: the values that have arrived; the numbers of values sent to it and
+     * taken from it; and the number of values sent to it that it has not acknowledged yet */
+    lt_messages *values;
     int64_t *sent, *taken, *unread;
     int *waits_for; /* (stages) 1 + the rank for which each stage waits; 0: no rank is known */
     uint64_t bytes; /* bytes of the messages sent */

@@ -44,7 +44,7 @@ static lt_status receive(lt_group *g, lt_mail *mail, void *data, size_t bytes)
     lt_message *m = wait_for(g, mail);
     if (!m)
         return lt_errcode();
-    memcpy(data, m->data, bytes < m->bytes ? bytes : m->bytes);
+    memcpy(data, m->data, LT_MIN(bytes, m->bytes));
     lt__message_free(m);
     return LT_OK;
 }
@@ -84,9 +84,9 @@ lt_status lt_group_time_message(lt_group *g, size_t bytes, double *seconds)
     lt_mail *mail = lt__group_mail(g);
     if (!mail)
         return lt_errcode();
-    void *data = calloc(1, bytes ? bytes : 1);
-    lt_status status = data ? time_exchanges(g, mail, data, bytes, seconds)
-                            : lt_fail(LT_ENOMEM, "out of memory to time a message");
+    char *data;
+    LT_TRY(LT_CALLOC(data, bytes, "to time a message"));
+    lt_status status = time_exchanges(g, mail, data, bytes, seconds);
     free(data);
     LT_TRY(status);
     return lt_group_broadcast(g, "the time of a message", seconds, sizeof *seconds, 0);

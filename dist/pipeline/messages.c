@@ -83,16 +83,6 @@ static lt_status take_grad(lt_pipeline *p, int from, lt_message *m)
                            : "a gradient has arrived for a value that was not sent");
 }
 
-/* Appends values that have arrived, m, which is taken. */
-static void take_values(lt_pipeline *p, int from, lt_message *m)
-{
-    lt_message **end = &p->values[from];
-    while (*end)
-        end = &(*end)->next;
-    m->next = NULL;
-    *end = m;
-}
-
 /* Whether a message is from a stage of this replica. */
 static bool is_of_replica(const lt_pipeline *p, const lt_message *m)
 {
@@ -107,7 +97,7 @@ static lt_status store(lt_pipeline *p, lt_message *m)
     if (is_here && m->kind == LT_MSG_GRAD)
         return take_grad(p, from, m);
     if (is_here && m->kind == LT_MSG_VALUES) {
-        take_values(p, from, m);
+        lt__messages_put(&p->values[from], m);
         return LT_OK;
     }
     if (is_here && m->kind == LT_MAIL_LOST)
@@ -288,25 +278,11 @@ lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_messa
 
 /* ==== The functions of lt_stages ============================================================== */
 
-/* Makes room for one more item of `size` bytes in a list. */
-static lt_status grow(void **list, int n, int *capacity, size_t size)
-{
-    if (n < *capacity)
-        return LT_OK;
-    int more = *capacity > 0 ? 2 * *capacity : 4;
-    void *larger = realloc(*list, (size_t)more * size);
-    if (!larger)
-        return lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
-    *list = larger;
-    *capacity = more;
-    return LT_OK;
-}
-
 /* Adds x to the current micro-batch: stage `from` will return its gradient. x is taken. */
 static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int from)
 {
     lt_micro_batch *q = x ? lt__micro_current(p) : NULL;
-    lt_status status = q ? grow((void **)&q->sent, q->n_sent, &q->sent_capacity, sizeof *q->sent)
+    lt_status status = q ? LT_RESERVE(q->sent, q->n_sent + 1, &q->sent_room, "for a micro-batch")
                          : LT_ENOMEM;
     if (status == LT_OK)
         q->sent[q->n_sent++] = (lt_sent){.x = x, .to = from, .number = p->sent[from]};
@@ -348,10 +324,10 @@ lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from)
 static lt_status wait_for_values(lt_pipeline *p, int from)
 {
     LT_TRY(lt__pipe_poll(p));
-    while (!p->values[from]) {
+    while (!p->values[from].first) {
         bool has_weights = p->state.weights < p->state.backward;
         LT_TRY(has_weights ? lt__pipe_catch_up(p) : lt__pipe_wait(p, 1ull << from));
-        if (has_weights && !p->values[from])
+        if (has_weights && !p->values[from].first)
             LT_TRY(lt__micro_run_weights(p));
     }
     return LT_OK;
@@ -364,7 +340,7 @@ static lt_status owe_grad(lt_pipeline *p, lt_tensor *x, int to, int64_t number)
     lt_micro_batch *q = lt__micro_current(p);
     if (!q)
         return LT_ENOMEM;
-    LT_TRY(grow((void **)&q->received, q->n_received, &q->received_capacity, sizeof *q->received));
+    LT_TRY(LT_RESERVE(q->received, q->n_received + 1, &q->received_room, "for a micro-batch"));
     q->received[q->n_received++] = (lt_received){.x = lt_retain(x), .to = to, .number = number};
     return LT_OK;
 }
@@ -374,8 +350,7 @@ lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to)
     lt_pipeline *p = ud;
     LT_TRY(wait_for_values(p, from));
     lt__pipe_log(p, LT_PIPE_INPUT, p->state.forward);
-    lt_message *m = p->values[from];
-    p->values[from] = m->next;
+    lt_message *m = lt__messages_take(&p->values[from]);
     int64_t number = p->taken[from]++;
     bool acknowledged = m->as.transfer.acknowledged;
     bool fits = m->as.transfer.number == number && m->as.transfer.forwards == p->forwards &&

@@ -17,11 +17,9 @@ lt_micro_batch *lt__micro_current(lt_pipeline *p)
     lt_micro_batch *last = lt__micro_last(p);
     if (last && !last->forward_done)
         return last;
-    lt_micro_batch *fresh = calloc(1, sizeof *fresh);
-    if (!fresh) {
-        lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
+    lt_micro_batch *fresh = lt__calloc(1, sizeof *fresh, "for a micro-batch");
+    if (!fresh)
         return NULL;
-    }
     fresh->in_scope = p->ctx->scope != NULL;
     *p->end = fresh;
     p->end = &fresh->next;

@@ -8,14 +8,6 @@
 
 /* ==== Backward passes ========================================================================= */
 
-static bool has_all_grads(const lt_micro_batch *q)
-{
-    bool all = q->forward_done;
-    for (int i = 0; i < q->n_sent; i++)
-        all &= q->sent[i].arrived;
-    return all;
-}
-
 /* The stages whose gradients a micro-batch waits for, as bits. */
 static uint64_t awaited(const lt_micro_batch *q)
 {
@@ -24,6 +16,8 @@ static uint64_t awaited(const lt_micro_batch *q)
         stages |= (uint64_t)!q->sent[i].arrived << q->sent[i].to;
     return stages;
 }
+
+static bool has_all_grads(const lt_micro_batch *q) { return q->forward_done && awaited(q) == 0; }
 
 /* The oldest micro-batch whose backward pass has not begun. */
 static lt_micro_batch *next_back(const lt_pipeline *p)
@@ -81,9 +75,8 @@ static lt_status run_backward(lt_pipeline *p)
     lt_micro_batch *q = next_back(p);
     LT_TRY(complete_others(p, q));
     double began = lt__seconds();
-    lt_tensor **roots = malloc(2 * ((size_t)q->n_sent + 1) * sizeof *roots);
-    if (!roots)
-        return lt_fail(LT_ENOMEM, "out of memory for a micro-batch");
+    lt_tensor **roots;
+    LT_TRY(LT_CALLOC(roots, 2 * ((size_t)q->n_sent + 1), "for a micro-batch"));
     p->back = q;
     lt_status status = run_roots(p, q, roots, roots + q->n_sent + 1);
     if (status == LT_OK)
@@ -366,10 +359,7 @@ void lt_pipeline_free(lt_pipeline *p)
     while (p->first)
         lt__micro_drop_first(p);
     for (int i = 0; p->values && i < p->schedule.stages; i++)
-        for (lt_message *m; (m = p->values[i]);) {
-            p->values[i] = m->next;
-            lt__message_free(m);
-        }
+        lt__messages_free(&p->values[i]);
     lt_status status = set_parts(p->ctx, NULL, NULL);
     (void)status; /* it fails only within backward */
     lt__transfer_close(p->transfer);
@@ -385,14 +375,12 @@ void lt_pipeline_free(lt_pipeline *p)
 
 static lt_status open_pipeline(lt_pipeline *p)
 {
-    size_t n = (size_t)p->schedule.stages;
-    p->values = calloc(n, sizeof *p->values);
-    p->sent = calloc(n, sizeof *p->sent);
-    p->taken = calloc(n, sizeof *p->taken);
-    p->unread = calloc(n, sizeof *p->unread);
-    p->waits_for = calloc(n, sizeof *p->waits_for);
-    if (!p->values || !p->sent || !p->taken || !p->unread || !p->waits_for)
-        return lt_fail(LT_ENOMEM, "out of memory for a pipeline");
+    int n = p->schedule.stages;
+    LT_TRY(LT_CALLOC(p->values, n, "for a pipeline"));
+    LT_TRY(LT_CALLOC(p->sent, n, "for a pipeline"));
+    LT_TRY(LT_CALLOC(p->taken, n, "for a pipeline"));
+    LT_TRY(LT_CALLOC(p->unread, n, "for a pipeline"));
+    LT_TRY(LT_CALLOC(p->waits_for, n, "for a pipeline"));
     if (!(p->mail = lt__group_mail(p->group)))
         return lt_errcode();
     lt_device *accelerator = p->ctx->devices[1];
@@ -445,11 +433,9 @@ lt_pipeline *lt_pipeline_new(lt_ctx *ctx, lt_group *group, const lt_pipeline_con
     if (check_config(ranks, config) != LT_OK || lt__fault_check(ctx, ranks) != LT_OK ||
         lt_check_no_part(ctx, LT_PART_SCHEDULE, NULL) != LT_OK)
         return NULL;
-    lt_pipeline *p = calloc(1, sizeof *p);
-    if (!p) {
-        lt_fail(LT_ENOMEM, "out of memory for a pipeline");
+    lt_pipeline *p = lt__calloc(1, sizeof *p, "for a pipeline");
+    if (!p)
         return NULL;
-    }
     p->ctx = lt__ctx_retain(ctx);
     p->group = group;
     p->config = *config;

@@ -1,4 +1,5 @@
 /* plan_check.c - checks the numbers of a job; see dist/plan.h. */
+#include "core/tensor.h"
 #include "dist/pipeline/costs.h"
 
 /* Sums and products of a few amounts must not overflow. */
@@ -52,10 +53,10 @@ static lt_status check_choice(int choice, int least, int most, const char *what)
 
 lt_status lt__pipe_choices_check(const lt_pipe_job *j, int blocks)
 {
-    int stages = blocks < LT_MAX_STAGES ? blocks : LT_MAX_STAGES;
+    int stages = LT_MIN(blocks, LT_MAX_STAGES);
     int replicas = j->batch < j->ranks ? (int)j->batch : j->ranks;
     int micro = j->batch < LT_PIPE_MOST_MICRO ? (int)j->batch : LT_PIPE_MOST_MICRO;
-    LT_TRY(check_choice(j->stages, 1, stages < j->ranks ? stages : j->ranks, "number of stages"));
+    LT_TRY(check_choice(j->stages, 1, LT_MIN(stages, j->ranks), "number of stages"));
     LT_TRY(check_choice(j->replicas, 1, replicas, "number of replicas"));
     LT_TRY(check_choice(j->micro, 1, micro, "number of micro-batches"));
     LT_TRY(check_choice(j->lag, 0, LT_PIPE_MOST_MICRO, "lag"));

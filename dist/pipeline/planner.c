@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/pipeline/costs.h"
 
 /* All divisions are tried if there are few, or if there are not many and the plan is one of the
@@ -89,10 +90,9 @@ lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job *job, l
     LT_TRY(lt__pipe_job_check(job));
     LT_TRY(check_plan(job, plan));
     LT_TRY(check_stages(net, plan, first));
-    lt_costed_pipe *pipe = malloc(sizeof *pipe);
+    lt_costed_pipe *pipe;
+    LT_TRY(LT_CALLOC(pipe, 1, "to predict a plan"));
     lt_status status = lt__costs_open(&costs, net, job);
-    if (!pipe)
-        status = lt_fail(LT_ENOMEM, "out of memory to predict a plan");
     if (status == LT_OK) {
         lt__costs_set(&costs, plan->replicas, plan->micro);
         status = predict(&costs, first, pipe, plan);
@@ -447,9 +447,8 @@ lt_status lt_pipe_plans_find(const lt_pipe_net *net, const lt_pipe_job *job, lt_
 {
     *plans = (lt_pipe_plans){0};
     LT_TRY(lt__pipe_job_check(job));
-    search *s = calloc(1, sizeof *s);
-    if (!s)
-        return lt_fail(LT_ENOMEM, "out of memory to plan a pipeline");
+    search *s;
+    LT_TRY(LT_CALLOC(s, 1, "to plan a pipeline"));
     lt_status status = lt__costs_open(&s->costs, net, job);
     if (status == LT_OK)
         status = lt__pipe_choices_check(job, s->costs.n_blocks);

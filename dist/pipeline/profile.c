@@ -22,7 +22,8 @@ typedef struct value {
     int64_t bytes;
     bool tracked;
     int *uses; /* (n) units, ascending */
-    int n, capacity;
+    int n;
+    size_t room;
 } value;
 
 typedef struct place { /* place of a tensor in the table */
@@ -41,7 +42,7 @@ struct lt_profile {
     int *unit_of; /* (n_calls) unit of each forward call of the current pass, or -1 */
     int n_values, n_calls, n_places;
     int n_first; /* values of the first pass, which have uses */
-    int params_capacity, leaves_capacity, units_capacity, values_capacity, calls_capacity;
+    size_t params_room, leaves_room, units_room, values_room, calls_room;
     int slots;
     uint64_t first_call; /* number of the first call of the pass; 0 before it */
     uint64_t last_call;
@@ -56,22 +57,10 @@ struct lt_profile {
 
 /* ==== Lists =================================================================================== */
 
-/* Makes room for one more item. Returns false, and records the failure, if there is no memory. */
-static bool grow(lt_profile *p, void *list, int n, int *capacity, size_t size)
-{
-    void **at = list;
-    if (n < *capacity)
-        return true;
-    int more = *capacity > 0 ? 2 * *capacity : 64;
-    void *larger = realloc(*at, (size_t)more * size);
-    if (!larger) {
-        p->failed = true;
-        return false;
-    }
-    *at = larger;
-    *capacity = more;
-    return true;
-}
+/* Makes room for one more item of a list. Returns false, and records the failure, if there is no
+ * memory. */
+#define GROW(p, list, n, room)                                                                     \
+    (LT_RESERVE(list, (n) + 1, room, "for a profile of the net") == LT_OK || !((p)->failed = true))
 
 static place *find_place(const lt_profile *p, const lt_tensor *x)
 {
@@ -114,10 +103,11 @@ static lt_pipe_param *find_param(const lt_profile *p, const lt_tensor *x)
 
 /* ==== Units =================================================================================== */
 
-/* The value of a tensor that an op of the net has made, or NULL. */
+/* The value of a tensor that an op of the net has made. NULL for any other tensor, and for NULL. */
 static value *value_of(const lt_profile *p, const lt_tensor *x)
 {
-    const place *at = lt_stage_of(x) != LT_NO_STAGE && p->slots > 0 ? find_place(p, x) : NULL;
+    bool may_be = x && p->slots > 0 && lt_stage_of(x) != LT_NO_STAGE && !find_param(p, x);
+    const place *at = may_be ? find_place(p, x) : NULL;
     return at && at->x ? &p->values[at->value] : NULL;
 }
 
@@ -135,7 +125,7 @@ static bool has_new_param(const lt_profile *p, lt_tensor *const *in, int n_in)
 /* Adds a unit that begins with the op, which is the first to use some of its inputs. */
 static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
 {
-    if (!grow(p, &p->net.units, p->net.n_units, &p->units_capacity, sizeof *p->net.units))
+    if (!GROW(p, p->net.units, p->net.n_units, &p->units_room))
         return;
     lt_pipe_unit *u = &p->net.units[p->net.n_units];
     const char *name = NULL;
@@ -163,9 +153,9 @@ static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *f
     *first = p->net.n_units;
     for (int i = 0; i < n_in; i++) {
         const lt_pipe_param *w = in[i] ? find_param(p, in[i]) : NULL;
-        const value *v = in[i] ? value_of(p, in[i]) : NULL;
+        const value *v = value_of(p, in[i]);
         int of = w ? w->unit : v ? v->unit : -1;
-        unit = of > unit ? of : unit;
+        unit = LT_MAX(of, unit);
         latest = v && v->latest > latest ? v->latest : latest;
         *first = w && of < *first ? of : *first;
     }
@@ -176,7 +166,7 @@ static void note_use(lt_profile *p, value *v, int unit)
 {
     if (unit <= v->unit || (v->n > 0 && v->uses[v->n - 1] >= unit))
         return;
-    if (grow(p, &v->uses, v->n, &v->capacity, sizeof *v->uses))
+    if (GROW(p, v->uses, v->n, &v->room))
         v->uses[v->n++] = unit;
 }
 
@@ -185,7 +175,7 @@ static void note_saved(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
 {
     for (int i = 0; i < n_in; i++)
         if (in[i] && !find_param(p, in[i]) && !value_of(p, in[i]) &&
-            (def->op->save & LT_SAVE_IN(i < 7 ? i : 7)))
+            (def->op->save & LT_SAVE_IN(LT_MIN(i, 7))))
             p->net.units[unit].saved_bytes += (double)lt__tensor_bytes(in[i]);
 }
 
@@ -209,7 +199,7 @@ static void note_grads(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
 /* Adds an output of an op. */
 static void add_value(lt_profile *p, const lt_tensor *x, int unit)
 {
-    if (!grow(p, &p->values, p->n_values, &p->values_capacity, sizeof *p->values) || !grow_table(p))
+    if (!GROW(p, p->values, p->n_values, &p->values_room) || !grow_table(p))
         return;
     p->values[p->n_values] = (value){.unit = unit,
                                      .latest = unit,
@@ -230,7 +220,7 @@ static void add_forward(lt_profile *p, int unit)
         p->began = lt__seconds() - p->last_seconds;
     }
     for (uint64_t i = (uint64_t)p->n_calls; i <= p->last_call - p->first_call; i++) {
-        if (!grow(p, &p->unit_of, p->n_calls, &p->calls_capacity, sizeof *p->unit_of))
+        if (!GROW(p, p->unit_of, p->n_calls, &p->calls_room))
             return;
         p->unit_of[p->n_calls++] = -1;
     }
@@ -249,7 +239,7 @@ static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
 {
     int end = unit;
     for (int i = 0; i < n_in; i++) {
-        value *v = in[i] && !find_param(p, in[i]) ? value_of(p, in[i]) : NULL;
+        value *v = value_of(p, in[i]);
         if (v)
             note_use(p, v, unit);
         end = v && v->tracked && v->latest > end ? v->latest : end;
@@ -276,7 +266,7 @@ static void note(void *ud, const lt_def *def, lt_tensor *const *in, int n_in, lt
         note_grads(p, def, in, n_in, out, unit);
     }
     for (int i = 0; i < n_in; i++) {
-        value *v = in[i] && !find_param(p, in[i]) ? value_of(p, in[i]) : NULL;
+        value *v = value_of(p, in[i]);
         if (v && v->latest < unit)
             v->latest = unit;
     }
@@ -315,8 +305,8 @@ static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
     lt_profile *p = ud;
     lt_pipe_net *net = &p->net;
-    if (!grow(p, &net->params, net->n_params, &p->params_capacity, sizeof *net->params) ||
-        !grow(p, &p->leaves, net->n_params, &p->leaves_capacity, sizeof *p->leaves))
+    if (!GROW(p, net->params, net->n_params, &p->params_room) ||
+        !GROW(p, p->leaves, net->n_params, &p->leaves_room))
         return 0;
     p->leaves[net->n_params] = (leaf){x->leaf, (double)lt__tensor_bytes(x)};
     net->params[net->n_params] = (lt_pipe_param){strdup(name), LT_PIPE_UNUSED};
@@ -375,11 +365,9 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
     }
     if (lt_check_no_part(ctx, LT_PART_SCHEDULE, NULL) != LT_OK)
         return NULL;
-    lt_profile *p = calloc(1, sizeof *p);
-    if (!p) {
-        lt_fail(LT_ENOMEM, "out of memory for a profile of the net");
+    lt_profile *p = lt__calloc(1, sizeof *p, "for a profile of the net");
+    if (!p)
         return NULL;
-    }
     p->ctx = lt__ctx_retain(ctx);
     p->is_dry = passes == 0;
     p->passes = passes;
@@ -447,9 +435,8 @@ lt_status lt_profile_rename(lt_profile *p, int unit, const char *name)
 lt_status lt_profile_take_net(lt_profile *p, double images, lt_pipe_net *net)
 {
     bool on_cpu = strcmp(lt_device_name(p->ctx), "cpu") == 0;
-    lt_pipe_value *values = calloc((size_t)p->n_first + 1, sizeof *values);
-    if (!values)
-        return lt_fail(LT_ENOMEM, "out of memory for the net of a profile");
+    lt_pipe_value *values;
+    LT_TRY(LT_CALLOC(values, p->n_first + 1, "for the net of a profile"));
     *net = p->net;
     p->net = (lt_pipe_net){0};
     net->values = values;

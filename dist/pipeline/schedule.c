@@ -1,17 +1,16 @@
 /* schedule.c - the order of the passes of a pipeline stage; see schedule.h. */
+#include "core/tensor.h"
 #include "dist/pipeline/schedule.h"
-
-static int smaller(int a, int b) { return a < b ? a : b; }
 
 int lt__schedule_in_flight(const lt_schedule *s, int micro)
 {
-    return s->kind == LT_GPIPE ? micro : smaller(s->stages - s->stage + s->lag, micro);
+    return s->kind == LT_GPIPE ? micro : LT_MIN(s->stages - s->stage + s->lag, micro);
 }
 
 int lt__schedule_in_memory(const lt_schedule *s, int micro)
 {
     int flight = lt__schedule_in_flight(s, micro);
-    return s->kind == LT_ZERO_BUBBLE ? smaller(flight + s->lag, micro) : flight;
+    return s->kind == LT_ZERO_BUBBLE ? LT_MIN(flight + s->lag, micro) : flight;
 }
 
 lt_action lt__schedule_next(const lt_schedule *s, const lt_stage_state *state)

@@ -167,11 +167,9 @@ static lt_status start(lt_transfer *t)
 
 lt_transfer *lt__transfer_open(lt_device *device, lt_mail *mail)
 {
-    lt_transfer *t = calloc(1, sizeof *t);
-    if (!t) {
-        lt_fail(LT_ENOMEM, "out of memory for the messages of %s", device->name);
+    lt_transfer *t = lt__calloc(1, sizeof *t, "for the messages of %s", device->name);
+    if (!t)
         return NULL;
-    }
     t->device = device;
     t->mail = mail;
     pthread_mutex_init(&t->lock, NULL);

@@ -3,9 +3,8 @@
 #ifndef LT_TESTS_DIST_ASYNC_NET_H
 #define LT_TESTS_DIST_ASYNC_NET_H
 
-#include "dist/dist.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/dist/threads.h"
 
 enum { ROWS = 12, IN = 5, HIDDEN = 7, CLASSES = 3, MAX_STATE = 16 };
 
@@ -13,6 +12,7 @@ typedef struct net { /* linear, batch_norm, linear */
     lt_ctx *ctx;
     lt_params *params;
     lt_tensor *w1, *scale, *shift, *mean, *var, *w2, *b2;
+    lt_tensor *buffers[2]; /* mean and var */
     lt_optim *optim;
     lt_opt opt[2][LT_MAX_OPT];
 } net;
@@ -48,6 +48,8 @@ static inline net make(const char *op, const char *options)
     n.shift = param(&n, "shift", 1, HIDDEN, 0, 0.1);
     n.mean = buffer(&n, "mean", 0);
     n.var = buffer(&n, "var", 1);
+    n.buffers[0] = n.mean;
+    n.buffers[1] = n.var;
     n.w2 = param(&n, "w2", 2, CLASSES, HIDDEN, 0);
     n.b2 = param(&n, "b2", 1, CLASSES, 0, 0.2);
     CHECK_OK(lt_params_place(n.params));
@@ -94,23 +96,92 @@ static inline lt_tensor *loss_of(net *n, int64_t ticket, lt_tensor *rest[6])
     return rest[5] ? lt_run(c, "cross_entropy", NULL, rest[5], y, NULL) : NULL;
 }
 
-/* One batch: its data depends on the ticket. Forward, backward and an optimizer step. */
-static inline lt_status try_compute(net *n, int64_t ticket, double clip)
+static inline lt_status step(net *n, double clip)
 {
-    const lt_opt *options[] = {n->opt[0], n->opt[1]};
+    return lt_optim_step_clipped(n->optim, (const lt_opt *[]){n->opt[0], n->opt[1]}, 2, clip, NULL,
+                                 NULL);
+}
+
+/* One batch: its data depends on the ticket. Forward, backward and an optimizer step, in which the
+ * parameters `without` (n_without) have no gradient. */
+static inline lt_status compute_without(net *n, int64_t ticket, double clip,
+                                        lt_tensor *const *without, int n_without)
+{
     lt_tensor *rest[6] = {0}, *loss = loss_of(n, ticket, rest);
     lt_status status = loss ? lt_backward(loss, NULL) : lt_errcode();
+    for (int i = 0; i < n_without; i++)
+        lt_zero_grad(without[i]);
     if (status == LT_OK)
-        status = lt_optim_step_clipped(n->optim, options, 2, clip, NULL, NULL);
+        status = step(n, clip);
     lt_release(loss);
     for (int i = 0; i < 6; i++)
         lt_release(rest[i]);
     return status;
 }
 
+static inline lt_status try_compute(net *n, int64_t ticket, double clip)
+{
+    return compute_without(n, ticket, clip, NULL, 0);
+}
+
 static inline void compute(net *n, int64_t ticket, double clip)
 {
     CHECK_OK(try_compute(n, ticket, clip));
+}
+
+/* Batches 0 to tickets - 1 of an ordinary run. */
+static inline void compute_all(net *n, int64_t tickets, double clip)
+{
+    for (int64_t i = 0; i < tickets; i++) {
+        lt_set_step(n->ctx, i);
+        compute(n, i, clip);
+    }
+}
+
+/* ==== Asynchronous training =================================================================== */
+
+static const char *const all_rules[] = {"asgd", "sa",   "dc-c", "dc-a", "dc-m",
+                                        "gap",  "dana", "ormo", "ddc"};
+enum { RULES = 9 };
+
+/* A simulation of `workers` workers. */
+static inline lt_async_config config_of(const char *rule, int workers)
+{
+    return (lt_async_config){.rule = rule,
+                             .staleness = LT_ASYNC_UNBOUNDED,
+                             .drop = LT_ASYNC_UNBOUNDED,
+                             .workers = workers};
+}
+
+/* Live training of a rank with this net. */
+static inline lt_async_config live_config(const char *rule, lt_group *group, net *n)
+{
+    lt_async_config config = config_of(rule, 0);
+    config.group = group;
+    config.buffers = n->buffers;
+    config.n_buffers = 2;
+    config.server = lt_group_rank(group) == 0 ? lt_open(&(lt_config){.device = "cpu"}) : NULL;
+    return config;
+}
+
+static inline lt_async *open_async(net *n, const lt_async_config *config)
+{
+    lt_async *async = lt_async_new(n->ctx, n->optim, config);
+    if (!async)
+        FAIL("%s", lt_errmsg());
+    return async;
+}
+
+/* Computes batches until another event. */
+static inline lt_status next_event(net *n, lt_async *async, double clip, lt_async_event *e)
+{
+    for (;;) {
+        LT_TRY(lt_async_next(async, e));
+        if (e->kind != LT_ASYNC_COMPUTE)
+            return LT_OK;
+        CHECK_EQ(lt_step(n->ctx), e->ticket);
+        LT_TRY(try_compute(n, e->ticket, clip));
+    }
 }
 
 /* Saves the state of asynchronous training, and restores it in another one. */

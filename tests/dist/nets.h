@@ -6,17 +6,10 @@
 #include <stdlib.h>
 
 #include "dist/pipeline/costs.h"
+#include "tests/dist/pick.h"
 
 enum { UNITS = 200, VALUES = 300, STAGES = 8 };
 static const double MiB = 1 << 20;
-
-static uint64_t seed = 1;
-
-static inline int pick(int n) /* from 0 to n - 1 */
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (int)((seed >> 33) % (uint64_t)n);
-}
 
 typedef struct net { /* with its arrays, measured for one image */
     lt_pipe_net net;

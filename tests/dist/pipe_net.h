@@ -3,15 +3,13 @@
 #ifndef LT_TESTS_DIST_PIPE_NET_H
 #define LT_TESTS_DIST_PIPE_NET_H
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "autograd/stages.h"
 #include "dist/group.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/dist/threads.h"
 
 enum { LAYERS = 4, ROWS = 3, WIDTH = 6, CLASSES = 4, MOST_RANKS = 8, STEPS = 2, MOST_MADE = 1024 };
 
@@ -279,33 +277,42 @@ static inline void run(const plan *p, int ranks, lt_status (*body)(member *m), v
                        member members[MOST_RANKS])
 {
     lt_group *groups[MOST_RANKS];
-    pthread_t threads[MOST_RANKS];
     CHECK_OK(lt_local_open(ranks, &(lt_group_config){.timeout = p->timeout}, groups));
-    for (int i = 0; i < ranks; i++) {
-        members[i] = (member){.plan = p, .group = groups[i], .rank = i, .body = body, .ud = ud};
-        pthread_create(&threads[i], NULL, run_thread, &members[i]);
-    }
     for (int i = 0; i < ranks; i++)
-        pthread_join(threads[i], NULL);
+        members[i] = (member){.plan = p, .group = groups[i], .rank = i, .body = body, .ud = ud};
+    run_threads(ranks, run_thread, members, sizeof *members);
 }
 
-/* Checks that no rank has failed. */
-static inline void check_ranks(const member *members, int ranks)
+/* The same; checks that no rank fails. */
+static inline void check_run(const plan *p, int ranks, lt_status (*body)(member *m), void *ud,
+                             member members[MOST_RANKS])
 {
+    run(p, ranks, body, ud, members);
     for (int i = 0; i < ranks; i++)
         CHECK_STR(members[i].text, "");
 }
 
-/* Checks the gradients of a member against digests. Returns how many it has. */
-static inline int check_grads(const member *m, char grads[LAYERS][65])
+/* Checks the gradients of all stages against digests. */
+static inline void check_grads(const member *members, int stages, char grads[LAYERS][65])
 {
     int n = 0;
-    for (int i = 0; i < LAYERS; i++)
-        if (m->grads[i][0]) {
-            CHECK_STR(m->grads[i], grads[i]);
-            n++;
-        }
-    return n;
+    for (int i = 0; i < stages * LAYERS; i++) {
+        const char *got = members[i / LAYERS].grads[i % LAYERS];
+        if (got[0])
+            CHECK_STR(got, grads[i % LAYERS]);
+        n += got[0] != '\0';
+    }
+    CHECK_EQ(n, LAYERS);
+}
+
+/* Runs body on each stage. It must have the gradients of one context. */
+static inline void check_against_one(const plan *p, lt_status (*body)(member *m))
+{
+    char grads[LAYERS][65];
+    member members[MOST_RANKS];
+    add_up(p, grads);
+    check_run(p, p->stages, body, NULL, members);
+    check_grads(members, p->stages, grads);
 }
 
 #endif

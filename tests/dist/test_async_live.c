@@ -1,10 +1,7 @@
 /* test_async_live.c - asynchronous training on the ranks of a group that are threads: every ticket
  * is applied once, lost and silent workers are replaced by the others, values of an epoch are kept.
  */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "tests/dist/async_net.h"
 
@@ -45,11 +42,6 @@ typedef struct rank {
     int64_t steps; /* of the optimizer, for one parameter */
 } rank;
 
-static void sleep_ms(int ms)
-{
-    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
-}
-
 static lt_status take_push(job *j, net *n, lt_async *a, const lt_async_event *e)
 {
     j->n_applied += e->applied > 0;
@@ -79,14 +71,6 @@ static uint64_t mask_of(lt_ctx *ctx)
     lt_release(x);
     lt_release(ones);
     return mask;
-}
-
-static bool has_failed(lt_group *group)
-{
-    char text[64];
-    lt_status code;
-    int who;
-    return lt_group_failure(group, &who, &code, text, sizeof text);
 }
 
 static lt_status train(rank *r, net *n, lt_async *a)
@@ -119,10 +103,10 @@ static lt_status train(rank *r, net *n, lt_async *a)
         if (self == j->leaves && r->computed == j->after)
             return lt_fail(LT_EUSAGE, "it leaves");
         while (self == j->hangs && r->computed == j->after && j->n_lost == 0 &&
-               !has_failed(r->group))
-            sleep_ms(10);
+               failure_of(r->group) == LT_OK)
+            pause_ms(10);
         while (!troubled && j->leaves + j->hangs > -2 && r->computed == j->after && !j->gone)
-            sleep_ms(1); /* so that it gets that far */
+            pause_ms(1); /* so that it gets that far */
         if (self == j->asks && r->computed == j->after)
             lt_async_stop(a, 15);
         if (self == j->releases && r->computed++ % 3 == 0) {
@@ -130,7 +114,7 @@ static lt_status train(rank *r, net *n, lt_async *a)
             continue;
         }
         if (j->stops_at > 0 || j->asks >= 0 || j->ends)
-            sleep_ms(20); /* so that rank 0 handles events in time */
+            pause_ms(20); /* so that rank 0 handles events in time */
         j->masks[e.ticket] = mask_of(n->ctx);
         LT_TRY(try_compute(n, e.ticket, 0));
         r->computed++;
@@ -142,23 +126,19 @@ static void *run_rank(void *ud)
     rank *r = ud;
     net n = make("momentum_step", "lr=0.05 momentum=0.5");
     bool root = lt_group_rank(r->group) == 0;
-    lt_async_config config = {.rule = r->job->rule,
-                              .staleness = r->job->staleness,
-                              .drop = LT_ASYNC_UNBOUNDED,
-                              .group = r->group,
-                              .held = r->job->held,
-                              .buffers = (lt_tensor *[]){n.mean, n.var},
-                              .n_buffers = r->job->n_buffers[lt_group_rank(r->group)],
-                              .server = root ? lt_open(&(lt_config){.device = "cpu"}) : NULL};
+    lt_async_config config = live_config(r->job->rule, r->group, &n);
+    config.staleness = r->job->staleness;
+    config.held = r->job->held;
+    config.n_buffers = r->job->n_buffers[lt_group_rank(r->group)];
     lt_async *a = lt_async_new(n.ctx, n.optim, &config);
     r->status = a ? LT_OK : lt_errcode();
     if (root && a) {
-        sleep_ms(30); /* the others pull before the run begins */
+        pause_ms(30); /* the others pull before the run begins */
         r->status = lt_async_keep_at(a, HALF);
         if (r->status == LT_OK)
             r->status = lt_async_set_limit(a, TICKETS);
         while (r->job->late && r->status == LT_OK && lt_async_steps(a) == 0)
-            sleep_ms(1);
+            pause_ms(1);
         if (r->job->late && r->status == LT_OK)
             r->status = lt_async_read(a);
     }
@@ -171,7 +151,7 @@ static void *run_rank(void *ud)
         r->status = lt_async_finish(a);
     r->job->n_over++;
     for (int i = 0; i < 800 && root && r->job->writes && r->job->n_over < RANKS; i++)
-        sleep_ms(10); /* the others must not wait until it leaves */
+        pause_ms(10); /* the others must not wait until it leaves */
     if (r->status == LT_OK)
         CHECK_OK(lt_params_sha256(n.params, r->end));
     r->steps = lt_optim_steps(n.optim, n.scale);
@@ -186,15 +166,28 @@ static void *run_rank(void *ud)
 static void run_job(job *j, rank *ranks, int n)
 {
     lt_group *groups[RANKS];
-    pthread_t threads[RANKS];
-    lt_group_config config = {.timeout = j->timeout};
-    CHECK_OK(lt_local_open(n, &config, groups));
-    for (int i = 0; i < n; i++) {
-        ranks[i] = (rank){.job = j, .group = groups[i]};
-        pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
-    }
+    CHECK_OK(lt_local_open(n, &(lt_group_config){.timeout = j->timeout}, groups));
     for (int i = 0; i < n; i++)
-        pthread_join(threads[i], NULL);
+        ranks[i] = (rank){.job = j, .group = groups[i]};
+    run_threads(n, run_rank, ranks, sizeof *ranks);
+}
+
+/* Runs all ranks, none of which fails and all of which end with this event. */
+static void check_job(job *j, rank ranks[RANKS], lt_async_kind ends_with)
+{
+    run_job(j, ranks, RANKS);
+    for (int i = 0; i < RANKS; i++) {
+        CHECK_STR(ranks[i].text, "");
+        CHECK_EQ(ranks[i].ended, ends_with);
+    }
+}
+
+static void check_all_applied(const job *j)
+{
+    for (int t = 0; t < TICKETS; t++)
+        if (j->done[t] != 1)
+            FAIL("ticket %d was applied %d times", t, j->done[t]);
+    CHECK_EQ(j->n_applied, TICKETS);
 }
 
 static const job usual = {.rule = "ddc",
@@ -210,17 +203,13 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
 {
     rank ranks[RANKS];
     job j = usual;
-    run_job(&j, ranks, RANKS);
+    check_job(&j, ranks, LT_ASYNC_DONE);
     for (int i = 0; i < RANKS; i++) {
-        CHECK_STR(ranks[i].text, "");
-        CHECK_EQ(ranks[i].ended, LT_ASYNC_DONE);
         CHECK(ranks[i].computed > 0);
         CHECK_STR(ranks[i].end, j.end);
         CHECK_EQ(ranks[i].steps, TICKETS);
     }
-    for (int t = 0; t < TICKETS; t++)
-        CHECK_EQ(j.done[t], 1);
-    CHECK_EQ(j.n_applied, TICKETS);
+    check_all_applied(&j);
     CHECK(strlen(j.kept) == 64 && strlen(j.end) == 64);
 }
 
@@ -229,10 +218,8 @@ TEST(rank_0_may_begin_after_the_others)
     rank ranks[RANKS];
     job j = usual;
     j.late = true;
-    run_job(&j, ranks, RANKS);
-    for (int i = 0; i < RANKS; i++)
-        CHECK_STR(ranks[i].text, "");
-    CHECK_EQ(j.n_applied, TICKETS);
+    check_job(&j, ranks, LT_ASYNC_DONE);
+    check_all_applied(&j);
 }
 
 /* The masks depend on the ticket, not on the worker, so the masks of all workers differ. */
@@ -255,22 +242,15 @@ TEST(dropout_masks_follow_the_ticket)
 /* Replays a trace in one process; *n gets the trained net. */
 static void replay(const job *j, const char *rule, net *n)
 {
-    lt_async_config config = {.rule = rule,
-                              .workers = RANKS,
-                              .staleness = LT_ASYNC_UNBOUNDED,
-                              .drop = LT_ASYNC_UNBOUNDED,
-                              .trace = j->trace,
-                              .n_trace = TICKETS};
+    lt_async_config config = config_of(rule, RANKS);
+    config.trace = j->trace;
+    config.n_trace = TICKETS;
     *n = make("momentum_step", "lr=0.05 momentum=0.5");
-    lt_async *a = lt_async_new(n->ctx, n->optim, &config);
+    lt_async *a = open_async(n, &config);
     lt_async_event e = {0};
-    if (!a)
-        FAIL("%s", lt_errmsg());
     CHECK_OK(lt_async_set_limit(a, TICKETS));
-    for (int i = 0; e.kind != LT_ASYNC_DONE; i += e.kind == LT_ASYNC_PUSH) {
-        CHECK_OK(lt_async_next(a, &e));
-        if (e.kind == LT_ASYNC_COMPUTE)
-            compute(n, e.ticket, 0);
+    for (int i = 0; e.kind != LT_ASYNC_DONE; i++) {
+        CHECK_OK(next_event(n, a, 0, &e));
         if (e.kind == LT_ASYNC_PUSH)
             CHECK_EQ(e.delay, i - j->trace[i].read);
     }
@@ -335,20 +315,6 @@ TEST(no_applied_gradient_is_older_than_the_bound)
     }
 }
 
-TEST(a_worker_that_fails_is_replaced_by_the_others)
-{
-    rank ranks[RANKS];
-    job j = usual;
-    j.leaves = 1;
-    run_job(&j, ranks, RANKS);
-    CHECK_STR(ranks[1].text, "it leaves");
-    CHECK_EQ(ranks[0].status, LT_OK);
-    CHECK_EQ(ranks[2].status, LT_OK);
-    CHECK_EQ(j.n_lost, 1);
-    for (int t = 0; t < TICKETS; t++)
-        CHECK_EQ(j.done[t], 1);
-}
-
 /* The others wait for it, so that it gets that far: the tickets suffice, even if each of them holds
  * two. */
 TEST(each_ticket_is_applied_once_if_a_worker_is_lost_at_any_step)
@@ -364,9 +330,7 @@ TEST(each_ticket_is_applied_once_if_a_worker_is_lost_at_any_step)
         CHECK_STR(ranks[0].text, "");
         CHECK_STR(ranks[3 - j.leaves].text, "");
         CHECK_EQ(j.n_lost, 1);
-        for (int t = 0; t < TICKETS; t++)
-            if (j.done[t] != 1)
-                FAIL("step %d: ticket %d was applied %d times", i, t, j.done[t]);
+        check_all_applied(&j);
     }
 }
 
@@ -380,8 +344,7 @@ TEST(a_silent_worker_is_replaced_and_fenced)
     CHECK_STR(ranks[0].text, "");
     CHECK_STR(ranks[1].text, "");
     CHECK(j.n_lost == 1 && j.silent == 1);
-    for (int t = 0; t < TICKETS; t++)
-        CHECK_EQ(j.done[t], 1);
+    check_all_applied(&j);
     CHECK_EQ(ranks[2].status, LT_EPEER);
 }
 
@@ -402,17 +365,12 @@ TEST(a_rank_with_another_net_is_refused)
 static lt_async *begin_alone(net *n, lt_group *group)
 {
     *n = make("momentum_step", "lr=0.1 momentum=0.9");
-    lt_async_config config = {.rule = "ddc",
-                              .staleness = LT_ASYNC_UNBOUNDED,
-                              .drop = LT_ASYNC_UNBOUNDED,
-                              .workers = 1,
-                              .group = group,
-                              .buffers = (lt_tensor *[]){n->mean, n->var},
-                              .n_buffers = 2,
-                              .server = group ? lt_open(&(lt_config){.device = "cpu"}) : NULL};
-    lt_async *a = lt_async_new(n->ctx, n->optim, &config);
-    CHECK(a != NULL);
-    return a;
+    lt_async_config config = config_of("ddc", 1);
+    config.buffers = n->buffers;
+    config.n_buffers = 2;
+    if (group)
+        config = live_config("ddc", group, n);
+    return open_async(n, &config);
 }
 
 /* x is written after a batch, while training goes on. */
@@ -450,7 +408,7 @@ TEST(only_the_training_writes_to_the_net)
 {
     lt_group *group;
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+        CHECK_OK(lt_local_open(1, NULL, &group));
         check_write(group, i == 1, 0.25);
         check_write(NULL, i == 1, 0.25);
         lt_group_close(group);
@@ -473,7 +431,7 @@ TEST(values_of_a_run_without_batches_remain)
 {
     lt_group *group;
     double value;
-    CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+    CHECK_OK(lt_local_open(1, NULL, &group));
     net n;
     lt_async *a = begin_alone(&n, group);
     CHECK_OK(lt_fill(n.w1, 0.25));
@@ -489,22 +447,16 @@ TEST(a_batch_may_have_no_gradients)
 {
     lt_group *group;
     lt_async_event e;
-    CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &group));
+    CHECK_OK(lt_local_open(1, NULL, &group));
     net n;
     lt_async *a = begin_alone(&n, group);
     CHECK_OK(lt_async_set_limit(a, 1));
     CHECK_OK(lt_async_next(a, &e));
-    lt_tensor *rest[6] = {0}, *loss = loss_of(&n, e.ticket, rest);
-    CHECK_OK(lt_backward(loss, NULL));
-    for (int i = 0; i < lt_optim_count(n.optim); i++)
-        lt_zero_grad(lt_optim_param(n.optim, i));
-    CHECK_OK(lt_optim_step(n.optim, (const lt_opt *[]){n.opt[0], n.opt[1]}, 2, NULL));
+    lt_tensor *all[] = {n.w1, n.scale, n.shift, n.w2, n.b2};
+    CHECK_OK(compute_without(&n, e.ticket, 0, all, 5));
     CHECK_OK(lt_async_next(a, &e));
     CHECK_EQ(e.applied, 1);
     CHECK_OK(lt_async_finish(a));
-    lt_release(loss);
-    for (int i = 0; i < 6; i++)
-        lt_release(rest[i]);
     lt_async_free(a);
     destroy(&n);
     lt_group_close(group);
@@ -527,11 +479,7 @@ TEST(rank_0_stops_all_workers)
     rank ranks[RANKS];
     job j = usual;
     j.stops_at = 20;
-    run_job(&j, ranks, RANKS);
-    for (int i = 0; i < RANKS; i++) {
-        CHECK_STR(ranks[i].text, "");
-        CHECK_EQ(ranks[i].ended, LT_ASYNC_STOP);
-    }
+    check_job(&j, ranks, LT_ASYNC_STOP);
     CHECK(j.n_applied >= 20 && j.n_applied < TICKETS);
 }
 
@@ -551,11 +499,7 @@ TEST(rank_0_stops_when_another_rank_asks_it_to)
     rank ranks[RANKS];
     job j = usual;
     j.asks = 2;
-    run_job(&j, ranks, RANKS);
-    for (int i = 0; i < RANKS; i++) {
-        CHECK_STR(ranks[i].text, "");
-        CHECK_EQ(ranks[i].ended, LT_ASYNC_STOP);
-    }
+    check_job(&j, ranks, LT_ASYNC_STOP);
     CHECK(j.n_applied < TICKETS);
 }
 
@@ -581,9 +525,7 @@ TEST(tickets_that_are_given_back_are_issued_again)
         job j = usual;
         j.releases = i; /* rank 0 has the server, too */
         run_job(&j, ranks, RANKS);
-        for (int t = 0; t < TICKETS; t++)
-            CHECK_EQ(j.done[t], 1);
-        CHECK_EQ(j.n_applied, TICKETS);
+        check_all_applied(&j);
     }
 }
 

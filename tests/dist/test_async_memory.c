@@ -2,7 +2,6 @@
  * messages. Each time, the calls must fail with a message or do without the memory, and no rank may
  * wait forever. The test also runs under AddressSanitizer, which finds leaks.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -33,11 +32,8 @@ static lt_status train(net *n, lt_async *a, int64_t tickets)
 {
     lt_async_event e = {0};
     LT_TRY(lt_async_set_limit(a, tickets));
-    while (e.kind != LT_ASYNC_DONE) {
-        LT_TRY(lt_async_next(a, &e));
-        if (e.kind == LT_ASYNC_COMPUTE)
-            LT_TRY(try_compute(n, e.ticket, 0.5));
-    }
+    while (e.kind != LT_ASYNC_DONE)
+        LT_TRY(next_event(n, a, 0.5, &e));
     return LT_OK;
 }
 
@@ -76,15 +72,18 @@ static void walk(const lt_async_config *config)
     CHECK(n > 100);
 }
 
-static const lt_async_config usual = {
-    .staleness = LT_ASYNC_UNBOUNDED, .drop = LT_ASYNC_UNBOUNDED, .held = 2, .workers = WORKERS};
+static lt_async_config usual_config(const char *rule)
+{
+    lt_async_config config = config_of(rule, WORKERS);
+    config.held = 2;
+    return config;
+}
 
 TEST(every_allocation_of_a_simulation_can_fail)
 {
     static const char *const rules[] = {"ddc", "dc-a", "ormo"};
     for (int i = 0; i < 3; i++) {
-        lt_async_config config = usual;
-        config.rule = rules[i];
+        lt_async_config config = usual_config(rules[i]);
         config.times = (double[]){1, 1.5};
         config.n_times = 2;
         walk(&config);
@@ -94,8 +93,7 @@ TEST(every_allocation_of_a_simulation_can_fail)
 TEST(every_allocation_of_a_replay_can_fail)
 {
     static const lt_async_step trace[] = {{0, 0, 0}, {1, 1, 0}, {1, 2, 2}, {0, 3, 1}};
-    lt_async_config config = usual;
-    config.rule = "ddc";
+    lt_async_config config = usual_config("ddc");
     config.trace = trace;
     config.n_trace = 4;
     walk(&config);
@@ -117,21 +115,17 @@ typedef struct rank {
 
 static lt_status run_events(rank *r, lt_async *a)
 {
-    for (lt_async_event e = {0};;) {
-        LT_TRY(lt_async_next(a, &e));
+    for (lt_async_event e = {0}; e.kind != LT_ASYNC_DONE && e.kind != LT_ASYNC_STOP;) {
+        LT_TRY(next_event(&r->net, a, 0.5, &e));
         r->applied += e.kind == LT_ASYNC_PUSH && e.applied > 0;
         r->silent |= e.kind == LT_ASYNC_LOST && e.dropped;
-        if (e.kind == LT_ASYNC_COMPUTE)
-            LT_TRY(try_compute(&r->net, e.ticket, 0.5));
-        else if (e.kind == LT_ASYNC_DONE || e.kind == LT_ASYNC_STOP)
-            return LT_OK;
     }
+    return LT_OK;
 }
 
 static lt_status read_results(rank *r, lt_async *a)
 {
-    lt_async_config config = usual;
-    config.rule = "ddc";
+    lt_async_config config = usual_config("ddc");
     LT_TRY(lt_async_read_kept(a, TICKETS));
     LT_TRY(lt_async_read(a));
     lt_async *b = lt_async_new(r->other.ctx, r->other.optim, &config);
@@ -154,14 +148,11 @@ static lt_status run_live(rank *r, lt_async *a)
 static void *run_rank(void *ud)
 {
     rank *r = ud;
-    lt_async_config config = {.rule = "ddc",
-                              .staleness = LT_ASYNC_UNBOUNDED,
-                              .drop = LT_ASYNC_UNBOUNDED,
-                              .held = 2,
-                              .group = r->group,
-                              .buffers = (lt_tensor *[]){r->net.mean, r->net.var},
-                              .n_buffers = 2,
-                              .server = r->server};
+    lt_async_config config = usual_config("ddc");
+    config.group = r->group;
+    config.buffers = r->net.buffers;
+    config.n_buffers = 2;
+    config.server = r->server;
     lt_async *a = lt_async_new(r->net.ctx, r->net.optim, &config);
     r->status = a ? run_live(r, a) : lt_errcode();
     snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
@@ -174,14 +165,10 @@ static void *run_rank(void *ud)
 static lt_status run_ranks(rank *ranks)
 {
     lt_group *groups[RANKS];
-    pthread_t threads[RANKS];
     LT_TRY(lt_local_open(RANKS, NULL, groups));
-    for (int i = 0; i < RANKS; i++) {
-        ranks[i].group = groups[i];
-        pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
-    }
     for (int i = 0; i < RANKS; i++)
-        pthread_join(threads[i], NULL);
+        ranks[i].group = groups[i];
+    run_threads(RANKS, run_rank, ranks, sizeof *ranks);
     return LT_OK;
 }
 

@@ -6,31 +6,26 @@
 
 enum { WORKERS = 4, HALF = 15, TICKETS = 40 };
 
-static const char *const rules[] = {"asgd", "sa",   "dc-c", "dc-a", "dc-m",
-                                    "gap",  "dana", "ormo", "ddc"};
-enum { RULES = 9 };
 static const char *const ops[][2] = {{"momentum_step", "lr=0.02 momentum=0.5"},
                                      {"sgd_step", "lr=0.02"}};
 
 static const double times[WORKERS] = {1, 1.3, 2.1, 3.7};
 
-static lt_async_config config_of(const char *rule)
+static lt_async_config usual_config(const char *rule)
 {
-    return (lt_async_config){.rule = rule,
-                             .staleness = LT_ASYNC_UNBOUNDED,
-                             .drop = LT_ASYNC_UNBOUNDED,
-                             .held = 2,
-                             .workers = WORKERS,
-                             .times = times,
-                             .n_times = WORKERS};
+    lt_async_config config = config_of(rule, WORKERS);
+    config.held = 2;
+    config.times = times;
+    config.n_times = WORKERS;
+    return config;
 }
 
 /* Copies values, buffers and optimizer slots, as a checkpoint of the net does. */
 static void copy_net(net *to, net *from)
 {
     lt_image a, b;
-    CHECK_OK(lt__image_open(&a, to->ctx, to->optim, (lt_tensor *[]){to->mean, to->var}, 2));
-    CHECK_OK(lt__image_open(&b, from->ctx, from->optim, (lt_tensor *[]){from->mean, from->var}, 2));
+    CHECK_OK(lt__image_open(&a, to->ctx, to->optim, to->buffers, 2));
+    CHECK_OK(lt__image_open(&b, from->ctx, from->optim, from->buffers, 2));
     CHECK_OK(lt__image_copy(&a, &b));
     lt__image_close(&a);
     lt__image_close(&b);
@@ -57,7 +52,7 @@ static lt_status store(void *ud, lt_optim *optim, const lt_opt *const *options,
 
 static void open_side(side *s, const char *rule, const char *const op[2])
 {
-    const lt_async_config config = config_of(rule);
+    const lt_async_config config = usual_config(rule);
     *s = (side){.net = make(op[0], op[1])};
     CHECK_OK(lt__image_open(&s->image, s->net.ctx, s->net.optim, NULL, 0));
     CHECK_OK(lt__server_open(&s->server, &s->image, &config));
@@ -149,8 +144,8 @@ TEST(a_restored_server_continues_with_the_same_bits)
 {
     for (int i = 0; i < 2 * RULES; i++) {
         side a, b;
-        open_side(&a, rules[i / 2], ops[i % 2]);
-        open_side(&b, rules[i / 2], ops[i % 2]);
+        open_side(&a, all_rules[i / 2], ops[i % 2]);
+        open_side(&b, all_rules[i / 2], ops[i % 2]);
         CHECK_OK(lt__order_set_limit(a.server.order, 1000));
         CHECK_OK(lt__order_set_limit(b.server.order, 1000));
         start_workers(&a);
@@ -181,12 +176,10 @@ typedef struct simulation {
 
 static void open_simulation(simulation *s, const char *rule, const char *const op[2], double sigma)
 {
-    lt_async_config config = config_of(rule);
+    lt_async_config config = usual_config(rule);
     config.sigma = sigma;
     *s = (simulation){.net = make(op[0], op[1])};
-    s->async = lt_async_new(s->net.ctx, s->net.optim, &config);
-    if (!s->async)
-        FAIL("%s", lt_errmsg());
+    s->async = open_async(&s->net, &config);
 }
 
 static void close_simulation(simulation *s)
@@ -200,9 +193,7 @@ static void simulate(simulation *s, int applied)
 {
     lt_async_event e = {0};
     for (int n = 0; n < applied && e.kind != LT_ASYNC_DONE;) {
-        CHECK_OK(lt_async_next(s->async, &e));
-        if (e.kind == LT_ASYNC_COMPUTE)
-            compute(&s->net, e.ticket, 0);
+        CHECK_OK(next_event(&s->net, s->async, 0, &e));
         if (e.kind == LT_ASYNC_PUSH) {
             n++;
             s->done[e.ticket]++;
@@ -226,18 +217,11 @@ TEST(values_that_were_kept_are_saved)
     lt_async *async[2];
     char middle[65] = "", again[65];
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(lt_local_open(1, &(lt_group_config){0}, &groups[i]));
+        CHECK_OK(lt_local_open(1, NULL, &groups[i]));
         n[i] = make(ops[0][0], ops[0][1]);
-        lt_async_config config = {.rule = "ddc",
-                                  .staleness = LT_ASYNC_UNBOUNDED,
-                                  .drop = LT_ASYNC_UNBOUNDED,
-                                  .group = groups[i],
-                                  .buffers = (lt_tensor *[]){n[i].mean, n[i].var},
-                                  .n_buffers = 2,
-                                  .steps = 7,
-                                  .server = lt_open(&(lt_config){.device = "cpu"})};
-        async[i] = lt_async_new(n[i].ctx, n[i].optim, &config);
-        CHECK(async[i] != NULL);
+        lt_async_config config = live_config("ddc", groups[i], &n[i]);
+        config.steps = 7;
+        async[i] = open_async(&n[i], &config);
     }
     CHECK_OK(lt_async_keep_at(async[0], HALF));
     CHECK_OK(lt_async_set_limit(async[0], TICKETS));
@@ -277,11 +261,11 @@ TEST(a_simulation_that_is_resumed_twice_has_the_same_bits)
 {
     for (int i = 0; i < RULES; i++) {
         simulation whole, again[2];
-        open_simulation(&whole, rules[i], ops[0], 0.3);
+        open_simulation(&whole, all_rules[i], ops[0], 0.3);
         CHECK_OK(lt_async_set_limit(whole.async, TICKETS));
         simulate(&whole, HALF);
         for (int k = 0; k < 2; k++) {
-            open_simulation(&again[k], rules[i], ops[0], 0.3);
+            open_simulation(&again[k], all_rules[i], ops[0], 0.3);
             resume(&again[k], &whole);
             CHECK_OK(lt_async_set_limit(again[k].async, TICKETS));
             simulate(&again[k], TICKETS);
@@ -301,8 +285,8 @@ TEST(a_simulation_that_is_resumed_between_tickets_equals_one_in_one_piece)
 {
     for (int i = 0; i < 2 * RULES; i++) {
         simulation whole, resumed;
-        open_simulation(&whole, rules[i / 2], ops[i % 2], 0);
-        open_simulation(&resumed, rules[i / 2], ops[i % 2], 0);
+        open_simulation(&whole, all_rules[i / 2], ops[i % 2], 0);
+        open_simulation(&resumed, all_rules[i / 2], ops[i % 2], 0);
         CHECK_OK(lt_async_set_limit(whole.async, HALF));
         simulate(&whole, TICKETS);
         resume(&resumed, &whole);

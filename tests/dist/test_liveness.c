@@ -1,38 +1,15 @@
 /* test_liveness.c - liveness connections while strangers connect first and send nothing or
  * something else, and members that close with or without notice. */
 #include <arpa/inet.h>
-#include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "dist/liveness.h"
-#include "tests/dist/fake_net.h"
-#include "tests/lt_test.h"
+#include "tests/dist/ring_members.h"
 
 enum { MEMBERS = 3, MAX_FDS = 256, KINDS = 4 };
 
-typedef struct one { /* a member; its index is the network's rank */
-    lt_ring ring;
-    lt_net net;
-    lt_liveness *liveness;
-    lt_status status;
-    pthread_t thread;
-} one;
-
 static one members[MEMBERS];
 static atomic_bool strangers_connected;
-
-static void pause_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
-static lt_status check_nothing(void *ud, const lt_ring *ring, int rank, const char *what)
-{
-    (void)ud, (void)ring, (void)rank, (void)what;
-    return LT_OK;
-}
 
 /* No message arrives before the strangers are connected to all listeners. */
 static int test_late(void *self, lt_request *r)
@@ -40,12 +17,7 @@ static int test_late(void *self, lt_request *r)
     return atomic_load(&strangers_connected) ? fake_test(self, r) : 0;
 }
 
-static void *open_connections(void *ud)
-{
-    one *m = ud;
-    m->status = lt__liveness_open(&m->ring, &m->liveness);
-    return NULL;
-}
+static lt_status open_connections(one *m) { return lt__liveness_open(&m->ring, &m->liveness); }
 
 /* Finds the addresses at which this process listens. Returns their number. */
 static int find_listeners(struct sockaddr_in door[MAX_FDS])
@@ -76,33 +48,21 @@ static int connect_stranger(const struct sockaddr_in *door, int kind)
 
 static void open_among_strangers(int stranger[MEMBERS * KINDS])
 {
-    static const int ranks[MEMBERS] = {0, 1, 2};
     struct sockaddr_in door[MAX_FDS];
-    fake_hub *hub = fake_hub_new();
+    pthread_t thread[MEMBERS];
+    fake_hub *hub = open_members(MEMBERS, members, open_connections);
     for (int i = 0; i < MEMBERS; i++) {
-        one *m = &members[i];
-        m->net = fake_net_new(hub, i, MEMBERS, ranks);
-        m->net.test = test_late;
-        m->ring = (lt_ring){.net = &m->net,
-                            .rank = ranks,
-                            .index = i,
-                            .size = MEMBERS,
-                            .timeout = 30,
-                            .check = check_nothing};
-        CHECK_OK(lt__ring_open(&m->ring));
-        pthread_create(&m->thread, NULL, open_connections, m);
+        members[i].net.test = test_late;
+        pthread_create(&thread[i], NULL, run_one, &members[i]);
     }
     while (find_listeners(door) < MEMBERS)
         pause_ms(1);
     for (int i = 0; i < MEMBERS * KINDS; i++)
         stranger[i] = connect_stranger(&door[i % MEMBERS], i / MEMBERS);
     atomic_store(&strangers_connected, true);
-    for (int i = 0; i < MEMBERS; i++) {
-        pthread_join(members[i].thread, NULL);
-        lt__ring_close(&members[i].ring);
-        members[i].net.close(members[i].net.self);
-    }
-    fake_hub_free(hub);
+    for (int i = 0; i < MEMBERS; i++)
+        pthread_join(thread[i], NULL);
+    close_members(MEMBERS, members, hub);
 }
 
 /* Whether a connection is lost within 200 ms. */

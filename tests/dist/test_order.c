@@ -3,17 +3,10 @@
 #include <stdlib.h>
 
 #include "dist/async/order.h"
+#include "tests/dist/pick.h"
 #include "tests/lt_test.h"
 
 enum { WORKERS = 6, TICKETS = 48, HISTORIES = 100000 };
-
-static uint64_t seed;
-
-static int64_t pick(int64_t n) /* from 0 to n - 1 */
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((seed >> 33) % (uint64_t)n);
-}
 
 /* ==== The checker ============================================================================= */
 
@@ -331,12 +324,12 @@ TEST(the_checker_finds_each_broken_rule)
     CHECK_STR(check_grant(&c, &b), "two workers hold a ticket");
     b.ticket[0] = 2;
     CHECK(check_grant(&c, &b) == NULL);
-    lt_push p = {LT_PUSH_APPLIED, 0, 0};
+    lt_push p = {LT_PUSH_APPLIED, 0, 0, 1};
     CHECK(check_push(&c, 0, 0, &p) == NULL);
     CHECK_STR(check_push(&c, 0, 0, &p), "a push was accepted twice or out of order");
     c.pushes[0] = 1;
     CHECK_STR(check_push(&c, 0, 1, &p), "a push has another ticket than its pull");
-    p = (lt_push){LT_PUSH_APPLIED, 2, 0};
+    p = (lt_push){LT_PUSH_APPLIED, 2, 0, 2};
     CHECK_STR(check_push(&c, 1, 0, &p), "a delay is wrong");
     c.pushes[1] = 0;
     c.version = 2;
@@ -373,6 +366,15 @@ TEST(random_histories_find_each_bug)
 
 /* ==== Single rules ============================================================================ */
 
+/* A worker pulls, and gets this ticket. */
+static void take(lt_order *o, int worker, int64_t ticket)
+{
+    lt_grant g;
+    CHECK_OK(lt__order_pull(o, worker));
+    CHECK(lt__order_grant(o, &g));
+    CHECK(g.worker == worker && g.ticket[0] == ticket);
+}
+
 static lt_order *open_order(int workers, int64_t staleness, int64_t drop, int64_t limit)
 {
     lt_order_config config = {workers, 1, staleness, drop, LT_UNBOUNDED, limit};
@@ -403,12 +405,9 @@ TEST(with_staleness_0_one_worker_computes_at_a_time)
 TEST(a_lost_worker_returns_its_tickets_and_stays_fenced)
 {
     lt_order *o = open_order(2, LT_UNBOUNDED, LT_UNBOUNDED, 3);
-    lt_grant g;
     lt_push p;
-    CHECK_OK(lt__order_pull(o, 0));
-    CHECK(lt__order_grant(o, &g));
-    CHECK_OK(lt__order_pull(o, 1));
-    CHECK(lt__order_grant(o, &g));
+    take(o, 0, 0);
+    take(o, 1, 1);
     CHECK_EQ(lt__order_lose(o, 0), 1);
     CHECK_EQ(lt__order_lose(o, 0), 0);
     CHECK_EQ(lt__order_lose(o, 7), 0);
@@ -418,9 +417,7 @@ TEST(a_lost_worker_returns_its_tickets_and_stays_fenced)
     CHECK_EQ(lt__order_version(o), 0);
     CHECK_OK(lt__order_push(o, 1, 0, false, &p));
     CHECK(p.ticket == 1 && lt__order_is_done(o, 1) && lt__order_done_below(o) == 0);
-    CHECK_OK(lt__order_pull(o, 1));
-    CHECK(lt__order_grant(o, &g));
-    CHECK_EQ(g.ticket[0], 0); /* again */
+    take(o, 1, 0); /* again */
     lt__order_free(o);
 }
 
@@ -431,11 +428,8 @@ TEST(with_a_window_workers_wait_for_the_lowest_ticket)
     lt_grant g;
     lt_push p;
     CHECK(o != NULL);
-    CHECK_OK(lt__order_pull(o, 0));
-    CHECK(lt__order_grant(o, &g));
-    CHECK_OK(lt__order_pull(o, 1));
-    CHECK(lt__order_grant(o, &g));
-    CHECK_EQ(g.ticket[0], 1);
+    take(o, 0, 0);
+    take(o, 1, 1);
     CHECK_OK(lt__order_push(o, 1, 0, false, &p));
     CHECK_OK(lt__order_pull(o, 1));
     CHECK(!lt__order_grant(o, &g)); /* ticket 0 is not done */

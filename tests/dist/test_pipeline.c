@@ -5,15 +5,8 @@
 #include <string.h>
 
 #include "dist/pipeline/costs.h"
+#include "tests/dist/pick.h"
 #include "tests/lt_test.h"
-
-static uint64_t seed = 1;
-
-static int pick(int n) /* from 0 to n - 1 */
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (int)((seed >> 33) % (uint64_t)n);
-}
 
 /* ==== Schedules =============================================================================== */
 

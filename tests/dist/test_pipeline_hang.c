@@ -3,16 +3,11 @@
 #include "core/tensor.h"
 #include "tests/dist/pipe_net.h"
 
-static void sleep_ms(long ms) { nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL); }
-
 /* Hangs until the others have failed. */
 static lt_status hang(const member *m)
 {
-    char text[512];
-    int who;
-    lt_status code;
-    while (!lt_group_failure(m->group, &who, &code, text, sizeof text))
-        sleep_ms(10);
+    while (failure_of(m->group) == LT_OK)
+        pause_ms(10);
     return LT_EPEER;
 }
 
@@ -35,7 +30,7 @@ static lt_status wait_for_hung(member *m)
     if (m->rank == 3 || m->rank == (in_pipeline ? 2 : 1))
         return hang(m);
     if (m->rank == in_pipeline)
-        sleep_ms(300);
+        pause_ms(300);
     if (m->rank == 0)
         return in_pipeline ? lt_group_receive(m->group, 1, &byte, 1)
                            : lt_group_receive(m->group, 3, &byte, 1);

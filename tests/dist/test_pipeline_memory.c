@@ -70,7 +70,6 @@ static void check_rank(int n, bool was_reached, const member *m, const outcome *
 static bool fail_once(const plan *p, int n, const outcome *wanted, outcome *last)
 {
     lt_group *groups[RANKS];
-    pthread_t threads[RANKS];
     member m[RANKS];
     outcome to[RANKS];
     CHECK_OK(lt_local_open(RANKS, &(lt_group_config){.timeout = 30}, groups));
@@ -81,10 +80,7 @@ static bool fail_once(const plan *p, int n, const outcome *wanted, outcome *last
         CHECK_OK(make_net(&m[i].net, p->dtype));
     }
     fail_at(n);
-    for (int i = 0; i < RANKS; i++)
-        pthread_create(&threads[i], NULL, run_stage, &m[i]);
-    for (int i = 0; i < RANKS; i++)
-        pthread_join(threads[i], NULL);
+    run_threads(RANKS, run_stage, m, sizeof *m);
     bool was_reached = end_failing();
     for (int i = 0; i < RANKS; i++) {
         destroy_net(&m[i].net);

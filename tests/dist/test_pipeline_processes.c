@@ -1,6 +1,6 @@
 /* test_pipeline_processes.c - a pipeline of processes, on one node or several: its gradients have
  * the bits of one context, whatever the delays of the stages. */
-#include "tests/dist/processes.h"
+#include "tests/dist/jobs.h"
 
 #include "tests/dist/pipe_net.h"
 
@@ -31,7 +31,7 @@ TEST(delays_of_processes_change_nothing)
         current = (plan){.stages = ranks,
                          .micro = 5,
                          .lag = seed % 3,
-                         .kind = (lt_schedule_kind)(seed % LT_SCHEDULE_KINDS),
+                         .kind = seed % LT_SCHEDULE_KINDS,
                          .delays = (uint64_t)seed,
                          .form = seed / 2 % 2 == 1 ? WIDE : DEEP};
         add_up(&current, wanted);

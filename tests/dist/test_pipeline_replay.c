@@ -79,13 +79,12 @@ TEST(recorded_arrivals_repeat_the_actions)
         plan p = {.stages = 1 + k % LAYERS,
                   .micro = MICRO,
                   .lag = k / 4 % 4,
-                  .kind = (lt_schedule_kind)(k % LT_SCHEDULE_KINDS),
+                  .kind = k % LT_SCHEDULE_KINDS,
                   .delays = (uint64_t)k,
                   .form = k % 5 == 0 ? WIDE : DEEP};
         member members[MOST_RANKS];
         memset(histories, 0, sizeof histories);
-        run(&p, p.stages, take_step, histories, members);
-        check_ranks(members, p.stages);
+        check_run(&p, p.stages, take_step, histories, members);
         for (int i = 0; i < p.stages; i++) {
             replay(&p, i, &histories[i]);
             waits += histories[i].waits;

@@ -111,8 +111,7 @@ static double executed(const plan *p)
 {
     double seconds[LAYERS] = {0}, slowest = 0;
     member members[MOST_RANKS];
-    run(p, p->stages, time_step, seconds, members);
-    check_ranks(members, p->stages);
+    check_run(p, p->stages, time_step, seconds, members);
     for (int i = 0; i < p->stages; i++)
         slowest = fmax(slowest, seconds[i]);
     return slowest;
@@ -135,6 +134,5 @@ TEST(executed_steps_take_the_simulated_time)
     for (int stages = 2; stages <= LAYERS; stages++)
         for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
             for (int lag = 0; lag <= 2; lag += 2)
-                check(&(plan){
-                    .stages = stages, .micro = MICRO, .lag = lag, .kind = (lt_schedule_kind)kind});
+                check(&(plan){.stages = stages, .micro = MICRO, .lag = lag, .kind = kind});
 }

@@ -81,7 +81,7 @@ static double check_all(const net *n, const lt_pipe_job *job, const lt_pipe_plan
                 for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++) {
                     int own = ((int)job->batch + p.replicas - 1) / p.replicas;
                     int size = (own + p.micro - 1) / p.micro;
-                    p.kind = (lt_schedule_kind)kind;
+                    p.kind = kind;
                     if ((own + size - 1) / size != p.micro ||
                         (p.stages == 1 && (p.kind != LT_1F1B || p.micro > 1)))
                         continue;

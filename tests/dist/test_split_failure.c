@@ -1,18 +1,11 @@
 /* test_split_failure.c - a rank of a job fails, is killed, exits, is late or disagrees. Then the
  * waits of all parts end, and messages name ranks of the job. */
-#include <signal.h>
-
+#include "tests/dist/collectives.h"
 #include "tests/dist/split.h"
 
-static lt_status sum_of(lt_group *g, const char *what, int64_t count)
-{
-    double x[100] = {0};
-    return lt_group_allreduce(g, &(lt_sum){what, x, count, LT_F64, LT_F64, 1});
-}
-
-/* Ranks are in the job's collective, in one of a part, or in none. The last rank of the job ends as
- * `last` says. Each part has waits that only the failure of the job can end. */
-static lt_status wait_for_the_last(rank *r, lt_status (*last)(rank *r, lt_group *part))
+/* Ranks are in the job's collective, in one of a part, or in none. The last rank of the job ends in
+ * job->part. Each part has waits that only the failure of the job can end. */
+static lt_status wait_for_the_last(rank *r)
 {
     lt_group *part;
     lt_group_set_location(r->group, "train.lua:31", 7);
@@ -24,7 +17,7 @@ static lt_status wait_for_the_last(rank *r, lt_status (*last)(rank *r, lt_group 
     if (status != LT_OK)
         ; /* the last rank was fast */
     else if (r->rank == r->size - 1)
-        status = last(r, part);
+        status = r->job->part(r, part);
     else if (r->rank == 0)
         status = lt_group_barrier(r->group, "a barrier");
     else if (lt_group_rank(part) == 0 && lt_group_size(part) > 1)
@@ -49,8 +42,6 @@ static lt_status fail_in_part(rank *r, lt_group *part)
     return LT_OK;
 }
 
-static lt_status last_fails(rank *r) { return wait_for_the_last(r, fail_in_part); }
-
 static lt_status last_fails_once(rank *r)
 {
     lt_group *part;
@@ -72,8 +63,9 @@ TEST(a_failure_ends_the_waits_of_all_groups)
 {
     result results[MOST];
     for (int i = 0; i < N_WAITS; i++) {
-        colors = waits[i].colors;
-        run(&(job){.nodes = waits[i].nodes, .body = last_fails, .timeout = 30}, results);
+        job j = job_of_parts(waits[i].nodes, waits[i].colors, fail_in_part, 30);
+        j.body = wait_for_the_last;
+        on_ranks(&j, results);
         for (int r = 0; r < 5; r++) {
             CHECK_STR(results[r].text, "rank 5 failed: train.lua:9: the loss is nan");
             CHECK_EQ(results[r].status, LT_EPEER);
@@ -88,10 +80,11 @@ TEST(a_failure_is_reported_once)
 {
     static const char *const nodes[] = {"tttttt", "000000"};
     result results[MOST];
-    colors = "012012";
     for (int i = 0; i < 2; i++) {
         int speakers = 0;
-        run(&(job){.nodes = nodes[i], .body = last_fails_once, .timeout = 30}, results);
+        on_ranks(
+            &(job){.nodes = nodes[i], .colors = "012012", .body = last_fails_once, .timeout = 30},
+            results);
         for (int r = 0; r < 6; r++)
             speakers += results[r].spoke;
         CHECK_EQ(speakers, 1);
@@ -106,23 +99,21 @@ static lt_status die(rank *r, lt_group *part)
     return LT_OK;
 }
 
-static lt_status last_dies(rank *r) { return wait_for_the_last(r, die); }
-
 TEST(a_killed_rank_ends_the_waits_of_all_groups)
 {
     result results[MOST];
     for (int i = 2; i < 2 * N_WAITS; i++) { /* not threads */
-        colors = waits[i / 2].colors;
-        job j = {
-            .nodes = waits[i / 2].nodes, .body = last_dies, .timeout = 30, .silent = i % 2 != 0};
-        run(&j, results);
+        job j = job_of_parts(waits[i / 2].nodes, waits[i / 2].colors, die, 30);
+        j.body = wait_for_the_last;
+        j.silent = i % 2 != 0;
+        on_ranks(&j, results);
         bool located = j.nodes[4] == j.nodes[5]; /* ranks of its node know where it was */
         for (int r = 0; r < 5; r++) {
             CHECK_EQ(results[r].status, LT_EPEER);
             if (results[r].bits != 5 || !strstr(results[r].text, "rank 5 was lost"))
-                FAIL("nodes %s, parts %s: rank %d: %s", j.nodes, colors, r, results[r].text);
+                FAIL("nodes %s, parts %s: rank %d: %s", j.nodes, j.colors, r, results[r].text);
             if (located && !strstr(results[r].text, "last seen at train.lua:31, step 7"))
-                FAIL("nodes %s, parts %s: rank %d: %s", j.nodes, colors, r, results[r].text);
+                FAIL("nodes %s, parts %s: rank %d: %s", j.nodes, j.colors, r, results[r].text);
             CHECK(results[r].seconds < 5);
         }
     }
@@ -138,15 +129,13 @@ static lt_status be_late(rank *r, lt_group *part)
     return sum_of(part, "bucket 3", 9);
 }
 
-static lt_status last_is_late(rank *r) { return in_part(r, be_late); }
-
 TEST(a_missing_rank_of_a_part_is_named)
 {
     static const char *const nodes[] = {"tttt", "0000", "0011", "0122"};
     result results[MOST];
-    colors = "0101";
     for (int i = 0; i < 4; i++) {
-        run(&(job){.nodes = nodes[i], .body = last_is_late, .timeout = 0.5}, results);
+        job j = job_of_parts(nodes[i], "0101", be_late, 0.5);
+        on_ranks(&j, results);
         CHECK_STR(results[1].text, "rank 3 did not reach bucket 3 within 0.5 s; it was last seen "
                                    "at train.lua:31, step 7");
         CHECK_EQ(results[3].status, LT_EPEER);
@@ -156,10 +145,7 @@ TEST(a_missing_rank_of_a_part_is_named)
 /* The last rank hangs until the others have failed. */
 static lt_status hang(const rank *r, lt_group *part)
 {
-    char text[512];
-    int who;
-    lt_status code;
-    while (!lt_group_failure(r->group, &who, &code, text, sizeof text))
+    while (failure_of(r->group) == LT_OK)
         pause_ms(10);
     return sum_of(part, "bucket 3", 9);
 }
@@ -182,15 +168,13 @@ static lt_status wait_in_turn(rank *r, lt_group *part)
     return status;
 }
 
-static lt_status first_wait_longest(rank *r) { return in_part(r, wait_in_turn); }
-
 TEST(the_rank_that_all_wait_for_is_named)
 {
     static const char *const nodes[] = {"tttt", "0011"};
     result results[MOST];
-    colors = "0101";
     for (int i = 0; i < 2; i++) {
-        run(&(job){.nodes = nodes[i], .body = first_wait_longest, .timeout = 1.2}, results);
+        job j = job_of_parts(nodes[i], "0101", wait_in_turn, 1.2);
+        on_ranks(&j, results);
         for (int r = 0; r < 4; r++) {
             CHECK_EQ(results[r].status, LT_EPEER);
             CHECK_EQ(results[r].bits, 3);
@@ -207,15 +191,13 @@ static lt_status leave_early(rank *r, lt_group *part)
     return r->rank < 3 ? sum_of(part, "bucket 3", 9) : LT_OK;
 }
 
-static lt_status last_leaves(rank *r) { return in_part(r, leave_early); }
-
 TEST(the_exit_of_a_rank_reaches_the_others)
 {
     static const char *const nodes[] = {"tttt", "0000", "0123", "0001"};
     result results[MOST];
-    colors = "0101";
     for (int i = 0; i < 4; i++) {
-        run(&(job){.nodes = nodes[i], .body = last_leaves, .timeout = 30}, results);
+        job j = job_of_parts(nodes[i], "0101", leave_early, 30);
+        on_ranks(&j, results);
         CHECK_EQ(results[1].status, LT_EPEER);
         CHECK(strstr(results[1].text, "rank 3 exited while rank 1 was waiting for it in bucket 3"));
     }
@@ -251,32 +233,27 @@ static lt_status broadcast_different(rank *r, lt_group *part)
     return lt_group_broadcast(part, "words", &n, sizeof n, r->rank == r->size - 1 ? n - 1 : 0);
 }
 
-static int way; /* set before the ranks start */
-
-static lt_status disagree(rank *r)
-{
-    static lt_status (*const ways[])(rank * r, lt_group * part) = {
-        call_different, compare_texts, compare_numbers, receive_different, broadcast_different};
-    return in_part(r, ways[way]);
-}
-
 TEST(messages_name_ranks_of_the_job)
 {
     static const char *const nodes[] = {"ttt", "000", "012"};
-    static const char *const texts[] = {
-        "the ranks disagree: rank 1 is in the allreduce of bucket 3 (9 f64), rank 2 in the "
-        "allreduce of bucket 3 (10 f64)",
-        "the ranks disagree: the parameters: rank 1 has 'w2', rank 2 has 'w1'",
-        "the ranks disagree: pixels: number 1 is 0 on rank 1 and 1 on rank 2",
-        "the ranks disagree: rank 2 sends 4 bytes, but rank 1 expects 8",
-        "the ranks disagree: rank 1 is in a broadcast of words (4 bytes from rank 1), rank 2 in a "
-        "broadcast of words (4 bytes from rank 2)"};
+    static const struct {
+        lt_status (*part)(rank *r, lt_group *part);
+        const char *text;
+    } ways[] = {
+        {call_different,
+         "the ranks disagree: rank 1 is in the allreduce of bucket 3 (9 f64), rank 2 in the "
+         "allreduce of bucket 3 (10 f64)"},
+        {compare_texts, "the ranks disagree: the parameters: rank 1 has 'w2', rank 2 has 'w1'"},
+        {compare_numbers, "the ranks disagree: pixels: number 1 is 0 on rank 1 and 1 on rank 2"},
+        {receive_different, "the ranks disagree: rank 2 sends 4 bytes, but rank 1 expects 8"},
+        {broadcast_different,
+         "the ranks disagree: rank 1 is in a broadcast of words (4 bytes from rank 1), rank 2 in a "
+         "broadcast of words (4 bytes from rank 2)"}};
     result results[MOST];
-    colors = "011";
     for (int i = 0; i < 15; i++) {
-        way = i % 5;
-        run(&(job){.nodes = nodes[i / 5], .body = disagree, .timeout = 30}, results);
+        job j = job_of_parts(nodes[i / 5], "011", ways[i % 5].part, 30);
+        on_ranks(&j, results);
         CHECK_EQ(results[1].status, LT_EDESYNC);
-        CHECK_STR(results[1].text, texts[way]);
+        CHECK_STR(results[1].text, ways[i % 5].text);
     }
 }

@@ -1,83 +1,18 @@
 /* test_split_group.c - parts of a job of threads or processes: their collectives give the same bits
  * as those of a whole group, and work at the same time as those of other groups. */
+#include "tests/dist/collectives.h"
 #include "tests/dist/split.h"
-#include "tests/dist/sums.h"
-
-enum { WORDS = 100003, LARGE = 70001, TURNS = 25 };
 
 /* ==== Collectives ============================================================================= */
 
-static void digest(uint64_t *bits, const void *data, size_t bytes)
+/* Adds up elements, and updates the digest of all sums. */
+static lt_status add_up(lt_group *g, lt_status (*add)(void *ud, const lt_sum *sum), int64_t count,
+                        lt_dtype dtype, uint64_t *bits)
 {
-    const unsigned char *at = data;
-    for (size_t i = 0; i < bytes; i++)
-        *bits = (*bits ^ at[i]) * 1099511628211u;
-}
-
-typedef lt_status allreduce_fn(lt_group *group, const lt_sum *sum);
-
-/* Sums values that depend on the rank in the group. Compares with the sum in f64. */
-static lt_status check_sum(lt_group *g, allreduce_fn *fn, int64_t count, int type, uint64_t *bits)
-{
-    lt_dtype dtype = sum_types[type].dtype, wire = sum_types[type].wire;
-    int n = lt_group_size(g);
-    size_t elements = (size_t)count + 1;
-    void *data = malloc(elements * sizeof(double));
-    double *x = malloc(elements * sizeof *x), *want = calloc(elements, sizeof *want);
-    double scale = dtype == LT_I64 ? 1 : 1.0 / 3;
-    for (int who = 0; who < n; who++) {
-        elements_of(who, count, dtype, data, x);
-        for (int64_t i = 0; i < count; i++)
-            want[i] += scale * x[i];
-    }
-    elements_of(lt_group_rank(g), count, dtype, data, x);
-    lt_status status = fn(g, &(lt_sum){"numbers", data, count, dtype, wire, scale});
-    lt_convert(x, LT_F64, data, dtype, (size_t)count);
-    double most = dtype == LT_I64 ? 0 : n * (n + 2) * (roundoff(wire) + roundoff(dtype));
-    for (int64_t i = 0; i < count && status == LT_OK; i++)
-        if (!(fabs(x[i] - want[i]) <= most))
-            status = lt_fail(LT_EINVAL, "%lld %s as %s: element %lld is %g, not %g",
-                             (long long)count, lt_dtype_name(dtype), lt_dtype_name(wire),
-                             (long long)i, x[i], want[i]);
-    digest(bits, data, (size_t)count * lt_dtype_bytes(dtype));
-    free(data);
-    free(x);
-    free(want);
+    adder a = adder_of(g, add, false);
+    lt_status status = check_sum(&a, count, dtype, dtype);
+    digest_bytes(bits, &a.bits, sizeof a.bits);
     return status;
-}
-
-static lt_status check_sums(lt_group *g, uint64_t *bits)
-{
-    static const int64_t counts[] = {0, 1, 5, 1009, LARGE}; /* LARGE does not fit in staging */
-    for (int type = 0; type < (int)N_SUM_TYPES; type++)
-        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-            LT_TRY(check_sum(g, lt_group_allreduce, counts[k], type, bits));
-    LT_TRY(check_sum(g, lt_group_allreduce_side, 1009, 0, bits));
-    return check_sum(g, lt_group_allreduce_side, LARGE, 3, bits);
-}
-
-/* Broadcasts from each rank, and sends a message around. */
-static lt_status pass_around(lt_group *g)
-{
-    int own = lt_group_rank(g), n = lt_group_size(g), wrong = 0;
-    int *data = calloc(WORDS, sizeof *data);
-    size_t bytes = WORDS * sizeof *data;
-    lt_status status = LT_OK;
-    for (int root = 0; root < n && status == LT_OK; root++) {
-        data[0] = data[WORDS - 1] = own == root ? 77 + root : 0;
-        status = lt_group_broadcast(g, "words", data, bytes, root);
-        wrong += data[0] != 77 + root || data[WORDS - 1] != 77 + root;
-    }
-    if (status == LT_OK)
-        status = lt_group_barrier(g, "here");
-    data[0] = data[WORDS - 1] = own == 0 ? 5 : 0;
-    if (status == LT_OK && own > 0)
-        status = lt_group_receive(g, own - 1, data, bytes);
-    if (status == LT_OK && own < n - 1)
-        status = lt_group_send(g, own + 1, data, bytes);
-    wrong += data[0] != 5 || data[WORDS - 1] != 5;
-    free(data);
-    return status != LT_OK || wrong == 0 ? status : lt_fail(LT_EINVAL, "%d wrong words", wrong);
 }
 
 /* Sums in memory that the ranks of a node share, if they have any. */
@@ -90,7 +25,7 @@ static lt_status sum_in_shared_memory(lt_group *g, uint64_t *bits)
         x[i] = (float)value_of(lt_group_rank(g), i);
     lt_sum sum = {"numbers", x, LARGE, LT_F32, LT_F32, 1};
     lt_status status = lt_group_allreduce(g, &sum);
-    digest(bits, x, LARGE * sizeof *x);
+    digest_bytes(bits, x, LARGE * sizeof *x);
     if (is_shared)
         memory.deleter(memory.ud, x);
     else
@@ -106,7 +41,7 @@ typedef struct task {
 static lt_status sum_in_background(void *ud)
 {
     task *t = ud;
-    return check_sum(t->group, lt_group_allreduce, 1009, 0, &t->bits);
+    return add_up(t->group, add_in_group, 1009, LT_F32, &t->bits);
 }
 
 static lt_status use_background(lt_group *g, uint64_t *bits)
@@ -114,8 +49,8 @@ static lt_status use_background(lt_group *g, uint64_t *bits)
     task t = {.group = g};
     for (int i = 0; i < 3; i++)
         LT_TRY(lt_group_start(g, sum_in_background, &t));
-    lt_status status = check_sum(g, lt_group_allreduce_side, 77, 0, bits), later = lt_group_wait(g);
-    digest(bits, &t.bits, sizeof t.bits);
+    lt_status status = add_up(g, add_on_side, 77, LT_F32, bits), later = lt_group_wait(g);
+    digest_bytes(bits, &t.bits, sizeof t.bits);
     return status == LT_OK ? later : status;
 }
 
@@ -123,15 +58,19 @@ static lt_status use_background(lt_group *g, uint64_t *bits)
 static lt_status use_group(lt_group *g, uint64_t *bits)
 {
     static const double numbers[] = {1, 2};
-    LT_TRY(check_sums(g, bits));
+    adder a = adder_of(g, add_in_group, false);
+    LT_TRY(check_sums(&a));
+    digest_bytes(bits, &a.bits, sizeof a.bits);
+    LT_TRY(add_up(g, add_on_side, 1009, LT_F32, bits));
+    LT_TRY(add_up(g, add_on_side, 70001, LT_F64, bits));
     LT_TRY(pass_around(g));
     LT_TRY(lt_group_compare(g, "a text", "equal"));
     LT_TRY(lt_group_compare_numbers(g, "numbers", numbers, 2, 0));
     LT_TRY(use_background(g, bits));
     LT_TRY(sum_in_shared_memory(g, bits));
     bool is_tree = lt__group_add_as_tree(g) == LT_OK; /* depends on the nodes */
-    digest(bits, &is_tree, sizeof is_tree);
-    return check_sum(g, lt_group_allreduce, LARGE, 0, bits);
+    digest_bytes(bits, &is_tree, sizeof is_tree);
+    return add_up(g, add_in_group, LARGE, LT_F32, bits);
 }
 
 static lt_status use_whole(rank *r) { return use_group(r->group, &r->result->bits); }
@@ -140,8 +79,9 @@ static lt_status use_part(rank *r, lt_group *part)
 {
     int index = 0, size = 0;
     for (int i = 0; i < r->size; i++) {
-        index += i < r->rank && colors[i] == colors[r->rank];
-        size += colors[i] == colors[r->rank];
+        bool is_here = r->job->colors[i] == r->job->colors[r->rank];
+        index += i < r->rank && is_here;
+        size += is_here;
     }
     if (lt_group_rank(part) != index || lt_group_size(part) != size ||
         lt__group_rank_in_job(part, index) != r->rank || lt__group_size_of_job(part) != r->size ||
@@ -155,7 +95,7 @@ static lt_status use_part(rank *r, lt_group *part)
 
 static lt_status split_and_use(rank *r)
 {
-    LT_TRY(in_part(r, use_part));
+    LT_TRY(in_part(r));
     return lt_group_barrier(r->group, "the job still works");
 }
 
@@ -178,80 +118,30 @@ TEST(parts_give_the_same_bits_as_whole_groups)
     result results[MOST], alone[MOST];
     for (int i = 0; i < N_LAYOUTS; i++) {
         const layout *l = &layouts[i];
-        colors = l->colors;
-        run(&(job){.nodes = l->nodes, .body = split_and_use, .timeout = 30}, results);
-        for (size_t r = 0; r < strlen(l->nodes); r++)
-            CHECK_STR(results[r].text, "");
+        job j = job_of_parts(l->nodes, l->colors, use_part, 30);
+        j.body = split_and_use;
+        check_job(&j, results);
         for (int part = 0; part < 3 && l->alone[part]; part++) {
-            run(&(job){.nodes = l->alone[part], .body = use_whole, .timeout = 30}, alone);
-            CHECK_STR(alone[0].text, "");
+            check_job(&(job){.nodes = l->alone[part], .body = use_whole, .timeout = 30}, alone);
             for (size_t r = 0; r < strlen(l->nodes); r++)
-                if (colors[r] == '0' + part && results[r].bits != alone[0].bits)
+                if (l->colors[r] == '0' + part && results[r].bits != alone[0].bits)
                     FAIL("nodes %s, parts %s: rank %zu has other bits than a whole group", l->nodes,
-                         colors, r);
+                         l->colors, r);
         }
     }
 }
 
 /* ==== At the same time ======================================================================== */
 
-typedef struct turns { /* sums of one group in its background */
-    lt_group *group;
-    atomic_int *turn; /* its k-th sum waits for turn k */
-    int rank;         /* in the job */
-} turns;
-
-/* A sum in a group, checked: each rank contributes its rank in the job + i + k. */
-static lt_status sum_turn(lt_group *g, allreduce_fn *fn, int own, int k, int64_t count)
-{
-    int n = lt_group_size(g), ranks = 0;
-    double *x = malloc((size_t)count * sizeof *x);
-    for (int i = 0; i < n; i++)
-        ranks += lt__group_rank_in_job(g, i);
-    for (int64_t i = 0; i < count; i++)
-        x[i] = own + (double)i + k;
-    lt_status status = fn(g, &(lt_sum){"numbers", x, count, LT_F64, LT_F64, 1});
-    for (int64_t i = 0; i < count && status == LT_OK; i++)
-        if (x[i] != ranks + n * ((double)i + k))
-            status = lt_fail(LT_EINVAL, "sum %d: element %lld is %g", k, (long long)i, x[i]);
-    free(x);
-    return status;
-}
-
-static lt_status sum_by_turns(void *ud)
-{
-    turns *t = ud;
-    for (int k = 0; k < TURNS; k++) {
-        while (atomic_load(t->turn) < k)
-            pause_ms(1);
-        LT_TRY(sum_turn(t->group, lt_group_allreduce, t->rank, k, k % 3 ? 1000 : 40000));
-    }
-    return LT_OK;
-}
-
-/* The background threads of the job and of two parts and the rank's own thread are in collectives.
- * All background threads wait for side sums of this one. */
+/* In the job and two of its parts. */
 static lt_status sum_at_the_same_time(rank *r)
 {
-    atomic_int turn = 0;
-    turns t[3] = {{r->group, &turn, r->rank}, {NULL, &turn, r->rank}, {NULL, &turn, r->rank}};
-    LT_TRY(split(r, &t[1].group));
-    LT_TRY(lt__group_split(r->group, r->rank % 3, &t[2].group));
-    lt_status status = LT_OK;
-    for (int i = 0; i < 3 && status == LT_OK; i++)
-        status = lt_group_start(t[i].group, sum_by_turns, &t[i]);
-    for (int k = 0; k < TURNS && status == LT_OK; k++) {
-        for (int i = 0; i < 3 && status == LT_OK; i++)
-            status = sum_turn(t[i].group, lt_group_allreduce_side, r->rank, k, 100);
-        atomic_fetch_add(&turn, 1);
-    }
-    atomic_store(&turn, TURNS);
-    for (int i = 0; i < 3; i++) {
-        lt_status done = lt_group_wait(t[i].group);
-        status = status == LT_OK ? done : status;
-    }
-    lt_group_close(t[2].group);
-    lt_group_close(t[1].group);
+    lt_group *groups[MOST_GROUPS] = {r->group};
+    LT_TRY(split(r, &groups[1]));
+    LT_TRY(lt__group_split(r->group, r->rank % 3, &groups[2]));
+    lt_status status = sum_beside(groups, 3);
+    lt_group_close(groups[2]);
+    lt_group_close(groups[1]);
     return status;
 }
 
@@ -259,11 +149,9 @@ TEST(groups_work_at_the_same_time)
 {
     result results[MOST];
     for (int i = 0; i < N_LAYOUTS; i++) {
-        colors = layouts[i].colors;
-        job j = {.nodes = layouts[i].nodes, .body = sum_at_the_same_time, .timeout = 30};
-        run(&j, results);
-        for (size_t r = 0; r < strlen(j.nodes); r++)
-            CHECK_STR(results[r].text, "");
+        job j = job_of_parts(layouts[i].nodes, layouts[i].colors, NULL, 30);
+        j.body = sum_at_the_same_time;
+        check_job(&j, results);
     }
 }
 
@@ -275,11 +163,11 @@ static lt_status split_often(rank *r)
         uint64_t bits = 0;
         LT_TRY(lt__group_split(r->group, (r->rank + round) % 2, &part));
         LT_TRY(sum_in_shared_memory(part, &bits));
-        LT_TRY(check_sum(part, lt_group_allreduce, LARGE, 0, &bits));
+        LT_TRY(add_up(part, add_in_group, LARGE, LT_F32, &bits));
         if (round % 3)
             lt_group_close(part);
         LT_TRY(sum_in_shared_memory(r->group, &bits));
-        LT_TRY(round % 3 ? LT_OK : check_sum(part, lt_group_allreduce, 1009, 0, &bits));
+        LT_TRY(round % 3 ? LT_OK : add_up(part, add_in_group, 1009, LT_F32, &bits));
         if (round % 3 == 0)
             lt_group_close(part);
     }
@@ -299,19 +187,13 @@ static lt_status split_a_part(rank *r, lt_group *part)
     return status == LT_EUSAGE && !none ? LT_OK : lt_fail(LT_EINVAL, "status %d", status);
 }
 
-static lt_status split_twice(rank *r) { return in_part(r, split_a_part); }
-
 TEST(a_job_can_be_split_again_but_a_part_cannot)
 {
     static const char *const nodes[] = {"ttt", "000"};
     result results[MOST];
-    colors = "010";
     for (int i = 0; i < 2; i++) {
-        run(&(job){.nodes = nodes[i], .body = split_often, .timeout = 30}, results);
-        for (int r = 0; r < 3; r++)
-            CHECK_STR(results[r].text, "");
-        run(&(job){.nodes = nodes[i], .body = split_twice, .timeout = 30}, results);
-        for (int r = 0; r < 3; r++)
-            CHECK_STR(results[r].text, "");
+        check_job(&(job){.nodes = nodes[i], .body = split_often, .timeout = 30}, results);
+        job j = job_of_parts(nodes[i], "010", split_a_part, 30);
+        check_job(&j, results);
     }
 }

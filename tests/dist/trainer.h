@@ -3,16 +3,13 @@
 #ifndef LT_TESTS_TRAINER_H
 #define LT_TESTS_TRAINER_H
 
-#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "core/tensor.h"
-#include "dist/dist.h"
 #include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/dist/threads.h"
 
-enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MAX_ROWS = 13 };
+enum { MOST_TRAINERS = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MAX_ROWS = 13 };
 enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
 
 typedef enum odd {
@@ -42,21 +39,21 @@ typedef struct plan { /* a training run */
     bool stops;        /* rank 1 requests a stop in step 3 */
     bool changes;      /* bucket sizes and times of sending differ from step to step */
     bool poisons;      /* a rank without rows has infinite gradients */
-    const struct lt_bucket_filter *filter; /* its ud is set to the rank */
+    const struct lt_bucket_filter *filter; /* its ud is set to the trainer */
     const char *fault;
     lt_reducer_config config;
     const lt_reducer_config *other; /* of rank 1 if not NULL */
 } plan;
 
-typedef struct result {
+typedef struct trained {
     double first[PARAMS][CLASSES * HIDDEN], w[PARAMS][CLASSES * HIDDEN]; /* initial, final */
     double mean[HIDDEN], var[HIDDEN], loss[STEPS];
     int buckets[STEPS], stop[STEPS];
     lt_status status;
     char text[256];
-} result;
+} trained;
 
-typedef struct rank { /* a rank and its trainer */
+typedef struct trainer { /* of one rank */
     const plan *plan;
     int rank;
     lt_group *group;
@@ -65,13 +62,12 @@ typedef struct rank { /* a rank and its trainer */
     lt_params *params;
     lt_tensor *w[PARAMS], *mean, *var, *scale, *shift;
     lt_optim *optim;
-    result *result;
-    pthread_t thread;
+    trained *result;
     lt_weights *pending[8];
     int n_pending;
     bool poisons;         /* in this step */
     int measured[PARAMS]; /* number of calls of a filter's measure */
-} rank;
+} trainer;
 
 static const int64_t dims_of[PARAMS][2] = {
     [W1] = {HIDDEN, WIDTH}, [B1] = {HIDDEN},           [W2] = {CLASSES, HIDDEN},
@@ -84,7 +80,7 @@ static void pause_us(long us) { nanosleep(&(struct timespec){.tv_nsec = us * 100
 static lt_status pause_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     uint32_t word[4];
-    rank *r = ud;
+    trainer *r = ud;
     (void)x, (void)grad;
     lt_random((uint64_t)r->rank, LT_RNG_USER, (uint64_t)lt_step(r->ctx), (uintptr_t)x, word);
     if (word[0] % 2)
@@ -94,19 +90,19 @@ static lt_status pause_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 
 static lt_status fail_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    rank *r = ud;
+    trainer *r = ud;
     (void)x, (void)grad;
     return r->rank == 1 && lt_step(r->ctx) == 2 ? lt_fail(LT_ENUMERIC, "the hook says no") : LT_OK;
 }
 
 static lt_status poison_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    rank *r = ud;
+    trainer *r = ud;
     (void)x;
     return r->poisons ? lt_fill(grad, INFINITY) : LT_OK;
 }
 
-static lt_status make_params(rank *r)
+static lt_status make_params(trainer *r)
 {
     static const char *const names[PARAMS] = {"w1", "b1", "w2", "b2", "rare", "never"};
     int64_t width = r->plan->sync ? HIDDEN : WIDTH;
@@ -142,7 +138,7 @@ static float number(int step, int64_t row, int column)
 }
 
 /* Rows [first, first + n) of a step's batch. If `only` is set, all but row 0 are zero. New. */
-static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only)
+static lt_tensor *rows_of(trainer *r, int step, int64_t first, int64_t n, bool only)
 {
     float values[MAX_ROWS * WIDTH];
     int64_t dims[2] = {n, WIDTH};
@@ -154,7 +150,7 @@ static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only
     return x;
 }
 
-static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
+static lt_tensor *labels_of(trainer *r, int64_t first, int64_t n)
 {
     int64_t y[MAX_ROWS];
     for (int64_t i = 0; i < n; i++)
@@ -173,7 +169,7 @@ static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
     } while (0)
 
 /* The loss of the rows, multiplied by a factor. New. */
-static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tensor *labels,
+static lt_status find_loss(trainer *r, int step, int64_t first, int64_t n, lt_tensor *labels,
                            lt_tensor *factor, lt_tensor **loss)
 {
     lt_tensor *y = rows_of(r, step, first, n, false);
@@ -196,7 +192,7 @@ static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tenso
     return LT_OK;
 }
 
-static lt_status complete_pending(rank *r)
+static lt_status complete_pending(trainer *r)
 {
     lt_status status = LT_OK;
     for (int i = 0; i < r->n_pending && status == LT_OK; i++)
@@ -205,7 +201,7 @@ static lt_status complete_pending(rank *r)
     return status;
 }
 
-static lt_status split_back(rank *r, lt_tensor *loss)
+static lt_status split_back(trainer *r, lt_tensor *loss)
 {
     lt_tensor *grad = NULL;
     lt_status status = lt_backward_from(r->ctx, &loss, &grad, 1, &r->pending[r->n_pending]);
@@ -219,7 +215,7 @@ static lt_status split_back(rank *r, lt_tensor *loss)
 }
 
 /* Runs forward and backward of the rows. weight: their fraction of this rank's rows. */
-static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
+static lt_status learn(trainer *r, int step, int64_t first, int64_t n, double weight)
 {
     lt_tensor *labels = labels_of(r, first, n), *loss = NULL;
     lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
@@ -232,13 +228,13 @@ static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weigh
     return status;
 }
 
-static bool is_odd(const rank *r, odd what)
+static bool is_odd(const trainer *r, odd what)
 {
     return r->plan->odd == what && r->rank == 1 && lt_step(r->ctx) >= 2;
 }
 
 /* Applies the rank's differences before a step. */
-static lt_status be_odd(rank *r)
+static lt_status be_odd(trainer *r)
 {
     if (is_odd(r, ODD_FROZEN))
         LT_TRY(lt_set_requires_grad(r->w[B1], false));
@@ -253,7 +249,7 @@ static lt_status be_odd(rank *r)
     return status;
 }
 
-static lt_status update(rank *r)
+static lt_status update(trainer *r)
 {
     lt_opt opts[LT_MAX_OPT];
     const lt_schema *schema = &lt_optim_def(r->optim)->schema;
@@ -268,7 +264,7 @@ static lt_status update(rank *r)
 
 /* ==== Training ================================================================================ */
 
-static lt_status take_step(rank *r, int step)
+static lt_status take_step(trainer *r, int step)
 {
     const plan *p = r->plan;
     int64_t rows = p->rows[step], n = p->ranks;
@@ -295,7 +291,7 @@ static lt_status take_step(rank *r, int step)
 }
 
 /* Checks that each bucket is sent after it is complete and after the previous one. */
-static lt_status check_times(rank *r, int sent)
+static lt_status check_times(trainer *r, int sent)
 {
     lt_bucket b;
     double free = 0;
@@ -314,15 +310,15 @@ static lt_status check_times(rank *r, int sent)
                : lt_fail(LT_EINVAL, "%d buckets have times, %d were sent", n, sent);
 }
 
-static void copy_params(const rank *r, double to[PARAMS][CLASSES * HIDDEN])
+static void copy_params(const trainer *r, double to[PARAMS][CLASSES * HIDDEN])
 {
     for (int i = 0; i < PARAMS; i++)
         lt_convert(to[i], LT_F64, lt_data(r->w[i]), r->plan->dtype, (size_t)lt_count(r->w[i]));
 }
 
-static lt_status train(rank *r)
+static lt_status train(trainer *r)
 {
-    result *to = r->result;
+    trained *to = r->result;
     LT_TRY(make_params(r));
     if (r->group) {
         bool differs = r->plan->other && r->rank == 1;
@@ -362,9 +358,9 @@ static lt_status train(rank *r)
     return LT_OK;
 }
 
-static void *run_rank(void *ud)
+static void *run_trainer(void *ud)
 {
-    rank *r = ud;
+    trainer *r = ud;
     r->ctx = lt_open(&(lt_config){.threads = 1, .seed = 3, .fault = r->plan->fault});
     r->result->status = train(r);
     if (r->result->status != LT_OK) {
@@ -388,32 +384,42 @@ static void *run_rank(void *ud)
 }
 
 /* Trains on all ranks. A single rank trains without a reducer. */
-static void train_all(const plan *p, result results[MOST])
+static void train_all(const plan *p, trained results[MOST_TRAINERS])
 {
-    lt_group *group[MOST] = {NULL};
-    rank ranks[MOST];
+    lt_group *group[MOST_TRAINERS] = {NULL};
+    trainer ranks[MOST_TRAINERS];
     if (p->ranks > 1)
         CHECK_OK(lt_local_open(p->ranks, &(lt_group_config){.timeout = 20}, group));
     for (int i = 0; i < p->ranks; i++) {
-        results[i] = (result){.status = LT_OK};
-        ranks[i] = (rank){.plan = p, .rank = i, .group = group[i], .result = &results[i]};
-        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+        results[i] = (trained){.status = LT_OK};
+        ranks[i] = (trainer){.plan = p, .rank = i, .group = group[i], .result = &results[i]};
     }
+    run_threads(p->ranks, run_trainer, ranks, sizeof *ranks);
+}
+
+/* The same; checks that no rank fails. */
+static inline void check_train_all(const plan *p, trained results[MOST_TRAINERS])
+{
+    train_all(p, results);
     for (int i = 0; i < p->ranks; i++)
-        pthread_join(ranks[i].thread, NULL);
+        if (results[i].status != LT_OK)
+            FAIL("rank %d: %s", i, results[i].text);
+}
+
+static inline void set_rows(plan *p, int a, int b, int c, int d, int e)
+{
+    memcpy(p->rows, (int[STEPS]){a, b, c, d, e}, sizeof p->rows);
 }
 
 /* Checks that all ranks end with the same bits, close to the result of one rank. */
 static inline void check_against_one(const plan *p, double tolerance)
 {
-    static result one[MOST], many[MOST];
+    static trained one[MOST_TRAINERS], many[MOST_TRAINERS];
     plan alone = *p;
     alone.ranks = 1;
     train_all(&alone, one);
-    train_all(p, many);
+    check_train_all(p, many);
     for (int i = 0; i < p->ranks; i++) {
-        if (many[i].status != LT_OK)
-            FAIL("rank %d: %s", i, many[i].text);
         CHECK(memcmp(many[i].w, many[0].w, sizeof many[0].w) == 0);
         CHECK(memcmp(many[i].loss, many[0].loss, sizeof many[0].loss) == 0);
     }
