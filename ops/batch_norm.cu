@@ -449,6 +449,17 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
 
+template <class E> static result_pass<E> results_over(const lt_call *c, const plan *p)
+{
+    result_pass<E> q = {};
+    q.p = *p;
+    q.x = (const E *)c->in[X]->data;
+    q.coefs = coefficients(c);
+    q.act = lt__bounds(c);
+    q.small = p->n < (int64_t)1 << 31;
+    return q;
+}
+
 template <class E>
 static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
                                 void (*kernel)(const result_pass<E>))
@@ -458,8 +469,6 @@ static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
 }
 
 /* ==== Forward ================================================================================= */
-
-static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
 
 template <class E> static lt_status sum_moments(const lt_call *c, const plan *p)
 {
@@ -482,15 +491,10 @@ template <class E> static lt_status forward(const lt_call *c)
                : lt__launch(cuda, lt__ceil_div(p.channels, LT_THREADS), coefficient_kernel,
                             channels_of(c, &p), lt__numbers_of(c->in[MEAN]),
                             lt__numbers_of(c->in[VAR])));
-    result_pass<E> q = {};
-    q.p = p;
-    q.x = (const E *)c->in[X]->data;
-    q.residual = (const E *)data_of(lt__optional(c, c->in, RESIDUAL));
+    result_pass<E> q = results_over<E>(c, &p);
+    q.residual = (const E *)lt__data(lt__optional(c, c->in, RESIDUAL));
     q.out = (E *)c->out[Y]->data;
-    q.coefs = coefficients(c);
-    q.act = lt__bounds(c);
     q.wide = lt__are_wide(q.x, q.residual, q.out);
-    q.small = p.n < (int64_t)1 << 31;
     return launch_results(cuda, q, forward_kernel<E>);
 }
 
@@ -543,8 +547,8 @@ template <class E> static lt_status sum_products(const lt_call *c, const plan *p
     q.c = channels_of(c, p);
     q.x = (const E *)c->in[X]->data;
     q.dy = (const E *)c->d_out[Y]->data;
-    q.y = (const E *)data_of(c->out[Y]);
-    q.d_residual = (E *)data_of(lt__optional(c, c->d_in, RESIDUAL));
+    q.y = (const E *)lt__data(c->out[Y]);
+    q.d_residual = (E *)lt__data(lt__optional(c, c->d_in, RESIDUAL));
     q.act = lt__bounds(c);
     q.add = lt__adds(c, RESIDUAL);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
@@ -564,17 +568,12 @@ template <class E> static lt_status backward(const lt_call *c)
     LT_TRY(sum_products<E>(c, &p, mode));
     if (!c->d_in[X])
         return LT_OK;
-    result_pass<E> q = {};
-    q.p = p;
-    q.x = (const E *)c->in[X]->data;
+    result_pass<E> q = results_over<E>(c, &p);
     q.dy = (const E *)(passed ? d_residual : c->d_out[Y])->data;
-    q.y = passed ? NULL : (const E *)data_of(c->out[Y]);
+    q.y = passed ? NULL : (const E *)lt__data(c->out[Y]);
     q.out = (E *)c->d_in[X]->data;
-    q.coefs = coefficients(c);
-    q.act = lt__bounds(c);
     q.add = lt__adds(c, X);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.out);
-    q.small = p.n < (int64_t)1 << 31;
     return launch_results(lt__cuda(c->ctx), q,
                           mode == PLAIN || passed ? backward_kernel<E, PLAIN>
                           : mode == ACT_OF_Y      ? backward_kernel<E, ACT_OF_Y>

@@ -164,10 +164,7 @@ template <class E> static lt_status forward(lt_call *c)
                       (const float *)stats);
 }
 
-static lt_status group_norm_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return forward<E>(c);)
-}
+LT_CUDA_CALL(group_norm_fwd, FLOATS, c->in[X], forward<E>(c))
 
 /* ==== Backward ================================================================================ */
 
@@ -246,10 +243,7 @@ template <class E> static lt_status backward(lt_call *c)
                       stats, (const lt_two *)means, lt__adds(c, X));
 }
 
-static lt_status group_norm_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return backward<E>(c);)
-}
+LT_CUDA_CALL(group_norm_bwd, FLOATS, c->in[X], backward<E>(c))
 
 void lt__cuda_group_norm(lt_kernels *op)
 {

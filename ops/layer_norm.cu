@@ -11,10 +11,7 @@
 
 static lt_row_plan rows_of(const lt_tensor *x)
 {
-    int64_t n = x->dims[x->ndim - 1], rows = 1;
-    for (int i = 0; i < x->ndim - 1; i++)
-        rows *= x->dims[i];
-    return lt__rows_over(rows, n, 1);
+    return lt__rows_over(lt__rows_of(x), x->dims[x->ndim - 1], 1);
 }
 
 /* ==== Forward ================================================================================= */
@@ -56,10 +53,7 @@ template <class E> static lt_status forward(lt_call *c)
                       lt__number(c, 0), (float *)c->out[1]->data);
 }
 
-static lt_status layer_norm_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return forward<E>(c);)
-}
+LT_CUDA_CALL(layer_norm_fwd, FLOATS, c->in[X], forward<E>(c))
 
 /* ==== Backward ================================================================================ */
 
@@ -142,10 +136,7 @@ template <class E> static lt_status backward(lt_call *c)
                       lt__adds(c, X));
 }
 
-static lt_status layer_norm_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return backward<E>(c);)
-}
+LT_CUDA_CALL(layer_norm_bwd, FLOATS, c->in[X], backward<E>(c))
 
 void lt__cuda_layer_norm(lt_kernels *op)
 {

@@ -169,10 +169,7 @@ template <class E> static lt_status mean_of(lt_call *c)
     return wide ? launch_mean<E, V>(c) : launch_mean<E, 1>(c);
 }
 
-static lt_status mean_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E, return mean_of<E>(c);)
-}
+LT_CUDA_CALL(mean_fwd, FLOATS, c->in[0], mean_of<E>(c))
 
 /* ==== Backward ================================================================================ */
 
@@ -216,7 +213,7 @@ template <class E, class I, int V> static lt_status launch_back(lt_call *c, cons
     pool p = pool_of(c, dx, dy, dx, V);
     p.add = c->add & 1;
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), back_kernel<E, I, V>,
-                      p, (const E *)dy->data, (const I *)(from ? from->data : NULL), (E *)dx->data);
+                      p, (const E *)dy->data, (const I *)lt__data(from), (E *)dx->data);
 }
 
 template <class E> static lt_status back_of(lt_call *c)
@@ -230,10 +227,7 @@ template <class E> static lt_status back_of(lt_call *c)
     return wide ? launch_back<E, uint8_t, V>(c, from) : launch_back<E, uint8_t, 1>(c, from);
 }
 
-static lt_status back(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return back_of<E>(c);)
-}
+LT_CUDA_CALL(back, FLOATS, c->d_in[0], back_of<E>(c))
 
 /* ==== global_avg_pool2d ======================================================================= */
 
@@ -241,8 +235,7 @@ static lt_status back(lt_call *c)
 static void plan_global(lt_reduction_plan *plan, const lt_tensor *x)
 {
     int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};
-    lt__plan_reduction(plan, 3, dims, 1 << 1,
-                       (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
+    lt__plan_reduction(plan, 3, dims, 1 << 1, lt__cuda_dtype_bytes(x->dtype));
 }
 
 static size_t global_scratch(const lt_call *c, bool backward)
@@ -284,10 +277,7 @@ template <class E> static lt_status global_back(lt_call *c)
     return lt__map(lt__cuda(c->ctx), w, f, c->add & 1, dx->data, c->d_out[0]->data);
 }
 
-static lt_status global_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return global_back<E>(c);)
-}
+LT_CUDA_CALL(global_bwd, FLOATS, c->d_in[0], global_back<E>(c))
 
 void lt__cuda_pool2d(lt_kernels *op)
 {

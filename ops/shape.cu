@@ -138,29 +138,6 @@ static lt_status permute_bwd(lt_call *c) { return reorder_back(c, axes_of_permut
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* The position of a part in a whole: the part begins at index `first` of the whole. */
-typedef struct box {
-    int ndim;
-    int64_t part[LT_MAX_DIMS], whole[LT_MAX_DIMS], first[LT_MAX_DIMS];
-} box;
-
-static box whole_box(int ndim, const int64_t *dims)
-{
-    box b = {};
-    b.ndim = ndim;
-    for (int i = 0; i < ndim; i++)
-        b.part[i] = b.whole[i] = dims[i];
-    return b;
-}
-
-static box box_along(int ndim, const int64_t *dims, int axis, int64_t first, int64_t count)
-{
-    box b = whole_box(ndim, dims);
-    b.part[axis] = count;
-    b.first[axis] = first;
-    return b;
-}
-
 /* Box in the whole (+)= part if to_whole, else part (+)= box in the whole. */
 static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *whole, void *part,
                           bool to_whole, bool add)
@@ -179,13 +156,6 @@ static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *wh
     return put(cuda, &w, dtype, to_whole ? whole : part, to_whole ? part : whole, add);
 }
 
-static box slice_box(const lt_call *c, const lt_tensor *like)
-{
-    int axis = axis_at(c, 0, like->ndim);
-    int64_t dim = like->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
-    return box_along(like->ndim, like->dims, axis, first, last - first + 1);
-}
-
 static lt_status slice_fwd(lt_call *c)
 {
     lt_tensor *x = c->in[0];
@@ -202,16 +172,6 @@ static lt_status slice_bwd(lt_call *c)
         LT_TRY(
             cuda->device.fill(&cuda->device, dx->data, (lt_dtype)dx->dtype, (size_t)dx->count, 0));
     return copy_box(cuda, &b, dx->dtype, dx->data, c->d_out[0]->data, true, c->add & 1);
-}
-
-static box pad_box(const lt_call *c, const lt_tensor *y)
-{
-    box b = whole_box(y->ndim, y->dims);
-    for (int i = 0; i < y->ndim; i++) {
-        b.first[i] = amount(c, BEFORE, i);
-        b.part[i] -= b.first[i] + amount(c, AFTER, i);
-    }
-    return b;
 }
 
 static lt_status pad_fwd(lt_call *c)

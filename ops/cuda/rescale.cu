@@ -116,9 +116,7 @@ lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count,
 
 lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats)
 {
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return join(cuda, rows, n, stats);
+    return join(lt__cuda_enter(device), rows, n, stats);
 }
 
 /* ==== Step checks ============================================================================= */
@@ -137,9 +135,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
 lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, int n,
                                lt_step_check *check)
 {
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return lt__launch(cuda, 1, check_grads_kernel, stats, n, check);
+    return lt__launch(lt__cuda_enter(device), 1, check_grads_kernel, stats, n, check);
 }
 
 /* Every block reads all statistics. They are few, and this only runs for leaves without an
