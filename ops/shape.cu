@@ -291,10 +291,8 @@ template <class Z> static lt_status cast_back(lt_call *c)
     lt_walk w;
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt__walk_inputs(&w, dx, 1, &dy);
-    if (dy->dtype == LT_F64)
-        return lt__map(cuda, w, rounded<Z, double>(), true, dx->data, dy->data);
-    LT_CUDA_FLOATS(cuda, dy->dtype, A,
-                   return lt__map(cuda, w, rounded<Z, A>(), true, dx->data, dy->data);)
+    LT_CUDA_ANY_FLOAT(cuda, dy->dtype, A,
+                      return lt__map(cuda, w, rounded<Z, A>(), true, dx->data, dy->data);)
 }
 
 static lt_status cast_bwd(lt_call *c)

@@ -51,10 +51,7 @@ static lt_status add_squares(lt_call *c)
     double *sum = (double *)c->scratch;
     void *total = c->in[TOTAL]->data;
     LT_TRY(sum_squares(cuda, c->in[X_IN], sum, (char *)c->scratch + NUMBERS));
-    if (c->in[TOTAL]->dtype == LT_F64)
-        return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum,
-                          c->skip);
-    LT_CUDA_FLOATS(
+    LT_CUDA_ANY_FLOAT(
         cuda, c->in[TOTAL]->dtype, E,
         return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum, c->skip);)
 }

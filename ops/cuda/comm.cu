@@ -225,10 +225,8 @@ static lt_status scale_for_sum(const comm *p, const lt_device_sum *s)
         return scale<__nv_bfloat16, float>(p, s->on_wire, s->data, s->count, s->scale);
     if (s->scale == 1)
         return LT_OK;
-    if (s->dtype == LT_F64)
-        return scale<double, double>(p, s->data, s->data, s->count, s->scale);
-    LT_CUDA_FLOATS(p->cuda, s->dtype, E,
-                   return scale<E, E>(p, s->data, s->data, s->count, s->scale);)
+    LT_CUDA_ANY_FLOAT(p->cuda, s->dtype, E,
+                      return scale<E, E>(p, s->data, s->data, s->count, s->scale);)
 }
 
 static lt_status allreduce(lt_device_comm *given, const lt_device_sum *s)

@@ -270,6 +270,12 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
         LT_CASE(LT_BF16, __nv_bfloat16, E, __VA_ARGS__)                                            \
     default: return lt__no_kernel(cuda, dtype);                                                    \
     }
+/* The same with f64. */
+#define LT_CUDA_ANY_FLOAT(cuda, dtype, E, ...)                                                     \
+    switch (dtype) {                                                                               \
+        LT_CASE(LT_F64, double, E, __VA_ARGS__)                                                    \
+    default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
+    }
 
 #define LT_CUDA_NUMERICS(cuda, dtype, E, ...)                                                      \
     LT_CUDA_ALL(cuda, dtype, E, int64_t, int32_t, __VA_ARGS__)

@@ -187,9 +187,7 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     if (!lt__is_float(dtype))
         return cuda->host->fail(LT_EINVAL, "gradients must have a float dtype, but got %s",
                                 lt__cuda_dtype_name(dtype));
-    if (dtype == LT_F64)
-        return lt__map(cuda, w, converted<double, double>(), true, dst, src);
-    LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
+    LT_CUDA_ANY_FLOAT(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
 }
 
 enum { LOOKS = 4 }; /* consecutive elements per thread */

@@ -82,9 +82,7 @@ static lt_status launch(const lt_cuda *cuda, void *to, const void *from, int64_t
 static lt_status measure(const lt_cuda *cuda, void *to, const void *from, int64_t count, int dtype,
                          double by, lt_grad_row *row, double times)
 {
-    if (dtype == LT_F64)
-        return launch<double, double>(cuda, to, from, count, by, row, times);
-    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<E, E>(cuda, to, from, count, by, row, times));)
+    LT_CUDA_ANY_FLOAT(cuda, dtype, E, return (launch<E, E>(cuda, to, from, count, by, row, times));)
 }
 
 static lt_status join(const lt_cuda *cuda, const lt_grad_row *rows, int n, lt_grad_stats *stats)
@@ -155,22 +153,14 @@ __global__ void __launch_bounds__(LT_THREADS)
         x[i] = lt_element<E>::of(0);
 }
 
-template <class E>
-static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x,
-                                      const lt_grad_stats *leftover, const lt_grad_stats *stats,
-                                      int n)
-{
-    return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS), zero_leftover_kernel<E>,
-                      (E *)x->data, x->count, leftover, stats, n);
-}
-
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
                                  const lt_grad_stats *stats, int n)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
-    if (x->dtype == LT_F64)
-        return launch_zero_leftover<double>(cuda, x, leftover, stats, n);
-    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_zero_leftover<E>(cuda, x, leftover, stats, n);)
+    LT_CUDA_ANY_FLOAT(cuda, x->dtype, E,
+                      return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS),
+                                        zero_leftover_kernel<E>, (E *)x->data, x->count, leftover,
+                                        stats, n);)
 }
 
 template <class E> __global__ void check_kernel(const E *loss, lt_step_check *check)
@@ -185,10 +175,8 @@ template <class E> __global__ void check_kernel(const E *loss, lt_step_check *ch
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check)
 {
     const lt_cuda *cuda = lt__cuda(loss->ctx);
-    if (loss->dtype == LT_F64)
-        return lt__launch(cuda, 1, check_kernel<double>, (const double *)loss->data, check);
-    LT_CUDA_FLOATS(cuda, loss->dtype, E,
-                   return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
+    LT_CUDA_ANY_FLOAT(cuda, loss->dtype, E,
+                      return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
 }
 
 static __global__ void clip_kernel(const double *squares, double most, lt_step_check *check)
