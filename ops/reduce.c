@@ -1,8 +1,8 @@
 /* reduce.c - sums, means, norms, maxima, minima and argmax, over any set of axes.
  *
  * The reduced axes are reduced from the last to the first, with one pass each (reduce.h). A pass
- * treats its data as (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Floats are summed
- * in double, integers in 64 bits.
+ * treats its data as (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Floats are
+ * summed in double, integers in 64 bits.
  *
  * Several narrow rows are treated as one long row, to fill SIMD registers; its lanes are reduced
  * last. So a sum over the last axis, whose width is 1, is as fast as any other. If that axis is

@@ -1,5 +1,5 @@
-/* reduce.h - how a reduction over any set of axes is divided into passes, for the CPU (reduce.c) and
- * CUDA (reduce.cu). */
+/* reduce.h - how a reduction over any set of axes is divided into passes, for the CPU (reduce.c)
+ * and CUDA (reduce.cu). */
 #ifndef LT_OPS_REDUCE_H
 #define LT_OPS_REDUCE_H
 

@@ -100,8 +100,8 @@ typedef struct lt_conv {
     int64_t n, in, out, groups; /* images; channels of x; channels of y */
 } lt_conv;
 
-/* The convolution of a call of conv2d, which the shape rule has checked. x, w and y: the tensors, or
- * their gradients. */
+/* The convolution of a call of conv2d, which the shape rule has checked. x, w and y: the tensors,
+ * or their gradients. */
 static inline lt_conv lt__conv_of(const lt_call *c, const lt_tensor *x, const lt_tensor *w,
                                   const lt_tensor *y)
 {

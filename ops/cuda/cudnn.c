@@ -48,8 +48,9 @@ static lt_status refused(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, co
         return failed(d, doing);
     env->host->log(
         ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
-        "%s: cuDNN %s refuses a convolution (%s in %s, x %lldx%lldx%lldx%lld, w %lldx%lldx%lldx%lld): "
-        "%s%s%s; luatrain tries other algorithms, then its own kernel, which is slow",
+        "%s: cuDNN %s refuses a convolution (%s in %s, x %lldx%lldx%lldx%lld, w "
+        "%lldx%lldx%lldx%lld): %s%s%s; luatrain tries other algorithms, then its own kernel, which "
+        "is slow",
         d->handle ? env->device->name : env->model,
         lt__version_text(d->t.cudnnGetVersion(), version), results[task->kind],
         lt__cuda_dtype_name((int)task->dtype), (long long)task->n, (long long)task->size[0],

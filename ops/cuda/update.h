@@ -17,8 +17,9 @@ template <class E> struct lt_arenas {
 };
 
 /* Defines NAME_update, an update. n: the number of arenas; writes: a mask of those that it writes;
- * scaled: whether `scale` is a number, the factor of gradients. The last argument updates the values
- * x[0..n) of one element. The numbers are members; of(c) reads them from a call. T is float. */
+ * scaled: whether `scale` is a number, the factor of gradients. The last argument updates the
+ * values x[0..n) of one element. The numbers are members; of(c) reads them from a call. T is
+ * float. */
 #define LT_CUDA_UPDATE(name, n, writes, scaled, numbers, ...)                                      \
     struct name##_update {                                                                         \
         enum { N = n, WRITES = writes, SCALED = scaled };                                          \

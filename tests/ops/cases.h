@@ -44,7 +44,8 @@ static inline lt_ctx *ctx_with(lt_config config)
     return ctx;
 }
 
-/* Returns -(-x), a result of ops, whose gradient a kernel may write over that of the output. New. */
+/* Returns -(-x), a result of ops, so that a kernel may write its gradient over that of the output.
+ * New. */
 static inline lt_tensor *made_of(lt_tensor *x)
 {
     lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);

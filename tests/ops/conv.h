@@ -43,8 +43,8 @@ static inline bool takes(const lt_conv_impl *impl, lt_conv_task_kind kind, const
     return impl->accepts(&(lt_call){.threads = threads}, &task) == LT_OK;
 }
 
-/* Changes each of n sizes of v by `by`. The implementation must then not accept the gradient of w in
- * f32, and need no scratch for it. */
+/* Changes each of n sizes of v by `by`. The implementation must then not accept the gradient of w
+ * in f32, and need no scratch for it. */
 static inline void check_declined(const lt_conv_impl *impl, lt_conv *v, int64_t *const *sizes,
                                   int n, int64_t by)
 {

@@ -141,7 +141,7 @@ static shape draw_thin(uint64_t *seed, int threads)
     return shape_of(n, in, c, k, kernel, stride, pad, 1, 1);
 }
 
-/* Depthwise, 3x3: few channels, whole vectors, tails, and sometimes many channels; no images too. */
+/* Depthwise, 3x3: few channels, whole vectors, tails, sometimes many channels, or no images. */
 static shape draw_depthwise(uint64_t *seed, int threads)
 {
     (void)threads;

@@ -1,6 +1,6 @@
 /* test_depthwise.c - which convolutions depthwise.c accepts, that its results have the same bits on
- * one thread and on two, and that it writes nothing behind them. test_conv2d.c compares their values
- * with the reference. */
+ * one thread and on two, and that it writes nothing behind them. test_conv2d.c compares their
+ * values with the reference. */
 #include "tests/ops/conv.h"
 
 enum { SHAPES = 400, GUARD = 64 }; /* bytes */
