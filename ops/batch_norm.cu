@@ -225,8 +225,7 @@ __device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
 /* MOMENTS: computes the mean of each lane over a part, and the squared deviations from it.
  * Otherwise the sums of g, which is the dy that the activation passes, and of g (x - mean). */
 template <class E, int MODE>
-__global__ void __launch_bounds__(LT_THREADS)
-    sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
+LT_KERNEL sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
 {
     enum { V = 16 / sizeof(E) };
     __shared__ float all[2 * V][LT_THREADS], centers[LT_THREADS];
@@ -291,9 +290,9 @@ __device__ static void set_coefficients(const channels &c, int64_t k)
 }
 
 /* Copies a given mean and variance to the channels, and sets the coefficients. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers mean,
-                       const __grid_constant__ lt_numbers var)
+static LT_KERNEL coefficient_kernel(const __grid_constant__ channels c,
+                                    const __grid_constant__ lt_numbers mean,
+                                    const __grid_constant__ lt_numbers var)
 {
     int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (k >= c.p.channels)
@@ -319,8 +318,7 @@ struct joined_samples {
 };
 
 /* Joins the moments of all parts. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    moments_kernel(const __grid_constant__ channels c, const lt_two *parts)
+static LT_KERNEL moments_kernel(const __grid_constant__ channels c, const lt_two *parts)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column(), repeats = p.width / p.channels;
@@ -347,9 +345,8 @@ typedef struct gradients { /* gradients of the inputs from SCALE to VAR; add: ad
 
 /* Joins the sums of all parts, and sets the coefficients. The running statistics are constants, so
  * their gradients are 0. share: 1 / rows, or 0 in evaluation. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    products_kernel(const __grid_constant__ channels c, const lt_two *parts,
-                    const __grid_constant__ gradients d, double share)
+static LT_KERNEL products_kernel(const __grid_constant__ channels c, const lt_two *parts,
+                                 const __grid_constant__ gradients d, double share)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column();
@@ -388,9 +385,7 @@ __device__ bool find_pack(const result_pass<E> &q, int64_t *i, int64_t *lane)
     return *i < q.p.n;
 }
 
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ result_pass<E> q)
+template <class E> LT_KERNEL forward_kernel(const __grid_constant__ result_pass<E> q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t i, lane;
@@ -412,9 +407,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
 
-template <class E, int MODE>
-__global__ void __launch_bounds__(LT_THREADS)
-    backward_kernel(const __grid_constant__ result_pass<E> q)
+template <class E, int MODE> LT_KERNEL backward_kernel(const __grid_constant__ result_pass<E> q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t i, lane;

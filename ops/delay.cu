@@ -44,8 +44,7 @@ struct ddc_join {
 
 /* part[b] = the sums of the elements of block b. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    ddc_sum_parts(ddc_update f, const __grid_constant__ lt_arenas<E> a, ddc_sums *part)
+LT_KERNEL ddc_sum_parts(ddc_update f, const __grid_constant__ lt_arenas<E> a, ddc_sums *part)
 {
     T lam = f.lam, rho = f.rho, one_minus_rho = f.one_minus_rho;
     T scale = a.factor ? f.scale * (T)*a.factor : f.scale;
@@ -76,9 +75,8 @@ static __device__ void add_to_stats(void *stats, int dtype, int64_t i, double va
 }
 
 /* One block: joins the n parts, computes the limit and updates stats. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    ddc_find_limit(const ddc_sums *part, int64_t n, double cap, double *limit, lt_numbers stats,
-                   const int32_t *skip)
+static LT_KERNEL ddc_find_limit(const ddc_sums *part, int64_t n, double cap, double *limit,
+                                lt_numbers stats, const int32_t *skip)
 {
     ddc_sums sum = {0, 0};
     for (int64_t i = threadIdx.x; i < n; i += LT_THREADS)

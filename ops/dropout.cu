@@ -27,9 +27,7 @@ template <class E> __device__ void drop_four(const drawing &q, uint64_t block, c
     }
 }
 
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    drop_kernel(E *out, const E *in, const __grid_constant__ drawing q)
+template <class E> LT_KERNEL drop_kernel(E *out, const E *in, const __grid_constant__ drawing q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t first = (q.before / V + (int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * V;

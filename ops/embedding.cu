@@ -102,9 +102,7 @@ static table table_of(const lt_call *c, const lt_tensor *w)
 
 /* Copies rows in units U, as bytes. A row for a bad id has all bits set, which is NaN for
  * floats. */
-template <class U>
-__global__ void __launch_bounds__(LT_THREADS)
-    gather_kernel(U *to, const U *from, const __grid_constant__ table t)
+template <class U> LT_KERNEL gather_kernel(U *to, const U *from, const __grid_constant__ table t)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i >= t.n * t.width)
@@ -163,9 +161,8 @@ __device__ void begin_rows(const table &t, int64_t first, int64_t last, float *s
 
 /* rows: number of rows per block. sums: dw itself if dw is f32. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    scatter_kernel(const __grid_constant__ table t, int64_t rows, float *sums, E *dw, const E *dy,
-                   bool add)
+LT_KERNEL scatter_kernel(const __grid_constant__ table t, int64_t rows, float *sums, E *dw,
+                         const E *dy, bool add)
 {
     __shared__ int64_t ids[LT_THREADS];
     __shared__ unsigned mine[LT_THREADS / 32]; /* bits of the ids that refer to rows of the block */

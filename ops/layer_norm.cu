@@ -18,9 +18,8 @@ static lt_row_plan rows_of(const lt_tensor *x)
 
 /* stats (rows, 2): the mean and 1 / sqrt(var + eps). */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x, const E *scale,
-                   const E *shift, double eps, float *stats)
+LT_KERNEL forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x, const E *scale,
+                         const E *shift, double eps, float *stats)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
@@ -58,9 +57,8 @@ LT_CUDA_CALL(layer_norm_fwd, FLOATS, c->in[X], forward<E>(c))
 /* ==== Backward ================================================================================ */
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    dx_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *x, const E *scale,
-              const float *stats, bool add)
+LT_KERNEL dx_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *x,
+                    const E *scale, const float *stats, bool add)
 {
     lt_row r = lt__row_of(p);
     float mean = r.valid ? stats[2 * r.index] : 0, rstd = r.valid ? stats[2 * r.index + 1] : 0;
@@ -82,9 +80,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* parts (parts, n): the sums of dy h and of dy over a part of the rows. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    sum_kernel(const __grid_constant__ lt_column_plan p, const E *dy, const E *x,
-               const float *stats, lt_two *parts)
+LT_KERNEL sum_kernel(const __grid_constant__ lt_column_plan p, const E *dy, const E *x,
+                     const float *stats, lt_two *parts)
 {
     lt_column at = lt__column_of(p);
     lt_two sums = lt_two_sums::start();

@@ -8,8 +8,7 @@ enum { PACKS = 8 }; /* packs per thread */
 
 /* sums[block] = the sum of (x - y)^2 over the elements of the block. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    squares_kernel(const E *x, const E *y, int64_t n, bool wide, double *sums)
+LT_KERNEL squares_kernel(const E *x, const E *y, int64_t n, bool wide, double *sums)
 {
     enum { V = 16 / sizeof(E) };
     double sum = 0;

@@ -32,8 +32,7 @@ typedef struct tile_plan {
 /* Moves tiles through shared memory, so that both reads and writes are coalesced. The extra column
  * avoids bank conflicts. */
 template <class E, bool ADD>
-__global__ void __launch_bounds__(LT_THREADS)
-    move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
+LT_KERNEL move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
 {
     __shared__ E tile[SIDE][SIDE + 1];
     int64_t across = (t.columns + SIDE - 1) / SIDE, down = (t.rows + SIDE - 1) / SIDE;
@@ -225,9 +224,8 @@ static lt_status cat_fwd(lt_call *c)
 /* Only the device knows where a part begins: the host would have to wait for the sizes of inputs
  * that need no gradient. */
 template <class E, bool ADD>
-__global__ void __launch_bounds__(LT_THREADS)
-    take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count, int64_t run,
-              int64_t whole_run, int64_t inner)
+LT_KERNEL take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count,
+                    int64_t run, int64_t whole_run, int64_t inner)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x, first = 0;
     if (i >= count)

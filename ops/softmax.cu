@@ -52,8 +52,7 @@ static lt_row_plan rows_along(const lt_call *c, const lt_tensor *x)
 }
 
 template <class E, bool AS_LOG>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x)
+LT_KERNEL forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x)
 {
     lt_row r = lt__row_of(p);
     float most = largest_of(p, r, x);
@@ -68,8 +67,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E, bool AS_LOG>
-__global__ void __launch_bounds__(LT_THREADS)
-    backward_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *y, bool add)
+LT_KERNEL backward_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *y,
+                          bool add)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
@@ -124,9 +123,8 @@ static label_numbers labels_of(const lt_call *c)
 
 /* kept (rows, 2): the largest element of each row, and 1 / sum exp(x - largest). */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const label_numbers labels,
-                float *kept, double *losses)
+LT_KERNEL loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const label_numbers labels,
+                      float *kept, double *losses)
 {
     lt_row r = lt__row_of(p);
     float most = largest_of(p, r, x);
@@ -145,9 +143,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* dloss: the gradient of the mean loss. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *x,
-                     const label_numbers labels, const float *kept, const E *dloss, bool add)
+LT_KERNEL loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *x,
+                           const label_numbers labels, const float *kept, const E *dloss, bool add)
 {
     lt_row r = lt__row_of(p);
     if (!r.valid)

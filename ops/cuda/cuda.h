@@ -23,6 +23,8 @@
 #include "ops/backend/plugin.h"
 
 enum { LT_THREADS = 256 }; /* threads of a block in every kernel */
+/* Goes before the name of a kernel. */
+#define LT_KERNEL __global__ void __launch_bounds__(LT_THREADS)
 /* Launch bounds that limit a kernel's registers so that four blocks fit on a multiprocessor. On
  * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900

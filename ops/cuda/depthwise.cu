@@ -144,8 +144,8 @@ __device__ void make_patch(const pass &p, const E *from, const kernels &w, int l
 }
 
 template <class E, int V, int WAY>
-__global__ void __launch_bounds__(LT_THREADS)
-    pass_kernel(const __grid_constant__ pass p, const E *from, const E *w, const E *bias, E *to)
+LT_KERNEL pass_kernel(const __grid_constant__ pass p, const E *from, const E *w, const E *bias,
+                      E *to)
 {
     __shared__ kernels of_block;
     int side = blockIdx.x % p.blocks * p.columns, lane = threadIdx.x % p.columns;

@@ -109,8 +109,7 @@ template <class T> __device__ void store(void *to, int dtype, int64_t i, T v)
     }
 }
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    convert_any(void *to, int to_dtype, const void *from, int dtype, int64_t n)
+static LT_KERNEL convert_any(void *to, int to_dtype, const void *from, int dtype, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i >= n)
@@ -161,8 +160,7 @@ static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, 
                       src, (int)src_dtype, (int64_t)n);
 }
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    fill_any(void *to, int dtype, int64_t n, double value)
+static LT_KERNEL fill_any(void *to, int dtype, int64_t n, double value)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i < n)
@@ -193,8 +191,7 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
 enum { LOOKS = 4 }; /* consecutive elements per thread */
 
 template <class T>
-__global__ void __launch_bounds__(LT_THREADS)
-    look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
+LT_KERNEL look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
 {
     int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * LOOKS;
     int64_t c = i - lt__quotient(i, channels) * channels;

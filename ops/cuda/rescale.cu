@@ -22,9 +22,8 @@ static __device__ lt_grad_stats measure_element(double value)
 /* Measures `from`, and sets to = by * from unless `to` is NULL. Each block writes a part of *row,
  * which may be NULL. times: for row->by. */
 template <class To, class From>
-__global__ void __launch_bounds__(LT_THREADS)
-    measure_kernel(To *to, const From *from, int64_t count, double by, lt_grad_row *row,
-                   double times, bool wide)
+LT_KERNEL measure_kernel(To *to, const From *from, int64_t count, double by, lt_grad_row *row,
+                         double times, bool wide)
 {
     enum { V = 16 / sizeof(To) };
     lt_grad_stats seen = stats_join::start();
@@ -60,8 +59,7 @@ static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int64_t n)
 }
 
 /* Each block joins the parts of one row. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    join_kernel(const lt_grad_row *rows, lt_grad_stats *stats)
+static LT_KERNEL join_kernel(const lt_grad_row *rows, lt_grad_stats *stats)
 {
     const lt_grad_row *row = &rows[blockIdx.x];
     lt_grad_stats seen = join_all(row->part, row->parts);
@@ -119,8 +117,7 @@ lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_gr
 
 /* ==== Step checks ============================================================================= */
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    check_grads_kernel(const lt_grad_stats *stats, int n, lt_step_check *check)
+static LT_KERNEL check_grads_kernel(const lt_grad_stats *stats, int n, lt_step_check *check)
 {
     lt_grad_stats seen = join_all(stats, n);
     if (threadIdx.x > 0)
@@ -139,9 +136,8 @@ lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, in
 /* Every block reads all statistics. They are few, and this only runs for leaves without an
  * optimizer. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
-                         const lt_grad_stats *stats, int n)
+LT_KERNEL zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
+                               const lt_grad_stats *stats, int n)
 {
     if (leftover->not_finite == 0)
         return;

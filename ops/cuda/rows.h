@@ -160,9 +160,8 @@ __device__ inline int64_t lt__joined_column(void)
 }
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    lt__put_columns_kernel(const lt_two *parts, int64_t n_parts, int64_t width, E *da, bool add_a,
-                           E *db, bool add_b)
+LT_KERNEL lt__put_columns_kernel(const lt_two *parts, int64_t n_parts, int64_t width, E *da,
+                                 bool add_a, E *db, bool add_b)
 {
     int64_t k = lt__joined_column();
     lt_two sums = lt__join_parts(parts, n_parts, width, k);

@@ -33,9 +33,7 @@ template <class E> struct lt_arenas {
 #define LT_MEMBER(type, name, value) type name;
 #define LT_SET_MEMBER(type, name, value) f.name = (type)(value);
 
-template <class F, class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    lt__update_kernel(F f, const __grid_constant__ lt_arenas<E> a)
+template <class F, class E> LT_KERNEL lt__update_kernel(F f, const __grid_constant__ lt_arenas<E> a)
 {
     enum { V = 16 / sizeof(E), N = F::N };
     if (a.skip && *a.skip)
