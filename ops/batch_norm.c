@@ -30,9 +30,7 @@ static lt_status check_floats(const lt_call *c, int n)
             continue;
         lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
         if (!lt__is_float(dtype) || (dtype == LT_F64) != (first == LT_F64))
-            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
-                           lt__in_name(c, 0), lt_dtype_name(first), lt__in_name(c, i),
-                           lt_dtype_name(dtype), lt__in_name(c, i), lt_dtype_name(first));
+            return lt__dtypes_differ(c, 0, i);
     }
     return LT_OK;
 }
@@ -78,8 +76,6 @@ static void each_channel(lt_call *c, void (*fn)(lt_call *c, int64_t k))
         fn(c, k);
 }
 
-static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
-
 /* Computes the mean and variance of channel k, by which its rows are normalised. */
 static void channel_statistics(lt_call *c, int64_t k)
 {
@@ -116,7 +112,7 @@ static void channel_forward(lt_call *c, int64_t k)
     lt_bounds act = lt__bounds(c);
     LT_FLOATS(c->in[X]->dtype, T,
         const T *x = c->in[X]->data, *scale = c->in[SCALE]->data, *shift = c->in[SHIFT]->data;
-        const T *residual = data_of(lt__optional(c, c->in, RESIDUAL));
+        const T *residual = lt__data(lt__optional(c, c->in, RESIDUAL));
         const T *mean = c->out[BATCH_MEAN]->data, *var = c->out[BATCH_VAR]->data;
         T *y = c->out[Y]->data;
         double factor = scale[k] / sqrt(var[k] + lt__number(c, EPS));
@@ -152,11 +148,11 @@ static void channel_backward(lt_call *c, int64_t k)
     lt_bounds act = lt__bounds(c);
     bool masked = lt__word(c, ACT) != 0;
     LT_FLOATS(c->in[X]->dtype, T,
-        const T *x = c->in[X]->data, *dy = c->d_out[Y]->data, *y = data_of(c->out[Y]);
-        const T *scale = c->in[SCALE]->data, *shift = data_of(c->in[SHIFT]);
-        T *dx = data_of(c->d_in[X]), *dscale = data_of(c->d_in[SCALE]);
-        T *dshift = data_of(c->d_in[SHIFT]), *dmean = data_of(c->d_in[MEAN]);
-        T *dvar = data_of(c->d_in[VAR]), *dresidual = data_of(lt__optional(c, c->d_in, RESIDUAL));
+        const T *x = c->in[X]->data, *dy = c->d_out[Y]->data, *y = lt__data(c->out[Y]);
+        const T *scale = c->in[SCALE]->data, *shift = lt__data(c->in[SHIFT]);
+        T *dx = lt__data(c->d_in[X]), *dscale = lt__data(c->d_in[SCALE]);
+        T *dshift = lt__data(c->d_in[SHIFT]), *dmean = lt__data(c->d_in[MEAN]);
+        T *dvar = lt__data(c->d_in[VAR]), *dresidual = lt__data(lt__optional(c, c->d_in, RESIDUAL));
         double mean = ((const T *)c->out[BATCH_MEAN]->data)[k];
         double r = 1 / sqrt(((const T *)c->out[BATCH_VAR]->data)[k] + lt__number(c, EPS));
         double rows = lt__all_rows(c), share = lt__flag(c, TRAIN) && rows > 0 ? 1 / rows : 0;

@@ -225,8 +225,7 @@ __device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
 /* MOMENTS: computes the mean of each lane over a part, and the squared deviations from it.
  * Otherwise the sums of g, which is the dy that the activation passes, and of g (x - mean). */
 template <class E, int MODE>
-__global__ void __launch_bounds__(LT_THREADS)
-    sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
+LT_KERNEL sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
 {
     enum { V = 16 / sizeof(E) };
     __shared__ float all[2 * V][LT_THREADS], centers[LT_THREADS];
@@ -291,9 +290,9 @@ __device__ static void set_coefficients(const channels &c, int64_t k)
 }
 
 /* Copies a given mean and variance to the channels, and sets the coefficients. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers mean,
-                       const __grid_constant__ lt_numbers var)
+static LT_KERNEL coefficient_kernel(const __grid_constant__ channels c,
+                                    const __grid_constant__ lt_numbers mean,
+                                    const __grid_constant__ lt_numbers var)
 {
     int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (k >= c.p.channels)
@@ -319,8 +318,7 @@ struct joined_samples {
 };
 
 /* Joins the moments of all parts. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    moments_kernel(const __grid_constant__ channels c, const lt_two *parts)
+static LT_KERNEL moments_kernel(const __grid_constant__ channels c, const lt_two *parts)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column(), repeats = p.width / p.channels;
@@ -347,9 +345,8 @@ typedef struct gradients { /* gradients of the inputs from SCALE to VAR; add: ad
 
 /* Joins the sums of all parts, and sets the coefficients. The running statistics are constants, so
  * their gradients are 0. share: 1 / rows, or 0 in evaluation. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    products_kernel(const __grid_constant__ channels c, const lt_two *parts,
-                    const __grid_constant__ gradients d, double share)
+static LT_KERNEL products_kernel(const __grid_constant__ channels c, const lt_two *parts,
+                                 const __grid_constant__ gradients d, double share)
 {
     const plan &p = c.p;
     int64_t k = lt__joined_column();
@@ -388,9 +385,7 @@ __device__ bool find_pack(const result_pass<E> &q, int64_t *i, int64_t *lane)
     return *i < q.p.n;
 }
 
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ result_pass<E> q)
+template <class E> LT_KERNEL forward_kernel(const __grid_constant__ result_pass<E> q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t i, lane;
@@ -412,9 +407,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
 
-template <class E, int MODE>
-__global__ void __launch_bounds__(LT_THREADS)
-    backward_kernel(const __grid_constant__ result_pass<E> q)
+template <class E, int MODE> LT_KERNEL backward_kernel(const __grid_constant__ result_pass<E> q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t i, lane;
@@ -449,6 +442,17 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt__store(q.out, i, q.p.n, q.wide, x);
 }
 
+template <class E> static result_pass<E> results_over(const lt_call *c, const plan *p)
+{
+    result_pass<E> q = {};
+    q.p = *p;
+    q.x = (const E *)c->in[X]->data;
+    q.coefs = coefficients(c);
+    q.act = lt__bounds(c);
+    q.small = p->n < (int64_t)1 << 31;
+    return q;
+}
+
 template <class E>
 static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
                                 void (*kernel)(const result_pass<E>))
@@ -458,8 +462,6 @@ static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
 }
 
 /* ==== Forward ================================================================================= */
-
-static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
 
 template <class E> static lt_status sum_moments(const lt_call *c, const plan *p)
 {
@@ -482,15 +484,10 @@ template <class E> static lt_status forward(const lt_call *c)
                : lt__launch(cuda, lt__ceil_div(p.channels, LT_THREADS), coefficient_kernel,
                             channels_of(c, &p), lt__numbers_of(c->in[MEAN]),
                             lt__numbers_of(c->in[VAR])));
-    result_pass<E> q = {};
-    q.p = p;
-    q.x = (const E *)c->in[X]->data;
-    q.residual = (const E *)data_of(lt__optional(c, c->in, RESIDUAL));
+    result_pass<E> q = results_over<E>(c, &p);
+    q.residual = (const E *)lt__data(lt__optional(c, c->in, RESIDUAL));
     q.out = (E *)c->out[Y]->data;
-    q.coefs = coefficients(c);
-    q.act = lt__bounds(c);
     q.wide = lt__are_wide(q.x, q.residual, q.out);
-    q.small = p.n < (int64_t)1 << 31;
     return launch_results(cuda, q, forward_kernel<E>);
 }
 
@@ -543,8 +540,8 @@ template <class E> static lt_status sum_products(const lt_call *c, const plan *p
     q.c = channels_of(c, p);
     q.x = (const E *)c->in[X]->data;
     q.dy = (const E *)c->d_out[Y]->data;
-    q.y = (const E *)data_of(c->out[Y]);
-    q.d_residual = (E *)data_of(lt__optional(c, c->d_in, RESIDUAL));
+    q.y = (const E *)lt__data(c->out[Y]);
+    q.d_residual = (E *)lt__data(lt__optional(c, c->d_in, RESIDUAL));
     q.act = lt__bounds(c);
     q.add = lt__adds(c, RESIDUAL);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
@@ -564,17 +561,12 @@ template <class E> static lt_status backward(const lt_call *c)
     LT_TRY(sum_products<E>(c, &p, mode));
     if (!c->d_in[X])
         return LT_OK;
-    result_pass<E> q = {};
-    q.p = p;
-    q.x = (const E *)c->in[X]->data;
+    result_pass<E> q = results_over<E>(c, &p);
     q.dy = (const E *)(passed ? d_residual : c->d_out[Y])->data;
-    q.y = passed ? NULL : (const E *)data_of(c->out[Y]);
+    q.y = passed ? NULL : (const E *)lt__data(c->out[Y]);
     q.out = (E *)c->d_in[X]->data;
-    q.coefs = coefficients(c);
-    q.act = lt__bounds(c);
     q.add = lt__adds(c, X);
     q.wide = lt__are_wide(q.x, q.dy, q.y, q.out);
-    q.small = p.n < (int64_t)1 << 31;
     return launch_results(lt__cuda(c->ctx), q,
                           mode == PLAIN || passed ? backward_kernel<E, PLAIN>
                           : mode == ACT_OF_Y      ? backward_kernel<E, ACT_OF_Y>

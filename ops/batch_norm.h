@@ -24,21 +24,6 @@ static inline lt_bounds lt__bounds(const lt_call *c)
     return of[lt__word(c, ACT)];
 }
 
-/* of[i], or NULL if the call does not have input i. of: c->in or c->d_in. */
-static inline lt_tensor *lt__optional(const lt_call *c, lt_tensor **of, int i)
-{
-    return i < c->n_in ? of[i] : NULL;
-}
-
-/* The number of rows of x (..., channels): the product of all dims but the last. */
-static inline int64_t lt__rows_of(const lt_tensor *x)
-{
-    int64_t rows = 1;
-    for (int i = 0; i < x->ndim - 1; i++)
-        rows *= x->dims[i];
-    return rows;
-}
-
 /* ==== Statistics over all ranks =============================================================== */
 
 /* In training with sync=true on several ranks, a kernel runs twice. The first run fills c->sums:

@@ -26,8 +26,7 @@ __device__ static bool find_channel(const statistics &s, unsigned block, int64_t
 }
 
 /* part: the fraction of all values that mean2 and var2 describe. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    merge_kernel(const __grid_constant__ statistics s, double part)
+static LT_KERNEL merge_kernel(const __grid_constant__ statistics s, double part)
 {
     int64_t k;
     if (!find_channel(s, blockIdx.x, &k))
@@ -60,8 +59,7 @@ typedef struct layers {
 } layers;
 
 /* each: blocks per layer. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    update_kernel(const __grid_constant__ layers all, unsigned each)
+static LT_KERNEL update_kernel(const __grid_constant__ layers all, unsigned each)
 {
     const layer &l = all.at[blockIdx.x / each];
     const statistics &s = l.s;

@@ -7,12 +7,7 @@
 
 static lt_status binary_shape(lt_call *c)
 {
-    int ndim;
-    int64_t dims[LT_MAX_DIMS];
-    LT_TRY(lt__same_dtype(c, 2));
-    LT_TRY(lt__broadcast(c, 0, 1, &ndim, dims));
-    lt__spec(c, 0, (lt_dtype)c->in[0]->dtype, ndim, dims);
-    return LT_OK;
+    return lt__spec_broadcast(c, (lt_dtype)c->in[0]->dtype);
 }
 
 static lt_status forward(lt_call *c, lt_block_fn fn, int cost)

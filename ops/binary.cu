@@ -54,10 +54,7 @@ template <> struct widest<float> {
     };                                                                                             \
     GRADIENT(name##_dx, saves, dx_of)                                                              \
     GRADIENT(name##_dy, saves, dy_of)                                                              \
-    static lt_status name##_fwd(lt_call *c)                                                        \
-    {                                                                                              \
-        LT_CUDA_##types(lt__cuda(c->ctx), c->in[0]->dtype, E, return forward<name##_z<E>>(c);)     \
-    }                                                                                              \
+    LT_CUDA_CALL(name##_fwd, types, c->in[0], forward<name##_z<E>>(c))                             \
     static lt_status name##_bwd(lt_call *c)                                                        \
     {                                                                                              \
         LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,                                    \

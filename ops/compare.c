@@ -4,15 +4,7 @@
 
 /* ==== Comparisons ============================================================================= */
 
-static lt_status compare_shape(lt_call *c)
-{
-    int ndim;
-    int64_t dims[LT_MAX_DIMS];
-    LT_TRY(lt__same_dtype(c, 2));
-    LT_TRY(lt__broadcast(c, 0, 1, &ndim, dims));
-    lt__spec(c, 0, LT_U8, ndim, dims);
-    return LT_OK;
-}
+static lt_status compare_shape(lt_call *c) { return lt__spec_broadcast(c, LT_U8); }
 
 static lt_status compare(lt_call *c, lt_block_fn fn)
 {
@@ -75,17 +67,15 @@ static lt_status broadcast_three(const lt_call *c, int *ndim, int64_t dims[LT_MA
 static lt_status where_shape(lt_call *c)
 {
     lt_dtype cond = (lt_dtype)c->in[COND]->dtype;
-    lt_dtype x = (lt_dtype)c->in[X]->dtype, y = (lt_dtype)c->in[Y]->dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
     if (cond != LT_U8)
         return lt_fail(LT_EINVAL, "cond must be u8, as from a comparison, but is %s",
                        lt_dtype_name(cond));
-    if (x != y)
-        return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y to %s",
-                       lt_dtype_name(x), lt_dtype_name(y), lt_dtype_name(x));
+    if (c->in[X]->dtype != c->in[Y]->dtype)
+        return lt__dtypes_differ(c, X, Y);
     LT_TRY(broadcast_three(c, &ndim, dims));
-    lt__spec(c, 0, x, ndim, dims + LT_MAX_DIMS - ndim);
+    lt__spec(c, 0, (lt_dtype)c->in[X]->dtype, ndim, dims + LT_MAX_DIMS - ndim);
     return LT_OK;
 }
 

@@ -16,7 +16,7 @@ template <class E> struct as_wanted : lt_types<2, uint8_t, E, E> {
     }
 };
 
-template <class E> static lt_status compare_as(lt_call *c, int wanted)
+template <class E> static lt_status compare(lt_call *c, int wanted)
 {
     as_wanted<E> f;
     lt_walk w;
@@ -25,17 +25,12 @@ template <class E> static lt_status compare_as(lt_call *c, int wanted)
     return lt__map(lt__cuda(c->ctx), w, f, false, c->out[0]->data, c->in[0]->data, c->in[1]->data);
 }
 
-static lt_status compare(lt_call *c, int wanted)
-{
-    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E, return compare_as<E>(c, wanted);)
-}
-
-static lt_status eq(lt_call *c) { return compare(c, EQUAL); }
-static lt_status ne(lt_call *c) { return compare(c, LESS | MORE | UNORDERED); }
-static lt_status lt(lt_call *c) { return compare(c, LESS); }
-static lt_status le(lt_call *c) { return compare(c, LESS | EQUAL); }
-static lt_status gt(lt_call *c) { return compare(c, MORE); }
-static lt_status ge(lt_call *c) { return compare(c, MORE | EQUAL); }
+LT_CUDA_CALL(eq, NUMERICS, c->in[0], compare<E>(c, EQUAL))
+LT_CUDA_CALL(ne, NUMERICS, c->in[0], compare<E>(c, LESS | MORE | UNORDERED))
+LT_CUDA_CALL(lt, NUMERICS, c->in[0], compare<E>(c, LESS))
+LT_CUDA_CALL(le, NUMERICS, c->in[0], compare<E>(c, LESS | EQUAL))
+LT_CUDA_CALL(gt, NUMERICS, c->in[0], compare<E>(c, MORE))
+LT_CUDA_CALL(ge, NUMERICS, c->in[0], compare<E>(c, MORE | EQUAL))
 
 /* ==== where =================================================================================== */
 

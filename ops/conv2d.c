@@ -15,23 +15,23 @@
 #include "ops/cpu/loops.h"
 
 enum { X, W, B };
-enum { STRIDE, PAD, DILATION, GROUPS };
 enum { BLOCK = 32 }; /* output channels of a task of the weight gradient */
 
 extern const lt_op lt__op_linear; /* in matmul.c */
 
 /* ==== Shape =================================================================================== */
 
-/* Fills *v from the inputs and options of the call. LT_EINVAL if they do not fit together. */
+/* Fills *v from the inputs and options of the call. LT_EINVAL if they do not fit together. The
+ * kernels use lt__conv_of(), which does not check them again. */
 static lt_status describe(const lt_call *c, lt_conv *v)
 {
     const lt_tensor *x = c->in[X], *w = c->in[W];
     LT_TRY(lt__require_ndim(c, X, 4, "(n, h, w, c)"));
     LT_TRY(lt__require_ndim(c, W, 4, "(out, kh, kw, in/groups)"));
-    LT_TRY(lt__pair(c, STRIDE, 1, v->window.stride));
-    LT_TRY(lt__pair(c, PAD, 0, v->window.pad));
-    LT_TRY(lt__pair(c, DILATION, 1, v->window.dilation));
-    LT_TRY(lt__int(c, GROUPS, 1, &v->groups));
+    LT_TRY(lt__pair(c, LT_CONV_STRIDE, 1, v->window.stride));
+    LT_TRY(lt__pair(c, LT_CONV_PAD, 0, v->window.pad));
+    LT_TRY(lt__pair(c, LT_CONV_DILATION, 1, v->window.dilation));
+    LT_TRY(lt__int(c, LT_CONV_GROUPS, 1, &v->groups));
     v->n = x->dims[0];
     v->in = x->dims[3];
     v->out = w->dims[0];
@@ -63,7 +63,7 @@ static lt_status shape(lt_call *c)
     lt_conv v;
     LT_TRY(lt__same_float(c, 3));
     LT_TRY(describe(c, &v));
-    if (c->n_in > B && c->in[B])
+    if (lt__optional(c, c->in, B))
         LT_TRY(lt__require_dims(c, B, 1, &v.out, "one value per output channel"));
     int64_t dims[4] = {v.n, v.window.out[0], v.window.out[1], v.out};
     lt__spec(c, 0, (lt_dtype)c->in[X]->dtype, 4, dims);
@@ -190,32 +190,19 @@ static double multiplications(const lt_conv *v)
            (double)(w->kernel[0] * w->kernel[1] * (v->in / v->groups));
 }
 
-/* Adds the convolution to row oh of image n of y, which already contains the bias or zero. */
-static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, const void *x,
-                       const void *w, void *y)
+/* Adds to one row of image n of the result, which contains the bias, zero or another gradient: to
+ * row oh of y if `from` is IN, to row ih of dx if it is OUT. */
+static void add_row(const lt_conv *v, lt_dtype dtype, int from, int64_t n, int64_t row,
+                    const void *source, const void *w, void *result)
 {
     for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
-        int64_t ih = lt__window_in(&v->window, 0, oh, kh);
-        if (ih < 0 || ih >= v->window.in[0])
+        int64_t ih = from == IN ? lt__window_in(&v->window, 0, row, kh) : row;
+        int64_t oh = from == IN ? row : lt__window_out(&v->window, 0, row, kh);
+        if (ih < 0 || ih >= v->window.in[0] || oh < 0)
             continue;
         for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
             tap t = tap_at(v, n, ih, oh, kh, kw);
-            carry(v, dtype, &t, IN, x, w, y);
-        }
-    }
-}
-
-/* Adds the gradient to row ih of image n of dx, which already contains zero or another gradient. */
-static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, const void *dy,
-                      const void *w, void *dx)
-{
-    for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
-        int64_t oh = lt__window_out(&v->window, 0, ih, kh);
-        if (oh < 0)
-            continue;
-        for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
-            tap t = tap_at(v, n, ih, oh, kh, kw);
-            carry(v, dtype, &t, OUT, dy, w, dx);
+            carry(v, dtype, &t, from, source, w, result);
         }
     }
 }
@@ -228,24 +215,18 @@ static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t k
     int64_t from, end;
     tap t = tap_at(v, 0, 0, 0, kh, kw);
     int64_t in = t.depth[IN], channel = first / t.depth[OUT] * in;
-    lt_product p = {.m = n,
-                    .n = in,
+    bool turned = in <
+                  n; /* vectorise along the longer side: dw^T = x^T dy instead of dw = dy^T x */
+    int a = turned ? IN : OUT, b = 1 - a;
+    lt_product p = {.m = turned ? in : n,
+                    .n = turned ? n : in,
                     .k = t.pixels,
                     .a_row = 1,
-                    .a_col = t.pixel[OUT],
-                    .b_row = t.pixel[IN],
+                    .a_col = t.pixel[a],
+                    .b_row = t.pixel[b],
                     .b_col = 1,
-                    .out_row = t.w_out,
-                    .out_col = 1};
-    lt_product turned = {.m = in,
-                         .n = n,
-                         .k = t.pixels,
-                         .a_row = 1,
-                         .a_col = t.pixel[IN],
-                         .b_row = t.pixel[OUT],
-                         .b_col = 1,
-                         .out_row = 1,
-                         .out_col = t.w_out};
+                    .out_row = turned ? 1 : t.w_out,
+                    .out_col = turned ? t.w_out : 1};
     void *to = lt__at(dw, dtype, t.w + first * t.w_out);
     lt__window_range(&v->window, 0, kh, &from, &end);
     for (int64_t image = 0; image < v->n; image++)
@@ -255,10 +236,8 @@ static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t k
             const void *dys = lt__at(dy, dtype, t.at[OUT] + first);
             if (depthwise(v))
                 dot_channels(dtype, t.pixels, n, xs, t.pixel[IN], dys, t.pixel[OUT], to, t.w_out);
-            else if (in < n) /* vectorise along the longer side */
-                lt__product_add(dtype, &turned, xs, dys, to);
             else
-                lt__product_add(dtype, &p, dys, xs, to);
+                lt__product_add(dtype, &p, turned ? xs : dys, turned ? dys : xs, to);
         }
 }
 
@@ -269,7 +248,6 @@ static void portable_outputs(const lt_call *c, const lt_conv_task *task)
     void *y = task->y.data;
     int64_t height = v->window.out[0], width = v->window.out[1];
     size_t bytes = (size_t)v->out * lt_dtype_bytes(dtype);
-    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, multiplications(v))
     for (int64_t row = 0; row < v->n * height; row++) {
         for (int64_t i = row * width; i < (row + 1) * width; i++)
@@ -277,7 +255,7 @@ static void portable_outputs(const lt_call *c, const lt_conv_task *task)
                 memcpy(lt__at(y, dtype, i * v->out), task->bias.data, bytes);
             else
                 memset(lt__at(y, dtype, i * v->out), 0, bytes);
-        output_row(v, dtype, row / height, row % height, task->x.data, task->w.data, y);
+        add_row(v, dtype, IN, row / height, row % height, task->x.data, task->w.data, y);
     }
 }
 
@@ -287,12 +265,11 @@ static void portable_data_gradient(const lt_call *c, const lt_conv_task *task)
     lt_dtype dtype = task->x.dtype;
     void *dx = task->x.data;
     int64_t height = v->window.in[0], length = v->window.in[1] * v->in;
-    (void)c;
     LT_PARALLEL_FOR(c, multiplications(v))
     for (int64_t row = 0; row < v->n * height; row++) {
         if (!task->add)
             memset(lt__at(dx, dtype, row * length), 0, (size_t)length * lt_dtype_bytes(dtype));
-        input_row(v, dtype, row / height, row % height, task->y.data, task->w.data, dx);
+        add_row(v, dtype, OUT, row / height, row % height, task->y.data, task->w.data, dx);
     }
 }
 
@@ -303,7 +280,6 @@ static void portable_weight_gradient(const lt_call *c, const lt_conv_task *task)
     int64_t width = v->window.kernel[1], taps = v->window.kernel[0] * width;
     int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* a block stays in one run */
     int64_t blocks = (run + BLOCK - 1) / BLOCK, count = v->out * taps * (v->in / v->groups);
-    (void)c;
     if (!task->add)
         memset(task->w.data, 0, (size_t)count * lt_dtype_bytes(dtype));
     if (run == 0)
@@ -355,14 +331,12 @@ lt_status lt__conv_choose(const lt_call *c, const lt_conv_task *task, const lt_c
 
 static size_t scratch(const lt_call *c, bool backward)
 {
-    lt_conv v;
+    const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], y);
     size_t most = 0;
-    lt_dtype dtype = (lt_dtype)(backward ? c->d_out : c->out)[0]->dtype;
-    if (describe(c, &v) != LT_OK)
-        return 0;
     for (int i = 0; i < IMPLEMENTATIONS; i++)
         if (implementations[i]->scratch) {
-            size_t bytes = implementations[i]->scratch(c, &v, dtype, backward);
+            size_t bytes = implementations[i]->scratch(c, &v, (lt_dtype)y->dtype, backward);
             most = bytes > most ? bytes : most;
         }
     return most;
@@ -372,7 +346,7 @@ static size_t scratch(const lt_call *c, bool backward)
 
 static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
 {
-    return lt__operand(c->n_in > B ? of[B] : NULL, 0);
+    return lt__operand(lt__optional(c, of, B), 0);
 }
 
 static lt_conv_task output_task(const lt_call *c, const lt_conv *v)
@@ -406,8 +380,7 @@ static void bias_gradient(const lt_call *c, const lt_conv *v)
 
 static lt_status fwd(lt_call *c)
 {
-    lt_conv v;
-    LT_TRY(describe(c, &v));
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], c->out[0]);
     if (pointwise(&v))
         return lt__op_linear.fwd(c);
     lt_conv_task task = output_task(c, &v);
@@ -416,9 +389,8 @@ static lt_status fwd(lt_call *c)
 
 static lt_status fast_fwd(lt_call *c)
 {
-    lt_conv v;
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], c->out[0]);
     const lt_conv_impl *impl;
-    LT_TRY(describe(c, &v));
     if (pointwise(&v))
         return lt__op_linear.fast_fwd(c);
     lt_conv_task task = output_task(c, &v);
@@ -428,8 +400,7 @@ static lt_status fast_fwd(lt_call *c)
 
 static lt_status bwd(lt_call *c)
 {
-    lt_conv v;
-    LT_TRY(describe(c, &v));
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], c->d_out[0]);
     if (pointwise(&v))
         return lt__op_linear.bwd(c);
     for (int i = X; i <= W; i++)
@@ -447,7 +418,7 @@ static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
 {
     if (!c->d_in[W] || lt__conv_weights.accepts(c, weights) != LT_OK)
         return lt__op_linear.fast_bwd(c);
-    lt_tensor *d_in[] = {c->d_in[X], NULL, c->n_in > B ? c->d_in[B] : NULL};
+    lt_tensor *d_in[] = {c->d_in[X], NULL, lt__optional(c, c->d_in, B)};
     lt_call others = *c;
     others.d_in = d_in;
     LT_TRY(lt__op_linear.fast_bwd(&others));
@@ -458,9 +429,8 @@ static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
  * supported, nothing may be written, because the call is then repeated in f32. */
 static lt_status fast_bwd(lt_call *c)
 {
-    lt_conv v;
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], c->d_out[0]);
     const lt_conv_impl *impl[2];
-    LT_TRY(describe(c, &v));
     const lt_conv_task task[2] = {gradient_task(c, &v, X), gradient_task(c, &v, W)};
     if (pointwise(&v))
         return pointwise_bwd(c, &task[W]);
@@ -489,11 +459,9 @@ static bool is_fast(const lt_call *c, const lt_conv *v, int i)
  * calls give the same bits only if the fast kernels can compute both gradients, or neither. */
 static bool can_split(const lt_call *c)
 {
-    lt_conv v;
     if (c->d_out[0]->dtype != LT_BF16 || c->ctx->config.reference)
         return true;
-    if (describe(c, &v) != LT_OK)
-        return false;
+    lt_conv v = lt__conv_of(c, c->in[X], c->in[W], c->d_out[0]);
     return !c->d_in[X] || is_fast(c, &v, X) == (!c->d_in[W] || is_fast(c, &v, W));
 }
 

@@ -14,7 +14,6 @@
 #include "ops/cuda/tile.h"
 
 enum { X, W, B };
-enum { STRIDE, PAD, DILATION, GROUPS };
 
 /* ==== Images seen through a window ============================================================ */
 
@@ -155,47 +154,32 @@ template <class E> struct turned_weights {
 
 /* ==== The sizes of a call ===================================================================== */
 
-static lt_cuda_conv conv_of(const lt_call *c, bool backward)
+static lt_conv conv_of(const lt_call *c, bool backward)
 {
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];
     const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
-    lt_cuda_conv v = {};
-    lt__pair_of(c, STRIDE, v.w.stride);
-    lt__pair_of(c, PAD, v.w.pad);
-    lt__pair_of(c, DILATION, v.w.dilation);
-    for (int i = 0; i < 2; i++) {
-        v.w.in[i] = x->dims[1 + i];
-        v.w.out[i] = y->dims[1 + i];
-        v.w.kernel[i] = w->dims[1 + i];
-    }
-    v.n = x->dims[0];
-    v.in = x->dims[3];
-    v.out = w->dims[0];
-    v.groups = c->opt[GROUPS].i[0];
-    v.in_each = v.in / v.groups;
-    v.out_each = v.out / v.groups;
-    return v;
+    return lt__conv_of(c, x, w, y);
 }
 
-static int64_t places_of(const lt_cuda_conv *v) { return v->w.kernel[0] * v->w.kernel[1]; }
+static int64_t places_of(const lt_conv *v) { return v->window.kernel[0] * v->window.kernel[1]; }
 
 /* The tiles of y, dx and dw: results (groups, m, n), each the sum of k terms. */
-static lt_tiles tiles_of_y(const lt_cuda_conv *v)
+static lt_tiles tiles_of_y(const lt_conv *v)
 {
-    return lt__tiles_of(v->groups, v->n * v->w.out[0] * v->w.out[1], v->out_each,
-                        places_of(v) * v->in_each, false);
+    return lt__tiles_of(v->groups, v->n * v->window.out[0] * v->window.out[1], v->out / v->groups,
+                        places_of(v) * v->in / v->groups, false);
 }
 
-static lt_tiles tiles_of_dx(const lt_cuda_conv *v)
+static lt_tiles tiles_of_dx(const lt_conv *v)
 {
-    return lt__tiles_of(v->groups, v->n * v->w.in[0] * v->w.in[1], v->in_each,
-                        places_of(v) * v->out_each, false);
+    return lt__tiles_of(v->groups, v->n * v->window.in[0] * v->window.in[1], v->in / v->groups,
+                        places_of(v) * v->out / v->groups, false);
 }
 
-static lt_tiles tiles_of_dw(const lt_cuda_conv *v)
+static lt_tiles tiles_of_dw(const lt_conv *v)
 {
-    return lt__tiles_of(v->groups, v->out_each, places_of(v) * v->in_each,
-                        v->n * v->w.out[0] * v->w.out[1], true);
+    return lt__tiles_of(v->groups, v->out / v->groups, places_of(v) * v->in / v->groups,
+                        v->n * v->window.out[0] * v->window.out[1], true);
 }
 
 enum { MOST = INT32_MAX / 4 };
@@ -214,56 +198,55 @@ static axis axis_of(const lt_window *w, int i, bool back)
                 as_int(w->dilation[i])};
 }
 
-static frame frame_of(const lt_cuda_conv *v, bool back)
+static frame frame_of(const lt_conv *v, bool back)
 {
-    return frame{axis_of(&v->w, 0, back), axis_of(&v->w, 1, back), as_int(back ? v->out : v->in),
-                 as_int(back ? v->out_each : v->in_each)};
+    return frame{axis_of(&v->window, 0, back), axis_of(&v->window, 1, back),
+                 as_int(back ? v->out : v->in),
+                 as_int(back ? v->out / v->groups : v->in / v->groups)};
 }
 
 /* ==== Our own kernels ========================================================================= */
 
-template <class O>
-static lt_results<O> results_of(lt_tensor *t, int64_t batch, int64_t row, bool add)
+static lt_status own_fwd(const lt_conv *v, lt_call *c)
 {
-    return lt_results<O>{(O *)t->data, batch, row, t->dtype, add, NULL, NULL};
-}
-
-static lt_status own_fwd(const lt_cuda_conv *v, lt_call *c)
-{
-    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
+    const lt_tensor *bias = lt__optional(c, c->in, B);
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt_tiles t = tiles_of_y(v);
-    LT_CUDA_FLOATS(cuda, c->in[X]->dtype, E,
-                   windows<E> a = {(const E *)c->in[X]->data, frame_of(v, false)};
-                   lt_matrices<E> b = lt__matrices_of<E>(c->in[W]->data, t.k, 1, t.batch,
-                                                         v->out_each * (int64_t)t.k);
-                   lt_results<E> r = results_of<E>(c->out[0], v->out_each, v->out, false);
-                   r.bias = (const E *)(bias ? bias->data : NULL);
-                   return lt__tile_product(cuda, &t, a, b, r, NULL);)
+    LT_CUDA_FLOATS(
+        cuda, c->in[X]->dtype, E, windows<E> a = {(const E *)c->in[X]->data, frame_of(v, false)};
+        lt_matrices<E> b =
+            lt__matrices_of<E>(c->in[W]->data, t.k, 1, t.batch, v->out / v->groups * (int64_t)t.k);
+        lt_results<E> r =
+            lt__results_of<E>(c->out[0]->data, c->out[0]->dtype, v->out / v->groups, v->out, false);
+        r.bias = (const E *)lt__data(bias); return lt__tile_product(cuda, &t, a, b, r, NULL);)
 }
 
 /* E is the dtype of the factors, O that of the gradient. */
-template <class E, class O> static lt_status own_dx(const lt_cuda_conv *v, lt_call *c)
+template <class E, class O> static lt_status own_dx(const lt_conv *v, lt_call *c)
 {
     lt_tiles t = tiles_of_dx(v);
     reached<E> a = {(const E *)c->d_out[0]->data, frame_of(v, true)};
-    turned_weights<E> b = {(const E *)c->in[W]->data, as_int(v->in_each), as_int(v->out_each),
-                           places_of(v)};
+    turned_weights<E> b = {(const E *)c->in[W]->data, as_int(v->in / v->groups),
+                           as_int(v->out / v->groups), places_of(v)};
     return lt__tile_product(lt__cuda(c->ctx), &t, a, b,
-                            results_of<O>(c->d_in[X], v->in_each, v->in, c->add >> X & 1), NULL);
+                            lt__results_of<O>(c->d_in[X]->data, c->d_in[X]->dtype,
+                                              v->in / v->groups, v->in, c->add >> X & 1),
+                            NULL);
 }
 
-template <class E, class O> static lt_status own_dw(const lt_cuda_conv *v, lt_call *c)
+template <class E, class O> static lt_status own_dw(const lt_conv *v, lt_call *c)
 {
     lt_tiles t = tiles_of_dw(v);
-    lt_matrices<E> a = lt__matrices_of<E>(c->d_out[0]->data, 1, v->out, t.batch, v->out_each);
+    lt_matrices<E> a =
+        lt__matrices_of<E>(c->d_out[0]->data, 1, v->out, t.batch, v->out / v->groups);
     turned_windows<E> b = {{(const E *)c->in[X]->data, frame_of(v, false)}};
     return lt__tile_product(lt__cuda(c->ctx), &t, a, b,
-                            results_of<O>(c->d_in[W], (int64_t)t.m * t.n, t.n, c->add >> W & 1),
+                            lt__results_of<O>(c->d_in[W]->data, c->d_in[W]->dtype,
+                                              (int64_t)t.m * t.n, t.n, c->add >> W & 1),
                             c->scratch);
 }
 
-static lt_status own_grad(const lt_cuda_conv *v, lt_call *c, int i)
+static lt_status own_grad(const lt_conv *v, lt_call *c, int i)
 {
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,
                    if (c->d_in[i]->dtype == LT_F32) return i == X ? own_dx<E, float>(v, c)
@@ -273,10 +256,10 @@ static lt_status own_grad(const lt_cuda_conv *v, lt_call *c, int i)
 
 /* ==== Calls =================================================================================== */
 
-static lt_status check(const lt_cuda_conv *v, const lt_call *c)
+static lt_status check(const lt_conv *v, const lt_call *c)
 {
     const lt_cuda *cuda = lt__cuda(c->ctx);
-    return v->w.pad[0] <= MOST && v->w.pad[1] <= MOST
+    return v->window.pad[0] <= MOST && v->window.pad[1] <= MOST
                ? LT_OK
                : cuda->host->fail(LT_EUNSUPPORTED, "%s supports a pad of at most %d", cuda->name,
                                   (int)MOST);
@@ -284,7 +267,7 @@ static lt_status check(const lt_cuda_conv *v, const lt_call *c)
 
 static lt_status fwd(lt_call *c)
 {
-    lt_cuda_conv v = conv_of(c, false);
+    lt_conv v = conv_of(c, false);
     LT_TRY(check(&v, c));
     if (lt__cuda_is_depthwise(&v))
         return lt__cuda_depthwise_fwd(&v, c);
@@ -293,7 +276,7 @@ static lt_status fwd(lt_call *c)
 }
 
 /* depthwise.cu computes dx only in the dtype of dy; dw may have another dtype. */
-static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
+static lt_status put_grad(const lt_conv *v, lt_call *c, int i)
 {
     if (lt__cuda_is_depthwise(v))
         return i == W || c->d_in[i]->dtype == c->d_out[0]->dtype ? lt__cuda_depthwise_grad(v, c, i)
@@ -304,9 +287,9 @@ static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
 
 static lt_status bwd(lt_call *c)
 {
-    lt_cuda_conv v = conv_of(c, true);
+    lt_conv v = conv_of(c, true);
     const lt_tensor *dy = c->d_out[0];
-    lt_tensor *db = c->n_in > B ? c->d_in[B] : NULL;
+    lt_tensor *db = lt__optional(c, c->d_in, B);
     LT_TRY(check(&v, c));
     for (int i = X; i <= W; i++)
         if (c->d_in[i])
@@ -314,12 +297,12 @@ static lt_status bwd(lt_call *c)
     if (!db)
         return LT_OK;
     return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
-                             v.n * v.w.out[0] * v.w.out[1], v.out, c->add >> B & 1);
+                             v.n * v.window.out[0] * v.window.out[1], v.out, c->add >> B & 1);
 }
 
 static size_t scratch(const lt_call *c, bool backward)
 {
-    lt_cuda_conv v = conv_of(c, backward);
+    lt_conv v = conv_of(c, backward);
     lt_tiles t = tiles_of_dw(&v);
     if (lt__cuda_is_depthwise(&v))
         return backward && c->d_in[W] ? lt__cuda_depthwise_scratch(&v) : 0;
@@ -331,7 +314,7 @@ static size_t scratch(const lt_call *c, bool backward)
 /* cuDNN computes gradients in the dtype of its factors. */
 static bool f32_grad(const lt_call *c, int i)
 {
-    lt_cuda_conv v = conv_of(c, true);
+    lt_conv v = conv_of(c, true);
     return i == B || lt__cuda_is_depthwise(&v) ||
            !lt__nvidia_conv2d_computes(lt__cuda(c->ctx)->nvidia, c, i);
 }

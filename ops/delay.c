@@ -6,54 +6,25 @@
  */
 #include "ops/delay.h"
 
-/* The first element of the block in input i. */
-#define LT_AT(i) ((T *)c->in[i]->data + first)
-
 /* ==== dc_grad ================================================================================= */
 
 static bool has_ms(const lt_call *c) { return c->n_in > LT_DC_MS && c->in[LT_DC_MS]; }
 
 static lt_status dc_shape(lt_call *c)
 {
-    LT_TRY(lt__number_in(c, DC_LAM, 0, INFINITY));
-    LT_TRY(lt__check_decay(c, DC_RHO));
-    LT_TRY(lt__number_in(c, DC_WEIGHT_DECAY, 0, INFINITY));
+    LT_TRY(lt__check_ranges(c, "+<.+"));
     if (lt__flag(c, DC_ADAPTIVE) && !has_ms(c))
         return lt_fail(LT_EINVAL, "tensor ms is missing; adaptive=true requires it");
     return lt__check_arenas(c, c->n_in);
 }
 
-LT_SIMD static void dc_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[LT_DC_G]->dtype, T,
-        T *restrict g = LT_AT(LT_DC_G);
-        const T *restrict w = LT_AT(LT_DC_W);
-        const T *restrict backup = LT_AT(LT_DC_BACKUP);
-        LT_DC_NUMBERS(c)
-        for (int64_t i = 0; i < n; i++) {
-            LT_DC_STEP(g[i], w[i], backup[i])
-        }
-    );
-}
+#define DC_ARRAYS LT_ARRAY(g, LT_DC_G) LT_ARRAY(w, LT_DC_W) LT_ARRAY(backup, LT_DC_BACKUP)
+LT_UPDATE(dc_plain, LT_DC_NUMBERS, LT_DC_STEP(g[i], w[i], backup[i]), DC_ARRAYS)
+LT_UPDATE(dc_adaptive, LT_DC_ADAPTIVE_NUMBERS,
+          LT_DC_ADAPTIVE_STEP(g[i], w[i], backup[i], ms[i], LT_SQRT),
+          DC_ARRAYS LT_ARRAY(ms, LT_DC_MS))
 
-LT_SIMD static void dc_adaptive_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[LT_DC_G]->dtype, T,
-        T *restrict g = LT_AT(LT_DC_G);
-        const T *restrict w = LT_AT(LT_DC_W);
-        const T *restrict backup = LT_AT(LT_DC_BACKUP);
-        T *restrict ms = LT_AT(LT_DC_MS);
-        LT_DC_ADAPTIVE_NUMBERS(c)
-        for (int64_t i = 0; i < n; i++) {
-            LT_DC_ADAPTIVE_STEP(g[i], w[i], backup[i], ms[i], LT_SQRT)
-        }
-    );
-}
-
-static lt_status dc(lt_call *c)
-{
-    return lt__for_blocks(c, lt__flag(c, DC_ADAPTIVE) ? dc_adaptive_block : dc_block);
-}
+static lt_status dc(lt_call *c) { return lt__flag(c, DC_ADAPTIVE) ? dc_adaptive(c) : dc_plain(c); }
 
 const lt_op lt__op_dc_grad = {
     .sig = "dc_grad(g, w, backup, ms?; lam#, rho=0.95, adaptive=false, weight_decay=0.0)",
@@ -67,35 +38,11 @@ const lt_op lt__op_dc_grad = {
 
 /* ==== gap_grad ================================================================================ */
 
-static lt_status gap_shape(lt_call *c)
-{
-    double correction = lt__number(c, GAP_CORRECTION);
-    LT_TRY(lt__number_in(c, GAP_LR, 0, INFINITY));
-    if (!(correction > 0 && correction <= 1))
-        return lt_fail(LT_EINVAL, "correction must be above 0 and at most 1, but is %g",
-                       correction);
-    LT_TRY(lt__check_decay(c, GAP_RHO));
-    LT_TRY(lt__number_in(c, GAP_WEIGHT_DECAY, 0, INFINITY));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status gap_shape(lt_call *c) { return lt__check_update(c, "+><+"); }
 
-LT_SIMD static void gap_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[LT_GAP_G]->dtype, T,
-        T *g = LT_AT(LT_GAP_G); /* without restrict: v may be the same tensor */
-        const T *w = LT_AT(LT_GAP_W);
-        const T *backup = LT_AT(LT_GAP_BACKUP);
-        const T *v = LT_AT(LT_GAP_V);
-        T *ms = LT_AT(LT_GAP_MS);
-        LT_GAP_NUMBERS(c)
-        LT_IVDEP
-        for (int64_t i = 0; i < n; i++) {
-            LT_GAP_STEP(g[i], w[i], backup[i], v[i], ms[i], LT_SQRT)
-        }
-    );
-}
-
-static lt_status gap(lt_call *c) { return lt__for_blocks(c, gap_block); }
+LT_UPDATE(gap, LT_GAP_NUMBERS, LT_GAP_STEP(g[i], w[i], backup[i], v[i], ms[i], LT_SQRT),
+          LT_ARRAY(g, LT_GAP_G) LT_ARRAY(w, LT_GAP_W) LT_ARRAY(backup, LT_GAP_BACKUP)
+              LT_ARRAY(v, LT_GAP_V) LT_ARRAY(ms, LT_GAP_MS))
 
 const lt_op lt__op_gap_grad = {
     .sig = "gap_grad(g, w, backup, v, ms; lr#, correction#, rho=0.999, weight_decay=0.0)",
@@ -117,14 +64,7 @@ typedef struct ddc_sums {
 static lt_status ddc_shape(lt_call *c)
 {
     const lt_tensor *stats = c->in[LT_DDC_STATS];
-    LT_TRY(lt__number_in(c, DDC_LR, 0, INFINITY));
-    LT_TRY(lt__number_in(c, DDC_MOMENTUM, 0, INFINITY));
-    LT_TRY(lt__number_in(c, DDC_WEIGHT_DECAY, 0, INFINITY));
-    LT_TRY(lt__number_in(c, DDC_R, 0, 1));
-    LT_TRY(lt__number_in(c, DDC_Q, 0, 1));
-    LT_TRY(lt__number_in(c, DDC_LAM, 0, INFINITY));
-    LT_TRY(lt__number_in(c, DDC_CAP, 0, INFINITY));
-    LT_TRY(lt__check_decay(c, DDC_RHO));
+    LT_TRY(lt__check_ranges(c, "+++11++<"));
     if (!lt__is_float((lt_dtype)stats->dtype) || stats->count != LT_DDC_N_STATS)
         return lt_fail(LT_EINVAL, "stats must be %d floats, but is %s", LT_DDC_N_STATS,
                        LT_TEXT(stats));
@@ -145,6 +85,10 @@ static size_t ddc_scratch(const lt_call *c, bool backward)
     lane_c[k] += (double)compensation * (double)compensation;                                      \
     lane_g[k] += (double)scaled * (double)scaled;
 
+#define DDC_ARRAYS                                                                                 \
+    LT_ARRAY(w, LT_DDC_W)                                                                          \
+    LT_ARRAY(g, LT_DDC_G) LT_ARRAY(s, LT_DDC_S) LT_ARRAY(backup, LT_DDC_BACKUP) LT_CLIP
+
 /* The sums over elements [first, first + n). */
 LT_SIMD static ddc_sums ddc_sum_block(const lt_call *c, int64_t first, int64_t n)
 {
@@ -152,13 +96,9 @@ LT_SIMD static ddc_sums ddc_sum_block(const lt_call *c, int64_t first, int64_t n
     double lane_c[LANES] = {0}, lane_g[LANES] = {0};
     ddc_sums sum = {0, 0};
     LT_FLOATS(c->in[LT_DDC_W]->dtype, T,
-        const T *w = LT_AT(LT_DDC_W);
-        const T *g = LT_AT(LT_DDC_G);
-        const T *s = LT_AT(LT_DDC_S);
-        const T *backup = LT_AT(LT_DDC_BACKUP);
         int64_t i = 0;
-        LT_DDC_COMPENSATION_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
+        LT_DDC_COMPENSATION_NUMBERS(LT_DECLARE)
+        DDC_ARRAYS
         for (; i + LANES <= n; i += LANES)
             for (int k = 0; k < LANES; k++) { ADD_SQUARES(i + k, k)
             }
@@ -198,30 +138,16 @@ static double ddc_limit(const lt_call *c, ddc_sums *block)
     return limit;
 }
 
-LT_SIMD static void ddc_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[LT_DDC_W]->dtype, T,
-        T *w = LT_AT(LT_DDC_W); /* without restrict: backup may be the same tensor */
-        const T *g = LT_AT(LT_DDC_G);
-        T *v = LT_AT(LT_DDC_V);
-        T *s = LT_AT(LT_DDC_S);
-        const T *backup = LT_AT(LT_DDC_BACKUP);
-        T limit = (T)*(const double *)c->scratch;
-        LT_DDC_COMPENSATION_NUMBERS(c)
-        LT_DDC_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        LT_IVDEP
-        for (int64_t i = 0; i < n; i++) {
-            LT_DDC_STEP(w[i], g[i], v[i], s[i], backup[i], limit, LT_SQRT)
-        }
-    );
-}
+#define DDC_NUMBERS(N) LT_DDC_NUMBERS(N) N(T, limit, *(const double *)c->scratch)
+LT_UPDATE(update_by_limit, DDC_NUMBERS,
+          LT_DDC_STEP(w[i], g[i], v[i], s[i], backup[i], limit, LT_SQRT),
+          DDC_ARRAYS LT_ARRAY(v, LT_DDC_V))
 
 static lt_status ddc(lt_call *c)
 {
     double *limit = c->scratch;
     *limit = ddc_limit(c, (ddc_sums *)(limit + 1));
-    return lt__for_blocks(c, ddc_block);
+    return update_by_limit(c);
 }
 
 const lt_op lt__op_ddc_step = {
@@ -241,31 +167,10 @@ const lt_op lt__op_ddc_step = {
 
 /* ==== ordered_step ============================================================================ */
 
-static lt_status ordered_shape(lt_call *c)
-{
-    int64_t late;
-    LT_TRY(lt__number_in(c, ORDERED_LR, 0, INFINITY));
-    LT_TRY(lt__check_decay(c, ORDERED_MOMENTUM));
-    LT_TRY(lt__number_in(c, ORDERED_WEIGHT_DECAY, 0, INFINITY));
-    LT_TRY(lt__int(c, LATE, 0, &late));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status ordered_shape(lt_call *c) { return lt__check_update(c, "+<+n"); }
 
-LT_SIMD static void ordered_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[LT_UPDATE_W]->dtype, T,
-        T *restrict w = LT_AT(LT_UPDATE_W);
-        const T *restrict g = LT_AT(LT_UPDATE_G);
-        T *restrict v = LT_AT(LT_UPDATE_SLOT);
-        LT_ORDERED_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        for (int64_t i = 0; i < n; i++) {
-            LT_ORDERED_STEP(w[i], g[i], v[i])
-        }
-    );
-}
-
-static lt_status ordered(lt_call *c) { return lt__for_blocks(c, ordered_block); }
+LT_UPDATE(ordered, LT_ORDERED_NUMBERS, LT_ORDERED_STEP(w[i], g[i], v[i]),
+          LT_ARRAY(w, LT_UPDATE_W) LT_ARRAY(g, LT_UPDATE_G) LT_ARRAY(v, LT_UPDATE_SLOT) LT_CLIP)
 
 const lt_op lt__op_ordered_step = {
     .sig = "ordered_step(w, g, v; lr#, momentum=0.9, weight_decay=0.0, late, opens=false)",

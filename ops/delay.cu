@@ -7,59 +7,31 @@ typedef float T; /* dtype of the numbers and of each step */
 
 /* ==== dc_grad and gap_grad ==================================================================== */
 
-struct dc_update {
-    enum { N = 3, WRITES = 1 << LT_DC_G, SCALED = 0 };
-    T lam, weight_decay;
-    __device__ void step(T *x) const { LT_DC_STEP(x[LT_DC_G], x[LT_DC_W], x[LT_DC_BACKUP]) }
-};
-
-struct dc_adaptive_update {
-    enum { N = 4, WRITES = 1 << LT_DC_G | 1 << LT_DC_MS, SCALED = 0 };
-    T lam, rho, one_minus_rho, weight_decay;
-    __device__ void step(T *x) const
-    {
-        LT_DC_ADAPTIVE_STEP(x[LT_DC_G], x[LT_DC_W], x[LT_DC_BACKUP], x[LT_DC_MS], sqrtf)
-    }
-};
+LT_CUDA_UPDATE(dc, 3, 1 << LT_DC_G, false, LT_DC_NUMBERS,
+               LT_DC_STEP(x[LT_DC_G], x[LT_DC_W], x[LT_DC_BACKUP]))
+LT_CUDA_UPDATE(dc_adaptive, 4, 1 << LT_DC_G | 1 << LT_DC_MS, false, LT_DC_ADAPTIVE_NUMBERS,
+               LT_DC_ADAPTIVE_STEP(x[LT_DC_G], x[LT_DC_W], x[LT_DC_BACKUP], x[LT_DC_MS], sqrtf))
+LT_CUDA_UPDATE(gap, 5, 1 << LT_GAP_G | 1 << LT_GAP_MS, false, LT_GAP_NUMBERS,
+               LT_GAP_STEP(x[LT_GAP_G], x[LT_GAP_W], x[LT_GAP_BACKUP], x[LT_GAP_V], x[LT_GAP_MS],
+                           sqrtf))
 
 static lt_status dc(lt_call *c)
 {
-    LT_DC_ADAPTIVE_NUMBERS(c)
-    return lt__flag(c, DC_ADAPTIVE)
-               ? lt__update(c, dc_adaptive_update{lam, rho, one_minus_rho, weight_decay})
-               : lt__update(c, dc_update{lam, weight_decay});
+    return lt__flag(c, DC_ADAPTIVE) ? lt__update(c, dc_adaptive_update::of(c))
+                                    : lt__update(c, dc_update::of(c));
 }
 
-struct gap_update {
-    enum { N = 5, WRITES = 1 << LT_GAP_G | 1 << LT_GAP_MS, SCALED = 0 };
-    T lr, correction, rho, one_minus_rho, weight_decay;
-    __device__ void step(T *x) const
-    {
-        LT_GAP_STEP(x[LT_GAP_G], x[LT_GAP_W], x[LT_GAP_BACKUP], x[LT_GAP_V], x[LT_GAP_MS], sqrtf)
-    }
-};
-
-static lt_status gap(lt_call *c)
-{
-    LT_GAP_NUMBERS(c)
-    return lt__update(c, gap_update{lr, correction, rho, one_minus_rho, weight_decay});
-}
+static lt_status gap(lt_call *c) { return lt__update(c, gap_update::of(c)); }
 
 /* ==== ddc_step ================================================================================ */
 
 enum { PART = 16 * LT_THREADS }; /* elements that a block sums */
 enum { NUMBERS = 64 };           /* bytes at the start of scratch, for the limit */
 
-struct ddc_update {
-    enum { N = 5, WRITES = 1 << LT_DDC_W | 1 << LT_DDC_V | 1 << LT_DDC_S, SCALED = 1 };
-    T lr, momentum, weight_decay, r, q, lam, rho, one_minus_rho, scale;
-    const double *limit;
-    __device__ void step(T *x) const
-    {
-        LT_DDC_STEP(x[LT_DDC_W], x[LT_DDC_G], x[LT_DDC_V], x[LT_DDC_S], x[LT_DDC_BACKUP], (T)*limit,
-                    sqrtf)
-    }
-};
+#define DDC_NUMBERS(N) LT_DDC_NUMBERS(N) N(const double *, limit, c->scratch)
+LT_CUDA_UPDATE(ddc, 5, 1 << LT_DDC_W | 1 << LT_DDC_V | 1 << LT_DDC_S, true, DDC_NUMBERS,
+               LT_DDC_STEP(x[LT_DDC_W], x[LT_DDC_G], x[LT_DDC_V], x[LT_DDC_S], x[LT_DDC_BACKUP],
+                           (T)*limit, sqrtf))
 
 struct ddc_sums {
     double c, g; /* sums of squares of the compensation and of the gradient */
@@ -72,8 +44,7 @@ struct ddc_join {
 
 /* part[b] = the sums of the elements of block b. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    ddc_sum_parts(ddc_update f, const __grid_constant__ lt_arenas<E> a, ddc_sums *part)
+LT_KERNEL ddc_sum_parts(ddc_update f, const __grid_constant__ lt_arenas<E> a, ddc_sums *part)
 {
     T lam = f.lam, rho = f.rho, one_minus_rho = f.one_minus_rho;
     T scale = a.factor ? f.scale * (T)*a.factor : f.scale;
@@ -104,9 +75,8 @@ static __device__ void add_to_stats(void *stats, int dtype, int64_t i, double va
 }
 
 /* One block: joins the n parts, computes the limit and updates stats. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    ddc_find_limit(const ddc_sums *part, int64_t n, double cap, double *limit, lt_numbers stats,
-                   const int32_t *skip)
+static LT_KERNEL ddc_find_limit(const ddc_sums *part, int64_t n, double cap, double *limit,
+                                lt_numbers stats, const int32_t *skip)
 {
     ddc_sums sum = {0, 0};
     for (int64_t i = threadIdx.x; i < n; i += LT_THREADS)
@@ -142,31 +112,16 @@ template <class E> static lt_status launch_ddc(lt_call *c, const ddc_update &f)
 
 static lt_status ddc(lt_call *c)
 {
-    LT_DDC_COMPENSATION_NUMBERS(c)
-    LT_DDC_NUMBERS(c)
-    const double *limit = (const double *)c->scratch;
-    ddc_update f = {lr, momentum, weight_decay, r, q, lam, rho, one_minus_rho, scale, limit};
+    ddc_update f = ddc_update::of(c);
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[LT_DDC_W]->dtype, E, return launch_ddc<E>(c, f);)
 }
 
 /* ==== ordered_step ============================================================================ */
 
-struct ordered_update {
-    enum { N = 3, WRITES = 1 << LT_UPDATE_W | 1 << LT_UPDATE_SLOT, SCALED = 1 };
-    bool opens;
-    T lr, momentum, weight_decay, late_decay, late_lr, scale;
-    __device__ void step(T *x) const
-    {
-        LT_ORDERED_STEP(x[LT_UPDATE_W], x[LT_UPDATE_G], x[LT_UPDATE_SLOT])
-    }
-};
+LT_CUDA_UPDATE(ordered, 3, 1 << LT_UPDATE_W | 1 << LT_UPDATE_SLOT, true, LT_ORDERED_NUMBERS,
+               LT_ORDERED_STEP(x[LT_UPDATE_W], x[LT_UPDATE_G], x[LT_UPDATE_SLOT]))
 
-static lt_status ordered(lt_call *c)
-{
-    LT_ORDERED_NUMBERS(c)
-    return lt__update(
-        c, ordered_update{opens, lr, momentum, weight_decay, late_decay, late_lr, scale});
-}
+static lt_status ordered(lt_call *c) { return lt__update(c, ordered_update::of(c)); }
 
 void lt__cuda_delay(lt_kernels *op)
 {

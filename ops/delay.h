@@ -20,14 +20,14 @@ enum { DC_LAM, DC_RHO, DC_ADAPTIVE, DC_WEIGHT_DECAY };
 
 #define LT_DC_EPS 1e-7 /* added to a mean square before its root is taken */
 
-#define LT_DC_NUMBERS(c)                                                                           \
-    T lam = (T)lt__number(c, DC_LAM);                                                              \
-    T weight_decay = (T)lt__number(c, DC_WEIGHT_DECAY);
+#define LT_DC_NUMBERS(N)                                                                           \
+    N(T, lam, lt__number(c, DC_LAM))                                                               \
+    N(T, weight_decay, lt__number(c, DC_WEIGHT_DECAY))
 
-#define LT_DC_ADAPTIVE_NUMBERS(c)                                                                  \
-    LT_DC_NUMBERS(c)                                                                               \
-    T rho = (T)lt__number(c, DC_RHO);                                                              \
-    T one_minus_rho = (T)(1 - lt__number(c, DC_RHO));
+#define LT_DC_ADAPTIVE_NUMBERS(N)                                                                  \
+    LT_DC_NUMBERS(N)                                                                               \
+    N(T, rho, lt__number(c, DC_RHO))                                                               \
+    N(T, one_minus_rho, 1 - lt__number(c, DC_RHO))
 
 #define LT_DC_STEP(g, w, backup)                                                                   \
     T d = g + weight_decay * w;                                                                    \
@@ -43,12 +43,12 @@ enum { DC_LAM, DC_RHO, DC_ADAPTIVE, DC_WEIGHT_DECAY };
 enum { LT_GAP_G, LT_GAP_W, LT_GAP_BACKUP, LT_GAP_V, LT_GAP_MS }; /* inputs */
 enum { GAP_LR, GAP_CORRECTION, GAP_RHO, GAP_WEIGHT_DECAY };
 
-#define LT_GAP_NUMBERS(c)                                                                          \
-    T lr = (T)lt__number(c, GAP_LR);                                                               \
-    T correction = (T)lt__number(c, GAP_CORRECTION);                                               \
-    T rho = (T)lt__number(c, GAP_RHO);                                                             \
-    T one_minus_rho = (T)(1 - lt__number(c, GAP_RHO));                                             \
-    T weight_decay = (T)lt__number(c, GAP_WEIGHT_DECAY);
+#define LT_GAP_NUMBERS(N)                                                                          \
+    N(T, lr, lt__number(c, GAP_LR))                                                                \
+    N(T, correction, lt__number(c, GAP_CORRECTION))                                                \
+    N(T, rho, lt__number(c, GAP_RHO))                                                              \
+    N(T, one_minus_rho, 1 - lt__number(c, GAP_RHO))                                                \
+    N(T, weight_decay, lt__number(c, GAP_WEIGHT_DECAY))
 
 /* v may be g itself, so it is read first. */
 #define LT_GAP_STEP(g, w, backup, v, ms, root)                                                     \
@@ -65,19 +65,19 @@ enum { DDC_LR, DDC_MOMENTUM, DDC_WEIGHT_DECAY, DDC_R, DDC_Q, DDC_LAM, DDC_CAP, D
 enum { LT_DDC_N_STATS = 3 }; /* elements of stats */
 
 /* The numbers of LT_DDC_COMPENSATION. `scale` becomes the clipping factor, as in update.h. */
-#define LT_DDC_COMPENSATION_NUMBERS(c)                                                             \
-    T lam = (T)lt__number(c, DDC_LAM);                                                             \
-    T rho = (T)lt__number(c, DDC_RHO);                                                             \
-    T one_minus_rho = (T)(1 - lt__number(c, DDC_RHO));                                             \
-    T scale = 1;
+#define LT_DDC_COMPENSATION_NUMBERS(N)                                                             \
+    N(T, lam, lt__number(c, DDC_LAM))                                                              \
+    N(T, rho, lt__number(c, DDC_RHO))                                                              \
+    N(T, one_minus_rho, 1 - lt__number(c, DDC_RHO))                                                \
+    N(T, scale, 1)
 
-/* The other numbers of LT_DDC_STEP. */
-#define LT_DDC_NUMBERS(c)                                                                          \
-    T lr = (T)lt__number(c, DDC_LR);                                                               \
-    T momentum = (T)lt__number(c, DDC_MOMENTUM);                                                   \
-    T weight_decay = (T)lt__number(c, DDC_WEIGHT_DECAY);                                           \
-    T r = (T)lt__number(c, DDC_R);                                                                 \
-    T q = (T)lt__number(c, DDC_Q);
+#define LT_DDC_NUMBERS(N)                                                                          \
+    LT_DDC_COMPENSATION_NUMBERS(N)                                                                 \
+    N(T, lr, lt__number(c, DDC_LR))                                                                \
+    N(T, momentum, lt__number(c, DDC_MOMENTUM))                                                    \
+    N(T, weight_decay, lt__number(c, DDC_WEIGHT_DECAY))                                            \
+    N(T, r, lt__number(c, DDC_R))                                                                  \
+    N(T, q, lt__number(c, DDC_Q))
 
 /* Declares scaled, the gradient after clipping; mean, the new value of s; and compensation, before
  * it is limited. */
@@ -116,19 +116,24 @@ LT_BOTH static inline double lt__ddc_ratio(double c, double g, double limit)
 
 enum { ORDERED_LR, ORDERED_MOMENTUM, ORDERED_WEIGHT_DECAY, LATE, OPENS };
 
-/* late_decay: how much of a gradient is left in v after `late` more momentum buckets. late_lr: the
- * sum of lr momentum^j for j = 0..late. If the gradient had not been late, v would have moved w by
- * that much of it. */
-#define LT_ORDERED_NUMBERS(c)                                                                      \
-    double rate = lt__number(c, ORDERED_LR), decay = lt__number(c, ORDERED_MOMENTUM);              \
-    double late = lt__number(c, LATE);                                                             \
-    bool opens = lt__flag(c, OPENS);                                                               \
-    T lr = (T)rate;                                                                                \
-    T momentum = (T)decay;                                                                         \
-    T weight_decay = (T)lt__number(c, ORDERED_WEIGHT_DECAY);                                       \
-    T late_decay = (T)pow(decay, late);                                                            \
-    T late_lr = (T)(rate * ((1 - pow(decay, late + 1)) / (1 - decay)));                            \
-    T scale = 1;
+/* The sum of lr momentum^j for j = 0..late. If the gradient had not been late, v would have moved w
+ * by that much of it. */
+static inline double lt__late_lr(double lr, double momentum, double late)
+{
+    return lr * ((1 - pow(momentum, late + 1)) / (1 - momentum));
+}
+
+/* late_decay: how much of a gradient is left in v after `late` more momentum buckets. */
+#define LT_ORDERED_NUMBERS(N)                                                                      \
+    N(bool, opens, lt__flag(c, OPENS))                                                             \
+    N(T, lr, lt__number(c, ORDERED_LR))                                                            \
+    N(T, momentum, lt__number(c, ORDERED_MOMENTUM))                                                \
+    N(T, weight_decay, lt__number(c, ORDERED_WEIGHT_DECAY))                                        \
+    N(T, late_decay, pow(lt__number(c, ORDERED_MOMENTUM), lt__number(c, LATE)))                    \
+    N(T, late_lr,                                                                                  \
+      lt__late_lr(lt__number(c, ORDERED_LR), lt__number(c, ORDERED_MOMENTUM),                      \
+                  lt__number(c, LATE)))                                                            \
+    N(T, scale, 1)
 
 #define LT_ORDERED_STEP(w, g, v)                                                                   \
     T d = g * scale + weight_decay * w;                                                            \

@@ -27,9 +27,7 @@ template <class E> __device__ void drop_four(const drawing &q, uint64_t block, c
     }
 }
 
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    drop_kernel(E *out, const E *in, const __grid_constant__ drawing q)
+template <class E> LT_KERNEL drop_kernel(E *out, const E *in, const __grid_constant__ drawing q)
 {
     enum { V = 16 / sizeof(E) };
     int64_t first = (q.before / V + (int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * V;
@@ -45,8 +43,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 /* out (+)= mask in / (1 - p) */
-template <class E>
-static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
+template <class E> static lt_status drop(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
 {
     enum { V = 16 / sizeof(E) };
     drawing q = {};
@@ -63,16 +60,8 @@ static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in,
                       drop_kernel<E>, (E *)out->data, (const E *)in->data, q);
 }
 
-static lt_status drop(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), in->dtype, E, return launch_dropout<E>(c, out, in, add);)
-}
-
-static lt_status dropout_fwd(lt_call *c) { return drop(c, c->out[0], c->in[0], false); }
-static lt_status dropout_bwd(lt_call *c)
-{
-    return drop(c, c->d_in[0], c->d_out[0], lt__adds(c, 0));
-}
+LT_CUDA_CALL(dropout_fwd, FLOATS, c->in[0], drop<E>(c, c->out[0], c->in[0], false))
+LT_CUDA_CALL(dropout_bwd, FLOATS, c->d_out[0], drop<E>(c, c->d_in[0], c->d_out[0], lt__adds(c, 0)))
 
 void lt__cuda_dropout(lt_kernels *op)
 {

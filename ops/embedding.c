@@ -3,7 +3,6 @@
  * Forward copies bytes, whatever the dtype. Backward adds rows to the gradient of the table in the
  * order of ids, in one thread, so that the sum for a repeated id is bit-identical every time.
  */
-#include "ops/ids.h"
 #include "ops/kernel.h"
 
 enum { W, IDS };

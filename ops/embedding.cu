@@ -7,7 +7,6 @@
  * gradient of an f16 or bf16 table is summed in f32.
  */
 #include "ops/cuda/reduction.h"
-#include "ops/ids.h"
 
 enum { W, IDS };
 
@@ -56,25 +55,17 @@ template <class E> struct far_ids : furthest {
     }
 };
 
-static void plan_ids(lt_reduction_plan *plan, const lt_tensor *ids)
-{
-    size_t bytes = (size_t)(lt__cuda_at(NULL, ids->dtype, 1) - (char *)NULL);
-    lt__plan_reduction(plan, 1, &ids->count, 1, bytes);
-}
-
 size_t lt__cuda_ids_scratch(const lt_tensor *ids)
 {
-    lt_reduction_plan plan;
-    plan_ids(&plan, ids);
+    lt_reduction_plan plan = lt__plan_all(ids->count, lt__cuda_dtype_bytes(ids->dtype));
     return lt__reduction_scratch(&plan, sizeof(far_id));
 }
 
 lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
                              void *scratch)
 {
-    lt_reduction_plan plan;
+    lt_reduction_plan plan = lt__plan_all(ids->count, lt__cuda_dtype_bytes(ids->dtype));
     lt_reduction_end end = {cuda->bad_id, kind, false, false, (double)limit};
-    plan_ids(&plan, ids);
     switch (ids->dtype) {
     case LT_I64: return lt__reduce<far_ids<int64_t>>(cuda, &plan, ids->data, end, scratch);
     case LT_I32: return lt__reduce<far_ids<int32_t>>(cuda, &plan, ids->data, end, scratch);
@@ -111,9 +102,7 @@ static table table_of(const lt_call *c, const lt_tensor *w)
 
 /* Copies rows in units U, as bytes. A row for a bad id has all bits set, which is NaN for
  * floats. */
-template <class U>
-__global__ void __launch_bounds__(LT_THREADS)
-    gather_kernel(U *to, const U *from, const __grid_constant__ table t)
+template <class U> LT_KERNEL gather_kernel(U *to, const U *from, const __grid_constant__ table t)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i >= t.n * t.width)
@@ -147,7 +136,7 @@ static lt_status embedding_fwd(lt_call *c)
     lt_cuda *cuda = lt__cuda(c->ctx);
     const lt_tensor *w = c->in[W], *y = c->out[0];
     table t = table_of(c, w);
-    int64_t bytes = lt__cuda_at(NULL, w->dtype, t.width) - (char *)NULL;
+    int64_t bytes = t.width * (int64_t)lt__cuda_dtype_bytes(w->dtype);
     LT_TRY(lt__cuda_check_ids(cuda, c->in[IDS], t.rows, LT_BAD_ROW, c->scratch));
     if (bytes % 16 == 0 && lt__are_wide((char *)w->data, (char *)y->data)) {
         t.width = bytes / 16;
@@ -172,9 +161,8 @@ __device__ void begin_rows(const table &t, int64_t first, int64_t last, float *s
 
 /* rows: number of rows per block. sums: dw itself if dw is f32. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    scatter_kernel(const __grid_constant__ table t, int64_t rows, float *sums, E *dw, const E *dy,
-                   bool add)
+LT_KERNEL scatter_kernel(const __grid_constant__ table t, int64_t rows, float *sums, E *dw,
+                         const E *dy, bool add)
 {
     __shared__ int64_t ids[LT_THREADS];
     __shared__ unsigned mine[LT_THREADS / 32]; /* bits of the ids that refer to rows of the block */
@@ -213,10 +201,7 @@ template <class E> static lt_status scatter(lt_call *c)
                       lt__adds(c, W));
 }
 
-static lt_status embedding_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[W]->dtype, E, return scatter<E>(c);)
-}
+LT_CUDA_CALL(embedding_bwd, FLOATS, c->d_in[W], scatter<E>(c))
 
 void lt__cuda_embedding(lt_kernels *op)
 {

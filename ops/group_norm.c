@@ -112,12 +112,6 @@ typedef struct {
 
 static void *buffer(const part *a, int which) { return a->buffers + which * a->p->channels; }
 
-/* Address of the first element of the part in x, or in a tensor like x. */
-static void *start(const part *a, const lt_tensor *x)
-{
-    return (char *)x->data + (size_t)a->first * lt_dtype_bytes((lt_dtype)x->dtype);
-}
-
 /* The number of rows in part i of a sample. */
 static int64_t rows_of(const plan *p, int64_t i)
 {
@@ -174,7 +168,7 @@ LT_SIMD static void part_moments(const part *a)
     double *restrict sum = buffer(a, SUM);
     double *restrict mean = buffer(a, MEAN);
     LT_FLOATS(a->c->in[X]->dtype, T,
-        const T *restrict x = start(a, a->c->in[X]);
+        const T *restrict x = lt__address(a->c->in[X], a->first);
         for (int64_t k = 0; k < channels; k++)
             sum[k] = 0;
         for (int64_t i = 0; i < a->rows; i++)
@@ -223,8 +217,8 @@ LT_SIMD static void part_forward(const part *a)
     int64_t channels = a->p->channels;
     read_stats(a);
     LT_FLOATS(a->c->in[X]->dtype, T,
-        T *restrict y = start(a, a->c->out[0]);
-        const T *restrict x = start(a, a->c->in[X]);
+        T *restrict y = lt__address(a->c->out[0], a->first);
+        const T *restrict x = lt__address(a->c->in[X], a->first);
         const T *restrict scale = a->c->in[SCALE]->data;
         const T *restrict shift = a->c->in[SHIFT]->data;
         const T *restrict mean = buffer(a, MEAN);
@@ -262,8 +256,8 @@ LT_SIMD static void part_sums(const part *a)
     double *restrict dshift = buffer(a, DSHIFT);
     read_stats(a);
     LT_FLOATS(a->c->in[X]->dtype, T,
-        const T *restrict dy = start(a, a->c->d_out[0]);
-        const T *restrict x = start(a, a->c->in[X]);
+        const T *restrict dy = lt__address(a->c->d_out[0], a->first);
+        const T *restrict x = lt__address(a->c->in[X], a->first);
         const T *restrict scale = a->c->in[SCALE]->data;
         const T *restrict mean = buffer(a, MEAN);
         const T *restrict rstd = buffer(a, RSTD);
@@ -308,9 +302,9 @@ LT_SIMD static void part_backward(const part *a)
     bool add = lt__adds(a->c, X);
     read_stats(a);
     LT_FLOATS(a->c->in[X]->dtype, T,
-        T *restrict dx = start(a, a->c->d_in[X]);
-        const T *restrict dy = start(a, a->c->d_out[0]);
-        const T *restrict x = start(a, a->c->in[X]);
+        T *restrict dx = lt__address(a->c->d_in[X], a->first);
+        const T *restrict dy = lt__address(a->c->d_out[0], a->first);
+        const T *restrict x = lt__address(a->c->in[X], a->first);
         const T *restrict scale = a->c->in[SCALE]->data;
         const T *restrict mean = buffer(a, MEAN);
         const T *restrict rstd = buffer(a, RSTD);

@@ -103,8 +103,7 @@ template <class E> __device__ static double center_of(const plan &p, const E *x,
 
 /* parts (samples, parts, channels): the sums of x - center and of its square. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    moments_kernel(const __grid_constant__ plan p, const E *x, lt_two *parts)
+LT_KERNEL moments_kernel(const __grid_constant__ plan p, const E *x, lt_two *parts)
 {
     strip s = strip_of(p);
     double center = s.valid ? center_of(p, x, s.group) : 0;
@@ -120,9 +119,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* stats (samples, groups, 2): the mean and 1 / sqrt(var + eps). */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    stats_kernel(const __grid_constant__ plan p, const E *x, const lt_two *parts, double eps,
-                 float *stats)
+LT_KERNEL stats_kernel(const __grid_constant__ plan p, const E *x, const lt_two *parts, double eps,
+                       float *stats)
 {
     lt_row r = lt__row_of(p.group);
     lt_two sum = join_group<E>(p, r, parts, NULL);
@@ -135,9 +133,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ plan p, E *y, const E *x, const E *scales,
-                   const E *shifts, const float *stats)
+LT_KERNEL forward_kernel(const __grid_constant__ plan p, E *y, const E *x, const E *scales,
+                         const E *shifts, const float *stats)
 {
     strip s = strip_of(p);
     if (!s.valid)
@@ -164,18 +161,14 @@ template <class E> static lt_status forward(lt_call *c)
                       (const float *)stats);
 }
 
-static lt_status group_norm_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return forward<E>(c);)
-}
+LT_CUDA_CALL(group_norm_fwd, FLOATS, c->in[X], forward<E>(c))
 
 /* ==== Backward ================================================================================ */
 
 /* parts (samples, parts, channels): the sums of dy h and of dy. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    sums_kernel(const __grid_constant__ plan p, const E *dy, const E *x, const float *stats,
-                lt_two *parts)
+LT_KERNEL sums_kernel(const __grid_constant__ plan p, const E *dy, const E *x, const float *stats,
+                      lt_two *parts)
 {
     strip s = strip_of(p);
     float mean = s.valid ? stats[2 * s.group] : 0, rstd = s.valid ? stats[2 * s.group + 1] : 0;
@@ -191,8 +184,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* means (samples, groups): the means of g h and of g over the group. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    means_kernel(const __grid_constant__ plan p, const E *scale, const lt_two *parts, lt_two *means)
+LT_KERNEL means_kernel(const __grid_constant__ plan p, const E *scale, const lt_two *parts,
+                       lt_two *means)
 {
     lt_row r = lt__row_of(p.group);
     lt_two sum = join_group(p, r, parts, scale);
@@ -202,9 +195,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    dx_kernel(const __grid_constant__ plan p, E *dx, const E *dy, const E *x, const E *scales,
-              const float *stats, const lt_two *means, bool add)
+LT_KERNEL dx_kernel(const __grid_constant__ plan p, E *dx, const E *dy, const E *x, const E *scales,
+                    const float *stats, const lt_two *means, bool add)
 {
     strip s = strip_of(p);
     if (!s.valid)
@@ -246,10 +238,7 @@ template <class E> static lt_status backward(lt_call *c)
                       stats, (const lt_two *)means, lt__adds(c, X));
 }
 
-static lt_status group_norm_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return backward<E>(c);)
-}
+LT_CUDA_CALL(group_norm_bwd, FLOATS, c->in[X], backward<E>(c))
 
 void lt__cuda_group_norm(lt_kernels *op)
 {

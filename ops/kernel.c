@@ -97,14 +97,18 @@ void lt__spec_like(lt_call *c, int out, const lt_tensor *x)
     lt__spec(c, out, x->dtype, x->ndim, x->dims);
 }
 
+lt_status lt__dtypes_differ(const lt_call *c, int a, int b)
+{
+    const char *of_a = lt_dtype_name(c->in[a]->dtype), *name = lt__in_name(c, b);
+    return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
+                   lt__in_name(c, a), of_a, name, lt_dtype_name(c->in[b]->dtype), name, of_a);
+}
+
 lt_status lt__same_dtype(const lt_call *c, int n)
 {
     for (int i = 1; i < n && i < c->n_in; i++)
         if (c->in[i] && c->in[i]->dtype != c->in[0]->dtype)
-            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s to %s",
-                           lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, i),
-                           lt_dtype_name(c->in[i]->dtype), lt__in_name(c, i),
-                           lt_dtype_name(c->in[0]->dtype));
+            return lt__dtypes_differ(c, 0, i);
     return LT_OK;
 }
 
@@ -167,5 +171,15 @@ lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[
                            (lt_ll)dx, (lt_ll)dy);
         dims[*ndim - i] = dx == 1 ? dy : dx;
     }
+    return LT_OK;
+}
+
+lt_status lt__spec_broadcast(lt_call *c, lt_dtype dtype)
+{
+    int ndim;
+    int64_t dims[LT_MAX_DIMS];
+    LT_TRY(lt__same_dtype(c, 2));
+    LT_TRY(lt__broadcast(c, 0, 1, &ndim, dims));
+    lt__spec(c, 0, dtype, ndim, dims);
     return LT_OK;
 }

@@ -47,6 +47,43 @@ lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask);
  * INFINITY. */
 lt_status lt__number_in(const lt_call *c, int k, double low, double high);
 
+/* ==== Tensors of a call ======================================================================= */
+
+/* of[i], or NULL if the call does not have input i. of: c->in or c->d_in. */
+static inline lt_tensor *lt__optional(const lt_call *c, lt_tensor *const *of, int i)
+{
+    return i < c->n_in ? of[i] : NULL;
+}
+
+/* The address of the elements of x; NULL if x is NULL. */
+static inline void *lt__data(const lt_tensor *x) { return x ? x->data : NULL; }
+
+#ifndef __cplusplus
+/* The address of element i of an array. */
+static inline void *lt__at(const void *data, lt_dtype dtype, int64_t i)
+{
+    return (char *)data + i * (int64_t)lt_dtype_bytes(dtype);
+}
+/* The address of element i of x; NULL if x is NULL. */
+static inline void *lt__address(const lt_tensor *x, int64_t i)
+{
+    return x ? lt__at(x->data, (lt_dtype)x->dtype, i) : NULL;
+}
+#endif
+
+static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
+static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* The number of rows of x (..., channels): the product of all dims but the last. */
+static inline int64_t lt__rows_of(const lt_tensor *x)
+{
+    int64_t rows = 1;
+    for (int i = 0; i < x->ndim - 1; i++)
+        rows *= x->dims[i];
+    return rows;
+}
+
 /* ==== Shape rules ============================================================================= */
 
 /* Describes output `out`, which is not a view: dtype and dims[0..ndim). */
@@ -76,10 +113,21 @@ static inline const char *lt__in_name(const lt_call *c, int i)
 {
     return c->schema->in[i < c->schema->n_in ? i : c->schema->n_in - 1].name;
 }
+/* Fails because inputs a and b differ in dtype: "x is f32, y is i64; cast one of them, e.g. y to
+ * f32". */
+lt_status lt__dtypes_differ(const lt_call *c, int a, int b);
 /* dims[0..*ndim) = the shape of inputs a and b broadcast together. Axes are matched from the last
  * one backwards. An axis that is missing or has size 1 is stretched. LT_EINVAL, with both shapes in
  * the message, if other sizes differ. */
 lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[LT_MAX_DIMS]);
+/* Describes output 0, of this dtype, with the shape of inputs 0 and 1 broadcast together. They must
+ * have the same dtype. */
+lt_status lt__spec_broadcast(lt_call *c, lt_dtype dtype);
+
+/* The messages for labels and ids that are out of range. The arguments, each an lt_ll, are the
+ * position of the label or id, from 1, its value, and the number of classes or rows. */
+#define LT_BAD_LABEL_TEXT "label number %lld is %lld, but x has %lld classes (labels start at 0)"
+#define LT_BAD_ROW_TEXT "id number %lld is %lld, but w has %lld rows (ids start at 0)"
 
 /* "32x10 f32": describes a tensor, for use in an argument list. The text is valid until the end of
  * the enclosing block. */
@@ -109,12 +157,16 @@ typedef long long lt_ll; /* for %lld */
     } break;
 
 /* Like LT_FLOATS, but integer dtypes give int64_t, int32_t or uint8_t. */
-#define LT_NUMERICS(dtype, T, ...)                                                                 \
+#define LT_NUMERICS(dtype, T, ...) LT_ALL_TYPES(dtype, T, int64_t, int32_t, __VA_ARGS__)
+/* The same with unsigned types for integers. Sums, differences and products have the same bits, and
+ * overflow wraps instead of being undefined. */
+#define LT_WRAPPING(dtype, T, ...) LT_ALL_TYPES(dtype, T, uint64_t, uint32_t, __VA_ARGS__)
+#define LT_ALL_TYPES(dtype, T, i64, i32, ...)                                                      \
     do {                                                                                           \
         switch (dtype) {                                                                           \
             LT_CASE(LT_F64, double, T, __VA_ARGS__)                                                \
-            LT_CASE(LT_I64, int64_t, T, __VA_ARGS__)                                               \
-            LT_CASE(LT_I32, int32_t, T, __VA_ARGS__)                                               \
+            LT_CASE(LT_I64, i64, T, __VA_ARGS__)                                                   \
+            LT_CASE(LT_I32, i32, T, __VA_ARGS__)                                                   \
             LT_CASE(LT_U8, uint8_t, T, __VA_ARGS__)                                                \
         default: {                                                                                 \
             typedef float T;                                                                       \
@@ -133,7 +185,7 @@ typedef long long lt_ll; /* for %lld */
     LT_PRAGMA(omp parallel for schedule(static) num_threads((c)->threads)                          \
               if ((work) > 32768 && (c)->threads > 1))
 #else
-#define LT_PARALLEL_FOR(c, work)
+#define LT_PARALLEL_FOR(c, work) (void)(c);
 #endif
 
 /* Goes before a for loop whose iterations are independent even if some of its pointers are equal:

@@ -19,9 +19,7 @@ typedef struct {
 
 static plan plan_for(const lt_tensor *x)
 {
-    plan p = {.rows = 1, .n = x->dims[x->ndim - 1]};
-    for (int i = 0; i < x->ndim - 1; i++)
-        p.rows *= x->dims[i];
+    plan p = {.rows = lt__rows_of(x), .n = x->dims[x->ndim - 1]};
     p.groups = x->count / GROUP + 1 < MAX_GROUPS ? x->count / GROUP + 1 : MAX_GROUPS;
     p.group = (p.rows + p.groups - 1) / p.groups;
     return p;
@@ -41,12 +39,6 @@ static lt_status shape(lt_call *c)
     lt__spec_like(c, 0, x);
     lt__spec(c, 1, x->dtype == LT_F64 ? LT_F64 : LT_F32, 2, stats);
     return LT_OK;
-}
-
-/* Address of row i of x, whose rows have n elements. */
-static inline void *row(const lt_tensor *x, int64_t i, int64_t n)
-{
-    return (char *)x->data + (size_t)(i * n) * lt_dtype_bytes((lt_dtype)x->dtype);
 }
 
 /* stats = mean and 1 / sqrt(var + eps); y = (x - mean) / sqrt(var + eps) scale + shift */
@@ -92,9 +84,9 @@ static lt_status forward(lt_call *c)
     plan p = plan_for(c->in[X]);
     LT_PARALLEL_FOR(c, p.rows * p.n)
     for (int64_t i = 0; i < p.rows; i++)
-        row_forward((lt_dtype)c->in[X]->dtype, row(c->out[0], i, p.n), row(c->in[X], i, p.n),
-                    c->in[SCALE]->data, c->in[SHIFT]->data, p.n, lt__number(c, 0),
-                    row(c->out[1], i, 2));
+        row_forward((lt_dtype)c->in[X]->dtype, lt__address(c->out[0], i * p.n),
+                    lt__address(c->in[X], i * p.n), c->in[SCALE]->data, c->in[SHIFT]->data, p.n,
+                    lt__number(c, 0), lt__address(c->out[1], i * 2));
     return LT_OK;
 }
 
@@ -160,9 +152,9 @@ static lt_status backward(lt_call *c)
     for (int64_t g = 0; g < p.groups; g++) {
         double *dscale = sums + g * 2 * p.n, *dshift = dscale + p.n;
         for (int64_t i = g * p.group; i < p.rows && i < (g + 1) * p.group; i++)
-            row_backward(dtype, c->d_in[X] ? row(c->d_in[X], i, p.n) : NULL,
-                         row(c->d_out[0], i, p.n), row(c->in[X], i, p.n), c->in[SCALE]->data,
-                         row(c->out[1], i, 2), p.n, lt__adds(c, X), dscale, dshift);
+            row_backward(dtype, lt__address(c->d_in[X], i * p.n), lt__address(c->d_out[0], i * p.n),
+                         lt__address(c->in[X], i * p.n), c->in[SCALE]->data,
+                         lt__address(c->out[1], i * 2), p.n, lt__adds(c, X), dscale, dshift);
     }
     for (int64_t g = 1; g < p.groups; g++)
         for (int64_t i = 0; i < 2 * p.n; i++)

@@ -11,19 +11,15 @@
 
 static lt_row_plan rows_of(const lt_tensor *x)
 {
-    int64_t n = x->dims[x->ndim - 1], rows = 1;
-    for (int i = 0; i < x->ndim - 1; i++)
-        rows *= x->dims[i];
-    return lt__rows_over(rows, n, 1);
+    return lt__rows_over(lt__rows_of(x), x->dims[x->ndim - 1], 1);
 }
 
 /* ==== Forward ================================================================================= */
 
 /* stats (rows, 2): the mean and 1 / sqrt(var + eps). */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x, const E *scale,
-                   const E *shift, double eps, float *stats)
+LT_KERNEL forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x, const E *scale,
+                         const E *shift, double eps, float *stats)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
@@ -56,17 +52,13 @@ template <class E> static lt_status forward(lt_call *c)
                       lt__number(c, 0), (float *)c->out[1]->data);
 }
 
-static lt_status layer_norm_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return forward<E>(c);)
-}
+LT_CUDA_CALL(layer_norm_fwd, FLOATS, c->in[X], forward<E>(c))
 
 /* ==== Backward ================================================================================ */
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    dx_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *x, const E *scale,
-              const float *stats, bool add)
+LT_KERNEL dx_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *x,
+                    const E *scale, const float *stats, bool add)
 {
     lt_row r = lt__row_of(p);
     float mean = r.valid ? stats[2 * r.index] : 0, rstd = r.valid ? stats[2 * r.index + 1] : 0;
@@ -88,9 +80,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* parts (parts, n): the sums of dy h and of dy over a part of the rows. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    sum_kernel(const __grid_constant__ lt_column_plan p, const E *dy, const E *x,
-               const float *stats, lt_two *parts)
+LT_KERNEL sum_kernel(const __grid_constant__ lt_column_plan p, const E *dy, const E *x,
+                     const float *stats, lt_two *parts)
 {
     lt_column at = lt__column_of(p);
     lt_two sums = lt_two_sums::start();
@@ -142,10 +133,7 @@ template <class E> static lt_status backward(lt_call *c)
                       lt__adds(c, X));
 }
 
-static lt_status layer_norm_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return backward<E>(c);)
-}
+LT_CUDA_CALL(layer_norm_bwd, FLOATS, c->in[X], backward<E>(c))
 
 void lt__cuda_layer_norm(lt_kernels *op)
 {

@@ -64,8 +64,8 @@ static lt_status backward(lt_call *c)
     LT_FLOATS(c->in[X]->dtype, T,
         const T *x = c->in[X]->data;
         const T *y = c->in[Y]->data;
-        T *dx = c->d_in[X] ? c->d_in[X]->data : NULL;
-        T *dy = c->d_in[Y] ? c->d_in[Y]->data : NULL;
+        T *dx = lt__data(c->d_in[X]);
+        T *dy = lt__data(c->d_in[Y]);
         T factor = (T)lt__mse_factor(*(const T *)c->d_out[0]->data, n);
         LT_PARALLEL_FOR(c, n)
         for (int64_t i = 0; i < n; i++) {

@@ -8,8 +8,7 @@ enum { PACKS = 8 }; /* packs per thread */
 
 /* sums[block] = the sum of (x - y)^2 over the elements of the block. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    squares_kernel(const E *x, const E *y, int64_t n, bool wide, double *sums)
+LT_KERNEL squares_kernel(const E *x, const E *y, int64_t n, bool wide, double *sums)
 {
     enum { V = 16 / sizeof(E) };
     double sum = 0;
@@ -33,9 +32,8 @@ static int64_t blocks_for(const lt_tensor *x)
 
 static size_t scratch(const lt_call *c, bool backward)
 {
-    lt_reduction_plan plan;
     int64_t blocks = blocks_for(c->in[X_IN]);
-    lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
+    lt_reduction_plan plan = lt__plan_all(blocks, sizeof(double));
     return backward ? 0
                     : lt__aligned((size_t)blocks * sizeof(double)) +
                           lt__reduction_scratch(&plan, sizeof(double));
@@ -47,10 +45,9 @@ template <class E> static lt_status forward(lt_call *c)
     const E *x = (const E *)c->in[X_IN]->data, *y = (const E *)c->in[Y_IN]->data;
     int64_t n = c->in[X_IN]->count, blocks = blocks_for(c->in[X_IN]);
     double *sums = (double *)c->scratch;
-    lt_reduction_plan plan;
+    lt_reduction_plan plan = lt__plan_all(blocks, sizeof(double));
     lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false, n > 0 ? (double)n : 1};
     LT_TRY(lt__launch(cuda, blocks, squares_kernel<E>, x, y, n, lt__are_wide(x, y), sums));
-    lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
     return lt__reduce<lt_sum_reduction<double>>(
         cuda, &plan, sums, end, (char *)sums + lt__aligned((size_t)blocks * sizeof(double)));
 }
@@ -81,10 +78,7 @@ template <class E> static lt_status backward(lt_call *c, int i)
                    g->data);
 }
 
-static lt_status mse_loss_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X_IN]->dtype, E, return forward<E>(c);)
-}
+LT_CUDA_CALL(mse_loss_fwd, FLOATS, c->in[X_IN], forward<E>(c))
 
 static lt_status mse_loss_bwd(lt_call *c)
 {

@@ -1,6 +1,7 @@
 /* matmul.c - matrix products, and the linear layer. */
 #include "ops/cpu/loops.h"
 #include "ops/cpu/product.h"
+#include "ops/matmul.h"
 
 enum { X, Y, W = 1, B };
 
@@ -8,34 +9,10 @@ static const lt_operand nothing = {.data = NULL};
 
 /* ==== matmul ================================================================================== */
 
-/* How the matrices of x and y are paired by their leading axes: `times` products, each as described
- * by p. One batched product suffices unless a leading axis is stretched on one side only. In that
- * case every pair of matrices is a product of its own. */
-typedef struct {
-    lt_product p;
-    int64_t times;
-    int n_lead;
-    int64_t lead[LT_MAX_DIMS];                        /* leading dims of the output */
-    int64_t x_step[LT_MAX_DIMS], y_step[LT_MAX_DIMS]; /* elements; 0 where stretched */
-} pairs;
-
-/* step[i] = elements of t from one position of leading axis i to the next. Returns the number of
- * matrices in t. */
-static int64_t lead_steps(const pairs *s, const lt_tensor *t, int64_t *step)
-{
-    int64_t matrices = 1, size = t->dims[t->ndim - 2] * t->dims[t->ndim - 1];
-    for (int i = s->n_lead - 1; i >= 0; i--) {
-        int axis = i - s->n_lead + t->ndim - 2;
-        int64_t dim = axis < 0 ? 1 : t->dims[axis];
-        step[i] = dim == 1 ? 0 : matrices * size;
-        matrices *= dim;
-    }
-    return matrices;
-}
-
-static lt_status pair_up(const lt_call *c, pairs *s)
+static lt_status matmul_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X], *y = c->in[Y];
+    LT_TRY(lt__same_float(c, 2));
     for (int i = 0; i < 2; i++)
         if (c->in[i]->ndim < 2)
             return lt_fail(LT_EINVAL,
@@ -47,67 +24,54 @@ static lt_status pair_up(const lt_call *c, pairs *s)
         return lt_fail(LT_EINVAL,
                        "y must have %lld rows, one for each column of x, but has %lld (x %s, y %s)",
                        (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
-    s->n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
-    int64_t total = 1, each;
+    int n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
+    int64_t dims[LT_MAX_DIMS], total = 1, each;
     if (__builtin_mul_overflow(m, n, &each)) /* possible if x and y are empty */
         return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
-    for (int i = 0; i < s->n_lead; i++) {
-        int ax = i - s->n_lead + x->ndim - 2, ay = i - s->n_lead + y->ndim - 2;
+    for (int i = 0; i < n_lead; i++) {
+        int ax = i - n_lead + x->ndim - 2, ay = i - n_lead + y->ndim - 2;
         int64_t dx = ax < 0 ? 1 : x->dims[ax], dy = ay < 0 ? 1 : y->dims[ay];
         if (dx != dy && dx != 1 && dy != 1)
             return lt_fail(LT_EINVAL,
                            "the leading axes of x and y do not broadcast: %lld and %lld "
                            "(x %s, y %s)",
                            (lt_ll)dx, (lt_ll)dy, LT_TEXT(x), LT_TEXT(y));
-        s->lead[i] = dx == 1 ? dy : dx;
-        if (__builtin_mul_overflow(total, s->lead[i], &total))
+        dims[i] = dx == 1 ? dy : dx;
+        if (__builtin_mul_overflow(total, dims[i], &total))
             return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
     }
-    int64_t of_x = lead_steps(s, x, s->x_step), of_y = lead_steps(s, y, s->y_step);
-    s->times = total > 0;
-    if (of_y == 1 && of_x == total) /* stack the rows of all matrices of x */
-        s->p = lt__product_of(1, total * m, n, k, false, false);
-    else if (of_x == total && of_y == total)
-        s->p = lt__product_of(total, m, n, k, false, false);
-    else {
-        s->p = lt__product_of(1, m, n, k, false, false);
-        s->times = each == 0 ? 0 : total;
-    }
+    dims[n_lead] = m;
+    dims[n_lead + 1] = n;
+    lt__spec(c, 0, (lt_dtype)x->dtype, n_lead + 2, dims);
     return LT_OK;
 }
 
-/* Offset, in elements, of the matrix of pair i in the tensor with these steps. */
-static int64_t pair_offset(const pairs *s, const int64_t *step, int64_t i)
-{
-    int64_t offset = 0;
-    for (int axis = s->n_lead - 1; axis >= 0; axis--) {
-        offset += i % s->lead[axis] * step[axis];
-        i /= s->lead[axis];
-    }
-    return offset;
-}
+/* All pairs of a call: `times` products, each as described by p. One batched product suffices
+ * unless a leading axis is stretched on one side only. In that case every pair of matrices is a
+ * product of its own. */
+typedef struct {
+    lt_pairs s;
+    lt_product p;
+    int64_t times;
+} products;
 
-static lt_status matmul_shape(lt_call *c)
+static products products_of(const lt_call *c)
 {
-    pairs s;
-    LT_TRY(lt__same_float(c, 2));
-    LT_TRY(pair_up(c, &s));
-    int64_t dims[LT_MAX_DIMS];
-    memcpy(dims, s.lead, sizeof dims);
-    dims[s.n_lead] = c->in[X]->dims[c->in[X]->ndim - 2];
-    dims[s.n_lead + 1] = c->in[Y]->dims[c->in[Y]->ndim - 1];
-    lt__spec(c, 0, (lt_dtype)c->in[X]->dtype, s.n_lead + 2, dims);
-    return LT_OK;
+    lt_pairs s = lt__pair_up(c->in[X], c->in[Y]);
+    bool at_once = s.of[X] == s.total && s.of[Y] == s.total;
+    int64_t batch = at_once ? s.total : 1, times = at_once ? s.total > 0 : s.total;
+    return (products){.s = s,
+                      .p = lt__product_of(batch, s.m, s.n, s.k, false, false),
+                      .times = s.m * s.n == 0 && !at_once ? 0 : times};
 }
 
 static lt_status matmul(lt_call *c, bool fast)
 {
-    pairs s;
-    LT_TRY(pair_up(c, &s));
-    for (int64_t i = 0; i < s.times; i++)
-        LT_TRY(lt__product(c, fast, &s.p, lt__operand(c->in[X], pair_offset(&s, s.x_step, i)),
-                           lt__operand(c->in[Y], pair_offset(&s, s.y_step, i)), nothing,
-                           lt__operand(c->out[0], i * s.p.m * s.p.n), false));
+    products v = products_of(c);
+    for (int64_t i = 0; i < v.times; i++)
+        LT_TRY(lt__product(c, fast, &v.p, lt__operand(c->in[X], lt__pair_offset(&v.s, X, i)),
+                           lt__operand(c->in[Y], lt__pair_offset(&v.s, Y, i)), nothing,
+                           lt__operand(c->out[0], i * v.p.m * v.p.n), false));
     return LT_OK;
 }
 
@@ -121,18 +85,18 @@ static lt_product gradient_product(const lt_product *p, int side)
 
 /* d_in[side] (+)= the gradient, summed over all pairs. With several pairs, more than one may
  * contribute to a matrix. In that case the gradient is cleared first and all pairs add to it. */
-static lt_status matmul_gradient(lt_call *c, bool fast, const pairs *s, int side)
+static lt_status matmul_gradient(lt_call *c, bool fast, const products *v, int side)
 {
     lt_tensor *grad = c->d_in[side];
-    lt_product p = gradient_product(&s->p, side);
+    lt_product p = gradient_product(&v->p, side);
     bool add = lt__adds(c, side);
-    if (s->times != 1 && !add) {
+    if (v->times != 1 && !add) {
         memset(grad->data, 0, (size_t)grad->count * lt_dtype_bytes((lt_dtype)grad->dtype));
         add = true;
     }
-    for (int64_t i = 0; i < s->times; i++) {
-        int64_t at[2] = {pair_offset(s, s->x_step, i), pair_offset(s, s->y_step, i)};
-        lt_operand dy = lt__operand(c->d_out[0], i * s->p.m * s->p.n);
+    for (int64_t i = 0; i < v->times; i++) {
+        int64_t at[2] = {lt__pair_offset(&v->s, X, i), lt__pair_offset(&v->s, Y, i)};
+        lt_operand dy = lt__operand(c->d_out[0], i * v->p.m * v->p.n);
         lt_operand factor = lt__operand(c->in[1 - side], at[1 - side]);
         LT_TRY(lt__product(c, fast, &p, side == X ? dy : factor, side == X ? factor : dy, nothing,
                            lt__operand(grad, at[side]), add));
@@ -143,11 +107,11 @@ static lt_status matmul_gradient(lt_call *c, bool fast, const pairs *s, int side
 /* LT_EUNSUPPORTED if the fast kernels cannot compute d_in[side]. Called for both sides before
  * anything is written. Several pairs are refused in bf16, because the sum would be rounded once for
  * each pair. */
-static lt_status matmul_ready(const lt_call *c, const pairs *s, int side)
+static lt_status matmul_ready(const lt_call *c, const products *v, int side)
 {
-    lt_product p = gradient_product(&s->p, side);
+    lt_product p = gradient_product(&v->p, side);
     lt_operand dy = lt__operand(c->d_out[0], 0), factor = lt__operand(c->in[1 - side], 0);
-    if (s->times != 1 && c->d_in[side]->dtype == LT_BF16)
+    if (v->times != 1 && c->d_in[side]->dtype == LT_BF16)
         return LT_EUNSUPPORTED;
     return lt__product_ready(c, &p, side == X ? dy : factor, side == X ? factor : dy, nothing,
                              lt__operand(c->d_in[side], 0));
@@ -155,14 +119,13 @@ static lt_status matmul_ready(const lt_call *c, const pairs *s, int side)
 
 static lt_status matmul_back(lt_call *c, bool fast)
 {
-    pairs s;
-    LT_TRY(pair_up(c, &s));
+    products v = products_of(c);
     for (int side = X; side <= Y && fast; side++)
         if (c->d_in[side])
-            LT_TRY(matmul_ready(c, &s, side));
+            LT_TRY(matmul_ready(c, &v, side));
     for (int side = X; side <= Y; side++)
         if (c->d_in[side])
-            LT_TRY(matmul_gradient(c, fast, &s, side));
+            LT_TRY(matmul_gradient(c, fast, &v, side));
     return LT_OK;
 }
 
@@ -197,7 +160,7 @@ static lt_status linear_shape(lt_call *c)
     if (x->dims[x->ndim - 1] != w->dims[1])
         return lt_fail(LT_EINVAL, "w has %lld input features, but x has %lld (x %s, w %s)",
                        (lt_ll)w->dims[1], (lt_ll)x->dims[x->ndim - 1], LT_TEXT(x), LT_TEXT(w));
-    if (c->n_in > B && c->in[B])
+    if (lt__optional(c, c->in, B))
         LT_TRY(lt__require_dims(c, B, 1, w->dims, "one value per output feature"));
     int64_t dims[LT_MAX_DIMS];
     memcpy(dims, x->dims, sizeof dims);
@@ -206,34 +169,21 @@ static lt_status linear_shape(lt_call *c)
     return LT_OK;
 }
 
-/* y (m, n) = x (m, k) w^T + b (n). Pointwise conv2d uses it too, with w (n, 1, 1, k). */
-typedef struct {
-    int64_t m, n, k;
-} sizes;
-
-static sizes linear_sizes(const lt_tensor *w, const lt_tensor *y)
-{
-    sizes s = {.m = 1, .n = w->dims[0], .k = w->dims[w->ndim - 1]};
-    for (int i = 0; i < y->ndim - 1; i++)
-        s.m *= y->dims[i];
-    return s;
-}
-
 static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
 {
-    return lt__operand(c->n_in > B ? of[B] : NULL, 0);
+    return lt__operand(lt__optional(c, of, B), 0);
 }
 
 static lt_status linear(lt_call *c, bool fast)
 {
-    sizes s = linear_sizes(c->in[W], c->out[0]);
+    lt_linear_sizes s = lt__linear_sizes(c->in[W], c->out[0]);
     lt_product p = lt__product_of(1, s.m, s.n, s.k, false, true);
     return lt__product(c, fast, &p, lt__operand(c->in[X], 0), lt__operand(c->in[W], 0),
                        bias_of(c, c->in), lt__operand(c->out[0], 0), false);
 }
 
 /* The product that computes the gradient of input i. */
-static lt_product linear_product(const sizes *s, int i)
+static lt_product linear_product(const lt_linear_sizes *s, int i)
 {
     return i == X ? lt__product_of(1, s->m, s->k, s->n, false, false)
                   : lt__product_of(1, s->n, s->k, s->m, true, false);
@@ -241,7 +191,7 @@ static lt_product linear_product(const sizes *s, int i)
 
 lt_status lt__linear_ready(const lt_call *c, int i)
 {
-    sizes s = linear_sizes(c->in[W], c->d_out[0]);
+    lt_linear_sizes s = lt__linear_sizes(c->in[W], c->d_out[0]);
     lt_product p = linear_product(&s, i);
     return lt__product_ready(c, &p, lt__operand(c->d_out[0], 0), lt__operand(c->in[X + W - i], 0),
                              nothing, lt__operand(c->d_in[i], 0));
@@ -250,7 +200,7 @@ lt_status lt__linear_ready(const lt_call *c, int i)
 /* dx = dy w;  dw = dy^T x;  db = the sum of the rows of dy */
 static lt_status linear_back(lt_call *c, bool fast)
 {
-    sizes s = linear_sizes(c->in[W], c->d_out[0]);
+    lt_linear_sizes s = lt__linear_sizes(c->in[W], c->d_out[0]);
     lt_product px = linear_product(&s, X), pw = linear_product(&s, W);
     lt_operand dy = lt__operand(c->d_out[0], 0), dx = lt__operand(c->d_in[X], 0);
     lt_operand x = lt__operand(c->in[X], 0), w = lt__operand(c->in[W], 0);

@@ -75,8 +75,10 @@ static __device__ int64_t pixel_at(const pool &p, const place &at, const int64_t
 
 /* ==== Forward ================================================================================= */
 
-template <class E, class I, int V>
-__global__ void LT_FOUR_BLOCKS max_kernel(const __grid_constant__ pool p, const E *x, E *y, I *from)
+/* The maximum of each window and the tap that has it or, if MAX is false, the mean. */
+template <bool MAX, class E, class I, int V>
+__global__ void LT_FOUR_BLOCKS forward_kernel(const __grid_constant__ pool p, const E *x, E *y,
+                                              I *from)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (thread >= p.threads)
@@ -85,94 +87,61 @@ __global__ void LT_FOUR_BLOCKS max_kernel(const __grid_constant__ pool p, const 
     lt_extent down = lt__window_taps(&p.w, 0, at.row), right = lt__window_taps(&p.w, 1, at.column);
     int64_t top = at.row * p.w.stride[0] - p.w.pad[0];
     int64_t left = at.column * p.w.stride[1] - p.w.pad[1];
-    lt_pack<E, V> most = {};
+    lt_pack<E, V> result = {};
     lt_pack<I, V> tap = {};
+    float sum[V] = {};
     bool first = true;
     for (int64_t kh = down.first; kh < down.end; kh++)
         for (int64_t kw = right.first; kw < right.end; kw++) {
             lt_pack<E, V> v = lt__take<V>(x + pixel_at(p, at, p.w.in, V, top + kh, left + kw), 1);
             for (int k = 0; k < V; k++)
-                if (first || LT_IS_GREATER(lt__value(v.at[k]), lt__value(most.at[k]))) {
-                    most.at[k] = v.at[k];
+                if (!MAX) {
+                    sum[k] += lt__value(v.at[k]);
+                } else if (first || LT_IS_GREATER(lt__value(v.at[k]), lt__value(result.at[k]))) {
+                    result.at[k] = v.at[k];
                     tap.at[k] = (I)(kh * p.w.kernel[1] + kw);
                 }
             first = false;
         }
-    *(lt_pack<E, V> *)(y + thread * V) = most;
-    *(lt_pack<I, V> *)(from + thread * V) = tap;
+    for (int k = 0; !MAX && k < V; k++)
+        result.at[k] = lt_element<E>::of(sum[k] / p.taps);
+    *(lt_pack<E, V> *)(y + thread * V) = result;
+    if (MAX)
+        *(lt_pack<I, V> *)(from + thread * V) = tap;
 }
 
-template <class E, int V>
-__global__ void LT_FOUR_BLOCKS mean_kernel(const __grid_constant__ pool p, const E *x, E *y)
-{
-    int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
-    if (thread >= p.threads)
-        return;
-    place at = place_of(p, thread, p.w.out, V);
-    lt_extent down = lt__window_taps(&p.w, 0, at.row), right = lt__window_taps(&p.w, 1, at.column);
-    int64_t top = at.row * p.w.stride[0] - p.w.pad[0];
-    int64_t left = at.column * p.w.stride[1] - p.w.pad[1];
-    float sum[V] = {};
-    for (int64_t kh = down.first; kh < down.end; kh++)
-        for (int64_t kw = right.first; kw < right.end; kw++) {
-            lt_pack<E, V> v = lt__take<V>(x + pixel_at(p, at, p.w.in, V, top + kh, left + kw), 1);
-            for (int k = 0; k < V; k++)
-                sum[k] += lt__value(v.at[k]);
-        }
-    lt_pack<E, V> mean;
-    for (int k = 0; k < V; k++)
-        mean.at[k] = lt_element<E>::of(sum[k] / p.taps);
-    *(lt_pack<E, V> *)(y + thread * V) = mean;
-}
-
-/* Whether V elements of the given size can be moved at once. */
-static bool is_wide(const void *at, size_t size, int V) { return (uintptr_t)at % (size * V) == 0; }
-
-template <class E, class I, int V> static lt_status launch_max(lt_call *c)
+template <bool MAX, class E, class I, int V>
+static lt_status launch_forward(lt_call *c, const lt_tensor *from)
 {
     lt_tensor *x = c->in[0], *y = c->out[0];
     pool p = pool_of(c, x, y, y, V);
-    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), max_kernel<E, I, V>, p,
-                      (const E *)x->data, (E *)y->data, (I *)c->out[FROM]->data);
+    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS),
+                      forward_kernel<MAX, E, I, V>, p, (const E *)x->data, (E *)y->data,
+                      (I *)lt__data(from));
 }
 
-template <class E, class I> static lt_status max_of(lt_call *c)
+/* Whether threads can move V elements at once. from: taps in u8, or NULL. */
+template <class E>
+static bool is_wide(const lt_tensor *big, const lt_tensor *small, const lt_tensor *from)
 {
-    enum { V = run<E>::V };
-    const lt_tensor *x = c->in[0];
-    bool wide = x->dims[3] % V == 0 && is_wide(x->data, sizeof(E), V) &&
-                is_wide(c->out[0]->data, sizeof(E), V) && is_wide(c->out[FROM]->data, sizeof(I), V);
-    return wide ? launch_max<E, I, V>(c) : launch_max<E, I, 1>(c);
+    enum { V = run<E>::V, BYTES = V * sizeof(E) };
+    return big->dims[3] % V == 0 && (uintptr_t)big->data % BYTES == 0 &&
+           (uintptr_t)small->data % BYTES == 0 && (uintptr_t)lt__data(from) % V == 0;
 }
 
-static lt_status max_fwd(lt_call *c)
+template <bool MAX, class E> static lt_status forward_of(lt_call *c)
 {
-    bool bytes = c->out[FROM]->dtype == LT_U8;
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                   return bytes ? max_of<E, uint8_t>(c) : launch_max<E, int32_t, 1>(c);)
+    const lt_tensor *from = MAX ? c->out[FROM] : NULL;
+    if constexpr (MAX)
+        if (from->dtype != LT_U8)
+            return launch_forward<MAX, E, int32_t, 1>(c, from);
+    return is_wide<E>(c->in[0], c->out[0], from)
+               ? launch_forward<MAX, E, uint8_t, run<E>::V>(c, from)
+               : launch_forward<MAX, E, uint8_t, 1>(c, from);
 }
 
-template <class E, int V> static lt_status launch_mean(lt_call *c)
-{
-    lt_tensor *x = c->in[0], *y = c->out[0];
-    pool p = pool_of(c, x, y, y, V);
-    return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), mean_kernel<E, V>, p,
-                      (const E *)x->data, (E *)y->data);
-}
-
-template <class E> static lt_status mean_of(lt_call *c)
-{
-    enum { V = run<E>::V };
-    const lt_tensor *x = c->in[0];
-    bool wide = x->dims[3] % V == 0 && is_wide(x->data, sizeof(E), V) &&
-                is_wide(c->out[0]->data, sizeof(E), V);
-    return wide ? launch_mean<E, V>(c) : launch_mean<E, 1>(c);
-}
-
-static lt_status mean_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E, return mean_of<E>(c);)
-}
+LT_CUDA_CALL(max_fwd, FLOATS, c->in[0], forward_of<true, E>(c))
+LT_CUDA_CALL(mean_fwd, FLOATS, c->in[0], forward_of<false, E>(c))
 
 /* ==== Backward ================================================================================ */
 
@@ -216,24 +185,19 @@ template <class E, class I, int V> static lt_status launch_back(lt_call *c, cons
     pool p = pool_of(c, dx, dy, dx, V);
     p.add = c->add & 1;
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(p.threads, LT_THREADS), back_kernel<E, I, V>,
-                      p, (const E *)dy->data, (const I *)(from ? from->data : NULL), (E *)dx->data);
+                      p, (const E *)dy->data, (const I *)lt__data(from), (E *)dx->data);
 }
 
 template <class E> static lt_status back_of(lt_call *c)
 {
-    enum { V = run<E>::V };
-    const lt_tensor *dx = c->d_in[0], *from = c->op->n_aux > 0 ? c->out[FROM] : NULL;
+    const lt_tensor *from = c->op->n_aux > 0 ? c->out[FROM] : NULL;
     if (from && from->dtype != LT_U8)
         return launch_back<E, int32_t, 1>(c, from);
-    bool wide = dx->dims[3] % V == 0 && is_wide(dx->data, sizeof(E), V) &&
-                is_wide(c->d_out[0]->data, sizeof(E), V) && (!from || is_wide(from->data, 1, V));
-    return wide ? launch_back<E, uint8_t, V>(c, from) : launch_back<E, uint8_t, 1>(c, from);
+    return is_wide<E>(c->d_in[0], c->d_out[0], from) ? launch_back<E, uint8_t, run<E>::V>(c, from)
+                                                     : launch_back<E, uint8_t, 1>(c, from);
 }
 
-static lt_status back(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return back_of<E>(c);)
-}
+LT_CUDA_CALL(back, FLOATS, c->d_in[0], back_of<E>(c))
 
 /* ==== global_avg_pool2d ======================================================================= */
 
@@ -241,8 +205,7 @@ static lt_status back(lt_call *c)
 static void plan_global(lt_reduction_plan *plan, const lt_tensor *x)
 {
     int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};
-    lt__plan_reduction(plan, 3, dims, 1 << 1,
-                       (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
+    lt__plan_reduction(plan, 3, dims, 1 << 1, lt__cuda_dtype_bytes(x->dtype));
 }
 
 static size_t global_scratch(const lt_call *c, bool backward)
@@ -284,10 +247,7 @@ template <class E> static lt_status global_back(lt_call *c)
     return lt__map(lt__cuda(c->ctx), w, f, c->add & 1, dx->data, c->d_out[0]->data);
 }
 
-static lt_status global_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return global_back<E>(c);)
-}
+LT_CUDA_CALL(global_bwd, FLOATS, c->d_in[0], global_back<E>(c))
 
 void lt__cuda_pool2d(lt_kernels *op)
 {

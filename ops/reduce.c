@@ -1,8 +1,8 @@
 /* reduce.c - sums, means, norms, maxima, minima and argmax, over any set of axes.
  *
- * Neighbouring axes of one kind, kept or reduced, are merged into one axis. The reduced axes are
- * reduced from the last to the first, with one pass each. A pass treats its data as (outer, rows,
- * width) and reduces the rows: acc[j] += x[r][j]. Floats are summed in double, integers in 64 bits.
+ * The reduced axes are reduced from the last to the first, with one pass each (reduce.h). A pass
+ * treats its data as (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Floats are
+ * summed in double, integers in 64 bits.
  *
  * Several narrow rows are treated as one long row, to fill SIMD registers; its lanes are reduced
  * last. So a sum over the last axis, whose width is 1, is as fast as any other. If that axis is
@@ -11,6 +11,7 @@
  * division depends only on the shape, so the bits do not depend on the number of threads.
  */
 #include "ops/cpu/loops.h"
+#include "ops/reduce.h"
 
 enum { AXIS, KEEP }; /* options of every op here */
 
@@ -74,32 +75,11 @@ static void plan_pass(reduction_plan *p, int64_t outer, int64_t rows, int64_t wi
 /* Plans the reduction of dims[0..ndim). Bit i of mask: axis i is reduced. */
 static void plan_for(reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask)
 {
-    int64_t size[LT_MAX_DIMS], width = 1;
-    bool reduced[LT_MAX_DIMS];
-    int n = 0;
-    for (int i = 0; i < ndim; i++) {
-        bool r = mask >> i & 1;
-        if (dims[i] == 1)
-            continue;
-        if (n > 0 && reduced[n - 1] == r) {
-            size[n - 1] *= dims[i];
-        } else {
-            size[n] = dims[i];
-            reduced[n++] = r;
-        }
-    }
+    lt_row_reduction rows[LT_MAX_DIMS];
+    int n = lt__plan_rows(rows, ndim, dims, mask);
     p->n = 0;
-    for (int g = n - 1; g >= 0; g--) {
-        int64_t outer = 1;
-        for (int i = 0; i < g; i++)
-            outer *= size[i];
-        if (reduced[g])
-            plan_pass(p, outer, size[g], width);
-        else
-            width *= size[g];
-    }
-    if (p->n == 0)
-        plan_pass(p, 1, 1, width);
+    for (int i = 0; i < n; i++)
+        plan_pass(p, rows[i].outer, rows[i].rows, rows[i].width);
 }
 
 /* Bytes of the results that a pass leaves for the next pass. */
@@ -259,21 +239,10 @@ static reduction reduction_of(reduction_kind kind, lt_dtype in, lt_dtype out, do
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
-/* Plans a sum over the axes in which dst has size 1 or no axis. Axes are matched from the last. */
-static void plan_to(reduction_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim,
-                    const int64_t *dims)
-{
-    uint32_t mask = 0;
-    for (int i = 1; i <= ndim; i++)
-        if (i > dst_ndim || dst_dims[dst_ndim - i] == 1)
-            mask |= 1u << (ndim - i);
-    plan_for(p, ndim, dims, mask);
-}
-
 void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch)
 {
     reduction_plan plan;
-    plan_to(&plan, dst.ndim, dst.dims, src.ndim, src.dims);
+    plan_for(&plan, src.ndim, src.dims, lt__stretched_axes(dst.ndim, dst.dims, src.ndim));
     reduction r = reduction_of(SUM, src.dtype, dst.dtype, 1, add);
     reduce(c, &r, &plan, src.data, dst.data, scratch);
 }
@@ -281,7 +250,7 @@ void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *sc
 size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src)
 {
     reduction_plan plan;
-    plan_to(&plan, dst->ndim, dst->dims, src->ndim, src->dims);
+    plan_for(&plan, src->ndim, src->dims, lt__stretched_axes(dst->ndim, dst->dims, src->ndim));
     return plan_scratch(&plan);
 }
 
@@ -321,19 +290,11 @@ static lt_status norm_shape(lt_call *c)
     return sum_shape(c);
 }
 
-/* The mask of reduced axes, of the ndim axes of x. Cannot fail after the shape rule. */
-static uint32_t axes_of(const lt_call *c, int ndim)
-{
-    uint32_t mask;
-    lt__axes(c, AXIS, ndim, &mask);
-    return mask;
-}
-
 static lt_status extreme_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     LT_TRY(shape_as(c, (lt_dtype)x->dtype));
-    uint32_t mask = axes_of(c, x->ndim);
+    uint32_t mask = lt__reduced_axes(c, x->ndim);
     for (int i = 0; i < x->ndim; i++)
         if ((mask >> i & 1) && x->dims[i] == 0)
             return lt_fail(LT_EINVAL, "axis %d of x (%s) must not be empty", i + 1, LT_TEXT(x));
@@ -346,7 +307,7 @@ static size_t forward_scratch(const lt_call *c, bool backward)
     if (backward)
         return 0;
     reduction_plan plan;
-    plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
+    plan_for(&plan, x->ndim, x->dims, lt__reduced_axes(c, x->ndim));
     return plan_scratch(&plan);
 }
 
@@ -354,7 +315,7 @@ static lt_status forward(lt_call *c, reduction_kind kind)
 {
     reduction_plan plan;
     const lt_tensor *x = c->in[0], *y = c->out[0];
-    plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
+    plan_for(&plan, x->ndim, x->dims, lt__reduced_axes(c, x->ndim));
     double divisor = kind == MEAN ? (double)x->count / (double)y->count : 1;
     reduction r = reduction_of(kind, (lt_dtype)x->dtype, (lt_dtype)y->dtype, divisor, false);
     reduce(c, &r, &plan, x->data, y->data, c->scratch);
@@ -374,7 +335,7 @@ static lt_status min_fwd(lt_call *c) { return forward(c, MIN); }
 static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 {
     const lt_tensor *dx = c->d_in[0];
-    uint32_t mask = axes_of(c, dx->ndim);
+    uint32_t mask = lt__reduced_axes(c, dx->ndim);
     for (int i = 0; i < dx->ndim; i++)
         dims[i] = mask >> i & 1 ? 1 : dx->dims[i];
     return (lt_array){y->data, dims, y->count, dx->ndim, (lt_dtype)y->dtype};
@@ -452,7 +413,7 @@ static tally tally_for(const lt_call *c)
     const lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
     size_t size = lt_dtype_bytes((lt_dtype)dx->dtype);
     tally t;
-    plan_for(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim));
+    plan_for(&t.plan, dx->ndim, dx->dims, lt__reduced_axes(c, dx->ndim));
     t.counts = lt__aligned((size_t)dx->count * size);
     t.partials = t.counts + lt__aligned((size_t)dy->count * size);
     t.bytes = t.partials + plan_scratch(&t.plan);

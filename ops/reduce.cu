@@ -1,8 +1,7 @@
 /* reduce.cu - the CUDA side of reduce.c, and the planning of reductions. */
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/map.h"
-
-enum { AXIS, KEEP }; /* options of all ops in this file */
+#include "ops/reduce.h"
 
 /* ==== Planning ================================================================================ */
 
@@ -36,45 +35,19 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     p->parts = (unsigned)lt__ceil_div(rows, p->part);
 }
 
-/* Plans a pass over the rows, and one over its parts if there are several. */
-static void plan_passes(lt_reduction_plan *plan, int64_t outer, int64_t rows, int64_t width,
-                        size_t bytes, size_t left)
-{
-    plan_pass(plan, outer, rows, width, plan->n == 0 ? bytes : left);
-    int64_t parts = plan->pass[plan->n - 1].parts;
-    if (parts > 1)
-        plan_pass(plan, outer, parts, width, left);
-}
-
 void lt__plan_reduction(lt_reduction_plan *plan, int ndim, const int64_t *dims, uint32_t mask,
                         size_t bytes)
 {
-    int64_t size[LT_MAX_DIMS], width = 1;
-    bool reduced[LT_MAX_DIMS];
-    int n = 0;
-    for (int i = 0; i < ndim; i++) {
-        bool f = mask >> i & 1;
-        if (dims[i] == 1)
-            continue;
-        if (n > 0 && reduced[n - 1] == f) {
-            size[n - 1] *= dims[i];
-        } else {
-            size[n] = dims[i];
-            reduced[n++] = f;
-        }
-    }
+    lt_row_reduction rows[LT_MAX_DIMS];
+    int n = lt__plan_rows(rows, ndim, dims, mask);
     plan->n = 0;
-    for (int g = n - 1; g >= 0; g--) {
-        int64_t outer = 1;
-        for (int i = 0; i < g; i++)
-            outer *= size[i];
-        if (reduced[g])
-            plan_passes(plan, outer, size[g], width, bytes, ACCUMULATOR);
-        else
-            width *= size[g];
+    for (int i = 0; i < n; i++) {
+        plan_pass(plan, rows[i].outer, rows[i].rows, rows[i].width,
+                  i == 0 ? bytes : (size_t)ACCUMULATOR);
+        int64_t parts = plan->pass[plan->n - 1].parts;
+        if (parts > 1)
+            plan_pass(plan, rows[i].outer, parts, rows[i].width, ACCUMULATOR);
     }
-    if (plan->n == 0)
-        plan_passes(plan, 1, 1, width, bytes, ACCUMULATOR);
 }
 
 size_t lt__reduction_scratch(const lt_reduction_plan *plan, size_t bytes)
@@ -175,19 +148,10 @@ template <class E> struct argmax_place : first_place<lt_wide<E>> {
 
 /* ==== Forward ================================================================================= */
 
-static uint32_t axes_of(const lt_call *c, int ndim)
-{
-    const lt_opt *axes = &c->opt[AXIS];
-    uint32_t mask = axes->n == 0 ? (1u << ndim) - 1 : 0;
-    for (int i = 0; i < axes->n; i++)
-        mask |= 1u << (axes->i[i] < 0 ? axes->i[i] + ndim : axes->i[i]);
-    return mask;
-}
-
 static void plan_axes(lt_reduction_plan *plan, const lt_call *c, const lt_tensor *x)
 {
-    size_t bytes = (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL);
-    lt__plan_reduction(plan, x->ndim, x->dims, axes_of(c, x->ndim), bytes);
+    lt__plan_reduction(plan, x->ndim, x->dims, lt__reduced_axes(c, x->ndim),
+                       lt__cuda_dtype_bytes(x->dtype));
 }
 
 static size_t forward_scratch(const lt_call *c, bool backward)
@@ -227,55 +191,32 @@ static lt_status mean_fwd(lt_call *c)
     return reduce_sum(c, (double)c->in[0]->count / (double)c->out[0]->count);
 }
 
-static lt_status norm_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                   return reduce_axes<lt_squares_reduction<E>>(c, 1, true);)
-}
-
-static lt_status max_fwd(lt_call *c)
-{
-    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return reduce_axes<extreme<E, true>>(c, 1, false);)
-}
-
-static lt_status min_fwd(lt_call *c)
-{
-    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return reduce_axes<extreme<E, false>>(c, 1, false);)
-}
-
-static lt_status argmax_fwd(lt_call *c)
-{
-    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return reduce_axes<argmax_place<E>>(c, 1, false);)
-}
+LT_CUDA_CALL(norm_fwd, FLOATS, c->in[0], reduce_axes<lt_squares_reduction<E>>(c, 1, true))
+LT_CUDA_CALL(max_fwd, NUMERICS, c->in[0], reduce_axes<extreme<E, true>>(c, 1, false))
+LT_CUDA_CALL(min_fwd, NUMERICS, c->in[0], reduce_axes<extreme<E, false>>(c, 1, false))
+LT_CUDA_CALL(argmax_fwd, NUMERICS, c->in[0], reduce_axes<argmax_place<E>>(c, 1, false))
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
-static void plan_to(lt_reduction_plan *plan, const lt_tensor *dst, const lt_tensor *like,
-                    size_t bytes)
+static lt_reduction_plan plan_to(const lt_tensor *dst, const lt_tensor *like)
 {
-    uint32_t mask = 0;
-    for (int i = 1; i <= like->ndim; i++)
-        if (i > dst->ndim || dst->dims[dst->ndim - i] == 1)
-            mask |= 1u << (like->ndim - i);
-    lt__plan_reduction(plan, like->ndim, like->dims, mask, bytes);
+    lt_reduction_plan plan;
+    lt__plan_reduction(&plan, like->ndim, like->dims,
+                       lt__stretched_axes(dst->ndim, dst->dims, like->ndim), sizeof(float));
+    return plan;
 }
 
 size_t lt__cuda_sum_to_scratch(const lt_tensor *dst, const lt_tensor *like)
 {
-    lt_reduction_plan plan;
-    plan_to(&plan, dst, like, sizeof(float));
+    lt_reduction_plan plan = plan_to(dst, like);
     return lt__reduction_scratch(&plan, sizeof(double));
 }
 
 lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *like,
                           const float *src, bool add, void *scratch)
 {
-    lt_reduction_plan plan;
+    lt_reduction_plan plan = plan_to(dst, like);
     lt_reduction_end end = {dst->data, dst->dtype, false, add, 1};
-    plan_to(&plan, dst, like, sizeof(float));
     return lt__reduce<lt_sum_reduction<float>>(cuda, &plan, src, end, scratch);
 }
 
@@ -329,7 +270,7 @@ template <class E> struct extreme_dx : lt_types<3, E, E, uint8_t, int64_t> {
 static void walk_back(lt_walk *w, const lt_call *c, int n, uint32_t kept)
 {
     const lt_tensor *dx = c->d_in[0];
-    uint32_t mask = axes_of(c, dx->ndim);
+    uint32_t mask = lt__reduced_axes(c, dx->ndim);
     int64_t dims[LT_MAX_DIMS];
     for (int i = 0; i < dx->ndim; i++)
         dims[i] = mask >> i & 1 ? 1 : dx->dims[i];
@@ -349,10 +290,7 @@ template <class E> static lt_status spread_back(lt_call *c, float n)
     return lt__map(lt__cuda(c->ctx), w, f, c->add & 1, c->d_in[0]->data, c->d_out[0]->data);
 }
 
-static lt_status sum_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return spread_back<E>(c, 1);)
-}
+LT_CUDA_CALL(sum_bwd, FLOATS, c->d_in[0], spread_back<E>(c, 1))
 
 static lt_status mean_bwd(lt_call *c)
 {
@@ -368,10 +306,7 @@ template <class E> static lt_status norm_back(lt_call *c)
                    c->d_out[0]->data, c->in[0]->data, c->out[0]->data);
 }
 
-static lt_status norm_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return norm_back<E>(c);)
-}
+LT_CUDA_CALL(norm_bwd, FLOATS, c->d_in[0], norm_back<E>(c))
 
 /* The scratch of extreme_bwd(): a mark for each element of x, a count for each element of y, and
  * the scratch of the counting. */
@@ -384,7 +319,7 @@ static tally tally_for(const lt_call *c)
 {
     const lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
     tally t;
-    lt__plan_reduction(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim), sizeof(uint8_t));
+    lt__plan_reduction(&t.plan, dx->ndim, dx->dims, lt__reduced_axes(c, dx->ndim), sizeof(uint8_t));
     t.counts = lt__aligned((size_t)dx->count);
     t.partials = t.counts + lt__aligned((size_t)dy->count * sizeof(int64_t));
     t.bytes = t.partials + lt__reduction_scratch(&t.plan, sizeof(int64_t));
@@ -412,10 +347,7 @@ template <class E> static lt_status extreme_back(lt_call *c)
                    counts);
 }
 
-static lt_status extreme_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return extreme_back<E>(c);)
-}
+LT_CUDA_CALL(extreme_bwd, FLOATS, c->d_in[0], extreme_back<E>(c))
 
 void lt__cuda_reduce(lt_kernels *op)
 {

@@ -1,7 +1,7 @@
 /* shape.c - ops that only move elements: reshape, transpose, permute, slice, pad, cat; and cast.
  *
  * slice, pad and cat share one implementation: a dense tensor, the part, is a box inside another
- * tensor, the whole. Forward and backward copy or add elements from one to the other. Elements of
+ * tensor, the whole (shape.h). Forward and backward copy or add from one to the other. Elements of
  * any dtype are moved unchanged. Gradients are added by the device, which can add all float dtypes.
  */
 #include "ops/cpu/loops.h"
@@ -242,31 +242,6 @@ REORDERING(permute, "permute(x; axes)", "x with axis axes[i] as its axis i; the 
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* The position of a part in a whole. An axis that the part fills is merged with the axis before it,
- * so the last axis is contiguous in both. Starts as no_axes, a single axis of size 1. */
-typedef struct {
-    int ndim;
-    int64_t part[LT_MAX_DIMS + 1], whole[LT_MAX_DIMS + 1]; /* dims */
-    int64_t first[LT_MAX_DIMS + 1];                        /* start of the part in the whole */
-} box;
-
-static const box no_axes = {.ndim = 1, .part = {1}, .whole = {1}};
-
-/* Appends an axis, given the sizes of the part and the whole, and the part's start. */
-static void add_axis(box *b, int64_t part, int64_t whole, int64_t first)
-{
-    int i = part == whole ? b->ndim - 1 : b->ndim++;
-    if (part == whole) {
-        b->part[i] *= part;
-        b->whole[i] *= whole;
-        b->first[i] *= whole;
-    } else {
-        b->part[i] = part;
-        b->whole[i] = whole;
-        b->first[i] = first;
-    }
-}
-
 /* Box in the whole (+)= part if to_whole, else part (+)= box in the whole. */
 static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole, void *part,
                      bool to_whole, bool add)
@@ -291,15 +266,6 @@ static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole
         else
             put(c, dtype, in_part, in_whole, run, add);
     }
-}
-
-/* The part with positions [first, first + count) of one axis, and all positions of the others. */
-static box box_along(int ndim, const int64_t *whole, int axis, int64_t first, int64_t count)
-{
-    box b = no_axes;
-    for (int i = 0; i < ndim; i++)
-        add_axis(&b, i == axis ? count : whole[i], whole[i], i == axis ? first : 0);
-    return b;
 }
 
 /* ==== slice =================================================================================== */
@@ -330,14 +296,6 @@ static lt_status slice_shape(lt_call *c)
         c->spec[0].offset = dim > 0 ? first * (x->count / dim) : 0;
     }
     return LT_OK;
-}
-
-/* The box of the slice in a tensor with the dims of x. */
-static box slice_box(const lt_call *c, const lt_tensor *like)
-{
-    int axis = axis_at(c, 0, like->ndim);
-    int64_t dim = like->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
-    return box_along(like->ndim, like->dims, axis, first, last - first + 1);
 }
 
 static lt_status slice_fwd(lt_call *c)
@@ -394,17 +352,6 @@ static lt_status pad_shape(lt_call *c)
         }
     }
     return LT_OK;
-}
-
-/* The box of x in a tensor with the dims of y. */
-static box pad_box(const lt_call *c, const lt_tensor *y)
-{
-    box b = no_axes;
-    for (int i = 0; i < y->ndim; i++) {
-        int64_t before = amount(c, BEFORE, i), after = amount(c, AFTER, i);
-        add_axis(&b, y->dims[i] - before - after, y->dims[i], before);
-    }
-    return b;
 }
 
 static lt_status pad_fwd(lt_call *c)

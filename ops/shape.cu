@@ -32,8 +32,7 @@ typedef struct tile_plan {
 /* Moves tiles through shared memory, so that both reads and writes are coalesced. The extra column
  * avoids bank conflicts. */
 template <class E, bool ADD>
-__global__ void __launch_bounds__(LT_THREADS)
-    move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
+LT_KERNEL move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
 {
     __shared__ E tile[SIDE][SIDE + 1];
     int64_t across = (t.columns + SIDE - 1) / SIDE, down = (t.rows + SIDE - 1) / SIDE;
@@ -138,29 +137,6 @@ static lt_status permute_bwd(lt_call *c) { return reorder_back(c, axes_of_permut
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* The position of a part in a whole: the part begins at index `first` of the whole. */
-typedef struct box {
-    int ndim;
-    int64_t part[LT_MAX_DIMS], whole[LT_MAX_DIMS], first[LT_MAX_DIMS];
-} box;
-
-static box whole_box(int ndim, const int64_t *dims)
-{
-    box b = {};
-    b.ndim = ndim;
-    for (int i = 0; i < ndim; i++)
-        b.part[i] = b.whole[i] = dims[i];
-    return b;
-}
-
-static box box_along(int ndim, const int64_t *dims, int axis, int64_t first, int64_t count)
-{
-    box b = whole_box(ndim, dims);
-    b.part[axis] = count;
-    b.first[axis] = first;
-    return b;
-}
-
 /* Box in the whole (+)= part if to_whole, else part (+)= box in the whole. */
 static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *whole, void *part,
                           bool to_whole, bool add)
@@ -179,13 +155,6 @@ static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *wh
     return put(cuda, &w, dtype, to_whole ? whole : part, to_whole ? part : whole, add);
 }
 
-static box slice_box(const lt_call *c, const lt_tensor *like)
-{
-    int axis = axis_at(c, 0, like->ndim);
-    int64_t dim = like->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
-    return box_along(like->ndim, like->dims, axis, first, last - first + 1);
-}
-
 static lt_status slice_fwd(lt_call *c)
 {
     lt_tensor *x = c->in[0];
@@ -202,16 +171,6 @@ static lt_status slice_bwd(lt_call *c)
         LT_TRY(
             cuda->device.fill(&cuda->device, dx->data, (lt_dtype)dx->dtype, (size_t)dx->count, 0));
     return copy_box(cuda, &b, dx->dtype, dx->data, c->d_out[0]->data, true, c->add & 1);
-}
-
-static box pad_box(const lt_call *c, const lt_tensor *y)
-{
-    box b = whole_box(y->ndim, y->dims);
-    for (int i = 0; i < y->ndim; i++) {
-        b.first[i] = amount(c, BEFORE, i);
-        b.part[i] -= b.first[i] + amount(c, AFTER, i);
-    }
-    return b;
 }
 
 static lt_status pad_fwd(lt_call *c)
@@ -265,9 +224,8 @@ static lt_status cat_fwd(lt_call *c)
 /* Only the device knows where a part begins: the host would have to wait for the sizes of inputs
  * that need no gradient. */
 template <class E, bool ADD>
-__global__ void __launch_bounds__(LT_THREADS)
-    take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count, int64_t run,
-              int64_t whole_run, int64_t inner)
+LT_KERNEL take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count,
+                    int64_t run, int64_t whole_run, int64_t inner)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x, first = 0;
     if (i >= count)
@@ -331,10 +289,8 @@ template <class Z> static lt_status cast_back(lt_call *c)
     lt_walk w;
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt__walk_inputs(&w, dx, 1, &dy);
-    if (dy->dtype == LT_F64)
-        return lt__map(cuda, w, rounded<Z, double>(), true, dx->data, dy->data);
-    LT_CUDA_FLOATS(cuda, dy->dtype, A,
-                   return lt__map(cuda, w, rounded<Z, A>(), true, dx->data, dy->data);)
+    LT_CUDA_ANY_FLOAT(cuda, dy->dtype, A,
+                      return lt__map(cuda, w, rounded<Z, A>(), true, dx->data, dy->data);)
 }
 
 static lt_status cast_bwd(lt_call *c)

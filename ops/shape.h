@@ -46,4 +46,59 @@ static inline int64_t amount(const lt_call *c, int k, int axis)
     return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];
 }
 
+/* ==== Boxes: slice, pad, cat ================================================================== */
+
+/* The position of a dense tensor, the part, in another one, the whole. An axis that the part fills
+ * is merged with the axis before it, so the last axis is contiguous in both. Starts as no_axes, a
+ * single axis of size 1. */
+typedef struct box {
+    int ndim;
+    int64_t part[LT_MAX_DIMS], whole[LT_MAX_DIMS]; /* dims */
+    int64_t first[LT_MAX_DIMS];                    /* start of the part in the whole */
+} box;
+
+static const box no_axes = {1, {1}, {1}, {0}};
+
+/* Appends an axis, given the sizes of the part and the whole, and the part's start. */
+static inline void add_axis(box *b, int64_t part, int64_t whole, int64_t first)
+{
+    int i = b->ndim - 1;
+    if (part != whole && b->whole[i] != 1) {
+        i = b->ndim++;
+        b->part[i] = b->whole[i] = 1;
+        b->first[i] = 0;
+    }
+    b->part[i] *= part;
+    b->whole[i] *= whole;
+    b->first[i] = b->first[i] * whole + first;
+}
+
+/* The part with positions [first, first + count) of one axis, and all positions of the others. */
+static inline box box_along(int ndim, const int64_t *whole, int axis, int64_t first, int64_t count)
+{
+    box b = no_axes;
+    for (int i = 0; i < ndim; i++)
+        add_axis(&b, i == axis ? count : whole[i], whole[i], i == axis ? first : 0);
+    return b;
+}
+
+/* The box of a slice in a tensor with the dims of x. */
+static inline box slice_box(const lt_call *c, const lt_tensor *like)
+{
+    int axis = axis_at(c, AXIS, like->ndim);
+    int64_t dim = like->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
+    return box_along(like->ndim, like->dims, axis, first, last - first + 1);
+}
+
+/* The box of x in a tensor with the dims of y, the padded x. */
+static inline box pad_box(const lt_call *c, const lt_tensor *y)
+{
+    box b = no_axes;
+    for (int i = 0; i < y->ndim; i++) {
+        int64_t before = amount(c, BEFORE, i), after = amount(c, AFTER, i);
+        add_axis(&b, y->dims[i] - before - after, y->dims[i], before);
+    }
+    return b;
+}
+
 #endif

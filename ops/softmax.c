@@ -10,19 +10,10 @@
  * Backward computes the probabilities again from x, which takes less memory traffic than saving
  * them.
  */
-#include "ops/ids.h"
 #include "ops/loss.h"
 
 enum { LANES = 16 };
 enum { ROWS = 64 }; /* rows of a block of cross_entropy; each block has its own sum */
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* Address of element i of x. */
-static inline void *at(const lt_tensor *x, int64_t i)
-{
-    return (char *)x->data + (size_t)i * lt_dtype_bytes((lt_dtype)x->dtype);
-}
 
 /* ==== Rows ==================================================================================== */
 
@@ -41,11 +32,11 @@ LT_SIMD static row_sums sum_row(lt_dtype dtype, const void *in, int64_t n)
     LT_FLOATS(dtype, T,
         const T *restrict x = in;
         T lane[LANES];
-        int64_t lanes = least(n, LANES);
+        int64_t lanes = lt__least(n, LANES);
         for (int64_t k = 0; k < LANES; k++)
             lane[k] = x[0];
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = least(LANES, n - i);
+            int64_t m = lt__least(LANES, n - i);
             for (int64_t k = 0; k < m; k++)
                 lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
         }
@@ -55,7 +46,7 @@ LT_SIMD static row_sums sum_row(lt_dtype dtype, const void *in, int64_t n)
         T offset[LANES] = {0};
         memset(lane, 0, sizeof lane);
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = least(LANES, n - i);
+            int64_t m = lt__least(LANES, n - i);
             for (int64_t k = 0; k < m; k++) {
                 offset[k] += x[i + k] - max;
                 lane[k] += EXP(x[i + k] - max);
@@ -131,7 +122,7 @@ static size_t scratch(const lt_call *c, bool backward)
 static void *take_row(const lt_tensor *x, const plan *p, int64_t r, void *buffer)
 {
     if (p->stride == 1)
-        return at(x, r * p->n);
+        return lt__address(x, r * p->n);
     LT_FLOATS(x->dtype, T,
         const T *from = (const T *)x->data + r / p->stride * p->n * p->stride + r % p->stride;
         T *to = buffer;
@@ -206,12 +197,12 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
         const T *restrict y = out;
         T lane[LANES] = {0};
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = least(LANES, n - i);
+            int64_t m = lt__least(LANES, n - i);
             for (int64_t k = 0; k < m; k++)
                 lane[k] += as_log ? dy[i + k] : dy[i + k] * y[i + k];
         }
         T sum = 0;
-        for (int64_t k = 0; k < least(n, LANES); k++)
+        for (int64_t k = 0; k < lt__least(n, LANES); k++)
             sum += lane[k];
         if (as_log)
             for (int64_t i = 0; i < n; i++)
@@ -299,10 +290,10 @@ static double row_loss(const lt_call *c, int64_t r, int64_t classes)
 {
     lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
     double label_smoothing = lt__number(c, 0), offset;
-    row_sums sums = sum_row(dtype, at(c->in[X], r * classes), classes);
+    row_sums sums = sum_row(dtype, lt__address(c->in[X], r * classes), classes);
     LT_FLOATS(dtype, T,
-        const T *x = at(c->in[X], r * classes);
-        T *kept = at(c->out[1], 2 * r);
+        const T *x = lt__address(c->in[X], r * classes);
+        T *kept = lt__address(c->out[1], 2 * r);
         kept[0] = (T)sums.largest;
         kept[1] = (T)(1 / sums.exps);
         offset = x[lt__integer(c->in[LABELS], r)] - sums.largest;
@@ -323,7 +314,7 @@ static lt_status cross_entropy_forward(lt_call *c)
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t b = 0; b < blocks; b++) {
         sums[b] = 0;
-        for (int64_t r = b * ROWS; r < least(rows, (b + 1) * ROWS); r++)
+        for (int64_t r = b * ROWS; r < lt__least(rows, (b + 1) * ROWS); r++)
             sums[b] += row_loss(c, r, classes);
     }
     for (int64_t b = 0; b < blocks; b++)
@@ -343,11 +334,11 @@ static lt_status cross_entropy_backward(lt_call *c)
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t r = 0; r < rows; r++) {
         LT_FLOATS(dtype, T,
-            const T *kept = at(c->out[1], 2 * r);
+            const T *kept = lt__address(c->out[1], 2 * r);
             double g = *(const T *)c->d_out[0]->data / (double)rows;
             lt_row_gradient of = lt__row_gradient(g, kept[1], label_smoothing, classes);
-            T *d = at(dx, r * classes);
-            exp_row(dtype, d, at(x, r * classes), classes, kept[0], of.factor, of.shift,
+            T *d = lt__address(dx, r * classes);
+            exp_row(dtype, d, lt__address(x, r * classes), classes, kept[0], of.factor, of.shift,
                     lt__adds(c, X));
             d[lt__integer(labels, r)] -= (T)of.hit;
         );

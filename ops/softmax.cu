@@ -52,8 +52,7 @@ static lt_row_plan rows_along(const lt_call *c, const lt_tensor *x)
 }
 
 template <class E, bool AS_LOG>
-__global__ void __launch_bounds__(LT_THREADS)
-    forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x)
+LT_KERNEL forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x)
 {
     lt_row r = lt__row_of(p);
     float most = largest_of(p, r, x);
@@ -68,8 +67,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E, bool AS_LOG>
-__global__ void __launch_bounds__(LT_THREADS)
-    backward_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *y, bool add)
+LT_KERNEL backward_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *dy, const E *y,
+                          bool add)
 {
     lt_row r = lt__row_of(p);
     lt_two sums = lt_two_sums::start();
@@ -101,25 +100,10 @@ template <class E, bool AS_LOG> static lt_status backward(lt_call *c)
                       (const E *)c->out[0]->data, lt__adds(c, 0));
 }
 
-static lt_status softmax_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E, return (forward<E, false>(c));)
-}
-
-static lt_status softmax_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->out[0]->dtype, E, return (backward<E, false>(c));)
-}
-
-static lt_status log_softmax_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E, return (forward<E, true>(c));)
-}
-
-static lt_status log_softmax_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->out[0]->dtype, E, return (backward<E, true>(c));)
-}
+LT_CUDA_CALL(softmax_fwd, FLOATS, c->in[0], forward<E, false>(c))
+LT_CUDA_CALL(softmax_bwd, FLOATS, c->out[0], backward<E, false>(c))
+LT_CUDA_CALL(log_softmax_fwd, FLOATS, c->in[0], forward<E, true>(c))
+LT_CUDA_CALL(log_softmax_bwd, FLOATS, c->out[0], backward<E, true>(c))
 
 /* ==== cross_entropy =========================================================================== */
 
@@ -139,9 +123,8 @@ static label_numbers labels_of(const lt_call *c)
 
 /* kept (rows, 2): the largest element of each row, and 1 / sum exp(x - largest). */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const label_numbers labels,
-                float *kept, double *losses)
+LT_KERNEL loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const label_numbers labels,
+                      float *kept, double *losses)
 {
     lt_row r = lt__row_of(p);
     float most = largest_of(p, r, x);
@@ -160,9 +143,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 
 /* dloss: the gradient of the mean loss. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *x,
-                     const label_numbers labels, const float *kept, const E *dloss, bool add)
+LT_KERNEL loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *x,
+                           const label_numbers labels, const float *kept, const E *dloss, bool add)
 {
     lt_row r = lt__row_of(p);
     if (!r.valid)
@@ -185,11 +167,6 @@ static lt_row_plan rows_of(const lt_call *c)
     return lt__rows_over(c->in[LABELS]->count, x->dims[x->ndim - 1], 1);
 }
 
-static void plan_losses(lt_reduction_plan *plan, const lt_call *c)
-{
-    lt__plan_reduction(plan, 1, &c->in[LABELS]->count, 1, sizeof(double));
-}
-
 static size_t losses_bytes(const lt_call *c)
 {
     return lt__aligned((size_t)c->in[LABELS]->count * sizeof(double));
@@ -199,20 +176,17 @@ static size_t losses_bytes(const lt_call *c)
  * check, which run one after the other. */
 static size_t loss_scratch(const lt_call *c, bool backward)
 {
-    lt_reduction_plan plan;
-    if (backward)
-        return 0;
-    plan_losses(&plan, c);
+    lt_reduction_plan plan = lt__plan_all(c->in[LABELS]->count, sizeof(double));
     size_t sums = lt__reduction_scratch(&plan, sizeof(double));
     size_t ids = lt__cuda_ids_scratch(c->in[LABELS]);
-    return losses_bytes(c) + (sums > ids ? sums : ids);
+    return backward ? 0 : losses_bytes(c) + (sums > ids ? sums : ids);
 }
 
 template <class E> static lt_status loss_forward(lt_call *c)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt_row_plan p = rows_of(c);
-    lt_reduction_plan plan;
+    lt_reduction_plan plan = lt__plan_all(c->in[LABELS]->count, sizeof(double));
     double *losses = (double *)c->scratch;
     char *rest = (char *)c->scratch + losses_bytes(c);
     lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false,
@@ -220,7 +194,6 @@ template <class E> static lt_status loss_forward(lt_call *c)
     LT_TRY(lt__cuda_check_ids(cuda, c->in[LABELS], p.n, LT_BAD_LABEL, rest));
     LT_TRY(lt__launch(cuda, lt__row_blocks(&p), loss_kernel<E>, p, (const E *)c->in[X_IN]->data,
                       labels_of(c), (float *)c->out[1]->data, losses));
-    plan_losses(&plan, c);
     return lt__reduce<lt_sum_reduction<double>>(cuda, &plan, losses, end, rest);
 }
 
@@ -233,15 +206,8 @@ template <class E> static lt_status loss_backward(lt_call *c)
                       lt__adds(c, X_IN));
 }
 
-static lt_status cross_entropy_fwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X_IN]->dtype, E, return loss_forward<E>(c);)
-}
-
-static lt_status cross_entropy_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X_IN]->dtype, E, return loss_backward<E>(c);)
-}
+LT_CUDA_CALL(cross_entropy_fwd, FLOATS, c->in[X_IN], loss_forward<E>(c))
+LT_CUDA_CALL(cross_entropy_bwd, FLOATS, c->in[X_IN], loss_backward<E>(c))
 
 void lt__cuda_softmax(lt_kernels *op)
 {

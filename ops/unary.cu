@@ -43,15 +43,8 @@ template <class F> static lt_status backward(lt_call *c, const F &f)
 #define KERNELS(name, types, y_of, dx_of)                                                          \
     FORWARD(name, y_of)                                                                            \
     BACKWARD(name, dx_of)                                                                          \
-    static lt_status name##_fwd(lt_call *c)                                                        \
-    {                                                                                              \
-        LT_CUDA_##types(lt__cuda(c->ctx), c->in[0]->dtype, E, return forward(c, name##_y<E>());)   \
-    }                                                                                              \
-    static lt_status name##_bwd(lt_call *c)                                                        \
-    {                                                                                              \
-        LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E,                                     \
-                       return backward(c, name##_dx<E>());)                                        \
-    }
+    LT_CUDA_CALL(name##_fwd, types, c->in[0], forward(c, name##_y<E>()))                           \
+    LT_CUDA_CALL(name##_bwd, FLOATS, c->d_in[0], backward(c, name##_dx<E>()))
 
 #define UNARY(name, cost, policy, saves, text, y_of, dx_of) KERNELS(name, FLOATS, y_of, dx_of)
 LT_UNARY_LIST(UNARY)
@@ -109,15 +102,8 @@ template <class E> static lt_status clamp_backward(lt_call *c)
     return backward(c, f);
 }
 
-static lt_status clamp_fwd(lt_call *c)
-{
-    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E, return clamp_forward<E>(c);)
-}
-
-static lt_status clamp_bwd(lt_call *c)
-{
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return clamp_backward<E>(c);)
-}
+LT_CUDA_CALL(clamp_fwd, NUMERICS, c->in[0], clamp_forward<E>(c))
+LT_CUDA_CALL(clamp_bwd, FLOATS, c->d_in[0], clamp_backward<E>(c))
 
 void lt__cuda_unary(lt_kernels *op)
 {

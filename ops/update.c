@@ -22,13 +22,31 @@ lt_status lt__check_arenas(const lt_call *c, int n)
     return LT_OK;
 }
 
-lt_status lt__check_decay(const lt_call *c, int k)
+lt_status lt__check_ranges(const lt_call *c, const char *ranges)
 {
-    double value = lt__number(c, k);
-    if (value >= 0 && value < 1)
-        return LT_OK;
-    return lt_fail(LT_EINVAL, "%s must be at least 0 and below 1, but is %g",
-                   c->schema->opt[k].name, value);
+    int64_t whole;
+    for (int k = 0; ranges[k]; k++) {
+        const char *name = c->schema->opt[k].name;
+        if (ranges[k] == '+' || ranges[k] == '1')
+            LT_TRY(lt__number_in(c, k, 0, ranges[k] == '1' ? 1 : INFINITY));
+        if (ranges[k] == '<' && !(lt__number(c, k) >= 0 && lt__number(c, k) < 1))
+            return lt_fail(LT_EINVAL, "%s must be at least 0 and below 1, but is %g", name,
+                           lt__number(c, k));
+        if (ranges[k] == '>' && !(lt__number(c, k) > 0 && lt__number(c, k) <= 1))
+            return lt_fail(LT_EINVAL, "%s must be above 0 and at most 1, but is %g", name,
+                           lt__number(c, k));
+        if (ranges[k] == 's' && !lt__given(c, k))
+            return lt_fail(LT_EINVAL, "option '%s' is missing", name);
+        if (ranges[k] == 'n' || ranges[k] == 's')
+            LT_TRY(lt__int(c, k, ranges[k] == 's', &whole));
+    }
+    return LT_OK;
+}
+
+lt_status lt__check_update(const lt_call *c, const char *ranges)
+{
+    LT_TRY(lt__check_ranges(c, ranges));
+    return lt__check_arenas(c, c->n_in);
 }
 
 lt_status lt__for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n))
@@ -118,26 +136,9 @@ const lt_op lt__op_add_squares = {
 
 /* ==== sgd_step ================================================================================ */
 
-static lt_status sgd_shape(lt_call *c)
-{
-    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
-    LT_TRY(lt__number_in(c, SGD_WEIGHT_DECAY, 0, INFINITY));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status sgd_shape(lt_call *c) { return lt__check_update(c, "++"); }
 
-LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[W]->dtype, T,
-        T *restrict w = (T *)c->in[W]->data + first;
-        const T *restrict g = (const T *)c->in[G]->data + first;
-        LT_SGD_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        for (int64_t i = 0; i < n; i++)
-            LT_SGD_STEP(w[i], g[i])
-    );
-}
-
-static lt_status sgd(lt_call *c) { return lt__for_blocks(c, sgd_block); }
+LT_UPDATE(sgd, LT_SGD_NUMBERS, LT_SGD_STEP(w[i], g[i]), LT_ARRAY(w, W) LT_ARRAY(g, G) LT_CLIP)
 
 const lt_op lt__op_sgd_step = {
     .sig = "sgd_step(w, g; lr#, weight_decay=0.0, scale=1.0)",
@@ -149,29 +150,10 @@ const lt_op lt__op_sgd_step = {
 
 /* ==== momentum_step =========================================================================== */
 
-static lt_status momentum_shape(lt_call *c)
-{
-    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
-    LT_TRY(lt__number_in(c, MOMENTUM, 0, INFINITY));
-    LT_TRY(lt__number_in(c, MOMENTUM_WEIGHT_DECAY, 0, INFINITY));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status momentum_shape(lt_call *c) { return lt__check_update(c, "++.+"); }
 
-LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[W]->dtype, T,
-        T *restrict w = (T *)c->in[W]->data + first;
-        const T *restrict g = (const T *)c->in[G]->data + first;
-        T *restrict v = (T *)c->in[SLOT]->data + first;
-        LT_MOMENTUM_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        for (int64_t i = 0; i < n; i++) {
-            LT_MOMENTUM_STEP(w[i], g[i], v[i])
-        }
-    );
-}
-
-static lt_status momentum(lt_call *c) { return lt__for_blocks(c, momentum_block); }
+LT_UPDATE(momentum, LT_MOMENTUM_NUMBERS, LT_MOMENTUM_STEP(w[i], g[i], v[i]),
+          LT_ARRAY(w, W) LT_ARRAY(g, G) LT_ARRAY(v, SLOT) LT_CLIP)
 
 const lt_op lt__op_momentum_step = {
     .sig = "momentum_step(w, g, v; lr#, momentum=0.9, nesterov=false, weight_decay=0.0, scale=1.0)",
@@ -184,12 +166,7 @@ const lt_op lt__op_momentum_step = {
 
 /* ==== lars_step =============================================================================== */
 
-static lt_status lars_shape(lt_call *c)
-{
-    for (int k = LR; k <= LARS_EPS; k++)
-        LT_TRY(lt__number_in(c, k, 0, INFINITY));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status lars_shape(lt_call *c) { return lt__check_update(c, "+++++"); }
 
 /* One sum for each block. Later the first element is the ratio. */
 static size_t lars_scratch(const lt_call *c, bool backward)
@@ -210,25 +187,14 @@ static double lars_ratio(const lt_call *c)
                           lt__number(c, LARS_EPS));
 }
 
-LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[W]->dtype, T,
-        T *restrict w = (T *)c->in[W]->data + first;
-        const T *restrict g = (const T *)c->in[G]->data + first;
-        T *restrict v = (T *)c->in[SLOT]->data + first;
-        T ratio = (T)*(const double *)c->scratch;
-        LT_LARS_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        for (int64_t i = 0; i < n; i++) {
-            LT_LARS_STEP(w[i], g[i], v[i], ratio)
-        }
-    );
-}
+#define LARS_NUMBERS(N) LT_LARS_NUMBERS(N) N(T, ratio, *(const double *)c->scratch)
+LT_UPDATE(update_by_ratio, LARS_NUMBERS, LT_LARS_STEP(w[i], g[i], v[i], ratio),
+          LT_ARRAY(w, W) LT_ARRAY(g, G) LT_ARRAY(v, SLOT) LT_CLIP)
 
 static lt_status lars(lt_call *c)
 {
     *(double *)c->scratch = lars_ratio(c);
-    return lt__for_blocks(c, lars_block);
+    return update_by_ratio(c);
 }
 
 const lt_op lt__op_lars_step = {
@@ -247,36 +213,10 @@ const lt_op lt__op_lars_step = {
 
 /* ==== adam_step =============================================================================== */
 
-static lt_status adam_shape(lt_call *c)
-{
-    int64_t step;
-    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
-    if (c->opt[STEP].n == 0)
-        return lt_fail(LT_EINVAL, "option 'step' is missing");
-    LT_TRY(lt__int(c, STEP, 1, &step));
-    for (int k = BETA1; k <= BETA2; k++)
-        LT_TRY(lt__check_decay(c, k));
-    LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
-    LT_TRY(lt__number_in(c, ADAM_WEIGHT_DECAY, 0, INFINITY));
-    return lt__check_arenas(c, c->n_in);
-}
+static lt_status adam_shape(lt_call *c) { return lt__check_update(c, "+s<<++"); }
 
-LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
-{
-    LT_FLOATS(c->in[W]->dtype, T,
-        T *restrict w = (T *)c->in[W]->data + first;
-        const T *restrict g = (const T *)c->in[G]->data + first;
-        T *restrict m = (T *)c->in[SLOT]->data + first;
-        T *restrict v = (T *)c->in[SLOT2]->data + first;
-        LT_ADAM_NUMBERS(c)
-        scale *= (T)lt__grad_factor(c);
-        for (int64_t i = 0; i < n; i++) {
-            LT_ADAM_STEP(w[i], g[i], m[i], v[i], LT_SQRT)
-        }
-    );
-}
-
-static lt_status adam(lt_call *c) { return lt__for_blocks(c, adam_block); }
+LT_UPDATE(adam, LT_ADAM_NUMBERS, LT_ADAM_STEP(w[i], g[i], m[i], v[i], LT_SQRT),
+          LT_ARRAY(w, W) LT_ARRAY(g, G) LT_ARRAY(m, SLOT) LT_ARRAY(v, SLOT2) LT_CLIP)
 
 const lt_op lt__op_adam_step = {
     .sig = "adam_step(w, g, m, v; lr#, step?, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "

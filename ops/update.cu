@@ -9,65 +9,29 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 
 typedef float T; /* dtype of the hyperparameters and of each step */
 
-struct sgd_update {
-    enum { N = 2, WRITES = 1 << W, SCALED = 1 };
-    T lr, weight_decay, scale;
-    __device__ void step(T *x) const { LT_SGD_STEP(x[W], x[G]) }
-};
+LT_CUDA_UPDATE(sgd, 2, 1 << W, true, LT_SGD_NUMBERS, LT_SGD_STEP(x[W], x[G]))
+LT_CUDA_UPDATE(momentum, 3, 1 << W | 1 << SLOT, true, LT_MOMENTUM_NUMBERS,
+               LT_MOMENTUM_STEP(x[W], x[G], x[SLOT]))
+LT_CUDA_UPDATE(adam, 4, 1 << W | 1 << SLOT | 1 << SLOT2, true, LT_ADAM_NUMBERS,
+               LT_ADAM_STEP(x[W], x[G], x[SLOT], x[SLOT2], sqrtf))
 
-static lt_status sgd(lt_call *c)
-{
-    LT_SGD_NUMBERS(c)
-    return lt__update(c, sgd_update{lr, weight_decay, scale});
-}
-
-struct momentum_update {
-    enum { N = 3, WRITES = 1 << W | 1 << SLOT, SCALED = 1 };
-    bool nesterov;
-    T lr, momentum, weight_decay, scale;
-    __device__ void step(T *x) const { LT_MOMENTUM_STEP(x[W], x[G], x[SLOT]) }
-};
-
-static lt_status momentum_step(lt_call *c)
-{
-    LT_MOMENTUM_NUMBERS(c)
-    return lt__update(c, momentum_update{nesterov, lr, momentum, weight_decay, scale});
-}
-
-struct adam_update {
-    enum { N = 4, WRITES = 1 << W | 1 << SLOT | 1 << SLOT2, SCALED = 1 };
-    T scale, keep, coupled, new1, old2, new2, step_size, unbias, eps;
-    __device__ void step(T *x) const { LT_ADAM_STEP(x[W], x[G], x[SLOT], x[SLOT2], sqrtf) }
-};
-
-static lt_status adam(lt_call *c)
-{
-    LT_ADAM_NUMBERS(c)
-    return lt__update(c,
-                      adam_update{scale, keep, coupled, new1, old2, new2, step_size, unbias, eps});
-}
+static lt_status sgd(lt_call *c) { return lt__update(c, sgd_update::of(c)); }
+static lt_status momentum_step(lt_call *c) { return lt__update(c, momentum_update::of(c)); }
+static lt_status adam(lt_call *c) { return lt__update(c, adam_update::of(c)); }
 
 /* ==== Sums of squares ========================================================================= */
 
-static void plan_squares(lt_reduction_plan *plan, const lt_tensor *x)
-{
-    size_t bytes = (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL);
-    lt__plan_reduction(plan, 1, &x->count, 1, bytes);
-}
-
 static size_t squares_bytes(const lt_tensor *x)
 {
-    lt_reduction_plan plan;
-    plan_squares(&plan, x);
+    lt_reduction_plan plan = lt__plan_all(x->count, lt__cuda_dtype_bytes(x->dtype));
     return lt__reduction_scratch(&plan, sizeof(double));
 }
 
 /* *sum (on the device) = the sum of x^2. */
 static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *sum, void *scratch)
 {
-    lt_reduction_plan plan;
+    lt_reduction_plan plan = lt__plan_all(x->count, lt__cuda_dtype_bytes(x->dtype));
     lt_reduction_end end = {sum, LT_F64, false, false, 1};
-    plan_squares(&plan, x);
     LT_CUDA_FLOATS(cuda, x->dtype, E,
                    return lt__reduce<lt_squares_reduction<E>>(cuda, &plan, x->data, end, scratch);)
 }
@@ -87,10 +51,7 @@ static lt_status add_squares(lt_call *c)
     double *sum = (double *)c->scratch;
     void *total = c->in[TOTAL]->data;
     LT_TRY(sum_squares(cuda, c->in[X_IN], sum, (char *)c->scratch + NUMBERS));
-    if (c->in[TOTAL]->dtype == LT_F64)
-        return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum,
-                          c->skip);
-    LT_CUDA_FLOATS(
+    LT_CUDA_ANY_FLOAT(
         cuda, c->in[TOTAL]->dtype, E,
         return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum, c->skip);)
 }
@@ -115,16 +76,12 @@ static __global__ void find_ratio(double *number, bool adapt, double trust, doub
     number[RATIO] = adapt ? lt__lars_ratio(w, g, trust, weight_decay, eps) : 1;
 }
 
-struct lars_update {
-    enum { N = 3, WRITES = 1 << W | 1 << SLOT, SCALED = 1 };
-    T lr, momentum, weight_decay, scale;
-    const double *ratio;
-    __device__ void step(T *x) const { LT_LARS_STEP(x[W], x[G], x[SLOT], (T)*ratio) }
-};
+#define LARS_NUMBERS(N) LT_LARS_NUMBERS(N) N(const double *, ratio, (double *)c->scratch + RATIO)
+LT_CUDA_UPDATE(lars, 3, 1 << W | 1 << SLOT, true, LARS_NUMBERS,
+               LT_LARS_STEP(x[W], x[G], x[SLOT], (T)*ratio))
 
 static lt_status lars(lt_call *c)
 {
-    LT_LARS_NUMBERS(c)
     lt_cuda *cuda = lt__cuda(c->ctx);
     double *number = (double *)c->scratch;
     void *rest = (char *)c->scratch + NUMBERS;
@@ -133,7 +90,7 @@ static lt_status lars(lt_call *c)
     LT_TRY(lt__launch(cuda, 1, find_ratio, number, lt__flag(c, ADAPT), lt__number(c, TRUST),
                       lt__number(c, LARS_WEIGHT_DECAY), lt__number(c, LARS_EPS),
                       lt__number(c, LARS_SCALE), c->factor));
-    return lt__update(c, lars_update{lr, momentum, weight_decay, scale, number + RATIO});
+    return lt__update(c, lars_update::of(c));
 }
 
 static size_t lars_scratch(const lt_call *c, bool backward)

@@ -1,9 +1,10 @@
 /* update.h - how each optimizer updates a weight, for the CPU (update.c) and CUDA (update.cu): the
  * positions of the ops' options, the numbers computed from them, and the steps.
  *
- * LT_..._NUMBERS(c) declares the variables that LT_..._STEP uses by name. Kernels also multiply
- * `scale` by the clipping factor, lt_call.factor, if there is one. The arguments w, g, v and m of a
- * step are lvalues of type T: the weight, its gradient and its slots.
+ * LT_..._NUMBERS(N) is a list of rows N(type, name, value): the variables that LT_..._STEP uses by
+ * name, as formulas of the call c. Kernels also multiply `scale` by the clipping factor,
+ * lt_call.factor, if there is one. The arguments w, g, v and m of a step are lvalues of type T: the
+ * weight, its gradient and its slots.
  */
 #ifndef LT_OPS_UPDATE_H
 #define LT_OPS_UPDATE_H
@@ -25,8 +26,17 @@ enum { LT_UPDATE_BLOCK = 16384 }; /* elements */
 /* LT_EINVAL unless all inputs 0..n-1 that are present have one float dtype and the same number of
  * elements as input 0. */
 lt_status lt__check_arenas(const lt_call *c, int n);
-/* Checks that option k is in [0, 1): "momentum must be at least 0 and below 1, but is 1". */
-lt_status lt__check_decay(const lt_call *c, int k);
+/* Checks the options. ranges has a character for each of the first ones:
+ *   +  at least 0
+ *   1  from 0 to 1
+ *   <  at least 0 and below 1
+ *   >  above 0 and at most 1
+ *   n  an integer, at least 0
+ *   s  the step: an integer, at least 1, which must be given
+ *   .  any value */
+lt_status lt__check_ranges(const lt_call *c, const char *ranges);
+/* Checks the options, then all inputs with lt__check_arenas(). */
+lt_status lt__check_update(const lt_call *c, const char *ranges);
 /* Runs block over all elements of input 0. Each element is updated independently, so the result
  * does not depend on how they are divided into blocks. */
 lt_status lt__for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n));
@@ -36,32 +46,46 @@ static inline double lt__grad_factor(const lt_call *c) { return c->factor ? *c->
 /* The square root of a float or a double. */
 #define LT_SQRT(x) _Generic((x), float : sqrtf, double : sqrt)(x)
 
+/* Defines name(c), which runs `step` for each element i. The other arguments declare arrays with
+ * LT_ARRAY, and apply the factor of the gradients with LT_CLIP. Arrays may be the same tensor. */
+#define LT_UPDATE(name, numbers, step, ...)                                                        \
+    LT_SIMD static void name##_block(const lt_call *c, int64_t first, int64_t n)                   \
+    {                                                                                              \
+        LT_FLOATS(                                                                                 \
+            c->in[0]->dtype, T, numbers(LT_DECLARE) __VA_ARGS__ LT_IVDEP                           \
+            for (int64_t i = 0; i < n; i++) { step });       \
+    }                                                                                              \
+    static lt_status name(lt_call *c) { return lt__for_blocks(c, name##_block); }
+#define LT_DECLARE(type, name, value) type name = (type)(value);
+#define LT_ARRAY(name, input) T *name = (T *)c->in[input]->data + first;
+#define LT_CLIP scale *= (T)lt__grad_factor(c);
+
 /* ==== Numbers and steps ====================================================================== */
 
-#define LT_SGD_NUMBERS(c)                                                                          \
-    T lr = (T)lt__number(c, LR);                                                                   \
-    T weight_decay = (T)lt__number(c, SGD_WEIGHT_DECAY);                                           \
-    T scale = (T)lt__number(c, SGD_SCALE);
+#define LT_SGD_NUMBERS(N)                                                                          \
+    N(T, lr, lt__number(c, LR))                                                                    \
+    N(T, weight_decay, lt__number(c, SGD_WEIGHT_DECAY))                                            \
+    N(T, scale, lt__number(c, SGD_SCALE))
 
 #define LT_SGD_STEP(w, g) w -= lr * (g * scale + weight_decay * w);
 
-#define LT_MOMENTUM_NUMBERS(c)                                                                     \
-    bool nesterov = lt__flag(c, NESTEROV);                                                         \
-    T lr = (T)lt__number(c, LR);                                                                   \
-    T momentum = (T)lt__number(c, MOMENTUM);                                                       \
-    T weight_decay = (T)lt__number(c, MOMENTUM_WEIGHT_DECAY);                                      \
-    T scale = (T)lt__number(c, MOMENTUM_SCALE);
+#define LT_MOMENTUM_NUMBERS(N)                                                                     \
+    N(bool, nesterov, lt__flag(c, NESTEROV))                                                       \
+    N(T, lr, lt__number(c, LR))                                                                    \
+    N(T, momentum, lt__number(c, MOMENTUM))                                                        \
+    N(T, weight_decay, lt__number(c, MOMENTUM_WEIGHT_DECAY))                                       \
+    N(T, scale, lt__number(c, MOMENTUM_SCALE))
 
 #define LT_MOMENTUM_STEP(w, g, v)                                                                  \
     T d = g * scale + weight_decay * w;                                                            \
     v = momentum * v + d;                                                                          \
     w -= lr * (nesterov ? d + momentum * v : v);
 
-#define LT_LARS_NUMBERS(c)                                                                         \
-    T lr = (T)lt__number(c, LR);                                                                   \
-    T momentum = (T)lt__number(c, LARS_MOMENTUM);                                                  \
-    T weight_decay = (T)lt__number(c, LARS_WEIGHT_DECAY);                                          \
-    T scale = (T)lt__number(c, LARS_SCALE);
+#define LT_LARS_NUMBERS(N)                                                                         \
+    N(T, lr, lt__number(c, LR))                                                                    \
+    N(T, momentum, lt__number(c, LARS_MOMENTUM))                                                   \
+    N(T, weight_decay, lt__number(c, LARS_WEIGHT_DECAY))                                           \
+    N(T, scale, lt__number(c, LARS_SCALE))
 
 #define LT_LARS_STEP(w, g, v, ratio)                                                               \
     v = momentum * v + ratio * (g * scale + weight_decay * w);                                     \
@@ -75,20 +99,17 @@ LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, do
                             : trust * w / (g + weight_decay * w + eps);
 }
 
-#define LT_ADAM_NUMBERS(c)                                                                         \
-    double step = lt__number(c, STEP), rate = lt__number(c, LR);                                   \
-    double b1 = lt__number(c, BETA1), b2 = lt__number(c, BETA2);                                   \
-    double all_weight_decay = lt__number(c, ADAM_WEIGHT_DECAY);                                    \
-    bool decoupled = lt__flag(c, DECOUPLED);                                                       \
-    T scale = (T)lt__number(c, ADAM_SCALE);                                                        \
-    T keep = (T)(decoupled ? 1 - rate * all_weight_decay : 1);                                     \
-    T coupled = (T)(decoupled ? 0 : all_weight_decay);                                             \
-    T new1 = (T)(1 - b1);                                                                          \
-    T old2 = (T)b2;                                                                                \
-    T new2 = (T)(1 - b2);                                                                          \
-    T step_size = (T)(rate / (1 - pow(b1, step)));                                                 \
-    T unbias = (T)sqrt(1 - pow(b2, step));                                                         \
-    T eps = (T)lt__number(c, ADAM_EPS);
+#define LT_ADAM_NUMBERS(N)                                                                         \
+    N(T, scale, lt__number(c, ADAM_SCALE))                                                         \
+    N(T, keep,                                                                                     \
+      lt__flag(c, DECOUPLED) ? 1 - lt__number(c, LR) * lt__number(c, ADAM_WEIGHT_DECAY) : 1)       \
+    N(T, coupled, lt__flag(c, DECOUPLED) ? 0 : lt__number(c, ADAM_WEIGHT_DECAY))                   \
+    N(T, new1, 1 - lt__number(c, BETA1))                                                           \
+    N(T, old2, lt__number(c, BETA2))                                                               \
+    N(T, new2, 1 - lt__number(c, BETA2))                                                           \
+    N(T, step_size, lt__number(c, LR) / (1 - pow(lt__number(c, BETA1), lt__number(c, STEP))))      \
+    N(T, unbias, sqrt(1 - pow(lt__number(c, BETA2), lt__number(c, STEP))))                         \
+    N(T, eps, lt__number(c, ADAM_EPS))
 
 /* root: a function that returns the square root of a T. */
 #define LT_ADAM_STEP(w, g, m, v, root)                                                             \

@@ -91,6 +91,36 @@ static inline void lt__window_range(const lt_window *w, int axis, int64_t k, int
         *first = *end;
 }
 
+/* ==== Convolutions ============================================================================ */
+
+enum { LT_CONV_STRIDE, LT_CONV_PAD, LT_CONV_DILATION, LT_CONV_GROUPS }; /* options of conv2d */
+
+typedef struct lt_conv {
+    lt_window window;
+    int64_t n, in, out, groups; /* images; channels of x; channels of y */
+} lt_conv;
+
+/* The convolution of a call of conv2d, which the shape rule has checked. x, w and y: the tensors,
+ * or their gradients. */
+static inline lt_conv lt__conv_of(const lt_call *c, const lt_tensor *x, const lt_tensor *w,
+                                  const lt_tensor *y)
+{
+    lt_conv v;
+    lt__pair_of(c, LT_CONV_STRIDE, v.window.stride);
+    lt__pair_of(c, LT_CONV_PAD, v.window.pad);
+    lt__pair_of(c, LT_CONV_DILATION, v.window.dilation);
+    for (int i = 0; i < 2; i++) {
+        v.window.in[i] = x->dims[1 + i];
+        v.window.out[i] = y->dims[1 + i];
+        v.window.kernel[i] = w->dims[1 + i];
+    }
+    v.n = x->dims[0];
+    v.in = x->dims[3];
+    v.out = w->dims[0];
+    v.groups = c->opt[LT_CONV_GROUPS].i[0];
+    return v;
+}
+
 /* ==== Pooling windows, which have no dilation ================================================= */
 
 typedef struct lt_extent {

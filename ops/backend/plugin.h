@@ -8,6 +8,7 @@
 #ifndef LT_OPS_PLUGIN_H
 #define LT_OPS_PLUGIN_H
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,13 @@ typedef struct lt_host { /* the functions of the library that a plugin may call 
     lt_status (*fail)(lt_status code, const char *fmt, ...);
     void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
 } lt_host;
+
+/* The statistics of both sets of elements together. */
+static inline lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b)
+{
+    lt_grad_stats both = {fmax(a.largest, b.largest), a.not_finite + b.not_finite};
+    return both;
+}
 
 /* The statistics of one gradient in device memory. A kernel writes them in parts. Later, one kernel
  * joins the parts of all gradients. */

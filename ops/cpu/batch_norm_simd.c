@@ -31,7 +31,6 @@ typedef struct {
     int form, sides;
 } plan;
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 static plan plan_for(const lt_tensor *x)
@@ -102,22 +101,16 @@ static void repeat(const plan *p, float *row)
 
 /* ==== Sums ==================================================================================== */
 
-/* Returns the address of element `first` of an array with the shape of x, or NULL. */
-static void *part(const lt_tensor *x, int64_t first)
-{
-    return x ? (char *)x->data + (size_t)first * lt_dtype_bytes((lt_dtype)x->dtype) : NULL;
-}
-
 /* Describes a pass over n elements starting at `first`, or fewer at the end of x. */
 static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
-    return (lt_pass){.n = least(n, p->n - first) / p->sides,
+    return (lt_pass){.n = lt__least(n, p->n - first) / p->sides,
                      .units = p->width / p->sides,
                      .pitch = p->pitch,
                      .coefs = coefficients(c, p, 0),
                      .center = coefficients(c, p, AT_MEAN),
                      .lanes = lanes(c, p, thread),
-                     .x = part(c->in[X], first),
+                     .x = lt__address(c->in[X], first),
                      .form = p->form,
                      .act = lt__bounds(c)};
 }
@@ -129,8 +122,8 @@ static lt_pass gradient_over(const lt_call *c, const plan *p, int thread, int64_
     lt_pass q = pass_over(c, p, thread, first, n);
     const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
     bool found = d_residual && !lt__adds(c, RESIDUAL);
-    q.dy = part(found ? d_residual : c->d_out[Y], first);
-    q.y = part(c->out[Y], first);
+    q.dy = lt__address(found ? d_residual : c->d_out[Y], first);
+    q.y = lt__address(c->out[Y], first);
     q.mode = found || lt__word(c, ACT) == 0 ? PLAIN : q.y ? ACT_OF_Y : ACT_OF_X;
     return q;
 }
@@ -167,7 +160,10 @@ static void each_group(lt_call *c, const plan *p, group_fn fn, bool from_end)
     }
 }
 
-static int64_t end_of_group(const plan *p, int64_t g) { return least((g + 1) * p->group, p->n); }
+static int64_t end_of_group(const plan *p, int64_t g)
+{
+    return lt__least((g + 1) * p->group, p->n);
+}
 
 /* Adds the sums of g and of g (x - center) over a block to sums (2, channels). */
 static void add_sums(const plan *p, const lt_pass *q, double *sums)
@@ -184,7 +180,7 @@ static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, in
 {
     memset(sums, 0, (size_t)(2 * p->channels) * sizeof *sums);
     for (int64_t i = first; i < end; i += p->block) {
-        lt_pass q = pass_over(c, p, thread, i, least(p->block, end - i));
+        lt_pass q = pass_over(c, p, thread, i, lt__least(p->block, end - i));
         q.mode = MOMENTS;
         q.center = q.lanes + AT_CENTER * p->pitch;
         add_sums(p, &q, sums);
@@ -196,7 +192,7 @@ static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
 {
     double *sums = group_sums(c, p, g), *squares = sums + p->channels;
     float *center = lanes(c, p, thread) + AT_CENTER * p->pitch;
-    int64_t first = g * p->group, end = end_of_group(p, g), lead = least(first + p->lead, end);
+    int64_t first = g * p->group, end = end_of_group(p, g), lead = lt__least(first + p->lead, end);
     memset(center, 0, (size_t)p->width * sizeof *center);
     sum_moments(c, p, thread, first, lead, sums);
     for (int64_t k = 0; k < p->channels; k++)
@@ -265,9 +261,9 @@ static void write_residual(const lt_call *c, const plan *p, int64_t first, int64
     if (!d_residual)
         return;
     lt_pass q = pass_over(c, p, 0, first, n);
-    q.dy = part(c->d_out[Y], first);
-    q.y = c->out[Y] ? part(c->out[Y], first) : q.dy;
-    q.out = part(d_residual, first);
+    q.dy = lt__address(c->d_out[Y], first);
+    q.y = c->out[Y] ? lt__address(c->out[Y], first) : q.dy;
+    q.out = lt__address(d_residual, first);
     q.add = lt__adds(c, RESIDUAL);
     lt__residual_pass(&q);
 }
@@ -331,8 +327,8 @@ static void group_forward(lt_call *c, const plan *p, int thread, int64_t g)
 {
     int64_t first = g * p->group;
     lt_pass q = pass_over(c, p, thread, first, p->group);
-    q.residual = part(lt__optional(c, c->in, RESIDUAL), first);
-    q.out = part(c->out[Y], first);
+    q.residual = lt__address(lt__optional(c, c->in, RESIDUAL), first);
+    q.out = lt__address(c->out[Y], first);
     q.nontemporal = p->form == FLOATS && lt__bypasses_cache((size_t)p->n * sizeof(float));
     lt__forward_pass(&q);
     if (q.nontemporal)
@@ -365,7 +361,7 @@ lt_status lt__batch_norm_fwd(lt_call *c)
 static void group_backward(lt_call *c, const plan *p, int thread, int64_t g)
 {
     lt_pass q = gradient_over(c, p, thread, g * p->group, p->group);
-    q.out = part(c->d_in[X], g * p->group);
+    q.out = lt__address(c->d_in[X], g * p->group);
     q.add = lt__adds(c, X);
     lt__backward_pass(&q);
 }

@@ -10,11 +10,6 @@
 #include "ops/cpu/product.h"
 #include "ops/window.h"
 
-typedef struct lt_conv {
-    lt_window window;
-    int64_t n, in, out, groups; /* images; channels of x; channels of y */
-} lt_conv;
-
 /* A task computes one result from the other operands. data is NULL for operands that are not used:
  *   LT_PRODUCT       y = x w + bias; bias only for a batch of one
  *   LT_CONV          y = x * w + bias

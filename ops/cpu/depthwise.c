@@ -328,7 +328,6 @@ static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 static void compute(const lt_call *c, const pass *p, int way)
 {
     int64_t groups = groups_of(p->to.h + (way == BACK ? p->pad : 0));
-    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t g = 0; g < p->to.n * groups; g++)
         compute_group(p, way, g / groups, g % groups * ROWS);
@@ -420,7 +419,6 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
     int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);
     int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
     int64_t weights = vectors * TAPS * LT_LANES;
-    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t part = 0; part < parts; part++) {
         memset(sums + part * weights, 0, (size_t)weights * sizeof *sums);

@@ -1,7 +1,6 @@
 /* grad_table.c - rows of gradient statistics, on the CPU or the accelerator. */
 #include <stdlib.h>
 
-#include "ops/cpu/rescale.h"
 #include "ops/backend/plugin.h"
 #include "ops/backend/state.h"
 
@@ -137,20 +136,17 @@ static lt_status join(lt_grad_table *table, int first, int n)
         ->join(table->device, table->parts + first, n, table->on_device + first);
 }
 
-static bool some_are_on_device(const lt_grad_table *table, int first, int n)
+static int count_on_device(const lt_grad_table *table, int first, int n)
 {
-    bool some = false;
+    int count = 0;
     for (int i = first; i < first + n; i++)
-        some |= table->is_on_device[i];
-    return some;
+        count += table->is_on_device[i];
+    return count;
 }
 
 bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n)
 {
-    bool all = n > 0;
-    for (int i = first; i < first + n; i++)
-        all &= table->is_on_device[i];
-    return all;
+    return n > 0 && count_on_device(table, first, n) == n;
 }
 
 lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats)
@@ -158,7 +154,7 @@ lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_sta
     lt_grad_stats *come = NULL;
     size_t bytes = (size_t)n * sizeof *come;
     *stats = (lt_grad_stats){0};
-    if (some_are_on_device(table, first, n)) {
+    if (count_on_device(table, first, n) > 0) {
         LT_TRY(join(table, first, n));
         if (!(come = lt__alloc(table->ctx, bytes)))
             return LT_ENOMEM;

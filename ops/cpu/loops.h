@@ -25,17 +25,6 @@ static inline lt_array lt__array(const lt_tensor *x)
     return (lt_array){x->data, x->dims, x->count, x->ndim, (lt_dtype)x->dtype};
 }
 
-/* Returns the address of element i. */
-static inline void *lt__at(const void *data, lt_dtype dtype, int64_t i)
-{
-    return (char *)data + i * (int64_t)lt_dtype_bytes(dtype);
-}
-
-static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
-static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 /* ==== Dispatch on dtypes ====================================================================== */
 
 /* Runs the body with T as int64_t, int32_t or uint8_t. */
@@ -46,22 +35,6 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
             LT_CASE(LT_I32, int32_t, T, __VA_ARGS__)                                               \
         default: {                                                                                 \
             typedef uint8_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        }                                                                                          \
-    } while (0)
-
-/* Like LT_NUMERICS, but with unsigned types for integers. Sums, differences and products have the
- * same bits, and overflow wraps instead of being undefined. */
-#define LT_WRAPPING(dtype, T, ...)                                                                 \
-    do {                                                                                           \
-        switch (dtype) {                                                                           \
-            LT_CASE(LT_F64, double, T, __VA_ARGS__)                                                \
-            LT_CASE(LT_I64, uint64_t, T, __VA_ARGS__)                                              \
-            LT_CASE(LT_I32, uint32_t, T, __VA_ARGS__)                                              \
-            LT_CASE(LT_U8, uint8_t, T, __VA_ARGS__)                                                \
-        default: {                                                                                 \
-            typedef float T;                                                                       \
             __VA_ARGS__                                                                            \
         } break;                                                                                   \
         }                                                                                          \

@@ -4,7 +4,6 @@
  * f32; the pass over them works on bits. The bits of finite magnitudes are ordered like the
  * magnitudes, and are smaller than those of infinity and NaN.
  */
-#include "ops/cpu/rescale.h"
 #include "ops/kernel.h"
 #include "ops/backend/plugin.h"
 #include "ops/backend/state.h"
@@ -81,16 +80,20 @@ LT_SIMD static block_stats measure_block(const float *x, int64_t n)
     return s;
 }
 
+/* largest: the bits of a magnitude */
+static lt_grad_stats stats_of(int32_t largest, int64_t not_finite)
+{
+    float magnitude;
+    memcpy(&magnitude, &largest, sizeof magnitude);
+    return (lt_grad_stats){magnitude, not_finite};
+}
+
 static lt_grad_stats measure_f32(const float *x, int64_t count)
 {
     lt_grad_stats stats = {0};
     for (int64_t i = 0; i < count; i += BLOCK) {
         block_stats s = measure_block(x + i, count - i < BLOCK ? count - i : BLOCK);
-        union {
-            int32_t i;
-            float f;
-        } most = {s.largest};
-        stats = lt__grad_stats_join(stats, (lt_grad_stats){most.f, s.not_finite});
+        stats = lt__grad_stats_join(stats, stats_of(s.largest, s.not_finite));
     }
     return stats;
 }
@@ -121,13 +124,7 @@ static void rescale_f32(lt_tensor *x, float by, lt_grad_stats *stats)
         largest = s.largest > largest ? s.largest : largest;
         not_finite += s.not_finite;
     }
-    union {
-        int32_t i;
-        float f;
-    } most = {largest};
-    stats->not_finite += not_finite;
-    if (most.f > stats->largest)
-        stats->largest = most.f;
+    *stats = lt__grad_stats_join(*stats, stats_of(largest, not_finite));
 }
 
 /* Waits for the device if stats is not NULL. */

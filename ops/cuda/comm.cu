@@ -120,16 +120,11 @@ static cudaError_t make(comm *p)
 {
     int least, greatest;
     size_t bytes = LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float) + sizeof(lt_grad_row);
-    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithPriority(&p->side.stream, cudaStreamNonBlocking, greatest);
-    if (error == cudaSuccess)
-        error = cudaEventCreateWithFlags(&p->event, cudaEventDisableTiming);
-    if (error == cudaSuccess)
-        error = cudaMalloc((void **)&p->on_device, bytes);
-    if (error == cudaSuccess)
-        error = cudaMallocHost((void **)&p->on_host, sizeof *p->on_host);
-    return error;
+    LT_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    LT_CUDA_TRY(cudaStreamCreateWithPriority(&p->side.stream, cudaStreamNonBlocking, greatest));
+    LT_CUDA_TRY(cudaEventCreateWithFlags(&p->event, cudaEventDisableTiming));
+    LT_CUDA_TRY(cudaMalloc((void **)&p->on_device, bytes));
+    return cudaMallocHost((void **)&p->on_host, sizeof *p->on_host);
 }
 
 static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], int rank, int size,
@@ -194,7 +189,7 @@ static lt_status prepare(lt_device_comm *given, void *data, int64_t count, lt_dt
     cudaError_t error = lt__cuda_stream_wait_mark(cuda, p->side.stream, after);
     for (int i = 0; i < n && error == cudaSuccess; i++) {
         char *at = lt__cuda_at(data, dtype, zeros[i].at);
-        size_t bytes = (size_t)(lt__cuda_at(at, dtype, zeros[i].count) - at);
+        size_t bytes = (size_t)zeros[i].count * lt__cuda_dtype_bytes(dtype);
         error = cudaMemsetAsync(at, 0, bytes, p->side.stream);
     }
     if (error == cudaSuccess && finds) {
@@ -230,10 +225,8 @@ static lt_status scale_for_sum(const comm *p, const lt_device_sum *s)
         return scale<__nv_bfloat16, float>(p, s->on_wire, s->data, s->count, s->scale);
     if (s->scale == 1)
         return LT_OK;
-    if (s->dtype == LT_F64)
-        return scale<double, double>(p, s->data, s->data, s->count, s->scale);
-    LT_CUDA_FLOATS(p->cuda, s->dtype, E,
-                   return scale<E, E>(p, s->data, s->data, s->count, s->scale);)
+    LT_CUDA_ANY_FLOAT(p->cuda, s->dtype, E,
+                      return scale<E, E>(p, s->data, s->data, s->count, s->scale);)
 }
 
 static lt_status allreduce(lt_device_comm *given, const lt_device_sum *s)

@@ -45,19 +45,13 @@ struct lt_cublas {
             return blas_try_;                                                                      \
     } while (0)
 
-static const char *version_of(const lt_cublaslt_table *t, char text[32])
-{
-    size_t v = t->cublasLtGetVersion();
-    snprintf(text, 32, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-    return text;
-}
-
 static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 {
-    char version[32];
+    char version[24];
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
-    return d->env->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
+    return d->env->host->fail(LT_EENV, "cuBLASLt %s failed: %s",
+                              lt__version_text(d->t.cublasLtGetVersion(), version),
                               d->t.cublasLtGetStatusString(status));
 }
 
@@ -68,16 +62,17 @@ static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 static lt_status refused(lt_cublas *d, lt_ctx *ctx, const lt_cublas_product *o,
                          cublasStatus_t status, bool added)
 {
-    char version[32];
+    char version[24];
     LT_TRY(d->env->device->sync(d->env->device));
     if (added || status == CUBLAS_STATUS_ALLOC_FAILED)
         return failed(d, status);
-    d->env->host->log(ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
-                      "%s: %s refuses a product of %lld x %lld and %lld x %lld in %s: %s; luatrain "
-                      "tries other algorithms, then its own kernel, which is slow",
-                      d->env->device->name, version_of(&d->t, version), (long long)o->m,
-                      (long long)o->k, (long long)o->k, (long long)o->n,
-                      lt__cuda_dtype_name((int)o->dtype), d->t.cublasLtGetStatusString(status));
+    d->env->host->log(
+        ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
+        "%s: cuBLASLt %s refuses a product of %lld x %lld and %lld x %lld in %s: %s; luatrain "
+        "tries other algorithms, then its own kernel, which is slow",
+        d->env->device->name, lt__version_text(d->t.cublasLtGetVersion(), version), (long long)o->m,
+        (long long)o->k, (long long)o->k, (long long)o->n, lt__cuda_dtype_name((int)o->dtype),
+        d->t.cublasLtGetStatusString(status));
     d->warned = true;
     return LT_OK;
 }
@@ -337,7 +332,7 @@ const lt_cuda_env *lt__cublas_env(const lt_cublas *d) { return d->env; }
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes)
 {
-    char version[32];
+    char version[24];
     lt_cublas *d = calloc(1, sizeof *d);
     if (!d) {
         snprintf(text, bytes, "out of memory for cuBLASLt");
@@ -352,7 +347,8 @@ lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env
     cublasStatus_t status = d->t.cublasLtCreate(&d->handle);
     if (status == CUBLAS_STATUS_SUCCESS)
         return d;
-    snprintf(text, bytes, "%s cannot be used: %s", version_of(table, version),
+    snprintf(text, bytes, "cuBLASLt %s cannot be used: %s",
+             lt__version_text(table->cublasLtGetVersion(), version),
              table->cublasLtGetStatusString(status));
     free(d);
     return NULL;

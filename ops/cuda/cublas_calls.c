@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ops/cuda/cublas.h"
+#include "ops/matmul.h"
 
 enum { X, Y, W = 1, B };
 enum { A = LT_CUBLAS_A, OF_B, OUT, SIDE, OPERANDS };
@@ -66,26 +67,11 @@ static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
 
 /* ==== linear ================================================================================== */
 
-/* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is the same, with w (n, 1, 1, k). */
-typedef struct {
-    int64_t m, n, k;
-} sizes;
-
-static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
-{
-    sizes s = {.m = 1, .n = w->dims[0], .k = w->dims[w->ndim - 1]};
-    for (int i = 0; i < y->ndim - 1; i++)
-        s.m *= y->dims[i];
-    return s;
-}
-
-static lt_tensor *bias_of(const lt_call *c, lt_tensor **of) { return c->n_in > B ? of[B] : NULL; }
-
 /* Describes y. Fails with LT_EUNSUPPORTED if dtypes differ or the bias cannot be a side vector. */
 static lt_status linear_part(const lt_call *c, part *t)
 {
-    const lt_tensor *bias = bias_of(c, c->in);
-    sizes s = sizes_of(c->in[W], c->out[0]);
+    const lt_tensor *bias = lt__optional(c, c->in, B);
+    lt_linear_sizes s = lt__linear_sizes(c->in[W], c->out[0]);
     *t = (part){.p = product_of(1, s.m, s.n, s.k, false, true)};
     put_all(t, A, c->in[X]);
     put_all(t, OF_B, c->in[W]);
@@ -106,8 +92,8 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
 {
     const lt_tensor *w = c->in[W] ? c->in[W] : c->d_in[W], *dy = c->d_out[0];
     const lt_tensor *with = c->in[i == X ? W : X];
-    lt_tensor *db = i == W ? bias_of(c, c->d_in) : NULL;
-    sizes s = sizes_of(w, dy);
+    lt_tensor *db = i == W ? lt__optional(c, c->d_in, B) : NULL;
+    lt_linear_sizes s = lt__linear_sizes(w, dy);
     *t = (part){.p = i == X ? product_of(1, s.m, s.k, s.n, false, false)
                             : product_of(1, s.n, s.k, s.m, true, false)};
     put_all(t, A, dy);
@@ -165,64 +151,9 @@ lt_status lt__cublas_linear_grad(lt_cublas *d, lt_call *c, int i, bool *summed)
 
 /* ==== matmul ================================================================================== */
 
-/* How the leading axes of x and y pair up their matrices, as in matmul.c. */
-typedef struct pairs {
-    int64_t m, n, k;      /* sizes of one product */
-    int64_t total, of[2]; /* number of pairs; of matrices in x and in y */
-    int n_lead;
-    int64_t lead[LT_MAX_DIMS];
-    int64_t step[2][LT_MAX_DIMS]; /* steps in elements; 0 for a broadcast axis */
-} pairs;
-
-static void lead_steps(pairs *s, int side, const lt_tensor *t)
-{
-    int64_t size = t->dims[t->ndim - 2] * t->dims[t->ndim - 1];
-    s->of[side] = 1;
-    for (int i = s->n_lead - 1; i >= 0; i--) {
-        int axis = i - s->n_lead + t->ndim - 2;
-        int64_t dim = axis < 0 ? 1 : t->dims[axis];
-        s->step[side][i] = dim == 1 ? 0 : s->of[side] * size;
-        s->of[side] *= dim;
-        if (dim != 1)
-            s->lead[i] = dim;
-    }
-}
-
-static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
-{
-    pairs s = {.m = x->dims[x->ndim - 2],
-               .n = y->dims[y->ndim - 1],
-               .k = x->dims[x->ndim - 1],
-               .total = 1,
-               .n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2};
-    for (int i = 0; i < s.n_lead; i++)
-        s.lead[i] = 1;
-    lead_steps(&s, X, x);
-    lead_steps(&s, Y, y);
-    for (int i = 0; i < s.n_lead; i++)
-        s.total *= s.lead[i];
-    if (s.of[Y] == 1 && s.of[X] == s.total) { /* treat x's matrices as the rows of one matrix */
-        s.m *= s.total;
-        s.total = s.of[X] = 1;
-        s.n_lead = 0;
-    }
-    return s;
-}
-
-/* The offset, in elements, of the matrix that pair i takes from x or y. */
-static int64_t offset_of(const pairs *s, int side, int64_t i)
-{
-    int64_t offset = 0;
-    for (int axis = s->n_lead - 1; axis >= 0 && s->total > 0; axis--) {
-        offset += i % s->lead[axis] * s->step[side][axis];
-        i /= s->lead[axis];
-    }
-    return offset;
-}
-
 /* The products of all pairs: the forward pass, or the gradient of x or of y. */
 typedef struct products {
-    pairs s;
+    lt_pairs s;
     lt_cublas_product p; /* the product of one pair */
     const lt_tensor *t[OUT + 1];
     /* X, Y or OUT: the op's tensor that each is, or is the gradient of */
@@ -251,7 +182,7 @@ static void plan_pairs(products *v)
 static products products_of(const lt_call *c, bool backward, int i)
 {
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *y = c->in[Y] ? c->in[Y] : c->d_in[Y];
-    const pairs s = pair_up(x, y);
+    const lt_pairs s = lt__pair_up(x, y);
     products v = {.s = s, .of = {X, Y, OUT}, .p = product_of(1, s.m, s.n, s.k, false, false)};
     v.t[A] = x;
     v.t[OF_B] = y;
@@ -275,14 +206,14 @@ static products products_of(const lt_call *c, bool backward, int i)
  * to the existing result. */
 static part part_of(const products *v, int64_t i, void *sums, bool add)
 {
-    const pairs *s = &v->s;
+    const lt_pairs *s = &v->s;
     part t = {.p = v->p};
     int64_t *const step[] = {&t.p.a_step, &t.p.b_step, &t.p.out_step};
     t.p.batch = v->at_once ? s->total : 1;
     for (int k = A; k <= OUT; k++) {
         const int of = v->of[k];
         const int64_t each = s->total > 1 ? *step[k] : 0;
-        const int64_t offset = of == OUT ? i * s->m * s->n : offset_of(s, of, i);
+        const int64_t offset = of == OUT ? i * s->m * s->n : lt__pair_offset(s, of, i);
         if (of != OUT && s->of[of] != s->total)
             *step[k] = 0;
         put(&t, k, k == OUT && sums ? sums : v->t[k]->data,

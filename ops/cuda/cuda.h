@@ -23,6 +23,8 @@
 #include "ops/backend/plugin.h"
 
 enum { LT_THREADS = 256 }; /* threads of a block in every kernel */
+/* Goes before the name of a kernel. */
+#define LT_KERNEL __global__ void __launch_bounds__(LT_THREADS)
 /* Launch bounds that limit a kernel's registers so that four blocks fit on a multiprocessor. On
  * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
@@ -48,19 +50,29 @@ typedef struct lt_cuda {
     char name[16];                   /* "cuda:0" */
 } lt_cuda;
 
-/* Returns the accelerator of a context, and makes it the current device of this thread. */
-static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
+/* Makes the device the current one of this thread, and returns it. */
+static inline lt_cuda *lt__cuda_enter(lt_device *device)
 {
-    lt_cuda *cuda = (lt_cuda *)ctx->devices[1];
+    lt_cuda *cuda = (lt_cuda *)device;
     (void)cudaSetDevice(cuda->index); /* if it fails, so does the next CUDA call */
     return cuda;
 }
+/* The same for the accelerator of a context. */
+static inline lt_cuda *lt__cuda(const lt_ctx *ctx) { return lt__cuda_enter(ctx->devices[1]); }
 
 /* Returns LT_OK, or LT_ENOMEM or LT_EENV with CUDA's message. The error may come from work that was
  * enqueued much earlier. */
 lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error);
 /* Fails with LT_EUNSUPPORTED: "cuda:0 does not support f64 for this op; ..." */
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
+
+/* Returns an error of a CUDA call from the calling function, which returns a cudaError_t. */
+#define LT_CUDA_TRY(call)                                                                          \
+    do {                                                                                           \
+        cudaError_t cuda_try_ = (call);                                                            \
+        if (cuda_try_ != cudaSuccess)                                                              \
+            return cuda_try_;                                                                      \
+    } while (0)
 
 /* Launches kernel(args...) in the stream with the given number of blocks of LT_THREADS threads.
  * Does nothing if blocks is 0. */
@@ -77,7 +89,6 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
     return lt__cuda_status(cuda, cudaLaunchKernelEx(&config, kernel, args...));
 }
 
-static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Returns the smallest power of two >= n, but at most `most`. */
 static inline int lt__next_power_of_two(int64_t n, int most)
 {
@@ -95,8 +106,6 @@ static inline __device__ int64_t lt__quotient(int64_t a, int64_t b)
 {
     return (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
 }
-/* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
-static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* ==== Elements ================================================================================ */
 
@@ -127,12 +136,7 @@ template <class E, int N> struct alignas(sizeof(E) * N) lt_pack {
 /* Returns the address of element i. */
 static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
 {
-    static const uint8_t bytes[] = {
-#define X(name, bytes, text) bytes,
-        LT_DTYPE_LIST(X)
-#undef X
-    };
-    return (char *)data + i * bytes[dtype];
+    return (char *)data + i * (int64_t)lt__cuda_dtype_bytes(dtype);
 }
 
 /* Reads V elements of an array of n elements, starting at index i. wide: element i is aligned for
@@ -268,20 +272,22 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
         LT_CASE(LT_BF16, __nv_bfloat16, E, __VA_ARGS__)                                            \
     default: return lt__no_kernel(cuda, dtype);                                                    \
     }
-
-#define LT_CUDA_NUMERICS(cuda, dtype, E, ...)                                                      \
+/* The same with f64. */
+#define LT_CUDA_ANY_FLOAT(cuda, dtype, E, ...)                                                     \
     switch (dtype) {                                                                               \
-        LT_CASE(LT_I64, int64_t, E, __VA_ARGS__)                                                   \
-        LT_CASE(LT_I32, int32_t, E, __VA_ARGS__)                                                   \
-        LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                    \
+        LT_CASE(LT_F64, double, E, __VA_ARGS__)                                                    \
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
-/* Like LT_CUDA_NUMERICS, but with unsigned integers, whose overflow wraps. */
+#define LT_CUDA_NUMERICS(cuda, dtype, E, ...)                                                      \
+    LT_CUDA_ALL(cuda, dtype, E, int64_t, int32_t, __VA_ARGS__)
+/* The same with unsigned integers, whose overflow wraps. */
 #define LT_CUDA_WRAPPING(cuda, dtype, E, ...)                                                      \
+    LT_CUDA_ALL(cuda, dtype, E, uint64_t, uint32_t, __VA_ARGS__)
+#define LT_CUDA_ALL(cuda, dtype, E, i64, i32, ...)                                                 \
     switch (dtype) {                                                                               \
-        LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                  \
-        LT_CASE(LT_I32, uint32_t, E, __VA_ARGS__)                                                  \
+        LT_CASE(LT_I64, i64, E, __VA_ARGS__)                                                       \
+        LT_CASE(LT_I32, i32, E, __VA_ARGS__)                                                       \
         LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                    \
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
@@ -289,7 +295,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 /* Runs the body with an unsigned integer of the dtype's size as E, to move elements of any
  * dtype. */
 #define LT_CUDA_SIZES(dtype, E, ...)                                                               \
-    switch (lt__cuda_at(NULL, dtype, 1) - (char *)NULL) {                                          \
+    switch (lt__cuda_dtype_bytes(dtype)) {                                                         \
         LT_CASE(1, uint8_t, E, __VA_ARGS__)                                                        \
         LT_CASE(2, uint16_t, E, __VA_ARGS__)                                                       \
         LT_CASE(4, uint32_t, E, __VA_ARGS__)                                                       \
@@ -297,6 +303,14 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
         typedef uint64_t E;                                                                        \
         __VA_ARGS__                                                                                \
     }                                                                                              \
+    }
+
+/* Defines name(c), a kernel of an op, which returns the result of a call of a template. E: the
+ * element type of tensor x; types: FLOATS, NUMERICS or WRAPPING. */
+#define LT_CUDA_CALL(name, types, x, ...)                                                          \
+    static lt_status name(lt_call *c)                                                              \
+    {                                                                                              \
+        LT_CUDA_##types(lt__cuda(c->ctx), (x)->dtype, E, return __VA_ARGS__;)                      \
     }
 
 /* ==== The op files =============================================================================

@@ -21,20 +21,14 @@ enum { MAX_REFUSALS = 4 }; /* plans that cuDNN refuses for a task. Building one 
 
 /* ==== Failures ================================================================================ */
 
-static const char *version_of(const lt_cudnn_table *t, char text[32])
-{
-    size_t v = t->cudnnGetVersion();
-    snprintf(text, 32, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-    return text;
-}
-
 /* Fails with the failure in d->worst. */
 static lt_status failed(const lt_cudnn *d, const char *doing)
 {
-    char version[32];
+    char version[24];
     if (lt__cudnn_is_memory(d->worst))
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
-    return d->env->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
+    return d->env->host->fail(LT_EENV, "cuDNN %s failed %s: %s%s%s",
+                              lt__version_text(d->t.cudnnGetVersion(), version), doing,
                               d->t.cudnnGetErrorString(d->worst), d->why[0] ? ": " : "", d->why);
 }
 
@@ -47,16 +41,18 @@ static lt_status refused(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, co
 {
     static const char *const results[] = {"y", "dx", "dw"};
     const lt_cuda_env *env = d->env;
-    char version[32];
+    char version[24];
     if (d->handle)
         LT_TRY(env->device->sync(env->device));
     if (added || lt__cudnn_is_memory(d->worst))
         return failed(d, doing);
     env->host->log(
         ctx, d->warned ? LT_LOG_DEBUG : LT_LOG_WARN,
-        "%s: %s refuses a convolution (%s in %s, x %lldx%lldx%lldx%lld, w %lldx%lldx%lldx%lld): "
-        "%s%s%s; luatrain tries other algorithms, then its own kernel, which is slow",
-        d->handle ? env->device->name : env->model, version_of(&d->t, version), results[task->kind],
+        "%s: cuDNN %s refuses a convolution (%s in %s, x %lldx%lldx%lldx%lld, w "
+        "%lldx%lldx%lldx%lld): %s%s%s; luatrain tries other algorithms, then its own kernel, which "
+        "is slow",
+        d->handle ? env->device->name : env->model,
+        lt__version_text(d->t.cudnnGetVersion(), version), results[task->kind],
         lt__cuda_dtype_name((int)task->dtype), (long long)task->n, (long long)task->size[0],
         (long long)task->size[1], (long long)task->in, (long long)task->out,
         (long long)task->kernel[0], (long long)task->kernel[1],
@@ -313,7 +309,7 @@ static void begin(lt_cudnn *d)
 lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
                         const lt_cudnn_config *config, char *text, size_t bytes)
 {
-    char version[32], why[256] = "";
+    char version[24], why[256] = "";
     lt_cudnn *d = calloc(1, sizeof *d);
     if (!d) {
         snprintf(text, bytes, "out of memory for cuDNN");
@@ -329,8 +325,9 @@ lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
     if (d->status == CUDNN_STATUS_SUCCESS)
         return d;
     d->t.cudnnGetLastErrorString(why, sizeof why);
-    snprintf(text, bytes, "%s cannot be used: %s%s%s", version_of(&d->t, version),
-             d->t.cudnnGetErrorString(d->status), why[0] ? ": " : "", why);
+    snprintf(text, bytes, "cuDNN %s cannot be used: %s%s%s",
+             lt__version_text(d->t.cudnnGetVersion(), version), d->t.cudnnGetErrorString(d->status),
+             why[0] ? ": " : "", why);
     lt__cudnn_free(d);
     return NULL;
 }

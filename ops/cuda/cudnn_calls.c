@@ -4,8 +4,7 @@
 #include "ops/cuda/cudnn.h"
 #include "ops/window.h"
 
-enum { X, W, B };                       /* inputs of conv2d */
-enum { STRIDE, PAD, DILATION, GROUPS }; /* options of conv2d */
+enum { X, W, B }; /* inputs of conv2d */
 
 typedef struct part { /* the task for one result of a call */
     lt_cudnn_task task;
@@ -15,14 +14,19 @@ typedef struct part { /* the task for one result of a call */
 
 /* ==== Describing a part ======================================================================= */
 
-static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_task *task)
+static void put_sizes(lt_cudnn_task *task, const lt_conv *v)
 {
-    task->n = x->dims[0];
-    task->in = x->dims[3];
-    task->out = y->dims[3];
+    task->n = v->n;
+    task->in = v->in;
+    task->out = v->out;
+    task->groups = v->groups;
     for (int i = 0; i < 2; i++) {
-        task->size[i] = x->dims[1 + i];
-        task->out_size[i] = y->dims[1 + i];
+        task->size[i] = v->window.in[i];
+        task->out_size[i] = v->window.out[i];
+        task->kernel[i] = v->window.kernel[i];
+        task->stride[i] = v->window.stride[i];
+        task->pad[i] = v->window.pad[i];
+        task->dilation[i] = v->window.dilation[i];
     }
 }
 
@@ -44,20 +48,15 @@ static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, 
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];
     const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
     const lt_tensor *to = !backward ? y : c->d_in[i] ? c->d_in[i] : c->in[i];
-    const lt_tensor *bias = !backward && c->n_in > B ? c->in[B] : NULL;
+    const lt_tensor *bias = backward ? NULL : lt__optional(c, c->in, B);
+    const lt_conv v = lt__conv_of(c, x, w, y);
     lt_cudnn_task *task = &p->task;
     memset(p, 0, sizeof *p);
+    put_sizes(task, &v);
     task->kind = !backward ? LT_CUDNN_CONV : i == X ? LT_CUDNN_CONV_DATA : LT_CUDNN_CONV_WEIGHTS;
     task->dtype = y->dtype;
     task->aligned = 1;
     task->bias = bias != NULL;
-    task->groups = c->opt[GROUPS].i[0];
-    images(x, y, task);
-    lt__pair_of(c, STRIDE, task->stride);
-    lt__pair_of(c, PAD, task->pad);
-    lt__pair_of(c, DILATION, task->dilation);
-    task->kernel[0] = w->dims[1];
-    task->kernel[1] = w->dims[2];
     task->add = backward && (c->add >> i & 1);
     if (!put(p, LT_CUDNN_X, backward && i == X ? to : x) ||
         !put(p, LT_CUDNN_W, backward && i == W ? to : w) || !put(p, LT_CUDNN_Y, y) ||

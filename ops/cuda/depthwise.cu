@@ -144,8 +144,8 @@ __device__ void make_patch(const pass &p, const E *from, const kernels &w, int l
 }
 
 template <class E, int V, int WAY>
-__global__ void __launch_bounds__(LT_THREADS)
-    pass_kernel(const __grid_constant__ pass p, const E *from, const E *w, const E *bias, E *to)
+LT_KERNEL pass_kernel(const __grid_constant__ pass p, const E *from, const E *w, const E *bias,
+                      E *to)
 {
     __shared__ kernels of_block;
     int side = blockIdx.x % p.blocks * p.columns, lane = threadIdx.x % p.columns;
@@ -198,30 +198,30 @@ static lt_status run_dtype(const lt_cuda *cuda, int way, const pass &p, int64_t 
                               : run_way<E, 1>(cuda, way, p, images, from, w, bias, to);)
 }
 
-static pass pass_of(const lt_cuda_conv *v, bool back)
+static pass pass_of(const lt_conv *v, bool back)
 {
     pass p = {};
     for (int i = 0; i < 2; i++) {
-        p.from[i] = (int)(back ? v->w.out[i] : v->w.in[i]);
-        p.to[i] = (int)(back ? v->w.in[i] : v->w.out[i]);
+        p.from[i] = (int)(back ? v->window.out[i] : v->window.in[i]);
+        p.to[i] = (int)(back ? v->window.in[i] : v->window.out[i]);
     }
     p.channels = (int)v->in;
-    p.pad = (int)v->w.pad[0];
+    p.pad = (int)v->window.pad[0];
     return p;
 }
 
-lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c)
+lt_status lt__cuda_depthwise_fwd(const lt_conv *v, lt_call *c)
 {
-    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
-    return run_dtype(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false),
-                     v->n, c->in[X]->dtype, c->in[X]->data, c->in[W]->data,
-                     bias ? bias->data : NULL, c->out[0]->data);
+    const lt_tensor *bias = lt__optional(c, c->in, B);
+    return run_dtype(lt__cuda(c->ctx), v->window.stride[0] == 1 ? BY_ONE : BY_TWO,
+                     pass_of(v, false), v->n, c->in[X]->dtype, c->in[X]->data, c->in[W]->data,
+                     lt__data(bias), c->out[0]->data);
 }
 
-static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)
+static lt_status data_gradient(const lt_conv *v, lt_call *c)
 {
     pass p = pass_of(v, true);
-    bool by_one = v->w.stride[0] == 1;
+    bool by_one = v->window.stride[0] == 1;
     p.add = c->add >> X & 1;
     p.turned = by_one;
     if (by_one)
@@ -287,12 +287,12 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
     }
 }
 
-static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v->w.out[1]; }
+static int64_t pixels_of(const lt_conv *v) { return v->n * v->window.out[0] * v->window.out[1]; }
 
 /* Returns the number of parts, so that a thread has at least eight pixels. The split assumes the
  * widest vectors that the channels allow, even if the addresses do not allow them: the order of
  * sums must depend only on the shapes. */
-template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
+template <class E> static int64_t cut(const lt_conv *v, pass *p)
 {
     enum { ENOUGH_BLOCKS = 1024, MIN_PATCHES = 8 };
     put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
@@ -305,7 +305,7 @@ template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
 }
 
 template <class E, int V>
-static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call *c)
+static lt_status sum_weights(const lt_cuda *cuda, const lt_conv *v, lt_call *c)
 {
     pass p = pass_of(v, false);
     int64_t parts = cut<E>(v, &p);
@@ -314,7 +314,7 @@ static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call
     const E *x = (const E *)c->in[X]->data, *dy = (const E *)c->d_out[0]->data;
     float *sums = (float *)c->scratch;
     lt_tensor *dw = c->d_in[W];
-    if (v->w.stride[0] == 1)
+    if (v->window.stride[0] == 1)
         LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 1>, p, x, dy, sums));
     else
         LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 2>, p, x, dy, sums));
@@ -322,7 +322,7 @@ static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call
                              c->add >> W & 1);
 }
 
-static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
+static lt_status weights_gradient(const lt_conv *v, lt_call *c)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
     LT_CUDA_FLOATS(cuda, c->d_out[0]->dtype, E,
@@ -333,24 +333,24 @@ static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
 
 /* ==== Interface for conv2d.cu ================================================================= */
 
-bool lt__cuda_is_depthwise(const lt_cuda_conv *v)
+bool lt__cuda_is_depthwise(const lt_conv *v)
 {
     const int64_t most = INT32_MAX / 4;
     bool yes = v->groups == v->in && v->groups == v->out && v->in < most &&
-               v->w.stride[0] == v->w.stride[1] && v->w.stride[0] <= 2 &&
-               v->w.pad[0] == v->w.pad[1] && v->w.pad[0] <= 1 &&
-               v->n * (v->w.in[0] + 2) * (v->w.in[1] + 2) < most;
+               v->window.stride[0] == v->window.stride[1] && v->window.stride[0] <= 2 &&
+               v->window.pad[0] == v->window.pad[1] && v->window.pad[0] <= 1 &&
+               v->n * (v->window.in[0] + 2) * (v->window.in[1] + 2) < most;
     for (int i = 0; i < 2; i++)
-        yes = yes && v->w.kernel[i] == SIDE && v->w.dilation[i] == 1;
+        yes = yes && v->window.kernel[i] == SIDE && v->window.dilation[i] == 1;
     return yes;
 }
 
-lt_status lt__cuda_depthwise_grad(const lt_cuda_conv *v, lt_call *c, int i)
+lt_status lt__cuda_depthwise_grad(const lt_conv *v, lt_call *c, int i)
 {
     return i == X ? data_gradient(v, c) : weights_gradient(v, c);
 }
 
-size_t lt__cuda_depthwise_scratch(const lt_cuda_conv *v)
+size_t lt__cuda_depthwise_scratch(const lt_conv *v)
 {
     pass p = {};
     int64_t wide = cut<float>(v, &p), wider = cut<__half>(v, &p);

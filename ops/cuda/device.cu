@@ -16,19 +16,12 @@
 LT_CUDA_OP_FILES(X)
 #undef X
 
-static lt_cuda *enter(lt_device *device)
-{
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return cuda;
-}
-
 /* ==== Memory ================================================================================== */
 
 static void *cuda_alloc(lt_device *device, size_t bytes)
 {
     void *p = NULL;
-    enter(device);
+    lt__cuda_enter(device);
     if (cudaMalloc(&p, bytes) == cudaSuccess)
         return p;
     (void)cudaGetLastError();
@@ -38,7 +31,7 @@ static void *cuda_alloc(lt_device *device, size_t bytes)
 /* CUDA documents that cudaFree() may wait for kernels, but does not guarantee it. */
 static void cuda_free(lt_device *device, void *p, size_t bytes)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     (void)bytes;
     (void)lt__cuda_wait_for_all(cuda); /* a later call reports the error */
     (void)cudaFree(p);
@@ -46,7 +39,7 @@ static void cuda_free(lt_device *device, void *p, size_t bytes)
 
 static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t bytes)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     if (bytes == 0)
         return LT_OK;
     return lt__cuda_status(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda->stream));
@@ -54,7 +47,7 @@ static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t
 
 static lt_status cuda_sync(lt_device *device)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
     pthread_mutex_lock(&cuda->lock);
     lt_status status = lt__cuda_report_bad_id(cuda);
@@ -65,7 +58,7 @@ static lt_status cuda_sync(lt_device *device)
 
 static void cuda_close(lt_device *device)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     (void)lt__cuda_wait_for_all(cuda);
     lt__nvidia_free(cuda->nvidia);
     lt__cuda_stream_close(cuda);
@@ -116,8 +109,7 @@ template <class T> __device__ void store(void *to, int dtype, int64_t i, T v)
     }
 }
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    convert_any(void *to, int to_dtype, const void *from, int dtype, int64_t n)
+static LT_KERNEL convert_any(void *to, int to_dtype, const void *from, int dtype, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i >= n)
@@ -150,11 +142,10 @@ static void walk_dense(lt_walk *w, size_t n)
 static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,
                               lt_dtype src_dtype, size_t n)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     lt_walk w;
     if (dst_dtype == src_dtype)
-        return cuda_copy(device, dst, src,
-                         n * (size_t)(lt__cuda_at(NULL, src_dtype, 1) - (char *)NULL));
+        return cuda_copy(device, dst, src, n * lt__cuda_dtype_bytes(src_dtype));
     walk_dense(&w, n);
     switch (src_dtype * LT_DTYPE_COUNT + dst_dtype) {
 #define PAIR(from, A, to, Z)                                                                       \
@@ -169,8 +160,7 @@ static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, 
                       src, (int)src_dtype, (int64_t)n);
 }
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    fill_any(void *to, int dtype, int64_t n, double value)
+static LT_KERNEL fill_any(void *to, int dtype, int64_t n, double value)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i < n)
@@ -179,34 +169,29 @@ static __global__ void __launch_bounds__(LT_THREADS)
 
 static lt_status cuda_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n, double value)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     if (n > 0 && value == 0 && !signbit(value))
         return lt__cuda_status(
-            cuda,
-            cudaMemsetAsync(dst, 0, (size_t)(lt__cuda_at(NULL, dtype, (int64_t)n) - (char *)NULL),
-                            cuda->stream));
+            cuda, cudaMemsetAsync(dst, 0, n * lt__cuda_dtype_bytes(dtype), cuda->stream));
     return lt__launch(cuda, lt__ceil_div((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype,
                       (int64_t)n, value);
 }
 
 static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     lt_walk w;
     walk_dense(&w, n);
     if (!lt__is_float(dtype))
         return cuda->host->fail(LT_EINVAL, "gradients must have a float dtype, but got %s",
                                 lt__cuda_dtype_name(dtype));
-    if (dtype == LT_F64)
-        return lt__map(cuda, w, converted<double, double>(), true, dst, src);
-    LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
+    LT_CUDA_ANY_FLOAT(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
 }
 
 enum { LOOKS = 4 }; /* consecutive elements per thread */
 
 template <class T>
-__global__ void __launch_bounds__(LT_THREADS)
-    look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
+LT_KERNEL look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
 {
     int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * LOOKS;
     int64_t c = i - lt__quotient(i, channels) * channels;
@@ -228,7 +213,7 @@ static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src, const voi
 static lt_status cuda_look_up(lt_device *device, void *dst, const uint8_t *src, const void *table,
                               size_t each, int64_t n, int64_t channels)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     return each == 1   ? look_up<uint8_t>(cuda, dst, src, table, n, channels)
            : each == 2 ? look_up<uint16_t>(cuda, dst, src, table, n, channels)
            : each == 4 ? look_up<uint32_t>(cuda, dst, src, table, n, channels)
@@ -285,16 +270,12 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
 /* Creates the stream and the fixed buffers of a device. */
 static cudaError_t begin(lt_cuda *cuda)
 {
-    cudaError_t error = cudaSetDevice(cuda->index);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaMalloc(&cuda->sums, lt__cuda_sum_rows_bytes());
-    if (error == cudaSuccess)
-        error = cudaMallocHost((void **)&cuda->bad_id, sizeof *cuda->bad_id);
-    if (error == cudaSuccess)
-        cuda->bad_id->kind = LT_NO_BAD_ID;
-    return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
+    LT_CUDA_TRY(cudaSetDevice(cuda->index));
+    LT_CUDA_TRY(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+    LT_CUDA_TRY(cudaMalloc(&cuda->sums, lt__cuda_sum_rows_bytes()));
+    LT_CUDA_TRY(cudaMallocHost((void **)&cuda->bad_id, sizeof *cuda->bad_id));
+    cuda->bad_id->kind = LT_NO_BAD_ID;
+    return lt__cuda_stream_open(cuda);
 }
 
 static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *config, int index)

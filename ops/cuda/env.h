@@ -35,7 +35,7 @@ static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t byte
 }
 
 /* Bytes of an element. The plugin cannot call lt_dtype_bytes(), which is in libluatrain. */
-static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
+static inline size_t lt__cuda_dtype_bytes(int dtype)
 {
     return dtype == LT_F64 || dtype == LT_I64   ? 8
            : dtype == LT_F32 || dtype == LT_I32 ? 4

@@ -23,7 +23,7 @@ enum { MAX_TRIED = 32 };
 
 typedef struct search {
     const lt_library *library;
-    void (**functions)(void);
+    char *table;          /* the functions */
     char found[PATH_MAX]; /* the file that is used */
     char skipped[1024];   /* "FILE is version 9.1.0; FILE has no cudnnCreate" */
     struct {
@@ -72,11 +72,11 @@ static bool check(search *s, void *opened, const char *file)
     for (int i = 0; i < library->n; i++) {
         void *symbol = dlsym(opened, library->names[i]);
         /* conversion from object to function pointer that ISO C allows */
-        memcpy(&s->functions[i], &symbol, sizeof symbol);
+        memcpy(s->table + (size_t)i * sizeof symbol, &symbol, sizeof symbol);
         if (!symbol)
             return skip(s, file, "has no %s", library->names[i]);
     }
-    if (library->will_do && !library->will_do(file, s->functions, why, sizeof why))
+    if (library->will_do && !library->will_do(file, s->table, why, sizeof why))
         return skip(s, file, "%s", why);
     snprintf(s->found, sizeof s->found, "%s", file);
     return true;
@@ -230,10 +230,10 @@ static bool find_library(search *s)
            try_python(s, "/usr/local") || try_python(s, "/usr");
 }
 
-bool lt__cuda_open(const lt_library *library, void (**functions)(void), char *text, size_t bytes)
+int lt__cuda_open(const lt_library *library, void *table, char *text, size_t bytes)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    search s = {.library = library, .functions = functions};
+    search s = {.library = library, .table = table};
     pthread_mutex_lock(&lock); /* another thread must not find files that this one skips */
     bool found = find_library(&s);
     pthread_mutex_unlock(&lock);
@@ -248,5 +248,5 @@ bool lt__cuda_open(const lt_library *library, void (**functions)(void), char *te
                  "%s was not found in the loader's path, $LUATRAIN_CUDA_LIBS, $CUDA_HOME, "
                  "/usr/local/cuda or Python's nvidia packages; install %s",
                  library->soname, library->what);
-    return found;
+    return found ? 0 : -1;
 }

@@ -22,14 +22,15 @@ typedef struct lt_library {   /* what to search for */
     const char *what;         /* what a user must install: "NCCL 2.18 or later" */
     const char *const *names; /* (n) the functions to resolve */
     int n;
-    /* Whether a loaded file will do. functions: (n), resolved. If not, writes what it is to why:
-     * "is version 2.8.4". May be NULL. */
-    bool (*will_do)(const char *file, void (*const *functions)(void), char *why, size_t bytes);
+    /* Whether a loaded file will do. table: its n functions. If not, writes what it is to why: "is
+     * version 2.8.4". May be NULL. */
+    bool (*will_do)(const char *file, const void *table, char *why, size_t bytes);
 } lt_library;
 
-/* Opens the library and fills functions: (library->n). Writes to text which file is used, and
- * which files were skipped and why. Returns false if no file will do; text then says what to do. */
-bool lt__cuda_open(const lt_library *library, void (**functions)(void), char *text, size_t bytes);
+/* Opens the library and fills a table, a struct of library->n function pointers. Writes to text
+ * which file is used, and which files were skipped and why. Returns 0, or -1 if no file will do;
+ * text then says what to do. */
+int lt__cuda_open(const lt_library *library, void *table, char *text, size_t bytes);
 
 #ifdef __cplusplus
 }

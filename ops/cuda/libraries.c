@@ -42,9 +42,9 @@ _Static_assert(sizeof(lt_cublaslt_table) == CUBLASLT_NAMES * sizeof(void (*)(voi
 
 static bool is_new_enough(size_t version, size_t oldest, char *why, size_t bytes)
 {
+    char text[24];
     if (version < oldest)
-        snprintf(why, bytes, "is version %zu.%zu.%zu", version / 10000, version / 100 % 100,
-                 version % 100);
+        snprintf(why, bytes, "is version %s", lt__version_text(version, text));
     return version >= oldest;
 }
 
@@ -55,13 +55,11 @@ static bool is_for_our_cuda(int major, char *why, size_t bytes)
     return major == OUR_CUDA;
 }
 
-static bool cublaslt_will_do(const char *file, void (*const *functions)(void), char *why,
-                             size_t bytes)
+static bool cublaslt_will_do(const char *file, const void *table, char *why, size_t bytes)
 {
-    lt_cublaslt_table table;
     (void)file;
-    memcpy(&table, functions, sizeof table);
-    return is_new_enough(table.cublasLtGetVersion(), LT_CUBLASLT_OLDEST, why, bytes);
+    return is_new_enough(((const lt_cublaslt_table *)table)->cublasLtGetVersion(),
+                         LT_CUBLASLT_OLDEST, why, bytes);
 }
 
 /* Writes the folder of the file, with links resolved if real. Returns false if that is unknown. */
@@ -172,16 +170,15 @@ static bool is_complete(const char *file, char *why, size_t bytes)
     return !lacks;
 }
 
-static bool cudnn_will_do(const char *file, void (*const *functions)(void), char *why, size_t bytes)
+static bool cudnn_will_do(const char *file, const void *table, char *why, size_t bytes)
 {
-    lt_cudnn_table table;
+    const lt_cudnn_table *t = table;
     char folder[PATH_MAX];
-    memcpy(&table, functions, sizeof table);
     return (find_parts(file, folder)
                 ? parts_will_do(folder, why, bytes) && load_graph(file, folder, why, bytes)
                 : is_complete(file, why, bytes)) &&
-           is_new_enough(table.cudnnGetVersion(), LT_CUDNN_OLDEST, why, bytes) &&
-           is_for_our_cuda((int)(table.cudnnGetCudartVersion() / 1000), why, bytes);
+           is_new_enough(t->cudnnGetVersion(), LT_CUDNN_OLDEST, why, bytes) &&
+           is_for_our_cuda((int)(t->cudnnGetCudartVersion() / 1000), why, bytes);
 }
 
 /* ==== Opening ================================================================================= */
@@ -194,11 +191,7 @@ int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
                                        .names = cublaslt_names,
                                        .n = CUBLASLT_NAMES,
                                        .will_do = cublaslt_will_do};
-    void (*functions[CUBLASLT_NAMES])(void);
-    if (!lt__cuda_open(&library, functions, text, bytes))
-        return -1;
-    memcpy(table, functions, sizeof *table);
-    return 0;
+    return lt__cuda_open(&library, table, text, bytes);
 }
 
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
@@ -209,11 +202,7 @@ int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
                                        .names = cudnn_names,
                                        .n = CUDNN_NAMES,
                                        .will_do = cudnn_will_do};
-    void (*functions[CUDNN_NAMES])(void);
-    if (!lt__cuda_open(&library, functions, text, bytes))
-        return -1;
-    memcpy(table, functions, sizeof *table);
-    return 0;
+    return lt__cuda_open(&library, table, text, bytes);
 }
 
 /* The files that the graph API needs, in an order in which each is loaded after those that it is

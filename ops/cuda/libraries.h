@@ -7,6 +7,7 @@
 #include <cublasLt.h>
 #include <stdbool.h> /* needed by cudnn.h */
 #include <cudnn.h>
+#include <stdio.h>
 
 #include "ops/cuda/find_library.h"
 
@@ -52,6 +53,13 @@ typedef struct lt_cublaslt_table {
     LT_CUBLASLT_LIST(X)
 } lt_cublaslt_table;
 #undef X
+
+/* Writes "9.19.0" for 91900. Returns text. */
+static inline const char *lt__version_text(size_t v, char text[24])
+{
+    snprintf(text, 24, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+    return text;
+}
 
 /* Fill a table, and write to text which file is used, or why no file will do: see
  * lt__cuda_open().

@@ -130,8 +130,7 @@ __device__ inline void lt__map_one(const F &f, const lt_operands<F> &o, const in
 }
 
 template <class F>
-__global__ void __launch_bounds__(LT_THREADS)
-    lt__map_kernel(F f, const __grid_constant__ lt_walk w, lt_operands<F> o)
+LT_KERNEL lt__map_kernel(F f, const __grid_constant__ lt_walk w, lt_operands<F> o)
 {
     enum { V = F::V };
     int64_t at[F::N + 1];

@@ -33,13 +33,11 @@ const char *lt__nccl_version_text(int v, char text[24])
     return text;
 }
 
-static bool will_do(const char *file, void (*const *functions)(void), char *why, size_t bytes)
+static bool will_do(const char *file, const void *table, char *why, size_t bytes)
 {
-    lt_nccl_table table;
     char text[24];
+    int version = version_of(table);
     (void)file;
-    memcpy(&table, functions, sizeof table);
-    int version = version_of(&table);
     if (version < LT_NCCL_OLDEST)
         snprintf(why, bytes, "is version %s", lt__nccl_version_text(version, text));
     return version >= LT_NCCL_OLDEST;
@@ -53,12 +51,9 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
                                        .names = names,
                                        .n = NAMES,
                                        .will_do = will_do};
-    void (*functions[NAMES])(void);
-    if (!lt__cuda_open(&library, functions, text, bytes))
-        return -1;
-    memcpy(table, functions, sizeof *table);
-    *version = version_of(table);
-    return 0;
+    int rc = lt__cuda_open(&library, table, text, bytes);
+    *version = rc == 0 ? version_of(table) : 0;
+    return rc;
 }
 
 /* Returns LT_OK if a call succeeded or is in progress. */

@@ -62,11 +62,6 @@ static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
     return n->of_cublas;
 }
 
-static void note_version(library *l, size_t v)
-{
-    snprintf(l->version, sizeof l->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-}
-
 static bool find_libraries(lt_nvidia *n)
 {
     const char *plans = getenv("LUATRAIN_PLANS");
@@ -74,9 +69,9 @@ static bool find_libraries(lt_nvidia *n)
     blas->there = lt__cublaslt_open(&n->cublas_table, blas->found, sizeof blas->found) == 0;
     dnn->there = lt__cudnn_open_library(&n->cudnn_table, dnn->found, sizeof dnn->found) == 0;
     if (blas->there)
-        note_version(blas, n->cublas_table.cublasLtGetVersion());
+        lt__version_text(n->cublas_table.cublasLtGetVersion(), blas->version);
     if (dnn->there)
-        note_version(dnn, n->cudnn_table.cudnnGetVersion());
+        lt__version_text(n->cudnn_table.cudnnGetVersion(), dnn->version);
     n->plans = plans && *plans ? strdup(plans) : NULL;
     return n->plans || !plans || !*plans;
 }
@@ -88,12 +83,14 @@ static void close_libraries(lt_nvidia *n)
     free(n->plans);
 }
 
-#define WITH_CUDNN(call, otherwise)                                                                \
-    lt_cudnn *d = cudnn_of(n, c->ctx);                                                             \
-    return d ? (call) : (otherwise)
-#define WITH_CUBLAS(call, otherwise)                                                               \
-    lt_cublas *d = cublas_of(n, c->ctx);                                                           \
-    return d ? (call) : (otherwise)
+/* Defines lt__nvidia_NAME(), which forwards a call of an op to the library, or returns `otherwise`
+ * without it. */
+#define CALL(type, name, library, otherwise, parameters, ...)                                      \
+    type lt__nvidia_##name parameters                                                              \
+    {                                                                                              \
+        lt_##library *d = library##_of(n, c->ctx);                                                 \
+        return d ? lt__##library##_##name(d, __VA_ARGS__) : otherwise;                             \
+    }
 #else
 static bool find_libraries(lt_nvidia *n)
 {
@@ -105,12 +102,15 @@ static bool find_libraries(lt_nvidia *n)
 
 static void close_libraries(lt_nvidia *n) { (void)n; }
 
-#define WITH_CUDNN(call, otherwise)                                                                \
-    warn(n, &n->cudnn, c->ctx);                                                                    \
-    return otherwise
-#define WITH_CUBLAS(call, otherwise)                                                               \
-    warn(n, &n->cublas, c->ctx);                                                                   \
-    return otherwise
+static void ignore(const void *first, ...) { (void)first; }
+
+#define CALL(type, name, library, otherwise, parameters, ...)                                      \
+    type lt__nvidia_##name parameters                                                              \
+    {                                                                                              \
+        ignore(__VA_ARGS__);                                                                       \
+        warn(n, &n->library, c->ctx);                                                              \
+        return otherwise;                                                                          \
+    }
 #endif
 
 /* ==== Creation and release ==================================================================== */
@@ -167,59 +167,17 @@ const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **text)
 
 /* ==== Calls =================================================================================== */
 
-size_t lt__nvidia_conv2d_scratch(lt_nvidia *n, const lt_call *c, bool backward)
-{
-    (void)backward;
-    WITH_CUDNN(lt__cudnn_conv2d_scratch(d, c, backward), 0);
-}
-
-lt_status lt__nvidia_conv2d_fwd(lt_nvidia *n, lt_call *c)
-{
-    WITH_CUDNN(lt__cudnn_conv2d_fwd(d, c), LT_EUNSUPPORTED);
-}
-
-lt_status lt__nvidia_conv2d_grad(lt_nvidia *n, lt_call *c, int i)
-{
-    (void)i;
-    WITH_CUDNN(lt__cudnn_conv2d_grad(d, c, i), LT_EUNSUPPORTED);
-}
-
-bool lt__nvidia_conv2d_computes(lt_nvidia *n, const lt_call *c, int i)
-{
-    (void)i;
-    WITH_CUDNN(lt__cudnn_conv2d_computes(d, c, i), false);
-}
-
-size_t lt__nvidia_linear_scratch(lt_nvidia *n, const lt_call *c, bool backward)
-{
-    (void)backward;
-    WITH_CUBLAS(lt__cublas_linear_scratch(d, c, backward), 0);
-}
-
-lt_status lt__nvidia_linear_fwd(lt_nvidia *n, lt_call *c)
-{
-    WITH_CUBLAS(lt__cublas_linear_fwd(d, c), LT_EUNSUPPORTED);
-}
-
-lt_status lt__nvidia_linear_grad(lt_nvidia *n, lt_call *c, int i, bool *summed)
-{
-    (void)i, (void)summed;
-    WITH_CUBLAS(lt__cublas_linear_grad(d, c, i, summed), LT_EUNSUPPORTED);
-}
-
-size_t lt__nvidia_matmul_scratch(lt_nvidia *n, const lt_call *c, bool backward)
-{
-    (void)backward;
-    WITH_CUBLAS(lt__cublas_matmul_scratch(d, c, backward), 0);
-}
-
-lt_status lt__nvidia_matmul_fwd(lt_nvidia *n, lt_call *c)
-{
-    WITH_CUBLAS(lt__cublas_matmul_fwd(d, c), LT_EUNSUPPORTED);
-}
-
-lt_status lt__nvidia_matmul_grad(lt_nvidia *n, lt_call *c, int i)
-{
-    (void)i;
-    WITH_CUBLAS(lt__cublas_matmul_grad(d, c, i), LT_EUNSUPPORTED);
-}
+CALL(size_t, conv2d_scratch, cudnn, 0, (lt_nvidia * n, const lt_call *c, bool backward), c,
+     backward)
+CALL(lt_status, conv2d_fwd, cudnn, LT_EUNSUPPORTED, (lt_nvidia * n, lt_call *c), c)
+CALL(lt_status, conv2d_grad, cudnn, LT_EUNSUPPORTED, (lt_nvidia * n, lt_call *c, int i), c, i)
+CALL(bool, conv2d_computes, cudnn, false, (lt_nvidia * n, const lt_call *c, int i), c, i)
+CALL(size_t, linear_scratch, cublas, 0, (lt_nvidia * n, const lt_call *c, bool backward), c,
+     backward)
+CALL(lt_status, linear_fwd, cublas, LT_EUNSUPPORTED, (lt_nvidia * n, lt_call *c), c)
+CALL(lt_status, linear_grad, cublas, LT_EUNSUPPORTED,
+     (lt_nvidia * n, lt_call *c, int i, bool *summed), c, i, summed)
+CALL(size_t, matmul_scratch, cublas, 0, (lt_nvidia * n, const lt_call *c, bool backward), c,
+     backward)
+CALL(lt_status, matmul_fwd, cublas, LT_EUNSUPPORTED, (lt_nvidia * n, lt_call *c), c)
+CALL(lt_status, matmul_grad, cublas, LT_EUNSUPPORTED, (lt_nvidia * n, lt_call *c, int i), c, i)

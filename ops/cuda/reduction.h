@@ -32,6 +32,13 @@ typedef struct lt_reduction_plan {
 /* Plans the reduction of a dense tensor over the axes in mask. bytes: size of an element. */
 void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask,
                         size_t bytes);
+/* Plans the reduction of n elements to one. */
+static inline lt_reduction_plan lt__plan_all(int64_t n, size_t bytes)
+{
+    lt_reduction_plan p;
+    lt__plan_reduction(&p, 1, &n, 1, bytes);
+    return p;
+}
 /* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
 size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 

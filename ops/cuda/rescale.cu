@@ -22,9 +22,8 @@ static __device__ lt_grad_stats measure_element(double value)
 /* Measures `from`, and sets to = by * from unless `to` is NULL. Each block writes a part of *row,
  * which may be NULL. times: for row->by. */
 template <class To, class From>
-__global__ void __launch_bounds__(LT_THREADS)
-    measure_kernel(To *to, const From *from, int64_t count, double by, lt_grad_row *row,
-                   double times, bool wide)
+LT_KERNEL measure_kernel(To *to, const From *from, int64_t count, double by, lt_grad_row *row,
+                         double times, bool wide)
 {
     enum { V = 16 / sizeof(To) };
     lt_grad_stats seen = stats_join::start();
@@ -60,8 +59,7 @@ static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int64_t n)
 }
 
 /* Each block joins the parts of one row. */
-static __global__ void __launch_bounds__(LT_THREADS)
-    join_kernel(const lt_grad_row *rows, lt_grad_stats *stats)
+static LT_KERNEL join_kernel(const lt_grad_row *rows, lt_grad_stats *stats)
 {
     const lt_grad_row *row = &rows[blockIdx.x];
     lt_grad_stats seen = join_all(row->part, row->parts);
@@ -82,9 +80,7 @@ static lt_status launch(const lt_cuda *cuda, void *to, const void *from, int64_t
 static lt_status measure(const lt_cuda *cuda, void *to, const void *from, int64_t count, int dtype,
                          double by, lt_grad_row *row, double times)
 {
-    if (dtype == LT_F64)
-        return launch<double, double>(cuda, to, from, count, by, row, times);
-    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<E, E>(cuda, to, from, count, by, row, times));)
+    LT_CUDA_ANY_FLOAT(cuda, dtype, E, return (launch<E, E>(cuda, to, from, count, by, row, times));)
 }
 
 static lt_status join(const lt_cuda *cuda, const lt_grad_row *rows, int n, lt_grad_stats *stats)
@@ -116,15 +112,12 @@ lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count,
 
 lt_status lt__cuda_join(lt_device *device, const lt_grad_row *rows, int n, lt_grad_stats *stats)
 {
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return join(cuda, rows, n, stats);
+    return join(lt__cuda_enter(device), rows, n, stats);
 }
 
 /* ==== Step checks ============================================================================= */
 
-static __global__ void __launch_bounds__(LT_THREADS)
-    check_grads_kernel(const lt_grad_stats *stats, int n, lt_step_check *check)
+static LT_KERNEL check_grads_kernel(const lt_grad_stats *stats, int n, lt_step_check *check)
 {
     lt_grad_stats seen = join_all(stats, n);
     if (threadIdx.x > 0)
@@ -137,17 +130,14 @@ static __global__ void __launch_bounds__(LT_THREADS)
 lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, int n,
                                lt_step_check *check)
 {
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return lt__launch(cuda, 1, check_grads_kernel, stats, n, check);
+    return lt__launch(lt__cuda_enter(device), 1, check_grads_kernel, stats, n, check);
 }
 
 /* Every block reads all statistics. They are few, and this only runs for leaves without an
  * optimizer. */
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
-                         const lt_grad_stats *stats, int n)
+LT_KERNEL zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
+                               const lt_grad_stats *stats, int n)
 {
     if (leftover->not_finite == 0)
         return;
@@ -159,22 +149,14 @@ __global__ void __launch_bounds__(LT_THREADS)
         x[i] = lt_element<E>::of(0);
 }
 
-template <class E>
-static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x,
-                                      const lt_grad_stats *leftover, const lt_grad_stats *stats,
-                                      int n)
-{
-    return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS), zero_leftover_kernel<E>,
-                      (E *)x->data, x->count, leftover, stats, n);
-}
-
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
                                  const lt_grad_stats *stats, int n)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
-    if (x->dtype == LT_F64)
-        return launch_zero_leftover<double>(cuda, x, leftover, stats, n);
-    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_zero_leftover<E>(cuda, x, leftover, stats, n);)
+    LT_CUDA_ANY_FLOAT(cuda, x->dtype, E,
+                      return lt__launch(cuda, lt__ceil_div(x->count, LT_THREADS),
+                                        zero_leftover_kernel<E>, (E *)x->data, x->count, leftover,
+                                        stats, n);)
 }
 
 template <class E> __global__ void check_kernel(const E *loss, lt_step_check *check)
@@ -189,10 +171,8 @@ template <class E> __global__ void check_kernel(const E *loss, lt_step_check *ch
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check)
 {
     const lt_cuda *cuda = lt__cuda(loss->ctx);
-    if (loss->dtype == LT_F64)
-        return lt__launch(cuda, 1, check_kernel<double>, (const double *)loss->data, check);
-    LT_CUDA_FLOATS(cuda, loss->dtype, E,
-                   return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
+    LT_CUDA_ANY_FLOAT(cuda, loss->dtype, E,
+                      return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
 }
 
 static __global__ void clip_kernel(const double *squares, double most, lt_step_check *check)

@@ -160,9 +160,8 @@ __device__ inline int64_t lt__joined_column(void)
 }
 
 template <class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    lt__put_columns_kernel(const lt_two *parts, int64_t n_parts, int64_t width, E *da, bool add_a,
-                           E *db, bool add_b)
+LT_KERNEL lt__put_columns_kernel(const lt_two *parts, int64_t n_parts, int64_t width, E *da,
+                                 bool add_a, E *db, bool add_b)
 {
     int64_t k = lt__joined_column();
     lt_two sums = lt__join_parts(parts, n_parts, width, k);
@@ -184,8 +183,8 @@ lt_status lt__put_columns(const lt_call *c, const lt_two *parts, int64_t n_parts
     if (!da && !db)
         return LT_OK;
     return lt__launch(lt__cuda(c->ctx), lt__ceil_div(width, LT_JOINED_COLUMNS),
-                      lt__put_columns_kernel<E>, parts, n_parts, width, (E *)(da ? da->data : NULL),
-                      lt__adds(c, a), (E *)(db ? db->data : NULL), lt__adds(c, b));
+                      lt__put_columns_kernel<E>, parts, n_parts, width, (E *)lt__data(da),
+                      lt__adds(c, a), (E *)lt__data(db), lt__adds(c, b));
 }
 
 #endif

@@ -6,13 +6,6 @@
  */
 #include "ops/cuda/cuda.h"
 
-static lt_cuda *enter(lt_device *device)
-{
-    lt_cuda *cuda = (lt_cuda *)device;
-    (void)cudaSetDevice(cuda->index);
-    return cuda;
-}
-
 /* Locks for a scope: several threads record marks and query them. */
 struct guard {
     lt_cuda *cuda;
@@ -35,7 +28,7 @@ static bool is_old(const lt_cuda *cuda, uint64_t mark)
 
 static uint64_t cuda_mark(lt_device *device)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     guard g(cuda);
     return mark_in(cuda, cuda->stream);
 }
@@ -49,10 +42,9 @@ static bool has_become_old(lt_cuda *cuda, uint64_t mark)
 cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
 {
     cudaStream_t all[] = {cuda->uploads, cuda->downloads, cuda->stream};
-    cudaError_t error = cudaSuccess;
-    for (int i = 0; i < 3 && error == cudaSuccess; i++)
-        error = cudaStreamSynchronize(all[i]);
-    return error;
+    for (int i = 0; i < 3; i++)
+        LT_CUDA_TRY(cudaStreamSynchronize(all[i]));
+    return cudaSuccess;
 }
 
 /* The event may be reused for another mark, perhaps in another stream, while this waits. Then it
@@ -60,16 +52,16 @@ cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
 static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
 {
     if (!has_become_old(cuda, mark)) {
-        cudaError_t error = cudaEventSynchronize(cuda->event[mark % LT_MAX_MARKS]);
-        if (error != cudaSuccess || !has_become_old(cuda, mark))
-            return error;
+        LT_CUDA_TRY(cudaEventSynchronize(cuda->event[mark % LT_MAX_MARKS]));
+        if (!has_become_old(cuda, mark))
+            return cudaSuccess;
     }
     return lt__cuda_wait_for_all(cuda);
 }
 
 static lt_status cuda_wait(lt_device *device, uint64_t mark)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     LT_TRY(lt__cuda_status(cuda, wait_for(cuda, mark)));
     guard g(cuda);
     return lt__cuda_report_bad_id(cuda);
@@ -78,7 +70,7 @@ static lt_status cuda_wait(lt_device *device, uint64_t mark)
 static void *cuda_alloc_host(lt_device *device, size_t bytes)
 {
     void *p = NULL;
-    enter(device);
+    lt__cuda_enter(device);
     if (cudaMallocHost(&p, bytes) == cudaSuccess)
         return p;
     (void)cudaGetLastError();
@@ -88,7 +80,7 @@ static void *cuda_alloc_host(lt_device *device, size_t bytes)
 /* CUDA does not document that cudaFreeHost() waits for copies. */
 static void cuda_free_host(lt_device *device, void *p)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     (void)lt__cuda_wait_for_all(cuda); /* a later call reports the error */
     (void)cudaFreeHost(p);
 }
@@ -121,20 +113,20 @@ static cudaError_t copy_beside(lt_cuda *cuda, cudaStream_t beside, void *dst, co
 static lt_status cuda_upload(lt_device *device, void *dst, const void *src, size_t bytes,
                              uint64_t after, uint64_t *mark)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     return lt__cuda_status(cuda, copy_beside(cuda, cuda->uploads, dst, src, bytes, after, mark));
 }
 
 static lt_status cuda_download(lt_device *device, void *dst, const void *src, size_t bytes,
                                uint64_t after, uint64_t *mark)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     return lt__cuda_status(cuda, copy_beside(cuda, cuda->downloads, dst, src, bytes, after, mark));
 }
 
 static lt_status cuda_stream_wait(lt_device *device, uint64_t mark)
 {
-    lt_cuda *cuda = enter(device);
+    lt_cuda *cuda = lt__cuda_enter(device);
     guard g(cuda);
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->uploads) : mark;
     return lt__cuda_status(cuda,
@@ -144,11 +136,6 @@ static lt_status cuda_stream_wait(lt_device *device, uint64_t mark)
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
 {
     lt_device *device = &cuda->device;
-    cudaError_t error = cudaStreamCreateWithFlags(&cuda->uploads, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&cuda->downloads, cudaStreamNonBlocking);
-    for (int i = 0; i < LT_MAX_MARKS && error == cudaSuccess; i++)
-        error = cudaEventCreateWithFlags(&cuda->event[i], cudaEventDisableTiming);
     device->mark = cuda_mark;
     device->wait = cuda_wait;
     device->alloc_host = cuda_alloc_host;
@@ -156,7 +143,11 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
     device->upload = cuda_upload;
     device->download = cuda_download;
     device->stream_wait = cuda_stream_wait;
-    return error;
+    LT_CUDA_TRY(cudaStreamCreateWithFlags(&cuda->uploads, cudaStreamNonBlocking));
+    LT_CUDA_TRY(cudaStreamCreateWithFlags(&cuda->downloads, cudaStreamNonBlocking));
+    for (int i = 0; i < LT_MAX_MARKS; i++)
+        LT_CUDA_TRY(cudaEventCreateWithFlags(&cuda->event[i], cudaEventDisableTiming));
+    return cudaSuccess;
 }
 
 void lt__cuda_stream_close(lt_cuda *cuda)

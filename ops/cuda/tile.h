@@ -40,6 +40,12 @@ template <class O> struct lt_results {
     float *sums;        /* (parts, batch, m, n), used if there are several parts */
 };
 
+template <class O>
+lt_results<O> lt__results_of(void *out, int dtype, int64_t batch, int64_t row, bool add)
+{
+    return lt_results<O>{(O *)out, batch, row, dtype, add, NULL, NULL};
+}
+
 /* ==== A slice of a factor in shared memory ==================================================== */
 
 struct lt_slice {

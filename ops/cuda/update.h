@@ -16,12 +16,24 @@ template <class E> struct lt_arenas {
     bool wide;
 };
 
-/* F is an update. It has N, the number of arenas; WRITES, a mask of those that it writes; and a
- * device function step(v), which updates the values v[0..N) of one element. If SCALED is set,
- * `scale` is the factor of gradients. */
-template <class F, class E>
-__global__ void __launch_bounds__(LT_THREADS)
-    lt__update_kernel(F f, const __grid_constant__ lt_arenas<E> a)
+/* Defines NAME_update, an update. n: the number of arenas; writes: a mask of those that it writes;
+ * scaled: whether `scale` is a number, the factor of gradients. The last argument updates the
+ * values x[0..n) of one element. The numbers are members; of(c) reads them from a call. T is
+ * float. */
+#define LT_CUDA_UPDATE(name, n, writes, scaled, numbers, ...)                                      \
+    struct name##_update {                                                                         \
+        enum { N = n, WRITES = writes, SCALED = scaled };                                          \
+        numbers(LT_MEMBER) __device__ void step(T *x) const { __VA_ARGS__ }                        \
+        static name##_update of(const lt_call *c)                                                  \
+        {                                                                                          \
+            name##_update f = {};                                                                  \
+            numbers(LT_SET_MEMBER) return f;                                                       \
+        }                                                                                          \
+    };
+#define LT_MEMBER(type, name, value) type name;
+#define LT_SET_MEMBER(type, name, value) f.name = (type)(value);
+
+template <class F, class E> LT_KERNEL lt__update_kernel(F f, const __grid_constant__ lt_arenas<E> a)
 {
     enum { V = 16 / sizeof(E), N = F::N };
     if (a.skip && *a.skip)

@@ -62,8 +62,9 @@ static void put_library(const char *below)
         FAIL("%s: cannot make the link", file);
 }
 
-static bool is_too_old(const char *file, void (*const *functions)(void), char *why, size_t bytes)
+static bool is_too_old(const char *file, const void *table, char *why, size_t bytes)
 {
+    void (*const *functions)(void) = table;
     CHECK(file[0] == '/' && functions[0] && functions[1]);
     snprintf(why, bytes, "is version 3.0");
     return false;
@@ -80,7 +81,7 @@ static bool search(const char *const *which, __typeof__(&is_too_old) will_do, ch
                                 .will_do = will_do};
     void (*functions[NAMES])(void);
     text[0] = 0;
-    return lt__cuda_open(&library, functions, text, 512);
+    return lt__cuda_open(&library, functions, text, 512) == 0;
 }
 
 static bool find_library(const char *const *which, char text[512])

@@ -36,6 +36,25 @@ typedef struct op_case {
     char key[17]; /* prefix of its tensors in the fixture */
 } op_case;
 
+static inline lt_ctx *ctx_with(lt_config config)
+{
+    lt_ctx *ctx = lt_open(&config);
+    if (!ctx)
+        FAIL("%s", lt_errmsg());
+    return ctx;
+}
+
+/* Returns -(-x), a result of ops, so that a kernel may write its gradient over that of the output.
+ * New. */
+static inline lt_tensor *made_of(lt_tensor *x)
+{
+    lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);
+    lt_tensor *same = lt_run(lt_tensor_ctx(x), "neg", NULL, minus, NULL);
+    CHECK(same != NULL);
+    lt_release(minus);
+    return same;
+}
+
 /* ==== Blocks ================================================================================== */
 
 static inline void block_free(block *b)

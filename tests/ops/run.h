@@ -113,17 +113,6 @@ static lt_status go_back(const values *v, lt_tensor **out, double factor)
     return status;
 }
 
-/* Returns x, or -(-x) if made. New. */
-static lt_tensor *made_of(lt_tensor *x, bool made)
-{
-    if (!made || !lt__is_float(lt_tensor_dtype(x)))
-        return lt_retain(x);
-    lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);
-    lt_tensor *same = lt_run(lt_tensor_ctx(x), "neg", NULL, minus, NULL);
-    lt_release(minus);
-    return same;
-}
-
 /* Runs forward, backward and the update of statistics. Stores the outputs in r, if r is not
  * NULL. */
 static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **leaf,
@@ -131,7 +120,8 @@ static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_ten
 {
     lt_tensor *in[LT_MAX_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
     for (int i = 0; i < c->n_in; i++)
-        in[i] = made_of(leaf[i], v->made);
+        in[i] = v->made && lt__is_float(lt_tensor_dtype(leaf[i])) ? made_of(leaf[i])
+                                                                  : lt_retain(leaf[i]);
     lt_status status = lt_apply(ctx, lt_op_find(ctx, c->op), in, c->n_in, opts, out);
     for (int i = 0; i < c->n_in; i++)
         lt_release(in[i]);

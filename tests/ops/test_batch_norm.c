@@ -72,16 +72,6 @@ static void free_trial(trial *t)
         block_free(&t->given[i]);
 }
 
-/* -(-x). New. */
-static lt_tensor *made_of(lt_tensor *x)
-{
-    lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);
-    lt_tensor *same = lt_run(lt_tensor_ctx(x), "neg", NULL, minus, NULL);
-    CHECK(same != NULL);
-    lt_release(minus);
-    return same;
-}
-
 static void pass(const trial *t, lt_tensor **leaf, lt_tensor *dy, block *y)
 {
     lt_tensor *in[INPUTS];
@@ -166,11 +156,9 @@ typedef struct contexts {
 
 static contexts open_all(void)
 {
-    contexts c = {lt_open(&(lt_config){.reference = true, .threads = 2, .poison = true}),
-                  lt_open(&(lt_config){.threads = 1, .poison = true}),
-                  lt_open(&(lt_config){.threads = 2, .poison = true})};
-    CHECK(c.truth && c.one && c.two);
-    return c;
+    return (contexts){ctx_with((lt_config){.reference = true, .threads = 2, .poison = true}),
+                      ctx_with((lt_config){.threads = 1, .poison = true}),
+                      ctx_with((lt_config){.threads = 2, .poison = true})};
 }
 
 static void close_all(contexts c)

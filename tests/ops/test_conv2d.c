@@ -7,10 +7,7 @@
  * computes from the absolute values of the inputs. Results are poisoned before they are written: a
  * kernel that declines a case must not have changed the poison.
  */
-#include "autograd/autograd.h"
-#include "core/tensor.h"
-#include "ops/ops.h"
-#include "tests/lt_test.h"
+#include "tests/ops/cases.h"
 
 enum { X, W, B, Y, ROLES };   /* the tensors of a convolution */
 enum { VALUES, GRADS, SETS }; /* and their gradients; that of Y is an input */
@@ -52,10 +49,31 @@ static int64_t draw_channels(uint64_t *seed, bool whole)
     return whole ? 16 * (1 + draw(seed, 5)) : 1 + draw(seed, 37);
 }
 
+/* The number of outputs along an axis. */
+static int64_t outputs(int64_t in, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation)
+{
+    return (in + 2 * pad - (kernel - 1) * dilation - 1) / stride + 1;
+}
+
+/* c and k: channels of x and y. Pairs are (height, width). */
+static shape shape_of(int64_t n, const int64_t in[2], int64_t c, int64_t k, const int64_t kernel[2],
+                      const int64_t stride[2], const int64_t pad[2], int64_t dilation,
+                      int64_t groups)
+{
+    shape s = {
+        .dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c / groups}, {k}, {n, 0, 0, k}},
+        .ndim = {4, 4, 1, 4}};
+    for (int i = 0; i < 2; i++)
+        s.dims[Y][1 + i] = outputs(in[i], kernel[i], stride[i], pad[i], dilation);
+    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d dilation=%d groups=%d",
+             (int)stride[0], (int)stride[1], (int)pad[0], (int)pad[1], (int)dilation, (int)groups);
+    return s;
+}
+
 static shape draw_shape(uint64_t *seed, int threads)
 {
     (void)threads;
-    int64_t kernel[2], pad[2], stride[2], in[2], out[2];
+    int64_t kernel[2], pad[2], stride[2], in[2];
     bool common = draw(seed, 2); /* 3x3 and 1x1 with stride 1 are the most common in networks */
     int64_t side = draw(seed, 3) ? 3 : 1, dilation = common ? 1 : 1 + draw(seed, 5) / 4;
     for (int i = 0; i < 2; i++) {
@@ -64,7 +82,6 @@ static shape draw_shape(uint64_t *seed, int threads)
         stride[i] = 1 + draw(seed, common ? 5 : 4) / (common ? 4 : 2);
         int64_t reach = (kernel[i] - 1) * dilation + 1 - 2 * pad[i];
         in[i] = (reach > 1 ? reach : 1) + draw(seed, 11);
-        out[i] = (in[i] - reach) / stride[i] + 1;
     }
     bool whole = draw(seed, 2); /* vectors */
     int64_t n = 1 + draw(seed, 3), groups = 1;
@@ -73,14 +90,7 @@ static shape draw_shape(uint64_t *seed, int threads)
     case 0: groups = k = c; break;
     case 1: groups = 2, c *= 2, k *= 2; break;
     }
-    shape s = {.dims = {{n, in[0], in[1], c},
-                        {k, kernel[0], kernel[1], c / groups},
-                        {k},
-                        {n, out[0], out[1], k}},
-               .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d dilation=%d groups=%d",
-             (int)stride[0], (int)stride[1], (int)pad[0], (int)pad[1], (int)dilation, (int)groups);
-    return s;
+    return shape_of(n, in, c, k, kernel, stride, pad, dilation, groups);
 }
 
 /* Whole vectors of channels, and enough pixels for partial sums in each thread to pay off; most
@@ -95,30 +105,23 @@ static shape draw_many_pixels(uint64_t *seed, int threads)
         stride[i] = pointwise || draw(seed, 6) == 0 ? 1 : 2 + draw(seed, 3) / 2;
         int64_t least = kernel[i] > 2 * pad[i] ? kernel[i] - 2 * pad[i] : 1;
         in[i] = least + (draw(seed, 4) ? draw(seed, 23) : 0);
-        out[i] = (in[i] + 2 * pad[i] - kernel[i]) / stride[i] + 1;
+        out[i] = outputs(in[i], kernel[i], stride[i], pad[i], 1);
     }
     int64_t n = threads * 1024 / (out[0] * out[1]) + 1 + draw(seed, 2);
     int64_t c = 16 * (1 + draw(seed, 3)), k = 16 * (1 + draw(seed, 3));
-    shape s = {
-        .dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k}, {n, out[0], out[1], k}},
-        .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0], (int)stride[1],
-             (int)pad[0], (int)pad[1]);
-    return s;
+    return shape_of(n, in, c, k, kernel, stride, pad, 1, 1);
 }
 
 /* Whole vectors of channels, and enough tiles of 2x2 pixels of y for Winograd to pay off. */
 static shape draw_many_tiles(uint64_t *seed, int threads)
 {
     (void)threads;
-    int64_t pad = draw(seed, 3), height = 9 + draw(seed, 9), width = 9 + draw(seed, 9);
-    int64_t out[2] = {height + 2 * pad - 2, width + 2 * pad - 2};
-    int64_t n = 1 + 128 * 4 / (out[0] * out[1]) + draw(seed, 3);
+    static const int64_t kernel[] = {3, 3}, stride[] = {1, 1};
+    int64_t one = draw(seed, 3), pad[] = {one, one}, in[] = {9 + draw(seed, 9), 9 + draw(seed, 9)};
+    int64_t pixels = (in[0] + 2 * one - 2) * (in[1] + 2 * one - 2);
+    int64_t n = 1 + 128 * 4 / pixels + draw(seed, 3);
     int64_t c = 16 * (1 + draw(seed, 3)), k = 16 * (1 + draw(seed, 3));
-    shape s = {.dims = {{n, height, width, c}, {k, 3, 3, c}, {k}, {n, out[0], out[1], k}},
-               .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=1,1 pad=%d,%d", (int)pad, (int)pad);
-    return s;
+    return shape_of(n, in, c, k, kernel, stride, pad, 1, 1);
 }
 
 /* Few channels of x and whole vectors of channels of y, as in the first layer of a network; images
@@ -126,22 +129,29 @@ static shape draw_many_tiles(uint64_t *seed, int threads)
 static shape draw_thin(uint64_t *seed, int threads)
 {
     (void)threads;
-    int64_t kernel[2], pad[2], stride[2], in[2], out[2], side = 1 + draw(seed, 7);
+    int64_t kernel[2], pad[2], stride[2], in[2], side = 1 + draw(seed, 7);
     for (int i = 0; i < 2; i++) {
         kernel[i] = draw(seed, 2) ? side : 1 + draw(seed, 7);
         pad[i] = draw(seed, kernel[i]);
         stride[i] = 1 + draw(seed, 2) * draw(seed, kernel[i]);
         int64_t least = kernel[i] > 2 * pad[i] ? kernel[i] - 2 * pad[i] : 1;
         in[i] = least + draw(seed, (int64_t)1 << draw(seed, 8));
-        out[i] = (in[i] + 2 * pad[i] - kernel[i]) / stride[i] + 1;
     }
     int64_t n = 1 + draw(seed, 3), c = 1 + draw(seed, 4), k = 32 * (1 + draw(seed, 3));
-    shape s = {
-        .dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k}, {n, out[0], out[1], k}},
-        .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0], (int)stride[1],
-             (int)pad[0], (int)pad[1]);
-    return s;
+    return shape_of(n, in, c, k, kernel, stride, pad, 1, 1);
+}
+
+/* Depthwise, 3x3: few channels, whole vectors, tails, sometimes many channels, or no images. */
+static shape draw_depthwise(uint64_t *seed, int threads)
+{
+    (void)threads;
+    int64_t c = draw(seed, 10) ? 1 + draw(seed, 50) : 500 + draw(seed, 31), by = 1 + draw(seed, 2);
+    int64_t one = draw(seed, 2), most = c > 100 ? 7 : 20, n = draw(seed, 4);
+    int64_t kernel[] = {3, 3}, stride[] = {by, by}, pad[] = {one, one}, in[2];
+    for (int i = 0; i < 2; i++)
+        in[i] = 3 - 2 * one + draw(seed, most - 2 + 2 * one);
+    c = draw(seed, 3) ? c : (c + 15) / 16 * 16;
+    return shape_of(n, in, c, c, kernel, stride, pad, 1, c);
 }
 
 static bool may_be_winograd(const shape *s)
@@ -352,10 +362,8 @@ static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, 
 {
     int taken[2] = {0};
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
-        lt_ctx *ctx = lt_open(&(lt_config){.threads = threads, .poison = true});
-        lt_ctx *plain = lt_open(&(lt_config){.threads = 2, .reference = true, .poison = true});
-        if (!ctx || !plain)
-            FAIL("%s", lt_errmsg());
+        lt_ctx *ctx = ctx_with((lt_config){.threads = threads, .poison = true});
+        lt_ctx *plain = ctx_with((lt_config){.threads = 2, .reference = true, .poison = true});
         for (int i = 0; i < cases; i++) {
             shape s = draw_one(&seed, threads);
             check_shape(ctx, plain, &s, dtype, grad_dtype, &seed, taken);
@@ -381,25 +389,25 @@ TEST(fast_f32_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_F32, LT_F32
 TEST(fast_bf16_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_BF16, LT_F32, 18); }
 TEST(fast_bf16_of_many_pixels) { walk(draw_many_pixels, LARGE_CASES, LT_BF16, LT_F32, 16); }
 
+TEST(fast_f32_of_depthwise) { walk(draw_depthwise, CASES, LT_F32, LT_F32, 22); }
+TEST(fast_bf16_of_depthwise) { walk(draw_depthwise, CASES, LT_BF16, LT_BF16, 23); }
+TEST(fast_bf16_of_depthwise_with_gradients_in_f32)
+{
+    walk(draw_depthwise, CASES, LT_BF16, LT_F32, 24);
+}
+
 /* Empty sums and no sums at all: kernels for whole vectors of channels accept 0 channels too. */
 TEST(fast_without_channels)
 {
     static const int64_t of[3][2] = {{0, 64}, {64, 0}, {0, 0}};
     uint64_t seed = 19;
     int taken[2] = {0};
-    lt_ctx *ctx = lt_open(NULL), *plain = lt_open(&(lt_config){.reference = true});
-    if (!ctx || !plain)
-        FAIL("%s", lt_errmsg());
+    lt_ctx *ctx = ctx_with((lt_config){0}), *plain = ctx_with((lt_config){.reference = true});
     for (int i = 0; i < 12; i++) {
-        int64_t in = of[i / 4][0], out = of[i / 4][1], kernel = i & 1 ? 3 : 1;
-        int64_t stride = i & 2 ? 2 : 1, n = lt_threads(ctx) * 1024 * stride * stride / 256 + 1;
-        shape s = {.dims = {{n, 16, 16, in},
-                            {out, kernel, kernel, in},
-                            {out},
-                            {n, 16 / stride, 16 / stride, out}},
-                   .ndim = {4, 4, 1, 4}};
-        snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d", (int)stride, (int)stride,
-                 (int)(kernel / 2));
+        int64_t side = i & 1 ? 3 : 1, by = i & 2 ? 2 : 1, n = lt_threads(ctx) * 4 * by * by + 1;
+        int64_t kernel[] = {side, side}, stride[] = {by, by}, pad[] = {side / 2, side / 2};
+        shape s =
+            shape_of(n, (int64_t[]){16, 16}, of[i / 4][0], of[i / 4][1], kernel, stride, pad, 1, 1);
         check_shape(ctx, plain, &s, LT_F32, LT_F32, &seed, taken);
         check_shape(ctx, plain, &s, LT_BF16, LT_F32, &seed, taken);
     }
@@ -411,9 +419,7 @@ TEST(fast_without_channels)
 static void check_declined(const shape *s, bool forward)
 {
     uint64_t seed = 14;
-    lt_ctx *ctx = lt_open(NULL);
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
+    lt_ctx *ctx = ctx_with((lt_config){0});
     run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = duplicate(ctx, &r);
     for (int backward = !forward; backward < 2; backward++) {
         CHECK_EQ(run_kernel(ctx, s, &r, backward, true), LT_EUNSUPPORTED);
@@ -456,10 +462,8 @@ TEST(bf16_shapes_that_are_wrong_with_amx)
                   .options = "stride=3,1 pad=0"};
     uint64_t seed = 21;
     int taken[2] = {0};
-    lt_ctx *ctx = lt_open(&(lt_config){.threads = 2});
-    lt_ctx *plain = lt_open(&(lt_config){.reference = true});
-    if (!ctx || !plain)
-        FAIL("%s", lt_errmsg());
+    lt_ctx *ctx = ctx_with((lt_config){.threads = 2});
+    lt_ctx *plain = ctx_with((lt_config){.reference = true});
     for (int i = 0; i < 10; i++) {
         check_shape(ctx, plain, &even, LT_BF16, LT_F32, &seed, taken);
         check_shape(ctx, plain, &rows, LT_BF16, LT_F32, &seed, taken);

@@ -1,8 +1,6 @@
 /* test_conv_choice.c - which implementation conv2d uses for which task, on a machine with fast
  * products of f32 and bf16. The choices were measured; a change of the list must not move them. */
-#include "ops/cpu/conv.h"
-#include "ops/cpu/panel.h"
-#include "tests/lt_test.h"
+#include "tests/ops/conv.h"
 
 typedef struct row {
     lt_conv_task_kind kind;
@@ -42,21 +40,6 @@ static const row rows[] = {
     {LT_CONV, LT_F16, LT_F16, 32, 16, 32, 32, 1, 3, 1, NULL},
 };
 
-static lt_conv conv_of(const row *r)
-{
-    int64_t pad = r->kernel / 2, out = (r->side + 2 * pad - r->kernel) / r->stride + 1;
-    return (lt_conv){.n = r->n,
-                     .in = r->in,
-                     .out = r->out,
-                     .groups = r->groups,
-                     .window = {.in = {r->side, r->side},
-                                .out = {out, out},
-                                .kernel = {r->kernel, r->kernel},
-                                .stride = {r->stride, r->stride},
-                                .pad = {pad, pad},
-                                .dilation = {1, 1}}};
-}
-
 /* Without oneDNN, the portable code computes what is f32. */
 static const char *name_wanted(const row *r, bool has_onednn)
 {
@@ -71,12 +54,11 @@ TEST(each_task_has_its_implementation)
     if (!has_fast_products(true))
         SKIP("no instructions for products of bf16 here");
     bool has_onednn = strncmp(lt_backend(NULL, backend, sizeof backend), "oneDNN", 6) == 0;
-    lt_ctx *ctx = lt_open(&(lt_config){.threads = 2});
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
+    lt_ctx *ctx = ctx_with((lt_config){.threads = 2});
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const row *r = &rows[i];
-        lt_conv v = conv_of(r);
+        lt_conv v = conv_with(r->n, (int64_t[]){r->side, r->side}, r->in, r->out, r->groups,
+                              r->kernel, r->stride, (int64_t[]){r->kernel / 2, r->kernel / 2});
         lt_operand of = {&v, r->dtype}; /* is not read */
         lt_conv_task task = {.kind = r->kind, .conv = &v, .x = of, .w = {&v, r->of_w}, .y = of};
         lt_call call = {.ctx = ctx, .threads = 2};

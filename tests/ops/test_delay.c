@@ -10,12 +10,9 @@ enum { DDC_W, DDC_G, DDC_V, DDC_S, DDC_BACKUP, DDC_STATS, DDC_IN };
 
 /* ==== Helpers ================================================================================= */
 
-static lt_ctx *open_with(int threads)
+static lt_ctx *open_threads(int threads)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.threads = threads, .poison = true});
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
-    return ctx;
+    return ctx_with((lt_config){.threads = threads, .poison = true});
 }
 
 /* n random numbers with mean 0, or their absolute values. New. */
@@ -152,7 +149,7 @@ static void check_dc(lt_ctx *ctx, lt_dtype dtype, bool adaptive)
 
 TEST(dc_grad_follows_its_formula)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2; k++) {
         check_dc(ctx, dtypes[k], false);
         check_dc(ctx, dtypes[k], true);
@@ -162,7 +159,7 @@ TEST(dc_grad_follows_its_formula)
 
 TEST(gap_grad_follows_its_formula)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2; k++) {
         call c =
             call_of("gap_grad", "lr=0.5 correction=0.25 rho=0.75 weight_decay=0.125", dtypes[k], N);
@@ -220,7 +217,7 @@ TEST(ddc_step_follows_its_formula)
                 {DDC_OPTIONS " lam=0.03125", 0.03125, 1},
                 {DDC_OPTIONS " lam=2 cap=0.5", 2, 0.5},
                 {DDC_OPTIONS " cap=0", 20, 0}};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2; k++) {
         call c = call_of("ddc_step", NULL, dtypes[k], N), want = call_copy(&c);
         for (int j = 0; j < 4; j++) { /* stats add up over the calls */
@@ -252,7 +249,7 @@ TEST(ordered_step_follows_its_formula)
         "lr=0.5 momentum=0.75 weight_decay=0.125 late=0 opens=true",
         "lr=0.5 momentum=0.75 weight_decay=0.125 late=3",
         "lr=0.5 momentum=0.75 weight_decay=0.125 late=3 opens=true"};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 8; k++) {
         call c = call_of("ordered_step", options[k / 2], dtypes[k % 2], N), want = call_copy(&c);
         for (int64_t i = 0; i < N; i++) {
@@ -296,7 +293,7 @@ TEST(late_gradients_end_up_in_their_place)
                     {0, "lr=0.5 late=0 opens=true"},
                     {75, "lr=0.5 late=0 opens=true"},
                     {74, "lr=0.5 late=1"}};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     call in_order = call_of("momentum_step", "lr=0.5", LT_F64, N);
     in_order.n_in = 3;
     block_free(&in_order.in[3]);
@@ -337,7 +334,7 @@ TEST(gradients_without_delay_keep_their_bits)
                 {"dc_grad", "lam=2 adaptive=true weight_decay=0.1"},
                 {"gap_grad", "lr=0.1 correction=0.5 weight_decay=0.1"},
                 {"gap_grad", "lr=0 correction=0.5 weight_decay=0.1"}};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 8; k++) {
         call c = call_of(with[k / 2].op, with[k / 2].options, dtypes[k % 2], N);
         add_odd_values(&c.in[G]);
@@ -392,7 +389,7 @@ TEST(ddc_step_without_delay_is_momentum_step)
 {
     static const lt_dtype all[] = {LT_F64, LT_F32, LT_F16, LT_BF16};
     for (int threads = 1; threads < 3; threads++) {
-        lt_ctx *ctx = open_with(threads);
+        lt_ctx *ctx = open_threads(threads);
         for (int k = 0; k < 4; k++)
             check_momentum(ctx, all[k], false, NULL);
         check_momentum(ctx, LT_F32, true, NULL);
@@ -406,7 +403,7 @@ TEST(steps_with_a_factor)
 {
     static const char *const ops[] = {"ddc_step", "ordered_step"};
     static const char *const options[] = {"lr=0.1 r=0.5 q=0.5", "lr=0.1 late=2 opens=true"};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 4; k++) {
         call c = call_of(ops[k / 2], options[k / 2], dtypes[k % 2], N), want = call_copy(&c);
         for (int64_t i = 0; i < N; i++)
@@ -434,9 +431,9 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 TEST(any_number_of_threads_gives_the_same_bits)
 {
-    lt_ctx *one = open_with(1);
+    lt_ctx *one = open_threads(1);
     for (int threads = 2; threads <= 4; threads++) {
-        lt_ctx *many = open_with(threads);
+        lt_ctx *many = open_threads(threads);
         for (int k = 0; k < 2 * KINDS; k++) {
             call a = call_of(kinds[k / 2].op, kinds[k / 2].options, dtypes[k % 2], MAX_N);
             call b = call_copy(&a);
@@ -455,7 +452,7 @@ TEST(any_number_of_threads_gives_the_same_bits)
 /* gap_grad may get the gradient as v. */
 TEST(the_gradient_as_its_own_momentum)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2; k++) {
         call c = call_of("gap_grad", "lr=0.1 correction=0.5 weight_decay=0.1", dtypes[k], N);
         block_free(&c.in[V]);
@@ -476,7 +473,7 @@ TEST(the_gradient_as_its_own_momentum)
 /* Arenas have zeros between the parameters. */
 TEST(padding_stays_zero)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2 * KINDS; k++) {
         call c = call_of(kinds[k / 2].op, kinds[k / 2].options, dtypes[k % 2], N);
         for (int i = 0; i < c.n_in; i++)
@@ -496,7 +493,7 @@ TEST(padding_stays_zero)
 
 TEST(empty_spans)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < KINDS; k++) {
         call c = call_of(kinds[k].op, kinds[k].options, LT_F32, 0);
         run(ctx, &c);
@@ -520,7 +517,7 @@ TEST(no_momentum_and_no_learning_rate_give_no_nan)
 {
     static const char *const options[] = {"lr=0.1 correction=0.001 weight_decay=0.125",
                                           "lr=0 correction=1 weight_decay=0.125"};
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 8; k++) { /* dtype; v and ms are zero; options */
         call c = call_of("gap_grad", options[k / 4], dtypes[k % 2], N);
         if (k / 2 % 2 == 0 || k < 4) {
@@ -542,7 +539,7 @@ TEST(no_momentum_and_no_learning_rate_give_no_nan)
 
 TEST(a_gradient_of_zero)
 {
-    lt_ctx *ctx = open_with(2);
+    lt_ctx *ctx = open_threads(2);
     for (int k = 0; k < 2; k++) {
         call c = call_of("dc_grad", "lam=2 adaptive=true", dtypes[k], N);
         set_all(&c.in[G], 0);
@@ -577,7 +574,7 @@ TEST(a_gradient_of_zero)
 /* Without compensation nothing is limited, however small the gradient is. */
 TEST(a_tiny_gradient_without_delay_is_not_limited)
 {
-    lt_ctx *ctx = open_with(1);
+    lt_ctx *ctx = open_threads(1);
     call c = call_of("ddc_step", "lr=0.5 r=1 q=1", LT_F32, 3);
     set_all(&c.in[DDC_G], 0x1p-40);
     memcpy(c.in[DDC_BACKUP].at, c.in[DDC_W].at, 3 * sizeof(double));

@@ -2,8 +2,6 @@
  * backward drops the same elements as forward, and that the mask depends only on seed, step, call
  * and position in the global batch.
  */
-#include <stdlib.h>
-
 #include "core/locale.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -62,13 +60,7 @@ static void drop(setup s, const char *options, double *y, double *dx)
     lt_ctx_free(ctx);
 }
 
-static double *values(void)
-{
-    double *v = malloc(COUNT * sizeof *v);
-    if (!v)
-        FAIL("out of memory");
-    return v;
-}
+static double one[COUNT], two[COUNT]; /* values that a test compares */
 
 static int differences(const double *a, const double *b)
 {
@@ -81,7 +73,7 @@ static int differences(const double *a, const double *b)
 TEST(it_keeps_the_right_fraction_and_scales_it)
 {
     static const double p_of[] = {0.1, 0.5, 0.9};
-    double *y = values();
+    double *y = one;
     for (int k = 0; k < 3; k++) {
         char options[16];
         double p = p_of[k], kept = 0;
@@ -94,12 +86,11 @@ TEST(it_keeps_the_right_fraction_and_scales_it)
         }
         CHECK_NEAR(kept / COUNT, 1 - p, 5 * sqrt(p * (1 - p) / COUNT)); /* five deviations */
     }
-    free(y);
 }
 
 TEST(the_mask_does_not_repeat_along_rows_or_columns)
 {
-    double *y = values();
+    double *y = one;
     drop(plain, "p=0.5", y, NULL);
     int same_below = 0, same_beside = 0;
     for (int i = 0; i < COUNT - COLS; i++) {
@@ -108,25 +99,22 @@ TEST(the_mask_does_not_repeat_along_rows_or_columns)
     }
     CHECK_NEAR(same_below / (double)(COUNT - COLS), 0.5, 5 * sqrt(0.25 / COUNT));
     CHECK_NEAR(same_beside / (double)(COUNT - COLS), 0.5, 5 * sqrt(0.25 / COUNT));
-    free(y);
 }
 
 TEST(backward_uses_the_mask_of_forward)
 {
-    double *y = values(), *dx = values();
+    double *y = one, *dx = two;
     drop(plain, "p=0.3", y, dx);
     for (int i = 0; i < COUNT; i++)
         CHECK_NEAR(dx[i], 3 * y[i], 1e-6);
     drop(plain, "p=1.0", y, dx);
     for (int i = 0; i < COUNT; i++)
         CHECK(y[i] == 0 && dx[i] == 0);
-    free(y);
-    free(dx);
 }
 
 TEST(the_mask_depends_on_seed_and_step_only)
 {
-    double *a = values(), *b = values();
+    double *a = one, *b = two;
     setup other_seed = plain, other_step = plain, fast = plain, half = plain;
     other_seed.seed++;
     other_step.step++;
@@ -144,13 +132,11 @@ TEST(the_mask_depends_on_seed_and_step_only)
     CHECK(differences(a, b) > COUNT / 3);
     drop(other_step, "p=0.5", b, NULL);
     CHECK(differences(a, b) > COUNT / 3);
-    free(a);
-    free(b);
 }
 
 TEST(two_calls_in_a_step_have_different_masks)
 {
-    double *a = values(), *b = values();
+    double *a = one, *b = two;
     lt_ctx *ctx = open_ctx(plain);
     lt_tensor *x = ones(ctx, LT_F32, ROWS);
     lt_tensor *first = lt_run(ctx, "dropout", "p=0.5", x, NULL);
@@ -163,14 +149,12 @@ TEST(two_calls_in_a_step_have_different_masks)
     lt_release(second);
     lt_release(x);
     lt_ctx_free(ctx);
-    free(a);
-    free(b);
 }
 
 TEST(shards_have_the_mask_of_the_whole_batch)
 {
     static const int64_t rows_of[] = {1, 24, 0, 39};
-    double *whole = values(), *parts = values();
+    double *whole = one, *parts = two;
     int64_t first = 0;
     drop(plain, "p=0.4", whole, NULL);
     for (int k = 0; k < 4; k++) {
@@ -187,6 +171,4 @@ TEST(shards_have_the_mask_of_the_whole_batch)
     }
     CHECK_EQ(first, ROWS);
     CHECK_EQ(differences(whole, parts), 0);
-    free(whole);
-    free(parts);
 }

@@ -20,8 +20,7 @@ static void *alloc_small(lt_device *device, size_t bytes)
 
 static lt_ctx *open_small(bool reference)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.reference = reference, .threads = 2, .poison = true});
-    CHECK(ctx != NULL);
+    lt_ctx *ctx = ctx_with((lt_config){.reference = reference, .threads = 2, .poison = true});
     alloc_of_cpu = ctx->devices[0]->alloc;
     ctx->devices[0]->alloc = alloc_small;
     return ctx;

@@ -94,9 +94,7 @@ static __attribute__((noinline)) void soil_stack(void)
 
 static lt_ctx *open_soiled(bool reference)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.reference = reference, .threads = 1});
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
+    lt_ctx *ctx = ctx_with((lt_config){.reference = reference, .threads = 1});
     alloc_of_cpu = ctx->devices[0]->alloc;
     ctx->devices[0]->alloc = alloc_soiled;
     return ctx;

@@ -454,12 +454,9 @@ static void walk(const char *op)
     int n, seen = 0;
     const op_case *cases = all_cases(&n);
     faults = 0;
-    for (int k = 0; k < CONFIGS; k++) {
-        ctx[k] = lt_open(&(lt_config){
+    for (int k = 0; k < CONFIGS; k++)
+        ctx[k] = ctx_with((lt_config){
             .reference = config_of[k].reference, .threads = config_of[k].threads, .poison = true});
-        if (!ctx[k])
-            FAIL("%s", lt_errmsg());
-    }
     lt_file *file = lt_file_open(ctx[0], FIXTURE_PATH);
     if (!file)
         FAIL("%s", lt_errmsg());

@@ -56,10 +56,7 @@ typedef struct task {
 
 static lt_ctx *open_ctx(int threads, bool reference)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.threads = threads, .reference = reference});
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
-    return ctx;
+    return ctx_with((lt_config){.threads = threads, .reference = reference});
 }
 
 static void round_values(task *j)

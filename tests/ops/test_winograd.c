@@ -8,8 +8,7 @@
  * a little higher, and more so for results of few elements. That of a single element is eight times
  * as high.
  */
-#include "ops/cpu/conv.h"
-#include "tests/ops/cases.h"
+#include "tests/ops/conv.h"
 
 enum { X, W, B, Y, ROLES };
 enum { CASES = 40 }; /* per kind of task and number of threads */
@@ -100,7 +99,6 @@ static void run_reference(lt_ctx *ctx, const problem *t, lt_tensor *of[ROLES])
 
 static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
 {
-    lt_call c = {.threads = threads};
     lt_conv_task task = {.kind = t->kind,
                          .conv = &t->conv,
                          .x = lt__operand(of[X], 0),
@@ -109,12 +107,7 @@ static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
                          .y = lt__operand(of[Y], 0),
                          .add = t->add};
     CHECK(lt__winograd_can(&task));
-    size_t bytes = lt__winograd.scratch(&c, &t->conv, t->dtype, t->kind != LT_CONV);
-    if (!(c.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
-        FAIL("out of memory");
-    memset(c.scratch, 0xff, bytes);
-    CHECK_OK(lt__winograd.run(&c, &task));
-    free(c.scratch);
+    run_task(&lt__winograd, &task, threads, 0xff);
 }
 
 /* before: the values that are added to, or NULL. */
@@ -167,21 +160,6 @@ static void check(lt_ctx *ctx, const problem *t, int threads, uint64_t *seed)
 
 /* ==== Shapes ================================================================================== */
 
-static lt_conv conv_of(int64_t n, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w,
-                       int64_t in, int64_t out)
-{
-    return (lt_conv){.n = n,
-                     .in = in,
-                     .out = out,
-                     .groups = 1,
-                     .window = {.in = {height, width},
-                                .kernel = {3, 3},
-                                .stride = {1, 1},
-                                .pad = {pad_h, pad_w},
-                                .dilation = {1, 1},
-                                .out = {height + 2 * pad_h - 2, width + 2 * pad_w - 2}}};
-}
-
 static lt_conv draw_conv(uint64_t *seed)
 {
     int64_t pad[2], size[2];
@@ -189,21 +167,15 @@ static lt_conv draw_conv(uint64_t *seed)
         pad[i] = draw(seed, 3);
         size[i] = (pad[i] > 0 ? 1 : 3) + (draw(seed, 5) ? draw(seed, 13) : 0);
     }
-    return conv_of(1 + draw(seed, 4), size[0], size[1], pad[0], pad[1], 16 * (1 + draw(seed, 5)),
-                   16 * (1 + draw(seed, 5)));
+    int64_t n = 1 + draw(seed, 4), out = 16 * (1 + draw(seed, 5)), in = 16 * (1 + draw(seed, 5));
+    return conv_with(n, size, in, out, 1, 3, 1, pad);
 }
 
-static lt_ctx *reference(void)
-{
-    lt_ctx *ctx = lt_open(&(lt_config){.threads = 2, .reference = true, .poison = true});
-    if (!ctx)
-        FAIL("%s", lt_errmsg());
-    return ctx;
-}
+static const lt_config reference = {.threads = 2, .reference = true, .poison = true};
 
 static void want_vectors(lt_dtype dtype)
 {
-    lt_conv v = conv_of(1, 4, 4, 1, 1, 16, 16);
+    lt_conv v = conv_of(1, 4, 16, 16, 3, 1);
     lt_operand of = {NULL, dtype};
     if (!lt__winograd_can(&(lt_conv_task){.kind = LT_CONV, .conv = &v, .x = of, .w = of, .y = of}))
         SKIP("Winograd has no %s kernel for this CPU", lt_dtype_name(dtype));
@@ -212,7 +184,7 @@ static void want_vectors(lt_dtype dtype)
 static void walk(lt_dtype dtype, lt_dtype gradient, uint64_t seed)
 {
     want_vectors(dtype);
-    lt_ctx *ctx = reference();
+    lt_ctx *ctx = ctx_with(reference);
     for (int threads = 1; threads <= 3; threads += 2)
         for (int i = 0; i < 3 * CASES; i++) {
             problem t = {.kind = LT_CONV + i % 3,
@@ -236,14 +208,14 @@ TEST(random_shapes_in_bf16_with_f32_gradients_of_w) { walk(LT_BF16, LT_F32, 3); 
 static void check_many_tiles(lt_dtype dtype)
 {
     want_vectors(dtype);
-    lt_ctx *ctx = reference();
+    lt_ctx *ctx = ctx_with(reference);
     problem few = {.kind = LT_CONV_WEIGHTS,
-                   .conv = conv_of(11, 14, 14, 1, 1, 32, 48),
+                   .conv = conv_of(11, 14, 32, 48, 3, 1),
                    .dtype = dtype,
                    .of_w = LT_F32};
     problem many = few;
     uint64_t seed = 4;
-    many.conv = conv_of(5, 14, 14, 1, 1, 16, 2064);
+    many.conv = conv_of(5, 14, 16, 2064, 3, 1);
     for (int threads = 1; threads <= 3; threads += 2) {
         check(ctx, &few, threads, &seed);
         check(ctx, &many, threads, &seed);
@@ -256,43 +228,41 @@ TEST(gradients_of_w_over_many_tiles_in_bf16) { check_many_tiles(LT_BF16); }
 
 /* ==== Accepted convolutions =================================================================== */
 
-static bool takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
+static bool winograd_takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
 {
-    lt_operand of = {NULL, dtype};
-    lt_conv_task task = {.kind = kind, .conv = &v, .x = of, .w = of, .y = of};
-    return lt__winograd.accepts(NULL, &task) == LT_OK;
+    return takes(&lt__winograd, kind, &v, dtype, dtype, 1);
 }
 
 /* According to measurements against oneDNN. */
 TEST(convolutions_that_are_faster_are_accepted)
 {
     want_vectors(LT_BF16);
-    lt_conv one = conv_of(64, 28, 28, 1, 1, 16, 16), two = conv_of(64, 28, 28, 1, 1, 16, 32);
-    lt_conv few = conv_of(2, 14, 14, 1, 1, 256, 256), more = conv_of(3, 14, 14, 1, 1, 256, 256);
-    lt_conv odd = conv_of(64, 5, 5, 1, 1, 64, 64), seven = conv_of(64, 7, 7, 1, 1, 64, 64);
+    lt_conv one = conv_of(64, 28, 16, 16, 3, 1), two = conv_of(64, 28, 16, 32, 3, 1);
+    lt_conv few = conv_of(2, 14, 256, 256, 3, 1), more = conv_of(3, 14, 256, 256, 3, 1);
+    lt_conv odd = conv_of(64, 5, 64, 64, 3, 1), seven = conv_of(64, 7, 64, 64, 3, 1);
     for (int kind = LT_CONV; kind <= LT_CONV_WEIGHTS; kind++) {
         bool weights = kind == LT_CONV_WEIGHTS;
-        CHECK(!takes(kind, one, LT_F32) && takes(kind, one, LT_BF16) == weights);
-        CHECK(takes(kind, two, LT_F32) && takes(kind, two, LT_BF16));
-        CHECK(takes(kind, few, LT_F32) && !takes(kind, few, LT_BF16) && takes(kind, more, LT_BF16));
-        CHECK(takes(kind, odd, LT_F32) && takes(kind, odd, LT_BF16) == weights);
-        CHECK(takes(kind, seven, LT_F32) && takes(kind, seven, LT_BF16));
+        CHECK(!winograd_takes(kind, one, LT_F32) && winograd_takes(kind, one, LT_BF16) == weights);
+        CHECK(winograd_takes(kind, two, LT_F32) && winograd_takes(kind, two, LT_BF16));
+        CHECK(winograd_takes(kind, few, LT_F32) && !winograd_takes(kind, few, LT_BF16) &&
+              winograd_takes(kind, more, LT_BF16));
+        CHECK(winograd_takes(kind, odd, LT_F32) && winograd_takes(kind, odd, LT_BF16) == weights);
+        CHECK(winograd_takes(kind, seven, LT_F32) && winograd_takes(kind, seven, LT_BF16));
     }
 }
 
 TEST(other_convolutions_are_not_accepted)
 {
     want_vectors(LT_BF16);
-    lt_call c = {.threads = 1};
-    lt_conv v = conv_of(64, 28, 28, 1, 1, 32, 32);
-    CHECK(!takes(LT_CONV, v, LT_F64));
+    lt_conv v = conv_of(64, 28, 32, 32, 3, 1);
+    lt_window *w = &v.window;
+    int64_t *sizes[] = {&w->stride[0], &w->dilation[1], &w->kernel[1], &w->pad[0],
+                        &v.groups,     &v.in,           &v.out};
+    CHECK(!winograd_takes(LT_CONV, v, LT_F64));
     for (int i = 0; i < 7; i++) {
-        lt_conv other = v;
-        lt_window *w = &other.window;
-        int64_t *changed[] = {&w->stride[0], &w->dilation[1], &w->kernel[1], &w->pad[0],
-                              &other.groups, &other.in,       &other.out};
-        *changed[i] += 2;
-        CHECK(!takes(LT_CONV_WEIGHTS, other, LT_F32) && !takes(LT_CONV, other, LT_BF16));
-        CHECK_EQ(lt__winograd.scratch(&c, &other, LT_BF16, true), 0);
+        *sizes[i] += 2;
+        CHECK(!winograd_takes(LT_CONV, v, LT_BF16));
+        *sizes[i] -= 2;
     }
+    check_declined(&lt__winograd, &v, sizes, 7, 2);
 }
