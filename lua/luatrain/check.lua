@@ -287,7 +287,7 @@ local function new(_, text)
 end
 
 -- " (did you mean 'near'?)" if one of names is close to word, else `otherwise`.
-check.hint = core.hint -- (word, names, otherwise)
+function check.hint(word, names, otherwise) return core.hint(word, names, otherwise) end
 
 -- Makes a table of functions strict and returns it: reading an unknown name is an error, and so is
 -- a call with too many arguments. name is for errors; prefix: see arity.lua.
