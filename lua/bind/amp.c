@@ -120,8 +120,7 @@ static int load(lua_State *L)
 /* scale:latest(): returns the number of the last step, without waiting for the device. */
 static int latest(lua_State *L)
 {
-    lua_pushinteger(L, lt_loss_scale_latest_number(lt__check_handle(L, class)));
-    return 1;
+    return lt__return_integer(L, lt_loss_scale_latest_number(lt__check_handle(L, class)));
 }
 
 /* scale:last(number): describes the step with this number; without a number, the last step. Returns
@@ -146,8 +145,7 @@ static int last(lua_State *L)
 static int loss_scale(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushnumber(L, s->scale ? ldexp(1, lt_loss_scale_scaler(s->scale)->k) : 1);
-    return 1;
+    return lt__return_number(L, s->scale ? ldexp(1, lt_loss_scale_scaler(s->scale)->k) : 1);
 }
 
 /* fault(): describes the fault that LUATRAIN_FAULT sets: the name of the parameter whose gradient
@@ -178,10 +176,7 @@ static int now(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
     const lt_scaler *scaler = lt_loss_scale_scaler(scale);
-    lua_pushinteger(L, scaler->k);
-    lua_pushinteger(L, scaler->steps);
-    lua_pushinteger(L, scaler->skipped);
-    return 3;
+    return lt__return_integers(L, scaler->k, scaler->steps, scaler->skipped);
 }
 
 /* wire_scales(): returns the state of the wire scales as a table to save; empty if buckets do not
@@ -249,11 +244,7 @@ static const luaL_Reg functions[] = {
 void lt__open_amp(lua_State *L)
 {
     lt__register(L, functions);
-    lua_newtable(L);
-    for (int i = 0; policies[i]; i++) {
-        lua_pushstring(L, policies[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
+    lt__push_string_list(L, policies, LT_SCALE_STATIC + 1);
     lua_setfield(L, -2, "policies");
     lt__new_class(L, class, methods, loss_scale_gc);
 }

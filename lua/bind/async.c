@@ -136,67 +136,76 @@ static int needs_async(lua_State *L)
 }
 
 /* joins_async(): whether the ranks train asynchronously. */
-static int joins_async(lua_State *L)
-{
-    lua_pushboolean(L, lt__lua(L)->joins_async);
-    return 1;
-}
+static int joins_async(lua_State *L) { return lt__return_boolean(L, lt__lua(L)->joins_async); }
 
-/* async:keep_at(ticket), async:read_kept(ticket), async:forget(ticket), async:read(), async:stop(),
- * async:is_written(), async:accept_writes(): see async.h. */
+/* ==== Methods that call one function of async.h, which describes them ========================= */
+
+static lt_async *self(lua_State *L) { return lt__check_handle(L, async_class); }
+
 static int keep_at(lua_State *L)
 {
-    lt_async *async = lt__check_handle(L, async_class);
-    lt__check(L, lt__lua(L), lt_async_keep_at(async, luaL_checkinteger(L, 2)));
-    return 0;
+    return lt__done(L, lt_async_keep_at(self(L), luaL_checkinteger(L, 2)));
 }
 
 static int read_kept(lua_State *L)
 {
-    lt_async *async = lt__check_handle(L, async_class);
-    lt__check(L, lt__lua(L), lt_async_read_kept(async, luaL_checkinteger(L, 2)));
-    return 0;
+    return lt__done(L, lt_async_read_kept(self(L), luaL_checkinteger(L, 2)));
 }
+
+static int set_limit(lua_State *L)
+{
+    return lt__done(L, lt_async_set_limit(self(L), luaL_checkinteger(L, 2)));
+}
+
+static int read_server(lua_State *L) { return lt__done(L, lt_async_read(self(L))); }
+static int release(lua_State *L) { return lt__done(L, lt_async_release(self(L))); }
+static int finish(lua_State *L) { return lt__done(L, lt_async_finish(self(L))); }
+static int is_written(lua_State *L) { return lt__return_boolean(L, lt_async_is_written(self(L))); }
+static int steps(lua_State *L) { return lt__return_integer(L, lt_async_steps(self(L))); }
+static int done_below(lua_State *L) { return lt__return_integer(L, lt_async_done_below(self(L))); }
 
 static int forget(lua_State *L)
 {
-    lt_async_forget(lt__check_handle(L, async_class), luaL_checkinteger(L, 2));
+    lt_async_forget(self(L), luaL_checkinteger(L, 2));
     return 0;
-}
-
-static int read_server(lua_State *L)
-{
-    lt__check(L, lt__lua(L), lt_async_read(lt__check_handle(L, async_class)));
-    return 0;
-}
-
-static int is_written(lua_State *L)
-{
-    lua_pushboolean(L, lt_async_is_written(lt__check_handle(L, async_class)));
-    return 1;
 }
 
 static int accept_writes(lua_State *L)
 {
-    lt_async_accept_writes(lt__check_handle(L, async_class));
+    lt_async_accept_writes(self(L));
     return 0;
 }
 
+static int pause_server(lua_State *L)
+{
+    lt_async_pause(self(L), lua_toboolean(L, 2));
+    return 0;
+}
+
+/* async:stop([code]) */
 static int stop(lua_State *L)
 {
-    lt_async_stop(lt__check_handle(L, async_class), lua_isnoneornil(L, 2) ? 0 : check_int(L, 2));
+    lt_async_stop(self(L), lua_isnoneornil(L, 2) ? 0 : check_int(L, 2));
     return 0;
 }
 
-/* async:set_limit(n): sets the number of tickets. */
-static int set_limit(lua_State *L)
+/* async:stop_at(version, code) */
+static int stop_at(lua_State *L)
 {
-    lt_async *async = lt__check_handle(L, async_class);
-    lt__check(L, lt__lua(L), lt_async_set_limit(async, luaL_checkinteger(L, 2)));
+    lt_async_stop_at(self(L), luaL_checkinteger(L, 2), check_int(L, 3));
     return 0;
 }
 
-/* Pushes the kind of an event and its fields. */
+/* async:push(lr) */
+static int push(lua_State *L)
+{
+    lt_async_set_lr(self(L), luaL_checknumber(L, 2));
+    return lt__done(L, lt_async_push(self(L)));
+}
+
+/* ==== Events and state ======================================================================== */
+
+/* Pushes a table with the fields of an event. */
 static int push_event(lua_State *L, const lt_async_event *e)
 {
     static const char *const kinds[] = {[LT_ASYNC_COMPUTE] = "compute",
@@ -204,97 +213,45 @@ static int push_event(lua_State *L, const lt_async_event *e)
                                         [LT_ASYNC_LOST] = "lost",
                                         [LT_ASYNC_STOP] = "stop",
                                         [LT_ASYNC_DONE] = "done"};
-    lua_pushstring(L, kinds[e->kind]);
-    lua_pushinteger(L, e->worker);
-    lua_pushinteger(L, e->ticket);
-    lua_pushinteger(L, e->read);
+    lua_createtable(L, 0, 12);
+    lt__set_string(L, "kind", kinds[e->kind]);
+    lt__set_integer(L, "worker", e->worker);
+    lt__set_integer(L, "ticket", e->ticket);
     if (e->applied > 0)
-        lua_pushinteger(L, e->applied);
-    else
-        lua_pushboolean(L, false);
-    lua_pushinteger(L, e->delay);
-    lua_pushboolean(L, e->dropped);
-    lt__push_number(L, e->loss);
-    lua_pushnumber(L, e->lr);
-    lua_pushnumber(L, e->time);
-    lua_pushinteger(L, e->done_below);
-    for (int i = 0; i < e->n_reserved; i++)
-        lua_pushinteger(L, e->reserved[i]);
-    return 11 + e->n_reserved;
+        lt__set_integer(L, "applied", e->applied);
+    lt__set_integer(L, "delay", e->delay);
+    lt__set_boolean(L, "dropped", e->dropped);
+    lt__set_number(L, "loss", e->loss == e->loss ? e->loss : (double)NAN); /* without a sign */
+    lt__set_number(L, "lr", e->lr);
+    lt__set_number(L, "time", e->time);
+    lt__set_integer(L, "done_below", e->done_below);
+    lt__push_dim_list(L, e->reserved, e->n_reserved);
+    lua_setfield(L, -2, "reserved");
+    return 1;
 }
 
-/* async:next(): returns the kind of the next event, "compute", "push", "lost", "stop" or "done",
- * and its fields: worker, ticket, read, applied, delay, dropped, loss, lr, time, done_below,
- * reserved; see lt_async_event. applied is false if the push was skipped or dropped. */
+/* async:next(): returns the next event, a table: kind = "compute", "push", "lost", "stop" or
+ * "done"; and worker, ticket, applied, delay, dropped, loss, lr, time, done_below and reserved: see
+ * lt_async_event. applied is nil if the push was skipped or dropped. */
 static int next(lua_State *L)
 {
-    lt_async *async = lt__check_handle(L, async_class);
     lt_async_event e;
-    lt__check(L, lt__lua(L), lt_async_next(async, &e));
+    lt__check(L, lt__lua(L), lt_async_next(self(L), &e));
     return push_event(L, &e);
 }
 
-/* async:push(lr), async:release(), async:finish(): see async.h. */
-static int push(lua_State *L)
-{
-    lt_async *async = lt__check_handle(L, async_class);
-    lt_async_set_lr(async, luaL_checknumber(L, 2));
-    lt__check(L, lt__lua(L), lt_async_push(async));
-    return 0;
-}
-
-static int release(lua_State *L)
-{
-    lt__check(L, lt__lua(L), lt_async_release(lt__check_handle(L, async_class)));
-    return 0;
-}
-
-static int finish(lua_State *L)
-{
-    lt__check(L, lt__lua(L), lt_async_finish(lt__check_handle(L, async_class)));
-    return 0;
-}
-
-/* async:poll(): returns an event like next(), or nothing. async:pause(on), async:stop_at(version,
- * code): see async.h. */
+/* async:poll(): returns an event like next(), or nothing. */
 static int poll(lua_State *L)
 {
     lt_async_event e;
-    return lt_async_poll(lt__check_handle(L, async_class), &e) ? push_event(L, &e) : 0;
-}
-
-static int pause_server(lua_State *L)
-{
-    lt_async_pause(lt__check_handle(L, async_class), lua_toboolean(L, 2));
-    return 0;
-}
-
-static int stop_at(lua_State *L)
-{
-    lt_async *async = lt__check_handle(L, async_class);
-    lt_async_stop_at(async, luaL_checkinteger(L, 2), check_int(L, 3));
-    return 0;
-}
-
-/* async:steps(): returns the number of steps of the optimizer; see lt_async_steps(). */
-static int steps(lua_State *L)
-{
-    lua_pushinteger(L, lt_async_steps(lt__check_handle(L, async_class)));
-    return 1;
-}
-
-/* async:done_below(): returns the first ticket that is neither applied nor skipped. */
-static int done_below(lua_State *L)
-{
-    lua_pushinteger(L, lt_async_done_below(lt__check_handle(L, async_class)));
-    return 1;
+    return lt_async_poll(self(L), &e) ? push_event(L, &e) : 0;
 }
 
 /* async:state(): returns a list of names and a list of tensors: the state for a checkpoint. */
 static int state(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_async *async = lt__check_handle(L, async_class);
+    lt_async *async = self(L);
     char name[LT_ASYNC_NAME];
     lua_newtable(L);
     lua_newtable(L);
@@ -318,27 +275,19 @@ static int state(lua_State *L)
 static int restore(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_async *async = lt__check_handle(L, async_class);
-    int n = (int)luaL_len(L, 2), fresh;
-    const char **names = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *names, 0);
-    lt_tensor **tensors = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *tensors, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        names[i] = luaL_checkstring(L, -1);
-        lua_rawgeti(L, 3, i + 1);
-        tensors[i] = lt__check_tensor(L, s, lua_gettop(L), "async", "a tensor");
-        lua_pop(L, 2);
-    }
+    lt_async *async = self(L);
+    const char **names;
+    lt_tensor **tensors;
+    int n = lt__check_named(L, s, 2, "async", &names, &tensors), fresh;
     lt__check(L, s, lt_async_restore(async, names, tensors, n, &fresh));
-    lua_pushinteger(L, fresh);
-    return 1;
+    return lt__return_integer(L, fresh);
 }
 
 /* async:stats(n): returns the memory per worker, the bytes on the wire, and two lists with an item
  * for each of the n groups of the optimizer: strength and capped; see lt_async_stats. */
 static int stats(lua_State *L)
 {
-    lt_async *async = lt__check_handle(L, async_class);
+    lt_async *async = self(L);
     int n = check_int(L, 2);
     lt_async_stats all = {0};
     lua_settop(L, 2);

@@ -171,6 +171,42 @@ const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
     return lua_tostring(L, index);
 }
 
+/* ==== Lists =================================================================================== */
+
+int lt__push_integers(lua_State *L, const lua_Integer *values, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        lua_pushinteger(L, values[i]);
+    return (int)n;
+}
+
+void lt__push_dim_list(lua_State *L, const int64_t *dims, int n)
+{
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushinteger(L, dims[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+void lt__push_number_list(lua_State *L, const double *numbers, int n)
+{
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushnumber(L, numbers[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+void lt__push_string_list(lua_State *L, const char *const *strings, int n)
+{
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, strings[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
 /* Pushes an array for the list at index. *n: its length. */
 static void *push_array(lua_State *L, int index, size_t bytes, int *n)
 {
@@ -189,6 +225,17 @@ double *lt__check_numbers(lua_State *L, int index, int *n)
     return numbers;
 }
 
+const char **lt__check_strings(lua_State *L, int index, int *n)
+{
+    const char **strings = push_array(L, index, sizeof *strings, n);
+    for (int i = 0; i < *n; i++) {
+        lua_rawgeti(L, index, i + 1);
+        strings[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1); /* the list keeps the string alive */
+    }
+    return strings;
+}
+
 lt_tensor **lt__check_tensors(lua_State *L, lt_lua *s, int index, const char *who, const char *what,
                               int *n)
 {
@@ -201,15 +248,15 @@ lt_tensor **lt__check_tensors(lua_State *L, lt_lua *s, int index, const char *wh
     return tensors;
 }
 
-int lt__check_named(lua_State *L, lt_lua *s, const char *who, const char ***names,
+int lt__check_named(lua_State *L, lt_lua *s, int first, const char *who, const char ***names,
                     lt_tensor ***tensors)
 {
     int n;
-    *names = push_array(L, 1, sizeof **names, &n);
-    *tensors = push_array(L, 1, sizeof **tensors, &n);
+    *names = push_array(L, first, sizeof **names, &n);
+    *tensors = push_array(L, first, sizeof **tensors, &n);
     for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        lua_rawgeti(L, 2, i + 1);
+        lua_rawgeti(L, first, i + 1);
+        lua_rawgeti(L, first + 1, i + 1);
         if (lua_type(L, -2) != LUA_TSTRING)
             lt__refuse(L, s, "%s: a name must be a string, but is %s", who, lt__text(L, -2));
         (*names)[i] = lua_tostring(L, -2);

@@ -122,6 +122,10 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
 /* Raises "tensor: unknown method or field 'name' (did you mean 'near'?)". The candidates are the
  * string keys of the table on top. */
 noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
+/* Pushes " (did you mean 'near'?)" if one of names[0..n) is close to word, else `otherwise`.
+ * Returns the string. */
+const char *lt__hint(lua_State *L, const char *word, const char *const *names, int n,
+                     const char *otherwise);
 /* What to use instead of a name of PyTorch or NumPy, such as "x:count()" for "numel"; a static
  * string. NULL for other names. */
 const char *lt__foreign(const char *name);
@@ -141,6 +145,50 @@ static inline void lt__push_number(lua_State *L, double value)
 {
     lua_pushnumber(L, value == value ? value : (double)NAN);
 }
+
+/* ==== Results ================================================================================= */
+
+/* Push one value, and return the number of results of a bound function: 1. */
+static inline int lt__return_boolean(lua_State *L, bool value)
+{
+    lua_pushboolean(L, value);
+    return 1;
+}
+
+static inline int lt__return_integer(lua_State *L, lua_Integer value)
+{
+    lua_pushinteger(L, value);
+    return 1;
+}
+
+static inline int lt__return_number(lua_State *L, double value)
+{
+    lua_pushnumber(L, value);
+    return 1;
+}
+
+static inline int lt__return_string(lua_State *L, const char *value) /* NULL is nil */
+{
+    lua_pushstring(L, value);
+    return 1;
+}
+
+/* Pushes several integers and returns their number. */
+#define lt__return_integers(L, ...)                                                                \
+    lt__push_integers((L), (lua_Integer[]){__VA_ARGS__},                                           \
+                      sizeof(lua_Integer[]){__VA_ARGS__} / sizeof(lua_Integer))
+int lt__push_integers(lua_State *L, const lua_Integer *values, size_t n);
+/* Raises unless status is LT_OK. Returns 0, for a function without results. */
+static inline int lt__done(lua_State *L, lt_status status)
+{
+    lt__check(L, lt__lua(L), status);
+    return 0;
+}
+
+/* Push a list of n values. */
+void lt__push_dim_list(lua_State *L, const int64_t *dims, int n);
+void lt__push_number_list(lua_State *L, const double *numbers, int n);
+void lt__push_string_list(lua_State *L, const char *const *strings, int n);
 
 /* ==== Tensors ================================================================================= */
 
@@ -205,14 +253,15 @@ void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
 /* Returns the path at index, borrowed from the Lua string. Raises if it is not a string or contains
  * a zero byte. */
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
-/* Read the list at index into an array, userdata on top of the stack. *n: its length. The tensors
- * are borrowed from the list. Raise for an item of another type. */
+/* Read the list at index into an array, userdata on top of the stack. *n: its length. Strings and
+ * tensors are borrowed from the list. Raise for an item of another type. */
 double *lt__check_numbers(lua_State *L, int index, int *n);
+const char **lt__check_strings(lua_State *L, int index, int *n);
 lt_tensor **lt__check_tensors(lua_State *L, lt_lua *s, int index, const char *who, const char *what,
                               int *n);
-/* Reads argument 1, a list of names, and argument 2, a list with a tensor for each, into arrays,
- * userdata on top of the stack. Returns their length. */
-int lt__check_named(lua_State *L, lt_lua *s, const char *who, const char ***names,
+/* Reads argument `first`, a list of names, and the next argument, a list with a tensor for each,
+ * into arrays, userdata on top of the stack. Returns their length. */
+int lt__check_named(lua_State *L, lt_lua *s, int first, const char *who, const char ***names,
                     lt_tensor ***tensors);
 
 /* ==== Handles: userdata that store one pointer ================================================ */
@@ -281,13 +330,13 @@ int lt__shards(const lt_lua *s);
  * ranks must call it together. Raises its errors. */
 lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
 /* Called before the script writes to x. Returns whether this rank has x. If not, the rank that has
- * it must make the same write, which pipeline.check_writes() in Lua verifies later. Raises inside
- * lt.on_root if x belongs to a stage of a pipeline. */
+ * it must make the same write, which check_writes() in pipeline_mode.lua verifies later. Raises
+ * inside lt.on_root if x belongs to a stage of a pipeline. */
 bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
 /* Prepares the state of a rank that has joined its group for the first script. */
 LT_MUST lt_status lt__begin_rank(lua_State *L);
-/* Trains with data parallelism on all ranks of the group. */
-LT_MUST lt_status lt__use_reducer(lt_lua *s);
+/* Trains with data parallelism on all ranks of a group. */
+LT_MUST lt_status lt__use_reducer(lt_lua *s, lt_group *group);
 void lt__close_pipeline(lt_lua *s); /* without a pipeline it does nothing */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */

@@ -59,8 +59,7 @@ static int pass(lua_State *L)
     lt__check(L, s, status);
     if (!done)
         lt__refuse(L, s, "amp check: the function returned without calling backward");
-    lua_pushnumber(L, s->dry_run.loss);
-    return 1;
+    return lt__return_number(L, s->dry_run.loss);
 }
 
 /* check:rows(): returns a list with one table for each compared tensor: {where = , op = , of = ,
@@ -89,8 +88,7 @@ static int rows(lua_State *L)
 /* check:half(): whether the first pass computed anything in half precision. */
 static int half(lua_State *L)
 {
-    lua_pushboolean(L, lt_precision_check_half(lt__check_handle(L, class)) != LT_F32);
-    return 1;
+    return lt__return_boolean(L, lt_precision_check_half(lt__check_handle(L, class)) != LT_F32);
 }
 
 static const luaL_Reg methods[] = {LT_FN(pass), LT_FN(rows), LT_FN(half), {NULL, NULL}};

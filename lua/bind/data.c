@@ -25,8 +25,7 @@ static int exists(lua_State *L)
     struct stat now;
     int error = stat(lt__check_path(L, lt__lua(L), 1, "data"), &now) == 0 ? 0 : errno;
     if (error == 0 || error == ENOENT || error == ENOTDIR) {
-        lua_pushboolean(L, error == 0);
-        return 1;
+        return lt__return_boolean(L, error == 0);
     }
     lua_pushnil(L);
     lua_pushstring(L, strerror(error));
@@ -57,14 +56,9 @@ static int read_image(lua_State *L)
 static int read_cifar10(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int n = (int)luaL_len(L, 1);
-    const char **paths = lua_newuserdatauv(L, (size_t)n * sizeof *paths, 0);
+    int n;
+    const char **paths = lt__check_strings(L, 1, &n);
     lt_tensor **x = lt__push_box(L, s), **y = lt__push_box(L, s);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        paths[i] = lt__check_path(L, s, lua_gettop(L), "data");
-        lua_pop(L, 1); /* the list keeps the string alive */
-    }
     lt__check(L, s, lt_cifar10_read(s->ctx, n, paths, x, y));
     lt__fill_box(L, s, x, *x);
     lt__fill_box(L, s, y, *y);
@@ -124,8 +118,7 @@ static int source_sized(lua_State *L)
 
 static int source_count(lua_State *L)
 {
-    lua_pushinteger(L, lt_source_count(lt__check_handle(L, source_class)));
-    return 1;
+    return lt__return_integer(L, lt_source_count(lt__check_handle(L, source_class)));
 }
 
 /* source:shape(): returns height, width and channels. */
@@ -133,9 +126,7 @@ static int source_shape(lua_State *L)
 {
     int64_t shape[3];
     lt_source_shape(lt__check_handle(L, source_class), shape);
-    for (int i = 0; i < 3; i++)
-        lua_pushinteger(L, shape[i]);
-    return 3;
+    return lt__return_integers(L, shape[0], shape[1], shape[2]);
 }
 
 /* source:digest(): returns two digests: of the labels, and of a sample of the images. */
@@ -143,9 +134,7 @@ static int source_digest(lua_State *L)
 {
     uint32_t labels, images;
     lt_source_digest(lt__check_handle(L, source_class), &labels, &images);
-    lua_pushinteger(L, labels);
-    lua_pushinteger(L, images);
-    return 2;
+    return lt__return_integers(L, labels, images);
 }
 
 /* source:names(): returns the names of its classes. Raises if a finalizer closes the source in the
@@ -179,16 +168,11 @@ static int scan_labels(lua_State *L)
     int64_t classes = luaL_checkinteger(L, 2), highest = -1, label;
     for (int64_t i = 0; i < lt_count(labels); i++) {
         lt__check(L, s, lt_item_integer(labels, i, &label));
-        if (label < 0 || label >= classes) {
-            lua_pushinteger(L, highest);
-            lua_pushinteger(L, i + 1);
-            lua_pushinteger(L, label);
-            return 3;
-        }
+        if (label < 0 || label >= classes)
+            return lt__return_integers(L, highest, i + 1, label);
         highest = label > highest ? label : highest;
     }
-    lua_pushinteger(L, highest);
-    return 1;
+    return lt__return_integer(L, highest);
 }
 
 /* mixup_draws(): returns two random numbers in (0, 1) that depend only on the seed and the number
@@ -276,16 +260,14 @@ static int new_batches(lua_State *L)
                                 .grain = lt__integer_field(L, 2, "grain", 0),
                                 .crop = lt__integer_field(L, 2, "crop", 0),
                                 .flip = lt__boolean_field(L, 2, "flip"),
+                                .area = lt__number_field(L, 2, "area", 0),
+                                .center_crop = lt__number_field(L, 2, "center_crop", 0),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
     bool is_sharded = lt__boolean_field(L, 2, "shard");
     if (is_sharded)
         set_shards(s, &options);
     lua_getfield(L, 2, "dtype");
     options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");
-    lua_getfield(L, 2, "area");
-    options.area = lua_tonumber(L, -1);
-    lua_getfield(L, 2, "center_crop");
-    options.center_crop = lua_tonumber(L, -1);
     get_channels(L, 3, options.mean);
     get_channels(L, 4, options.std);
     lua_settop(L, 5); /* the handle is on top */
@@ -327,8 +309,7 @@ static int batches_request(lua_State *L)
     if (!is_whole || lua_type(L, 2) != LUA_TNUMBER)
         lt__refuse(L, s, "batches: pass:request requires a whole number, a position, but got %s",
                    lt__text(L, 2));
-    lt__check(L, s, lt_batches_request(b, first));
-    return 0;
+    return lt__done(L, lt_batches_request(b, first));
 }
 
 static int batches_stats(lua_State *L)

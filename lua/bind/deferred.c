@@ -30,8 +30,7 @@ static int sync(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
     lt__check(L, lt__lua(L), lt_synchronize(ctx));
-    lt__check(L, lt__lua(L), ctx->device->sync(ctx->device));
-    return 0;
+    return lt__done(L, ctx->device->sync(ctx->device));
 }
 
 static const luaL_Reg methods[] = {LT_FN(number), {NULL, NULL}};

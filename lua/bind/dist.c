@@ -51,9 +51,7 @@ static int size_of(const lt_lua *s)
 static int rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushinteger(L, rank_of(s));
-    lua_pushinteger(L, size_of(s));
-    return 2;
+    return lt__return_integers(L, rank_of(s), size_of(s));
 }
 
 /* job_rank(): returns this rank, from 0, and the number of all ranks, in asynchronous training too,
@@ -61,9 +59,9 @@ static int rank(lua_State *L)
 static int job_rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushinteger(L, s->profile ? s->profile_rank : rank_of(s));
-    lua_pushinteger(L, s->profile ? s->profile_ranks : s->group ? lt_group_size(s->group) : 1);
-    return 2;
+    if (s->profile)
+        return lt__return_integers(L, s->profile_rank, s->profile_ranks);
+    return lt__return_integers(L, rank_of(s), s->group ? lt_group_size(s->group) : 1);
 }
 
 /* on_root(is_on): sets whether collectives raise, and returns the previous setting. */
@@ -170,8 +168,7 @@ static int reduce(lua_State *L)
     for (int i = 0; i < n; i++)
         if (!lt_is_remote(params[i]))
             params[own++] = params[i];
-    lt__check(L, s, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
-    return 0;
+    return lt__done(L, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
 }
 
 int lt__shards(const lt_lua *s)
@@ -197,8 +194,7 @@ static int is_alone(lua_State *L)
 static int deterministic(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushboolean(L, s->group && s->reducer_config.vranks > 0);
-    return 1;
+    return lt__return_boolean(L, s->group && s->reducer_config.vranks > 0);
 }
 
 /* Reads argument `index` of functions that split batches: the grain, the number of adjacent rows
@@ -235,8 +231,8 @@ static int shards(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     int64_t rows = luaL_optinteger(L, 1, -1);
-    lua_pushinteger(L, rows < 0 ? lt__shards(s) : find_part(s, rows, grain_at(L, 2), 0).n);
-    return 1;
+    return lt__return_integer(L,
+                              rows < 0 ? lt__shards(s) : find_part(s, rows, grain_at(L, 2), 0).n);
 }
 
 /* shard(rows, part, grain): splits a batch of `rows` rows. For this rank's shard number `part`,
@@ -246,10 +242,7 @@ static int shard(lua_State *L)
 {
     part p = find_part(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 3),
                        (int)luaL_checkinteger(L, 2) - 1);
-    lua_pushinteger(L, p.first);
-    lua_pushinteger(L, p.rows);
-    lua_pushinteger(L, p.of);
-    return 3;
+    return lt__return_integers(L, p.first, p.rows, p.of);
 }
 
 /* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
@@ -343,15 +336,13 @@ static int least_rows(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     lua_Integer rows = luaL_checkinteger(L, 1);
-    lua_pushinteger(L, rows == s->shard_rows ? s->least_rows : rows);
-    return 1;
+    return lt__return_integer(L, rows == s->shard_rows ? s->least_rows : rows);
 }
 
 /* settings_digest(): a number that differs if the settings of optimizer steps so far do. */
 static int settings_digest(lua_State *L)
 {
-    lua_pushinteger(L, lt_settings_digest(lt__lua(L)->ctx));
-    return 1;
+    return lt__return_integer(L, lt_settings_digest(lt__lua(L)->ctx));
 }
 
 /* compare_step(): raises an error if another rank used different settings in the last step. */
@@ -371,8 +362,7 @@ static int complete(lua_State *L)
     lt_optim *o = lt__check_handle(L, "luatrain.Optim");
     lt__group_set_location(L);
     lt__check(L, lt__lua(L), lt_optim_complete_grads(o, &step_status));
-    lua_pushboolean(L, step_status == LT_APPLIED);
-    return 1;
+    return lt__return_boolean(L, step_status == LT_APPLIED);
 }
 
 /* digest(tensor): returns the first 16 hexadecimal digits of the SHA-256 of its values. */
@@ -426,8 +416,7 @@ static int configure(lua_State *L)
     config.no_sync = s->no_sync = lua_toboolean(L, 1);
     config.blocking = lua_toboolean(L, 2);
     config.bucket = config.first_bucket = (size_t)luaL_checkinteger(L, 3);
-    lt__check(L, s, lt_reducer_configure(s->reducer, &config));
-    return 0;
+    return lt__done(L, lt_reducer_configure(s->reducer, &config));
 }
 
 /* buckets(): returns a list of the last step's buckets, each {bytes = , ready = , began = ,
@@ -461,11 +450,7 @@ static int time_sums(lua_State *L)
     if (status == LT_EENV)
         return 0;
     lt__check(L, s, status);
-    lua_createtable(L, (int)n, 0);
-    for (int i = 0; i < n; i++) {
-        lua_pushnumber(L, seconds[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
+    lt__push_number_list(L, seconds, (int)n);
     return 1;
 }
 
@@ -487,14 +472,13 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
     return lt_reducer_allreduce(s->reducer, numbers, n, backward);
 }
 
-lt_status lt__use_reducer(lt_lua *s)
+lt_status lt__use_reducer(lt_lua *s, lt_group *group)
 {
-    if (!(s->reducer = lt_reducer_new(s->ctx, s->group, &s->reducer_config)))
+    if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducer_config)))
         return lt_errcode();
     s->wire_scales = lt_wire_scales_init();
-    LT_TRY(lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
-    return LT_OK;
+    return lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales);
 }
 
 static const luaL_Reg functions[] = {LT_FN(rank),
@@ -562,6 +546,6 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
         s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
         return LT_OK;
     s->group = group;
-    LT_TRY(lt__use_reducer(s));
+    LT_TRY(lt__use_reducer(s, group));
     return lt__begin_rank(L);
 }

@@ -11,7 +11,6 @@
  * because other errors may be raised and caught while one propagates.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/locale.h"
@@ -22,7 +21,7 @@
 enum { DEEPEST = 100 }; /* stack levels that are searched */
 
 /* Their addresses are keys: in the registry, and in each module's table. */
-static const char key_messages, key_module;
+static const char key_messages, key_module, key_table_text;
 
 /* ==== The place of an error =================================================================== */
 
@@ -185,6 +184,14 @@ noreturn void lt__raise(lua_State *L, lt_lua *s)
     __builtin_unreachable();
 }
 
+const char *lt__hint(lua_State *L, const char *word, const char *const *names, int n,
+                     const char *otherwise)
+{
+    int near = lt_nearest(word, names, n);
+    return near < 0 ? lua_pushstring(L, otherwise)
+                    : lua_pushfstring(L, " (did you mean '%s'?)", names[near]);
+}
+
 noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name)
 {
     enum { MOST = 256 };
@@ -198,11 +205,8 @@ noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name)
         if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
             names[n++] = lua_tostring(L, -1);
     }
-    int near = lt_nearest(name, names, n);
-    if (near >= 0)
-        lt__refuse(L, s, "tensor: unknown method or field '%s' (did you mean '%s'?)", name,
-                   names[near]);
-    lt__refuse(L, s, "tensor: unknown method or field '%s'", name);
+    lt__refuse(L, s, "tensor: unknown method or field '%s'%s", name,
+               lt__hint(L, name, names, n, ""));
 }
 
 /* Whether the text of an error contains one of the last messages raised here. *status is then the
@@ -248,53 +252,6 @@ static bool is_text(lua_State *L, int index)
     return lua_type(L, index) == LUA_TSTRING || lua_type(L, index) == LUA_TNUMBER;
 }
 
-/* Pushes "key = value" for the key and value on top, if both can be printed. */
-static bool push_field(lua_State *L)
-{
-    int key = lua_gettop(L) - 1, value = key + 1;
-    if (!is_text(L, key) || !(is_text(L, value) || lua_isboolean(L, value)))
-        return false;
-    const char *quote = lua_type(L, value) == LUA_TSTRING ? "'" : "";
-    lua_pushfstring(L, "%s = %s%s%s", luaL_tolstring(L, key, NULL), quote,
-                    luaL_tolstring(L, value, NULL), quote);
-    lua_replace(L, value + 1);
-    lua_settop(L, value + 1);
-    return true;
-}
-
-static int by_text(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Pushes "{code = 3, message = 'hello'}" for the table at 1: at most 16 fields, sorted. */
-static void push_table(lua_State *L)
-{
-    enum { MOST = 16 };
-    const char *fields[MOST];
-    int n = 0, top = lua_gettop(L);
-    luaL_checkstack(L, MOST + 8, NULL);
-    lua_pushnil(L);
-    for (int key = top + 1; n < MOST && lua_next(L, 1); lua_remove(L, key + 1)) {
-        if (!push_field(L))
-            continue;
-        fields[n++] = lua_tostring(L, -1);
-        lua_insert(L, key++); /* keeps the text on the stack, below the key */
-    }
-    qsort(fields, (size_t)n, sizeof *fields, by_text);
-    luaL_Buffer b;
-    luaL_buffinit(L, &b);
-    luaL_addchar(&b, '{');
-    for (int i = 0; i < n; i++) {
-        luaL_addstring(&b, i > 0 ? ", " : "");
-        luaL_addstring(&b, fields[i]);
-    }
-    luaL_addchar(&b, '}');
-    luaL_pushresult(&b);
-    lua_insert(L, top + 1);
-    lua_settop(L, top + 1);
-}
-
 /* Whether the error at 1 is text, or has a __tostring that converts it to text. */
 static bool has_text(lua_State *L)
 {
@@ -307,16 +264,21 @@ static bool has_text(lua_State *L)
 /* Pushes a description of the error at 1, which is not text. */
 static void push_odd(lua_State *L)
 {
+    int top = lua_gettop(L);
     if (lua_isnil(L, 1)) {
         lua_pushliteral(L, "an error without a message");
         return;
     }
-    if (lua_istable(L, 1))
-        push_table(L);
-    else
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &key_table_text);
+    if (lua_istable(L, 1) && lua_isfunction(L, -1)) {
+        lua_pushvalue(L, 1);
+        lua_call(L, 1, 1);
+    } else {
         luaL_tolstring(L, 1, NULL);
+    }
     lua_pushfstring(L, "an error of type %s: %s", luaL_typename(L, 1), lua_tostring(L, -1));
-    lua_remove(L, -2);
+    lua_replace(L, top + 1);
+    lua_settop(L, top + 1);
 }
 
 /* If the error is that Lua cannot call a method that has another name in luatrain, pushes a hint
@@ -420,8 +382,7 @@ static int where(lua_State *L)
 {
     place p;
     find_place(L, 0, false, &p);
-    lua_pushstring(L, p.line);
-    return 1;
+    return lt__return_string(L, p.line);
 }
 
 /* exit(code, message): raises the error that makes the program exit with this code. */
@@ -431,27 +392,28 @@ static int exit_with(lua_State *L)
     lt__error(L, lt__lua(L), status, "%s", luaL_checkstring(L, 2));
 }
 
-/* nearest(word, names): returns the name most similar to word, or nil if none is similar. */
-static int nearest(lua_State *L)
+/* set_table_text(f): f(error) returns the text of an error that is a table. */
+static int set_table_text(lua_State *L)
 {
-    const char *word = luaL_checkstring(L, 1);
-    int n = (int)luaL_len(L, 2);
-    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        names[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
-    int near = lt_nearest(word, names, n);
-    lua_pushstring(L, near < 0 ? NULL : names[near]);
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_table_text);
+    return 0;
+}
+
+/* hint(word, names, otherwise): see lt__hint(). */
+static int hint(lua_State *L)
+{
+    int n;
+    const char *word = luaL_checkstring(L, 1), **names = lt__check_strings(L, 2, &n);
+    lt__hint(L, word, names, n, luaL_checkstring(L, 3));
     return 1;
 }
 
 /* foreign(name): see lt__foreign(). */
 static int foreign(lua_State *L)
 {
-    lua_pushstring(L, lt__foreign(luaL_checkstring(L, 1)));
-    return 1;
+    return lt__return_string(L, lt__foreign(luaL_checkstring(L, 1)));
 }
 
 /* exit_code(error): returns the exit code of a program that ends with this error. With several
@@ -465,13 +427,12 @@ static int exit_code(lua_State *L)
     (void)raised_here(L, lua_tostring(L, 1), &status);
     if (s->group && lt_group_failure(s->group, &rank, &first, text, sizeof text))
         status = first;
-    lua_pushinteger(L, lt_exit_code(status));
-    return 1;
+    return lt__return_integer(L, lt_exit_code(status));
 }
 
-static const luaL_Reg functions[] = {LT_FN(active_module), LT_FN(fail),    LT_FN(where),
-                                     {"exit", exit_with},  LT_FN(nearest), LT_FN(foreign),
-                                     LT_FN(exit_code),     {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(active_module), LT_FN(fail),      LT_FN(where),
+                                     {"exit", exit_with},  LT_FN(hint),      LT_FN(set_table_text),
+                                     LT_FN(foreign),       LT_FN(exit_code), {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

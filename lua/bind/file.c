@@ -72,23 +72,20 @@ static int file_read_into(lua_State *L)
     lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
     if (!lt__begin_write(L, s, x))
         return 0;
-    lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
-    return 0;
+    return lt__done(L, lt_file_read_into(f, find_in_file(L, f), x));
 }
 
 /* file:verify(): raises if the file's contents do not match its digest. */
 static int file_verify(lua_State *L)
 {
-    lt__check(L, lt__lua(L), lt_file_verify(lt__check_handle(L, file_class)));
-    return 0;
+    return lt__done(L, lt_file_verify(lt__check_handle(L, file_class)));
 }
 
 /* file:has_digest(): whether the file has a digest, as files from lt.save do, so that verify() can
  * check it. */
 static int file_has_digest(lua_State *L)
 {
-    lua_pushboolean(L, lt_file_has_digest(lt__check_handle(L, file_class)));
-    return 1;
+    return lt__return_boolean(L, lt_file_has_digest(lt__check_handle(L, file_class)));
 }
 
 static int file_meta(lua_State *L)
@@ -124,20 +121,14 @@ static int save(lua_State *L)
         lua_pushliteral(L, "");
         lua_newtable(L);
     }
-    int n_meta = (int)luaL_len(L, 4);
-    const char **names, **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
+    int n_meta;
+    const char **names, **meta = lt__check_strings(L, 4, &n_meta);
     const char *path = lt__check_path(L, s, 3, "lt.save");
     lt_tensor **tensors;
-    int n = lt__check_named(L, s, "lt.save", &names, &tensors);
-    for (int i = 0; i < n_meta; i++) {
-        lua_rawgeti(L, 4, i + 1);
-        meta[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
-    lt__check(L, s,
-              s->pipeline ? lt_pipeline_save(s->pipeline, path, n, names, tensors, n_meta / 2, meta)
-                          : lt_file_save(path, n, names, tensors, n_meta / 2, meta));
-    return 0;
+    int n = lt__check_named(L, s, 1, "lt.save", &names, &tensors);
+    return lt__done(
+        L, s->pipeline ? lt_pipeline_save(s->pipeline, path, n, names, tensors, n_meta / 2, meta)
+                       : lt_file_save(path, n, names, tensors, n_meta / 2, meta));
 }
 
 static const luaL_Reg functions[] = {LT_FN(open_file), LT_FN(save), {NULL, NULL}};

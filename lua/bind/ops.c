@@ -430,10 +430,7 @@ static const lt_def *public_op(lua_State *L, lt_lua *s, const char *name)
             return def;
         names[n++] = def->schema.name;
     }
-    int near = lt_nearest(name, names, n);
-    if (near >= 0)
-        lt__refuse(L, s, "unknown op '%s' (did you mean '%s'?)", name, names[near]);
-    lt__refuse(L, s, "unknown op '%s'", name);
+    lt__refuse(L, s, "unknown op '%s'%s", name, lt__hint(L, name, names, n, ""));
 }
 
 /* help(name): returns the signature and the description of an op. */

@@ -33,23 +33,23 @@ static int new_parameter(lua_State *L)
 static int role(lua_State *L)
 {
     lt_tensor *x = lt__to_tensor(L, lt__lua(L), 1);
-    lua_pushstring(L, !x ? NULL : lt_is_param(x) ? "parameter" : lt_is_buffer(x) ? "buffer" : NULL);
-    return 1;
+    return lt__return_string(L, !x                ? NULL
+                                : lt_is_param(x)  ? "parameter"
+                                : lt_is_buffer(x) ? "buffer"
+                                                  : NULL);
 }
 
 /* tensor_version(tensor): returns the number of in-place writes to its memory. */
 static int tensor_version(lua_State *L)
 {
     const lt_tensor *x = lt__self(L, "tensor_version");
-    lua_pushinteger(L, x->storage ? (lua_Integer)atomic_load(&x->storage->version) : 0);
-    return 1;
+    return lt__return_integer(L, x->storage ? (lua_Integer)atomic_load(&x->storage->version) : 0);
 }
 
 static int set_dtype(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt__check(L, s, lt_param_set_dtype(lt__self(L, "to"), lt__check_dtype(L, s, 2, "to")));
-    return 0;
+    return lt__done(L, lt_param_set_dtype(lt__self(L, "to"), lt__check_dtype(L, s, 2, "to")));
 }
 
 /* Builds an lt_params from the names at 1 and the tensors at 2. New; NULL on failure. */
@@ -57,7 +57,7 @@ static lt_params *named_params(lua_State *L, lt_lua *s, const char *who)
 {
     const char **names;
     lt_tensor **tensors;
-    int n = lt__check_named(L, s, who, &names, &tensors);
+    int n = lt__check_named(L, s, 1, who, &names, &tensors);
     lt_params *p = lt_params_new(s->ctx);
     for (int i = 0; p && i < n; i++)
         if (lt_params_add(p, names[i], tensors[i]) != LT_OK) {
@@ -74,8 +74,7 @@ static int place(lua_State *L)
     lt_params *p = named_params(L, s, "net");
     lt_status status = p ? lt_params_place(p) : lt_errcode();
     lt_params_free(p);
-    lt__check(L, s, status);
-    return 0;
+    return lt__done(L, status);
 }
 
 static int sha256(lua_State *L)
@@ -96,8 +95,7 @@ static int sha256(lua_State *L)
                                      : lt_params_sha256(p, hex);
     lt_params_free(p);
     lt__check(L, s, status);
-    lua_pushstring(L, hex);
-    return 1;
+    return lt__return_string(L, hex);
 }
 
 /* freeze(names, tensors, on): freezes or unfreezes parameters. */
@@ -109,8 +107,7 @@ static int freeze(lua_State *L)
     for (int i = 0; status == LT_OK && i < lt_params_count(p); i++)
         status = lt_params_freeze(p, i, lua_toboolean(L, 3));
     lt_params_free(p);
-    lt__check(L, s, status);
-    return 0;
+    return lt__done(L, status);
 }
 
 /* ==== Optimizers ============================================================================== */
@@ -138,8 +135,7 @@ static int optim_set_group(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_optim *o = lt__check_handle(L, lt__optim_class);
     lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
-    lt__check(L, s, lt_optim_set_group(o, x, (int)luaL_checkinteger(L, 3) - 1));
-    return 0;
+    return lt__done(L, lt_optim_set_group(o, x, (int)luaL_checkinteger(L, 3) - 1));
 }
 
 static const char *const step_statuses[] = {[LT_APPLIED] = "applied",
@@ -202,9 +198,9 @@ static int optim_step(lua_State *L)
 static int optim_mixed(lua_State *L)
 {
     const lt_tensor *x = lt_optim_mixed(lt__check_handle(L, lt__optim_class));
-    lua_pushboolean(L, x && (lua_isnoneornil(L, 2) ||
-                             x == lt__check_tensor(L, lt__lua(L), 2, "optim", "a parameter")));
-    return 1;
+    return lt__return_boolean(
+        L, x && (lua_isnoneornil(L, 2) ||
+                 x == lt__check_tensor(L, lt__lua(L), 2, "optim", "a parameter")));
 }
 
 /* optim:has_grads(): whether a parameter has a gradient. */
@@ -214,16 +210,15 @@ static int optim_has_grads(lua_State *L)
     bool any = false;
     for (int i = 0; i < lt_optim_count(o); i++)
         any |= lt_optim_has_grad(o, i);
-    lua_pushboolean(L, any);
-    return 1;
+    return lt__return_boolean(L, any);
 }
 
 /* optim:step_status(): returns the status of the last step. Waits for the device, so it is never
  * "pending". */
 static int optim_step_status(lua_State *L)
 {
-    lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, lt__optim_class))]);
-    return 1;
+    return lt__return_string(
+        L, step_statuses[lt_optim_step_status(lt__check_handle(L, lt__optim_class))]);
 }
 
 /* optim:slot(k, parameter): returns slot k, from 1, of the parameter, and the name of the slot;
@@ -267,8 +262,7 @@ static int optim_set_steps(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_optim *o = lt__check_handle(L, lt__optim_class);
     lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
-    lt__check(L, s, lt_optim_set_steps(o, x, luaL_checkinteger(L, 3)));
-    return 0;
+    return lt__done(L, lt_optim_set_steps(o, x, luaL_checkinteger(L, 3)));
 }
 
 static const luaL_Reg methods[] = {

@@ -76,12 +76,7 @@ static lt_status open_reducer(lt_lua *s)
     if (!replicas)
         return LT_OK;
     s->reducer_config.blocking = true;
-    if (!(s->reducer = lt_reducer_new(s->ctx, replicas, &s->reducer_config)))
-        return lt_errcode();
-    s->wire_scales = lt_wire_scales_init();
-    if (s->micro == 1)
-        lt_set_allreduce(s->ctx, lt_reducer_allreduce, s->reducer);
-    return lt_reducer_use_loss_scale(s->reducer, s->scale, &s->wire_scales);
+    return lt__use_reducer(s, replicas);
 }
 
 /* Makes the state a stage of the pipeline that it has joined. */
@@ -99,9 +94,10 @@ static lt_status open_pipeline(lt_lua *s)
     s->micro = plan->micro;
     if (!(s->pipeline = lt_pipeline_new(s->ctx, s->group, &config)))
         return lt_errcode();
+    LT_TRY(open_reducer(s));
     if (s->micro > 1)
         lt_set_allreduce(s->ctx, refuse_sum, s);
-    return open_reducer(s);
+    return LT_OK;
 }
 
 lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_config *config,
@@ -115,7 +111,7 @@ lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group, const lt_reducer_c
     LT_TRY(lt__begin_rank(L));
     if (!pipeline->plan)
         return LT_OK;
-    return pipeline->only_replicas ? lt__use_reducer(s) : open_pipeline(s);
+    return pipeline->only_replicas ? lt__use_reducer(s, group) : open_pipeline(s);
 }
 
 void lt__close_pipeline(lt_lua *s)
@@ -129,8 +125,7 @@ void lt__close_pipeline(lt_lua *s)
 /* joins_pipeline(): whether the ranks train in a pipeline. */
 static int joins_pipeline(lua_State *L)
 {
-    lua_pushboolean(L, lt__lua(L)->joined_pipeline != NULL);
-    return 1;
+    return lt__return_boolean(L, lt__lua(L)->joined_pipeline != NULL);
 }
 
 /* pipeline(): returns this rank's stage, from 0, the number of stages, its replica, from 0, and the
@@ -140,11 +135,8 @@ static int pipeline(lua_State *L)
     const lt_pipeline *p = lt__lua(L)->pipeline;
     if (!p)
         return 0;
-    lua_pushinteger(L, lt_pipeline_stage(p));
-    lua_pushinteger(L, lt_pipeline_stages(p));
-    lua_pushinteger(L, lt_pipeline_replica(p));
-    lua_pushinteger(L, lt_pipeline_replicas(p));
-    return 4;
+    return lt__return_integers(L, lt_pipeline_stage(p), lt_pipeline_stages(p),
+                               lt_pipeline_replica(p), lt_pipeline_replicas(p));
 }
 
 /* counts(tensor): whether this rank counts the tensor in a sum over all ranks. In a pipeline, one
@@ -152,8 +144,8 @@ static int pipeline(lua_State *L)
 static int counts(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushboolean(L, !s->pipeline || lt_pipeline_counts(s->pipeline, lt__self(L, "counts")));
-    return 1;
+    return lt__return_boolean(L, !s->pipeline ||
+                                     lt_pipeline_counts(s->pipeline, lt__self(L, "counts")));
 }
 
 /* own_item(tensor): returns the only element of a tensor that this rank has. Unlike item(), it does
@@ -169,8 +161,7 @@ static int own_item(lua_State *L)
 /* is_remote(tensor): whether only another stage of the pipeline has its values. */
 static int is_remote(lua_State *L)
 {
-    lua_pushboolean(L, lt_is_remote(lt__self(L, "is_remote")));
-    return 1;
+    return lt__return_boolean(L, lt_is_remote(lt__self(L, "is_remote")));
 }
 
 /* pipeline_times(): returns the fields of lt_pipeline_times: seconds, since the last call, of

@@ -34,8 +34,8 @@ static int profile(lua_State *L)
 /* profile_unit(tensor): returns the unit of a parameter or buffer; 0 if it is not used. */
 static int profile_unit(lua_State *L)
 {
-    lua_pushinteger(L, lt_profile_unit_of(lt__lua(L)->profile, lt__self(L, "profile")) + 1);
-    return 1;
+    return lt__return_integer(L,
+                              lt_profile_unit_of(lt__lua(L)->profile, lt__self(L, "profile")) + 1);
 }
 
 /* profile_rename(unit, name): replaces the name of a unit. */
@@ -43,8 +43,7 @@ static int profile_rename(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int unit = (int)luaL_checkinteger(L, 1) - 1;
-    lt__check(L, s, lt_profile_rename(s->profile, unit, luaL_checkstring(L, 2)));
-    return 0;
+    return lt__done(L, lt_profile_rename(s->profile, unit, luaL_checkstring(L, 2)));
 }
 
 void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int rank, int ranks)
@@ -120,11 +119,7 @@ static int pipeline_plan(lua_State *L)
 
 static void set_numbers(lua_State *L, const char *key, const double *list, int n)
 {
-    lua_createtable(L, n, 0);
-    for (int i = 0; i < n; i++) {
-        lua_pushnumber(L, list[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
+    lt__push_number_list(L, list, n);
     lua_setfield(L, -2, key);
 }
 

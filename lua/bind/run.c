@@ -327,14 +327,12 @@ static int amp(lua_State *L)
     int i = 0;
     while (precisions[i].dtype != dtype)
         i++;
-    lua_pushstring(L, precisions[i].word);
-    return 1;
+    return lt__return_string(L, precisions[i].word);
 }
 
 static int bn_stats_synchronize(lua_State *L)
 {
-    lt__check(L, lt__lua(L), lt_bn_stats_synchronize(lt__lua(L)->ctx));
-    return 0;
+    return lt__done(L, lt_bn_stats_synchronize(lt__lua(L)->ctx));
 }
 
 /* ==== Progress of a run ======================================================================= */
@@ -364,22 +362,16 @@ static int seed(lua_State *L)
                        "call it before the run or after its end");
         lt_set_seed(s->ctx, fixed && *fixed ? lt_seed(s->ctx) : (uint64_t)value);
     }
-    lua_pushinteger(L, (lua_Integer)lt_seed(s->ctx));
-    return 1;
+    return lt__return_integer(L, (lua_Integer)lt_seed(s->ctx));
 }
 
 /* steps(): returns the number of optimizer steps taken in this context. */
-static int steps(lua_State *L)
-{
-    lua_pushinteger(L, lt_step(lt__lua(L)->ctx));
-    return 1;
-}
+static int steps(lua_State *L) { return lt__return_integer(L, lt_step(lt__lua(L)->ctx)); }
 
 /* random_step(): returns the number of optimizer steps since the seed was set. */
 static int random_step(lua_State *L)
 {
-    lua_pushinteger(L, lt_random_step(lt__lua(L)->ctx));
-    return 1;
+    return lt__return_integer(L, lt_random_step(lt__lua(L)->ctx));
 }
 
 /* set_step(n[, random]): sets the number of steps taken to n and, if `random` is given, the result
@@ -400,8 +392,7 @@ static int draws(lua_State *L)
     lt_ctx *ctx = lt__lua(L)->ctx;
     uint64_t next = lt_next_draw(ctx);
     lt_set_next_draw(ctx, next);
-    lua_pushinteger(L, (lua_Integer)next);
-    return 1;
+    return lt__return_integer(L, (lua_Integer)next);
 }
 
 static int set_draws(lua_State *L)

@@ -58,8 +58,7 @@ static int new_folder(lua_State *L)
     bool made = mkdir(path, 0777) == 0;
     if (!made && errno != EEXIST)
         lt__error(L, s, LT_EENV, "%s: cannot create this folder: %s", path, strerror(errno));
-    lua_pushboolean(L, made);
-    return 1;
+    return lt__return_boolean(L, made);
 }
 
 static const char names_class[] = "luatrain.Names";
@@ -120,8 +119,7 @@ static int write_file(lua_State *L)
     const char *path = lt__check_path(L, s, 1, "run");
     size_t bytes;
     const char *text = luaL_checklstring(L, 2, &bytes);
-    lt__check(L, s, lt_file_replace(path, text, bytes));
-    return 0;
+    return lt__done(L, lt_file_replace(path, text, bytes));
 }
 
 /* cut_file(path, bytes): truncates a file to this length. */
@@ -284,11 +282,7 @@ static int lock(lua_State *L)
 /* ==== The machine and the process ============================================================= */
 
 /* clock(): returns monotonic seconds since an arbitrary start. */
-static int read_clock(lua_State *L)
-{
-    lua_pushnumber(L, lt__seconds());
-    return 1;
-}
+static int read_clock(lua_State *L) { return lt__return_number(L, lt__seconds()); }
 
 /* trace(name, start): adds a span from start until now to the trace, if one is recorded. */
 static int trace(lua_State *L)
@@ -306,8 +300,7 @@ static int terminal(lua_State *L)
     if (!isatty(STDOUT_FILENO) || lt_mpi_is_launched())
         return 0;
     bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    lua_pushinteger(L, known ? size.ws_col : 80);
-    return 1;
+    return lt__return_integer(L, known ? size.ws_col : 80);
 }
 
 static void push_memory(lua_State *L, lt_memory m)
@@ -334,31 +327,21 @@ static int peak_rss(lua_State *L)
 {
     struct rusage used;
     getrusage(RUSAGE_SELF, &used);
-    lua_pushinteger(L, (lua_Integer)used.ru_maxrss * 1024);
-    return 1;
+    return lt__return_integer(L, (lua_Integer)used.ru_maxrss * 1024);
 }
 
 /* backend(): returns the name of the compute backend, see lt_backend(). */
 static int backend(lua_State *L)
 {
     char text[96];
-    lua_pushstring(L, lt_backend(lt__lua(L)->ctx, text, sizeof text));
-    return 1;
+    return lt__return_string(L, lt_backend(lt__lua(L)->ctx, text, sizeof text));
 }
 
 /* device(): returns the name of the computing device, such as "cpu" or "cuda:0". */
-static int device(lua_State *L)
-{
-    lua_pushstring(L, lt_device_name(lt__lua(L)->ctx));
-    return 1;
-}
+static int device(lua_State *L) { return lt__return_string(L, lt_device_name(lt__lua(L)->ctx)); }
 
 /* threads(): returns the number of CPU threads of this rank. */
-static int threads(lua_State *L)
-{
-    lua_pushinteger(L, lt_threads(lt__lua(L)->ctx));
-    return 1;
-}
+static int threads(lua_State *L) { return lt__return_integer(L, lt_threads(lt__lua(L)->ctx)); }
 
 static const char listener_class[] = "luatrain.Listener";
 

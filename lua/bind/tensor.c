@@ -26,11 +26,9 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
     int dtype = lt_dtype_find(name);
     if (dtype >= 0)
         return (lt_dtype)dtype;
-    int near = lt_nearest(name, names, LT_DTYPE_COUNT);
-    if (near >= 0)
-        lt__refuse(L, s, "%s: unknown dtype '%s' (did you mean '%s'?)", who, name, names[near]);
-    lt__refuse(L, s, "%s: unknown dtype '%s' (known: f32, f64, f16, bf16, i64, i32, u8)", who,
-               name);
+    lt__refuse(
+        L, s, "%s: unknown dtype '%s'%s", who, name,
+        lt__hint(L, name, names, LT_DTYPE_COUNT, " (known: f32, f64, f16, bf16, i64, i32, u8)"));
 }
 
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
@@ -60,13 +58,9 @@ void lt__push_dims(lua_State *L, const lt_tensor *x)
 {
     int64_t dims[LT_MAX_DIMS];
     int n = lt_ndim(x);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) /* Lua's allocation may run a finalizer that closes x */
         dims[i] = lt_dims(x)[i];
-    lua_createtable(L, n, 0);
-    for (int i = 0; i < n; i++) {
-        lua_pushinteger(L, dims[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
+    lt__push_dim_list(L, dims, n);
 }
 
 /* Reads the name of a device of this context. Returns the device, borrowed. */
@@ -102,12 +96,9 @@ lt_dtype lt__check_constructor_options(lua_State *L, lt_lua *s, int index, const
             *device = check_device(L, s, lua_gettop(L), who);
         } else {
             static const char *const names[] = {"dtype", "device"};
-            int near = lt_nearest(key, names, 2);
             const char *text = *key ? key : lt__text(L, -2);
-            if (near >= 0)
-                lt__refuse(L, s, "%s: unknown option '%s' (did you mean '%s'?)", who, text,
-                           names[near]);
-            lt__refuse(L, s, "%s: unknown option '%s' (known: dtype, device)", who, text);
+            lt__refuse(L, s, "%s: unknown option '%s'%s", who, text,
+                       lt__hint(L, key, names, 2, " (known: dtype, device)"));
         }
         lua_pop(L, 1);
     }
@@ -311,8 +302,7 @@ static int set(lua_State *L)
     lt_status status = one ? lt__fill_with(L, lua_gettop(L), one) : lt_errcode();
     lt_release(one);
     lt_release(flat);
-    lt__check(L, s, status);
-    return 0;
+    return lt__done(L, status);
 }
 
 static int item(lua_State *L)
@@ -389,14 +379,12 @@ static int dim(lua_State *L)
                    "(%s)",
                    n, lt__text(L, 2), text);
     }
-    lua_pushinteger(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
-    return 1;
+    return lt__return_integer(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
 }
 
 static int count_elements(lua_State *L)
 {
-    lua_pushinteger(L, lt_count(lt__self(L, "count")));
-    return 1;
+    return lt__return_integer(L, lt_count(lt__self(L, "count")));
 }
 
 /* Returns a description such as "2x3 f32" and, if there are no values to print, "dead", "pending",
@@ -427,8 +415,7 @@ static int to(lua_State *L)
 
 static int is_tensor(lua_State *L)
 {
-    lua_pushboolean(L, lt__to_tensor(L, lt__lua(L), 1) != NULL);
-    return 1;
+    return lt__return_boolean(L, lt__to_tensor(L, lt__lua(L), 1) != NULL);
 }
 
 /* ==== Metamethods ============================================================================= */
@@ -446,15 +433,13 @@ static int length(lua_State *L)
     lt_tensor *x = lt__self(L, "#");
     if (lt_ndim(x) == 0)
         lt__refuse(L, lt__lua(L), "# requires a tensor with axes, but this one has none");
-    lua_pushinteger(L, lt_dim(x, 0));
-    return 1;
+    return lt__return_integer(L, lt_dim(x, 0));
 }
 
 static int same(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lua_pushboolean(L, lt__to_tensor(L, s, 1) == lt__to_tensor(L, s, 2));
-    return 1;
+    return lt__return_boolean(L, lt__to_tensor(L, s, 1) == lt__to_tensor(L, s, 2));
 }
 
 /* Pushes x.grad. Usually it is nil; then no box is created. */

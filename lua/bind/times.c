@@ -173,15 +173,10 @@ static int time_ops(lua_State *L)
 
 static void push_shape(lua_State *L, const key *k, int i)
 {
-    if (k->ndim[i] < 0) {
+    if (k->ndim[i] < 0)
         lua_pushboolean(L, 0);
-        return;
-    }
-    lua_createtable(L, k->ndim[i], 0);
-    for (int d = 0; d < k->ndim[i]; d++) {
-        lua_pushinteger(L, k->dims[i][d]);
-        lua_rawseti(L, -2, d + 1);
-    }
+    else
+        lt__push_dim_list(L, k->dims[i], k->ndim[i]);
 }
 
 static void push_row(lua_State *L, const row *r)

@@ -33,6 +33,18 @@ end
 
 check.shown = shown
 
+-- "{code = 3, message = 'hello'}" for an error that is a table: at most 16 of its fields, sorted.
+core.set_table_text(function(err)
+  local list, is_shown = {}, {string = true, number = true, boolean = true}
+  for key, value in next, err do
+    if type(key) ~= "boolean" and is_shown[type(key)] and is_shown[type(value)] then
+      list[#list + 1] = ("%s = %s"):format(key, shown(value))
+    end
+  end
+  table.sort(list)
+  return "{" .. table.concat(list, ", ", 1, math.min(#list, 16)) .. "}"
+end)
+
 -- Describes a value that a function returned: "a tensor f32 {2, 3}", "a nil".
 function check.described(value)
   return "a " .. (core.is_tensor(value) and "tensor " .. core.describe(value) or type(value))
@@ -275,10 +287,7 @@ local function new(_, text)
 end
 
 -- " (did you mean 'near'?)" if one of names is close to word, else `otherwise`.
-function check.hint(word, names, otherwise)
-  local near = core.nearest(word, names)
-  return near and (" (did you mean '%s'?)"):format(near) or otherwise
-end
+function check.hint(word, names, otherwise) return core.hint(word, names, otherwise) end
 
 -- Makes a table of functions strict and returns it: reading an unknown name is an error, and so is
 -- a call with too many arguments. name is for errors; prefix: see arity.lua.

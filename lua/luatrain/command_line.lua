@@ -32,6 +32,12 @@ function command_line.script()
   return (tostring(path or "run"):match "[^/]*$":gsub("%.lua$", ""))
 end
 
+-- The text of an environment variable; nil if it is not set or empty.
+function command_line.variable(name)
+  local text = os.getenv(name)
+  return text ~= "" and text or nil
+end
+
 -- Quotes text for a shell, if necessary.
 local function quote(text)
   if text:find "^[%w_./:=,+@%%-]+$" then return text end

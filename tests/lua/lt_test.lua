@@ -58,6 +58,14 @@ function T.fails(fn, message)
   end
 end
 
+-- Checks that fn(...) raises an error that contains a text.
+function T.raises(text, fn, ...)
+  local ok, why = pcall(fn, ...)
+  if ok or not tostring(why):find(text, 1, true) then
+    error(("expected an error: %s\n  got: %s"):format(text, ok and "none" or tostring(why)), 2)
+  end
+end
+
 -- Returns the path of the luatrain program that runs this script.
 function T.program()
   local file = assert(io.open("/proc/self/cmdline", "rb"))
@@ -99,7 +107,12 @@ function T.run(folder, arguments, prefix)
   return out, tonumber(code)
 end
 
--- The same, and checks the exit code and that the output contains a text. Returns the output.
+-- Runs a script on one thread in a new folder. Returns what it prints and its exit code.
+function T.run_script(script, options, arguments)
+  return T.run(T.folder(script), ("--threads 1 %s t.lua %s"):format(options, arguments or ""))
+end
+
+-- Like T.run, and checks the exit code and that the output contains a text. Returns the output.
 function T.ends(folder, arguments, code, message, prefix)
   local text, got = T.run(folder, arguments, prefix)
   if got ~= code or not text:find(message, 1, true) then
@@ -115,13 +128,71 @@ function T.sha(folder)
   return file and file:read "a":match '.*"weights_sha256":"(%x*)"'
 end
 
--- The texts of the warnings of the run in a folder.
-function T.warnings(folder)
+-- The events of one kind that the run in a folder has logged: a list of tables.
+function T.events(folder, kind)
   local list = {}
   for line in io.lines(folder .. "/metrics.jsonl") do
-    list[#list + 1] = line:match '^{"event":"warn".*"text":"(.*)"}'
+    if line:find('^{"event":"' .. kind .. '"') then
+      list[#list + 1] = require "luatrain.json".read(line)
+    end
   end
   return list
+end
+
+-- The texts of the warnings of the run in a folder.
+function T.warnings(folder)
+  local list = T.events(folder, "warn")
+  for i, event in ipairs(list) do list[i] = event.text end
+  return list
+end
+
+-- The names in a folder, or the error of ls.
+function T.names(folder)
+  local pipe <close> = assert(io.popen(("LC_ALL=C ls -A %s 2>&1"):format(folder)))
+  return (pipe:read "a":gsub("\n$", ""):gsub("\n", " "))
+end
+
+-- A function for run:step: trains net with one optimizer, by cross entropy.
+function T.learn(net, optim)
+  return function(x, y)
+    local loss = require "luatrain".cross_entropy(net(x), y)
+    loss:backward()
+    optim:step()
+    return loss
+  end
+end
+
+-- Calls fn(x) and closes x in the k-th garbage collection during the call. Each allocation by Lua
+-- runs a full collection. finalize: called after x is closed, or nil. Returns whether x was closed
+-- during the call, and the results of pcall.
+function T.close_within(k, x, fn, finalize)
+  local closed = false
+  local function arm(left)
+    setmetatable({}, {__gc = function()
+      if left > 1 then return arm(left - 1) end
+      closed = true
+      do local _ <close> = x end
+      if finalize then finalize() end
+    end})
+  end
+  collectgarbage()
+  collectgarbage "stop"
+  collectgarbage("incremental", 1, 1000, 63)   -- no pause, and each step is a full collection
+  coroutine.wrap(arm)(k)                       -- leaves no reference on this stack
+  collectgarbage "restart"
+  local ok, value = pcall(fn, x)
+  local closed_in_call = closed
+  collectgarbage("incremental", 200, 100, 13)
+  return closed_in_call, ok, value
+end
+
+-- The C core, which only the embedded files can access.
+function T.core()
+  for i = 1, math.huge do
+    local name, value = debug.getupvalue(require "luatrain".load, i)
+    if name == "core" then return value end
+    assert(name, "lt.load does not have it")
+  end
 end
 
 -- Ends the script: prints the totals and exits with status 0 if no test failed, else 1.

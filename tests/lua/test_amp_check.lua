@@ -54,38 +54,26 @@ print(("calls %d ends %d"):format(calls, ends))
 print(losses[1] == losses[3] and losses[1] ~= losses[2] and "the same random numbers" or "others")
 ]]
 
-local function field(line, name) return line:match('"' .. name .. '":"?([%w.+-]+)') end
-
--- Returns the lines of an event in the metrics of a run.
-local function events(out, kind)
-  local list = {}
-  for line in io.lines(out .. "/metrics.jsonl") do
-    if line:find('^{"event":"' .. kind .. '"') then list[#list + 1] = line end
-  end
-  return list
-end
-
-local out = T.folder()
-T.write(out .. "/script.lua", SCRIPT)
+local events, out = T.events, T.folder(SCRIPT)
 
 -- Checks that two runs with these arguments, one of them with --amp-check, are equal. Returns the
 -- events of the checks and what that run printed.
 local function same_run(name, before, after)
-  T.ends(out, ("%s --out %s.off script.lua %s"):format(before, name, after), 0, "")
-  local text = T.ends(out, ("%s --amp-check 4 --out %s.on script.lua %s"):format(before, name,
-                                                                              after), 0, "")
+  T.ends(out, ("%s --out %s.off t.lua %s"):format(before, name, after), 0, "")
+  local text = T.ends(out, ("%s --amp-check 4 --out %s.on t.lua %s"):format(before, name, after), 0,
+                      "")
   local plain, checked = out .. "/" .. name .. ".off", out .. "/" .. name .. ".on"
   T.equal(T.sha(checked), T.sha(plain))
   local a, b = events(plain, "step"), events(checked, "step")
   T.equal(#a, 10)
   for i = 1, #a do
     for _, key in ipairs{"loss", "scale", "skipped", "headroom", "lr"} do
-      T.equal(field(b[i], key), field(a[i], key))
+      T.equal(b[i][key], a[i][key])
     end
   end
   T.equal(#events(plain, "amp_check"), 0)
   local checks = events(checked, "amp_check")
-  for i, line in ipairs(checks) do T.equal(tonumber(field(line, "step")), 4 * i - 3) end
+  for i, found in ipairs(checks) do T.equal(found.step, 4 * i - 3) end
   return checks, text
 end
 
@@ -112,16 +100,13 @@ T.test("checks do not change a run", function()
 end)
 
 T.test("the event and the line of a check", function()
-  local line = events(out .. "/case1.on", "amp_check")[1]
-  T.equal(field(line, "scale"), "65536.0")
-  local loss, loss_f32 = tonumber(field(line, "loss")), tonumber(field(line, "loss_f32"))
-  assert(loss ~= loss_f32 and math.abs(loss - loss_f32) < 1e-2)
-  local layers = {}
-  for layer in line:gmatch '"layer":"([^"]*)"' do layers[#layers + 1] = layer end
-  T.equal(table.concat(layers, " "), "mul add net.1 net.2 net.4 net.6 cross_entropy")
-  local output = tonumber(field(line:match '"layer":"net.1",.-}', "output"))
-  assert(output > 1e-5 and output < 1e-2, line)
-  local text = T.run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
+  local found, names = events(out .. "/case1.on", "amp_check")[1], {}
+  T.equal(found.scale, 65536.0)
+  assert(found.loss ~= found.loss_f32 and math.abs(found.loss - found.loss_f32) < 1e-2)
+  for i, layer in ipairs(found.layers) do names[i] = layer.layer end
+  T.equal(table.concat(names, " "), "mul add net.1 net.2 net.4 net.6 cross_entropy")
+  assert(found.layers[3].output > 1e-5 and found.layers[3].output < 1e-2)
+  local text = T.run(out, "--threads 1 --amp fp16 --amp-check 100 t.lua")
   assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; worst "
                    .. "error [%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
   T.equal(select(2, text:gsub("amp check", "")), 1)
@@ -129,24 +114,20 @@ end)
 
 T.test("--amp-check requires half precision", function()
   for _, amp in ipairs{"", "--amp off"} do
-    local text, code = T.run(out, amp .. " --amp-check 4 --out refused script.lua")
-    T.equal(text, "luatrain: --amp-check N compares half precision with f32; it requires --amp "
-                  .. "bf16, fp16 or auto\n")
-    T.equal(code, 2)
+    T.equal({T.run(out, amp .. " --amp-check 4 --out refused t.lua")},
+            {"luatrain: --amp-check N compares half precision with f32; it requires --amp bf16, "
+             .. "fp16 or auto\n", 2})
   end
-  local text, code = T.run(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 "
-                              .. "script.lua")
-  T.equal(code, 0)                     -- the trial has 14 steps
+  local text = T.ends(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 t.lua",
+                      0, "")           -- the trial has 14 steps
   assert(not text:find "amp check", text)
 end)
 
 T.test("functions that cannot be checked", function()
   local function check_fails(name, body, message)
     T.write(out .. "/wrong.lua", (SCRIPT:gsub("local sum = 0\n", body .. "\n%0")))
-    local text, code = T.run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
-                                :format(name))
-    assert(text:find(message, 1, true), text)
-    T.equal(code, 1)
+    T.ends(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua"):format(name), 1,
+           message)
   end
   check_fails("none", "if true then return 0 end",
       "amp check: the function returned without calling backward")
@@ -272,7 +253,7 @@ T.test("autocast within the function is off in the second pass", function()
 end)
 
 T.test("one rank may check alone", function()
-  T.write(out .. "/root.lua", [[
+  T.equal({T.run(T.folder [[
 local lt = require "luatrain"
 local net = lt.nn.sequential{lt.nn.linear{4, 4}, lt.nn.sync_batch_norm{4}}
 local sgd = lt.optim.sgd(net, {lr = 0.1})
@@ -280,10 +261,7 @@ local function go() net(lt.randn{8, 4}):sum():backward() end
 local found = lt.on_root(lt.amp.check, lt.autocast, "bf16", go)
 go()
 print(found and #found.layers, sgd:step())
-]])
-  local text, code = T.run(out, "--ranks 2 --threads 1 root.lua")
-  T.equal(text, "3\tapplied\n")
-  T.equal(code, 0)
+]], "--ranks 2 --threads 1 t.lua")}, {"3\tapplied\n", 0})
 end)
 
 T.test("invalid calls", function()

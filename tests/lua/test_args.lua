@@ -5,17 +5,17 @@ local T = require "lt_test"
 local defaults = {data = "x", epochs = 3, lr = 0.5, fast = false, max_steps = 10}
 local NO_HINT = " (--help lists them; luatrain's own go before the script)"
 
-local function read(...)
-  arg = {[0] = "dir/script.lua", ...}
-  return lt.args(defaults)
+-- Returns a function that reads flags with these defaults, and one that checks its error. A usage
+-- error does not name a line of the script, because the script is correct.
+local function reader(flags)
+  local function read(...)
+    arg = {[0] = "dir/script.lua", ...}
+    return lt.args(flags)
+  end
+  return read, function(message, ...) T.equal({pcall(read, ...)}, {false, message}) end
 end
 
--- A usage error does not name a line of the script, because the script is correct.
-local function refuses(message, ...)
-  local ok, why = pcall(read, ...)
-  assert(not ok)
-  T.equal(why, message)
-end
+local read, refuses = reader(defaults)
 
 T.test("flags", function()
   T.equal(read(), defaults)
@@ -39,10 +39,9 @@ T.test("invalid flags", function()
 end)
 
 T.test("a flag is suggested for the last word of its name", function()
-  arg = {[0] = "script.lua", "--decay", "1e-4"}
-  local ok, why = pcall(lt.args, {weight_decay = 1e-4, decay_steps = 3})
-  assert(not ok)
-  T.equal(why, "script.lua: unknown option '--decay' (did you mean '--weight-decay'?)")
+  local _, refuses_decay = reader{weight_decay = 1e-4, decay_steps = 3}
+  refuses_decay("script.lua: unknown option '--decay' (did you mean '--weight-decay'?)", "--decay",
+                "1e-4")
 end)
 
 T.test("the sign of the default sets the smallest number", function()
@@ -51,31 +50,18 @@ T.test("the sign of the default sets the smallest number", function()
   refuses("script.lua: --lr must be a non-negative number, but is '-0.1'", "--lr=-0.1")
   refuses("script.lua: --lr must be a non-negative number, but is '1e999'", "--lr=1e999")
   T.equal(read("--lr", "0").lr, 0.0)
-  local function free(...)
-    arg = {[0] = "script.lua", ...}
-    return lt.args{skip = 0, below = -1, gain = -0.5}
-  end
+  local free, refuses_free = reader{skip = 0, below = -1, gain = -0.5}
   T.equal(free("--skip", "0", "--below", "-7", "--gain", "-2"), {skip = 0, below = -7, gain = -2.0})
-  local ok, why = pcall(free, "--skip", "-1")
-  assert(not ok)
-  T.equal(why, "script.lua: --skip must be a non-negative integer, but is '-1'")
-  ok, why = pcall(free, "--gain", "x")
-  assert(not ok)
-  T.equal(why, "script.lua: --gain must be a number, but is 'x'")
+  refuses_free("script.lua: --skip must be a non-negative integer, but is '-1'", "--skip", "-1")
+  refuses_free("script.lua: --gain must be a number, but is 'x'", "--gain", "x")
 end)
 
 T.test("choices", function()
-  local function choose(...)
-    arg = {[0] = "script.lua", ...}
-    return lt.args{arch = {"resnet20", "resnet32", "vgg"}}.arch
-  end
-  T.equal(choose(), "resnet20")
-  T.equal(choose("--arch", "vgg"), "vgg")
-  local _, why = pcall(choose, "--arch", "resnet23")
-  T.equal(why, "script.lua: --arch must be one of resnet20, resnet32, vgg, but is 'resnet23' (did "
-               .. "you mean 'resnet20'?)")
-  _, why = pcall(choose, "--arch=")
-  T.equal(why, "script.lua: --arch must be one of resnet20, resnet32, vgg, but is ''")
+  local choose, refuses_arch = reader{arch = {"resnet20", "resnet32", "vgg"}}
+  local known = "script.lua: --arch must be one of resnet20, resnet32, vgg, but is "
+  T.equal({choose().arch, choose("--arch", "vgg").arch}, {"resnet20", "vgg"})
+  refuses_arch(known .. "'resnet23' (did you mean 'resnet20'?)", "--arch", "resnet23")
+  refuses_arch(known .. "''", "--arch=")
 end)
 
 T.test("declarations", function()

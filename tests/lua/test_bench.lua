@@ -309,6 +309,16 @@ local function read(name) return json.read(T.read(path(name))) end
 -- Runs `luatrain bench ARGUMENTS`. Returns its output and exit code.
 local function run(arguments) return T.run(folder, "bench " .. arguments) end
 
+-- The same, and checks the exit code and that the output contains a text. Returns the output.
+local function ends(arguments, code, message)
+  return T.ends(folder, "bench " .. arguments, code, message)
+end
+
+-- Checks that all output is one message.
+local function fails(arguments, code, message)
+  T.equal({arguments, run(arguments)}, {arguments, ("luatrain: %s\n"):format(message), code})
+end
+
 -- An epoch has 3 steps, so evaluations and reports run between the measured steps. quick.lua does
 -- not measure the limits of the machine, which takes seconds.
 local TRAIN = [[
@@ -339,9 +349,7 @@ write("quick.lua", [[
 ]] .. TRAIN)
 
 T.test("a script's training and the machine's limits are measured, and leave no files", function()
-  local out, code = run "--steps 7 --json=out.json train.lua"
-  T.equal(code, 0)
-  assert(out:find "7 steps of 4 images: ")
+  local out = ends("--steps 7 --json=out.json train.lua", 0, "7 steps of 4 images: ")
   assert(out:find "conv2d back w,b +4x8x8x2 3x3x3x2 > 4x6x6x3 +1 ")
   assert(not out:find "not reached")
   local r = read "out.json"
@@ -369,40 +377,32 @@ end)
 T.test("options for runs are refused", function()
   for _, flag in ipairs{"--out bench", "--resume=never", "--save-every 1", "--max-steps 5",
                         "--log json"} do
-    local out, code = T.run(folder, flag .. " bench train.lua")
-    T.equal(code, 2)
-    T.equal(out, ("luatrain: bench: %s has no effect here: a benchmark keeps only what --json FILE "
-                  .. "writes\n"):format(flag:match "^[%a-]+"))
+    T.equal({T.run(folder, flag .. " bench train.lua")},
+            {("luatrain: bench: %s has no effect here: a benchmark keeps only what --json FILE "
+              .. "writes\n"):format(flag:match "^[%a-]+"), 2})
   end
   T.equal(io.open(path "bench"), nil)
 end)
 
 T.test("--amp sets the precision of the run", function()
-  local _, code = run "--steps 1 --amp bf16 --json bf16.json quick.lua"
-  T.equal(code, 0)
+  ends("--steps 1 --amp bf16 --json bf16.json quick.lua", 0, "")
   local r = read "bf16.json"
   T.equal(r.amp, "bf16")
   T.equal(row(r, "conv2d", false).dtype, "bf16")
 end)
 
 T.test("comparison with an earlier result", function()
-  local function baseline(factor, parameters)
+  local function baseline(factor, parameters, ...)
     local r = read "out.json"
     r.images_per_s, r.parameters = factor * r.images_per_s, parameters or r.parameters
     for _, op in ipairs(r.ops) do op.seconds = op.seconds / factor end
     write("then.json", json.text(r))
-    return run "--steps 7 --baseline then.json quick.lua"
+    return ends("--steps 7 --baseline then.json quick.lua", ...)
   end
-  local out, code = baseline(0.001)
-  T.equal(code, 0)
-  assert(out:find("then.json: ", 1, true) and not out:find "slower")
-  out, code = baseline(1000)
-  T.equal(code, 1)
-  assert(out:find("bench: slower than then.json by more than 5 % (--margin)", 1, true))
-  out, code = baseline(1, 7)
-  T.equal(code, 2)
-  assert(out:find("bench: then.json: the earlier result is of another net or batch: 7 parameters, "
-                  .. "4 images", 1, true))
+  assert(not baseline(0.001, nil, 0, "then.json: "):find "slower")
+  baseline(1000, nil, 1, "bench: slower than then.json by more than 5 % (--margin)")
+  baseline(1, 7, 2, "bench: then.json: the earlier result is of another net or batch: 7 "
+                    .. "parameters, 4 images")
 end)
 
 T.test("scripts that do not train, or fail", function()
@@ -414,17 +414,10 @@ T.test("scripts that do not train, or fail", function()
     local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
     local run <close> = lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train,
                                epochs = 1, batch = 10}]])
-  local out, code = run "none.lua"
-  T.equal(code, 1)
-  T.equal(out, "luatrain: bench: none.lua calls neither lt.run nor lt.fit, so there is no step to "
-               .. "measure\n")
-  out, code = run "left.lua"
-  T.equal(code, 1)
-  T.equal(out, "luatrain: bench: left.lua ended before all steps were measured; try fewer "
-               .. "--steps\n")
-  out, code = run "fails.lua"
-  T.equal(code, 1)
-  T.equal(out, "luatrain: fails.lua:1: it broke\n")
+  fails("none.lua", 1, "bench: none.lua calls neither lt.run nor lt.fit, so there is no step to "
+                       .. "measure")
+  fails("left.lua", 1, "bench: left.lua ended before all steps were measured; try fewer --steps")
+  fails("fails.lua", 1, "fails.lua:1: it broke")
 end)
 
 -- A run that prints the name of its folder. It calls evaluate(net, x) in its evaluations, after
@@ -461,12 +454,8 @@ local function run_signalled(lines)
 end
 
 T.test("a signal during an evaluation, or after the run", function()
-  local code, rest = run_signalled "evaluate = kill"
-  T.equal(code, 75)
-  T.equal(rest, "luatrain: bench: stopped by SIGINT\n")
-  code, rest = run_signalled "require 'luatrain.commands.bench'.limits = kill"
-  T.equal(code, 128 + 2)
-  T.equal(rest, "")
+  T.equal({run_signalled "evaluate = kill"}, {75, "luatrain: bench: stopped by SIGINT\n"})
+  T.equal({run_signalled "require 'luatrain.commands.bench'.limits = kill"}, {128 + 2, ""})
 end)
 
 T.test("a signal ends the measurement", function()
@@ -479,18 +468,14 @@ T.test("a signal ends the measurement", function()
       if lt.steps() == 2 then io.popen("kill -TERM $PPID"):close() end
       return lt.cross_entropy(...)
     end}]])
-  local out, code = run "killed.lua"
-  T.equal(code, 75)
-  T.equal(out:match "luatrain: (.*)\n", "bench: stopped by SIGTERM")
+  ends("killed.lua", 75, "luatrain: bench: stopped by SIGTERM\n")
 end)
 
 T.test("files that are not results", function()
   write("text.json", "hello")
   write("other.json", "{}")
   local function refused(name, message)
-    local out, code = run("--baseline " .. name .. " train.lua")
-    T.equal(code, 2)
-    T.equal(out, "luatrain: bench: " .. message .. "\n")
+    fails("--baseline " .. name .. " train.lua", 2, "bench: " .. message)
   end
   refused("nowhere.json", "cannot read nowhere.json: No such file or directory")
   refused("text.json", "text.json: JSON: expected a value at byte 1")
@@ -511,9 +496,8 @@ T.test("files that are not results", function()
 end)
 
 T.test("files that cannot be written", function()
-  local out, code = run "--json nowhere/x.json train.lua"
-  T.equal(code, 2)
-  T.equal(out, "luatrain: bench: cannot write nowhere/x.json: No such file or directory\n")
+  fails("--json nowhere/x.json train.lua", 2, "bench: cannot write nowhere/x.json: No such file or "
+                                              .. "directory")
   local _, full = run "--help >/dev/full"
   T.equal(full, 5)
 end)

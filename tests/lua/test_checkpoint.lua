@@ -40,13 +40,7 @@ local function train_net(out, more)
   return o.net, ok and result, not ok and result
 end
 
-local function names(path)
-  local list = {}
-  local pipe = io.popen("ls " .. path)
-  for name in pipe:lines() do list[#list + 1] = name end
-  pipe:close()
-  return table.concat(list, " ")
-end
+local function names(path) return (T.names(path):gsub("^%.lock ", "")) end
 
 -- The fields of steps and epochs in metrics.jsonl, without measured times.
 local function metrics(path)
@@ -113,19 +107,14 @@ T.test("a checkpoint has the count of steps of each parameter; an older one load
         return list
       end)
     end
-    local net_5 = net[5]
+    local net_5, learn = net[5], T.learn(net, adam)
     pcall(function()
       local run <close> = lt.run{net = net, optim = adam, train = train, epochs = 3, batch = 8,
                                  out = out, max_steps = stop}
       for _ in run:epochs() do
         for x, y in run:batches() do
           net_5:freeze(run.steps < 5)
-          run:step(function()
-            local loss = lt.cross_entropy(net(x), y)
-            loss:backward()
-            adam:step()
-            return loss
-          end)
+          run:step(learn, x, y)
         end
       end
     end)
@@ -389,18 +378,14 @@ local function train_by_hand(out, options, change, max_steps)
   local groups = {{params = {table.unpack(net:parameters(), 1, 4)}},
                   {params = {table.unpack(net:parameters(), 5)}, lr = options.lr2}}
   local sgd = lt.optim.sgd(groups, {lr = options.lr or 0.05, momentum = 0.9})
+  local learn = T.learn(net, sgd)
   pcall(function()
     local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 3, batch = 8,
                                schedule = options.schedule, out = out, max_steps = max_steps}
     for epoch in run:epochs() do
       if epoch == 2 and run.done == 0 then change(sgd) end
       for x, y in run:batches() do
-        run:step(function()
-          local loss = lt.cross_entropy(net(x), y)
-          loss:backward()
-          sgd:step()
-          return loss
-        end)
+        run:step(learn, x, y)
       end
     end
   end)
@@ -458,12 +443,7 @@ T.test("a resumed run keeps the numbers of its report", function()
     local run <close> = new_run()
     for _ in run:epochs() do
       for x, y in run:batches() do
-        run:step(function()
-          local loss = lt.cross_entropy(net(x), y)
-          loss:backward()
-          run.settings.optim:step()
-          return loss
-        end)
+        run:step(T.learn(net, run.settings.optim), x, y)
       end
       run:report(reported)
       break
@@ -478,12 +458,9 @@ end)
 
 T.test("a resumed run continues its clock", function()
   local out = folder()
-  local function last(event, name)
-    local value
-    for line in io.lines(out .. "/metrics.jsonl") do
-      if line:find('^{"event":"' .. event) then value = line:match('"' .. name .. '":([%d.]+)') end
-    end
-    return tonumber(value)
+  local function last(kind, name)
+    local list = T.events(out, kind)
+    return list[#list][name]
   end
   local function slow(logits, y)                         -- the clock is written in milliseconds
     os.execute "sleep 0.01"
@@ -508,8 +485,8 @@ T.test("net:load reads the net of a checkpoint", function()
   for name, tensor in net:named_parameters() do
     T.equal({name, lt.ne(tensor, file["net." .. name]):sum():item()}, {name, 0})
   end
-  local _, why = pcall(nn.linear{2, 2}.load, nn.linear{2, 2}, path)
-  assert(why:find(path .. " does not fit: net.w is missing; net.b is missing; net.1.w is", 1, true))
+  T.raises(path .. " does not fit: net.w is missing; net.b is missing; net.1.w is",
+           nn.linear{2, 2}.load, nn.linear{2, 2}, path)
 end)
 
 T.test("a failed save is reported, and the old checkpoint kept", function()

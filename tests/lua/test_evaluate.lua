@@ -38,19 +38,13 @@ local TOLD = "luatrain: warning: run:evaluate: the training step does not call l
              .. "so the result has cross_entropy instead of loss; give lt.run the training's loss: "
              .. "loss = function(logits, y) ... end\n"
 
--- Runs the script in a new folder. Returns its output, exit code and the lines of its epochs.
+-- Runs the script in a new folder. Returns its output, exit code and the events of its epochs.
 local function run(options, flags, at)
   at = at or T.folder(SCRIPT)
   local text, code = T.run(at, ("--threads 1 --quiet --out out %s t.lua %s"):format(options, flags),
                            "timeout -k 1 60")
-  local epochs = {}
-  for line in io.lines(at .. "/out/metrics.jsonl") do
-    if line:find '^{"event":"epoch"' then epochs[#epochs + 1] = line end
-  end
-  return text, code, epochs, at
+  return text, code, T.events(at .. "/out", "epoch"), at
 end
-
-local function number(line, name) return tonumber(line:match('"' .. name .. '":([-%d.e+]+)')) end
 
 local MODES = {"", "--ranks 2", "--ranks 2 --parallel pipe=2,micro=2,cut=c",
                "--parallel async=asgd --simulate workers=2,delay=lognormal:0.2",
@@ -61,9 +55,9 @@ T.test("under another training loss, cross entropy is not called the loss", func
     local mode = MODES[i]
     local text, code, epochs = run(mode, "")
     T.equal({mode, code, text, #epochs}, {mode, 0, TOLD, 2})
-    for _, line in ipairs(epochs) do
-      T.equal({mode, number(line, "test_loss")}, {mode, nil})
-      T.near(number(line, "cross_entropy"), 1.1, 0.4)
+    for _, epoch in ipairs(epochs) do
+      T.equal({mode, epoch.test_loss}, {mode, nil})
+      T.near(epoch.cross_entropy, 1.1, 0.4)
     end
   end
 end)
@@ -82,19 +76,16 @@ T.test("a run that stops before an evaluation resumes with the same name", funct
   T.equal({code, #epochs}, {0, 0})
   local text, last, resumed = run("", "", at)
   T.equal({last, text}, {0, TOLD})
-  for i, line in ipairs(whole) do
-    T.equal(number(resumed[i], "cross_entropy"), number(line, "cross_entropy"))
-  end
+  for i, epoch in ipairs(whole) do T.equal(resumed[i].cross_entropy, epoch.cross_entropy) end
 end)
 
 T.test("run:evaluate uses the loss of lt.run", function()
   for _, mode in ipairs(MODES) do
     local text, code, epochs = run(mode, "--give")
     T.equal({mode, code, text, #epochs}, {mode, 0, "", 2})
-    for _, line in ipairs(epochs) do
-      local test, train = number(line, "test_loss"), number(line, "loss")
-      assert(test < 0.5 and train < 0.5, line)
-      T.equal(number(line, "cross_entropy"), nil)
+    for _, epoch in ipairs(epochs) do
+      assert(epoch.test_loss < 0.5 and epoch.loss < 0.5, mode)
+      T.equal(epoch.cross_entropy, nil)
     end
   end
 end)
@@ -102,7 +93,7 @@ end)
 T.test("a training step that calls cross entropy has a test loss", function()
   local text, code, epochs = run("", "--entropy")
   T.equal({code, text}, {0, ""})
-  T.near(number(epochs[2], "test_loss"), 1.1, 0.4)
+  T.near(epochs[2].test_loss, 1.1, 0.4)
 end)
 
 T.test("a test loss that is nan is a warning", function()

@@ -76,17 +76,8 @@ T.test("a file of another program has no digest", function()
   T.equal(texts, {format = "pt"})
 end)
 
--- Returns the C core, which only the embedded files can access.
-local function find_core()
-  for i = 1, math.huge do
-    local name, value = debug.getupvalue(lt.load, i)
-    if name == "core" then return value end
-    assert(name, "lt.load does not have it")
-  end
-end
-
 T.test("has_digest", function()
-  local core = find_core()
+  local core = T.core()
   local function has_digest()
     local file <close> = core.open_file(path)
     return file:has_digest()
@@ -101,7 +92,7 @@ T.test("has_digest", function()
 end)
 
 T.test("a finalizer may close a file or a tensor that is in use", function()
-  local core = find_core()
+  local core = T.core()
   local names, tensors, meta = {}, {}, {}
   for i = 1, 50 do
     names[i], tensors[i] = ("a name too long to be kept for long, %d"):format(i), lt.ones({64})
@@ -110,27 +101,10 @@ T.test("a finalizer may close a file or a tensor that is in use", function()
   local what = {}
   for i, name in ipairs(names) do what[name] = tensors[i] end
   lt.save(path, what, meta)
-  -- Calls fn and closes x in the k-th garbage collection during the call. Returns whether there
-  -- were so many collections.
   local function close_in(x, k, fn)
-    local closed = false
-    local function arm(left)
-      setmetatable({}, {__gc = function()
-        if left > 1 then return arm(left - 1) end
-        closed = true
-        local _ <close> = x
-      end})
-    end
-    collectgarbage()
-    collectgarbage "stop"
-    collectgarbage("incremental", 1, 1000, 63)   -- each allocation runs a full collection
-    coroutine.wrap(arm)(k)   -- leaves no reference on this stack
-    collectgarbage "restart"
-    local ok, why = pcall(fn)
-    local closed_in_call = closed
-    collectgarbage("incremental", 200, 100, 13)
+    local closed, ok, why = T.close_within(k, x, fn)
     assert(ok or why:find " was closed", why)
-    return closed_in_call
+    return closed
   end
   for _, method in ipairs{"names", "meta", "read", "shape"} do
     local closed = false

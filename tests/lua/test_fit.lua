@@ -20,15 +20,6 @@ local function make_net(dropout)
                        nn.linear{8, 3}}
 end
 
-local function learn_with(net, optim)
-  return function(x, y)
-    local loss = lt.cross_entropy(net(x), y)
-    loss:backward()
-    optim:step()
-    return loss
-  end
-end
-
 -- Settings of a run on n images, and a function for run:step.
 local function settings(n, more)
   local net = make_net()
@@ -36,19 +27,10 @@ local function settings(n, more)
   local all = {net = net, optim = sgd, train = make_set(n), epochs = 2, batch = 8,
                out = folder() .. "/out"}
   for key, value in pairs(more or {}) do all[key] = value end
-  return all, learn_with(net, sgd)
+  return all, T.learn(net, sgd)
 end
 
--- The lines of metrics.jsonl of one event.
-local function lines(path, event)
-  local list = {}
-  for line in io.lines(path .. "/metrics.jsonl") do
-    if line:find('^{"event":"' .. event .. '"') then list[#list + 1] = line end
-  end
-  return list
-end
-
-local function field(line, name) return tonumber(line:match('"' .. name .. '":(-?[%d.e+-]+)')) end
+local events = T.events
 
 T.test("lt.fit learns", function()
   local net, out = make_net(), folder()
@@ -57,11 +39,9 @@ T.test("lt.fit learns", function()
                         optim = lt.optim.adam(net, {lr = 0.02}), schedule = lt.schedule.cosine{}}
   assert(result.top1 > 0.9, result.top1)
   assert(result.loss < 0.4 and result.train_loss < 0.4)
-  local steps, epochs, ends = lines(out, "step"), lines(out, "epoch"), lines(out, "end")
+  local steps, epochs, ends = events(out, "step"), events(out, "epoch"), events(out, "end")
   T.equal({#steps, #epochs, #ends}, {60, 10, 1})
-  T.equal(field(ends[1], "top1"), result.top1)
-  T.equal(field(ends[1], "exit"), 0)
-  T.equal(ends[1]:match '"weights_sha256":"(%x+)"', net:sha256())
+  T.equal({ends[1].top1, ends[1].exit, ends[1].weights_sha256}, {result.top1, 0, net:sha256()})
   local copy = make_net():load(out .. "/weights.safetensors")
   T.equal(copy:sha256(), net:sha256())
   assert(io.open(out .. "/curves.svg"):read "a":find "^<svg")
@@ -83,25 +63,21 @@ T.test("the lines that a run logs", function()
   T.equal(run.result, {top1 = 0.5, loss = 0.25, other = 7.123456, train_loss = sums[2] / 20})
 
   local samples = {8, 16, 20, 28, 36, 40}
-  for i, line in ipairs(lines(o.out, "step")) do
-    T.equal(field(line, "step"), i)
-    T.equal(field(line, "epoch"), (i + 2) // 3)
-    T.equal(field(line, "samples"), samples[i])
+  for i, f in ipairs(events(o.out, "step")) do
+    T.equal({f.step, f.epoch, f.samples}, {i, (i + 2) // 3, samples[i]})
     local middle = (samples[i] + (samples[i - 1] or 0)) / 2
-    T.near(field(line, "lr"), 0.1 * middle / 40, 1e-12)
+    T.near(f.lr, 0.1 * middle / 40, 1e-12)
     local sum = 0.0
     for _, name in ipairs{"data", "forward", "backward", "exposed_comm", "optimizer", "other"} do
-      local part = field(line, name)
-      assert(part >= 0 and part <= 1, line)
-      sum = sum + part
+      assert(f[name] >= 0 and f[name] <= 1, name)
+      sum = sum + f[name]
     end
     T.near(sum, 1, 5e-4)                           -- fractions are written with four digits
-    assert(field(line, "samples_per_s") > 0)
+    assert(f.samples_per_s > 0)
   end
-  for epoch, line in ipairs(lines(o.out, "epoch")) do
-    T.near(field(line, "loss"), sums[epoch] / 20, 1e-12)
-    T.equal({field(line, "top1"), field(line, "test_loss"), field(line, "other")},
-            {0.5, 0.25, 7.123456})       -- not rounded like "other" of a step
+  for epoch, f in ipairs(events(o.out, "epoch")) do
+    T.near(f.loss, sums[epoch] / 20, 1e-12)
+    T.equal({f.top1, f.test_loss, f.other}, {0.5, 0.25, 7.123456})       -- not rounded as in a step
   end
 end)
 
@@ -219,12 +195,12 @@ T.test("work between steps does not count in their times", function()
       run:save()
     end
   end
-  for _, line in ipairs(lines(o.out, "step")) do
+  local wall_s = events(o.out, "end")[1].wall_s
+  for _, f in ipairs(events(o.out, "step")) do
     for _, name in ipairs{"data", "forward", "backward", "optimizer", "other"} do
-      local part = field(line, name)
-      assert(part >= 0 and part <= 1, line)
+      assert(f[name] >= 0 and f[name] <= 1, name)
     end
-    assert(16 / field(line, "samples_per_s") < 0.5 * field(lines(o.out, "end")[1], "wall_s"), line)
+    assert(16 / f.samples_per_s < 0.5 * wall_s)
   end
 end)
 
@@ -234,7 +210,7 @@ T.test("an epoch without a report is reported when the next one begins", functio
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, x, y) end
   end
-  T.equal(#lines(o.out, "epoch"), 2)
+  T.equal(#events(o.out, "epoch"), 2)
   assert(run.result.train_loss and not run.result.top1)
 end)
 
@@ -248,8 +224,8 @@ T.test("a run that is left early is saved, not complete", function()
       if epoch == 3 then break end
     end
   end
-  local ends = lines(o.out, "end")
-  T.equal({field(ends[1], "exit"), field(ends[1], "step"), #lines(o.out, "save")}, {0, 3, 3})
+  local last = events(o.out, "end")[1]
+  T.equal({last.exit, last.step, #events(o.out, "save")}, {0, 3, 3})
   assert(not io.open(o.out .. "/weights.safetensors"))
   local run <close> = lt.run(o)
   T.equal({run.epoch, run.steps}, {4, 3})
@@ -281,10 +257,10 @@ T.test("a run that is not closed warns", function()
     end
   end
   collectgarbage()
-  T.equal(lines(o.out, "warn")[1]:match '"text":(.*)}',
-          ('"the run in %s was not closed: write local run <close> = lt.run{...}"'):format(o.out))
-  T.equal(#lines(o.out, "end"), 1)
-  T.equal(field(lines(o.out, "end")[1], "exit"), nil)
+  T.equal(T.warnings(o.out)[1],
+          ("the run in %s was not closed: write local run <close> = lt.run{...}"):format(o.out))
+  T.equal(#events(o.out, "end"), 1)
+  T.equal(events(o.out, "end")[1].exit, nil)
   local _ <close> = lt.run(o)                      -- the folder is unlocked
 end)
 
@@ -307,15 +283,15 @@ T.test("weights that are not finite are never saved", function()
         end)
       end, "the weights are not finite after step 4 (2.w); check the learning rate and the "
            .. "data; the checkpoint of step 2 is the last good one")
-      T.equal(field(lines(o.out, "end")[1], "exit"), 6)
-      T.equal({#lines(o.out, "epoch"), #lines(o.out, "save")}, {1, 1})
+      T.equal(events(o.out, "end")[1].exit, 6)
+      T.equal({#events(o.out, "epoch"), #events(o.out, "save")}, {1, 1})
     end
   end
   local o, learn = settings(16)
   train(o, learn, function()
     for i = 1, 8 do o.net[2].w:set(i, 1, 3e38) end -- finite, but their sum is not
   end)
-  T.equal(#lines(o.out, "save"), 2)
+  T.equal(#events(o.out, "save"), 2)
 end)
 
 T.test("an error ends the run with its exit code", function()
@@ -332,9 +308,9 @@ T.test("an error ends the run with its exit code", function()
           ("the loss is nan at step %d; check the learning rate and the data")
           :format(lt.steps() + 1))
   local exits = {}
-  for i, line in ipairs(lines(o.out, "end")) do
-    exits[i] = field(line, "exit")
-    assert(not line:find "top1", "nothing was reported")
+  for i, last in ipairs(events(o.out, "end")) do
+    exits[i] = last.exit
+    assert(not last.top1, "nothing was reported")
   end
   T.equal(exits, {1, 1, 6})
 end)

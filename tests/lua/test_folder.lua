@@ -28,18 +28,17 @@ local function run(at, options, arguments)
                "timeout -k 1 30")
 end
 
+-- The same, and checks the exit code and that the output contains a text. Returns the output.
+local function ends(at, options, arguments, code, message)
+  return T.ends(at, ("--threads 1 --quiet --out out %s t.lua %s"):format(options, arguments), code,
+                message, "timeout -k 1 30")
+end
+
 -- The names in a folder, and a digest of its weights, which shows which run wrote them.
 local function contents(path)
   local pipe = assert(io.popen(("export LC_ALL=C; cd %s && ls -A && cat $(find . -name 'step-*' "
                                 .. "-o -name 'w*' | sort) | sha256sum"):format(path)))
   local text = pipe:read "a"
-  pipe:close()
-  return text
-end
-
-local function names(path)
-  local pipe = assert(io.popen("LC_ALL=C ls -A " .. path .. " 2>&1"))
-  local text = pipe:read "a":gsub("\n$", ""):gsub("\n", " ")
   pipe:close()
   return text
 end
@@ -64,27 +63,24 @@ T.test("a run whose folder is removed or renamed stops and makes no new one", fu
   assert(not io.open(at .. "/out"))
   stops(at, "", "mv out old", GONE)
   assert(not io.open(at .. "/out"))
-  local text, code = run(at, "--save-every 2 ", "--at 5 --cmd 'rm out/.lock'")
-  T.equal(code, 3)
-  assert(text:find("or its .lock was", 1, true), text)
-  T.equal(names(at .. "/out"), "metrics.jsonl step-00000002.safetensors step-00000004.safetensors")
+  ends(at, "--save-every 2 ", "--at 5 --cmd 'rm out/.lock'", 3, "or its .lock was")
+  T.equal(T.names(at .. "/out"),
+          "metrics.jsonl step-00000002.safetensors step-00000004.safetensors")
 end)
 
 T.test("a run whose folder is replaced leaves the new one alone", function()
   local at = new_folder()
   stops(at, "", "rm -rf out; mkdir out other; touch out/step-00000001.safetensors", GONE)
-  T.equal(names(at .. "/out"), "step-00000001.safetensors")
+  T.equal(T.names(at .. "/out"), "step-00000001.safetensors")
   stops(at, "--resume never", "mv out old; ln -s other out; touch out/.lock", TAKEN)
-  T.equal(names(at .. "/other"), ".lock")
+  T.equal(T.names(at .. "/other"), ".lock")
 end)
 
 T.test("two runs after rm -rf: the first stops, the second keeps its files", function()
   local at = new_folder()
   local second = "rm -rf out; $L --threads 1 --quiet --out out --max-steps 7 t.lua; "
                  .. "LC_ALL=C ls -A out >names; cp -r out copy"
-  local text, code = run(at, "--save-every 1 --max-steps 9",
-                         ("--at 5 --cmd '%s'"):format(second))
-  T.equal(code, 3)
+  local text = ends(at, "--save-every 1 --max-steps 9", ("--at 5 --cmd '%s'"):format(second), 3, "")
   local pid = text:match "out: the folder was replaced while the run used it, and process (%d+) "
   assert(pid, text)
   assert(text:find(("and process %s has begun a run there. "):format(pid)
@@ -95,16 +91,14 @@ end)
 
 T.test("all ranks stop when rank 0 has lost the folder", function()
   local at = new_folder()
-  local text, code = run(at, "--ranks 2", "--at 5 --cmd 'rm -rf out'")
-  T.equal(code, 3)
-  assert(text:find(GONE:format(5), 1, true), text)
+  ends(at, "--ranks 2", "--at 5 --cmd 'rm -rf out'", 3, GONE:format(5))
   assert(not io.open(at .. "/out"))
 end)
 
 T.test("a run keeps a folder that was moved and replaced by a link to it", function()
   local at = new_folder()
   T.equal({run(at, "", "--at 5 --cmd 'mv out elsewhere; ln -s elsewhere out'")}, {"", 0})
-  T.equal(names(at .. "/elsewhere"), ".lock curves.svg metrics.jsonl step-00000006.safetensors "
+  T.equal(T.names(at .. "/elsewhere"), ".lock curves.svg metrics.jsonl step-00000006.safetensors "
                                      .. "step-00000012.safetensors weights.safetensors")
 end)
 
@@ -137,7 +131,7 @@ T.test("a save neither removes files from a replaced folder nor writes any to it
     local err, at = swap(replace, before)
     assert(err and err:find("out: the folder was replaced while the run used it. "
                             .. LEAVES:format(6), 1, true), err)
-    T.equal(names(at .. "/out"), ".lock step-00000002.safetensors step-00000004.safetensors")
+    T.equal(T.names(at .. "/out"), ".lock step-00000002.safetensors step-00000004.safetensors")
     T.equal(T.read(at .. "/out/step-00000002.safetensors"), "theirs\n")
     err, at = swap("rm -rf out", before)
     assert(err and err:find("out: the folder was removed or renamed", 1, true), err)
@@ -150,24 +144,18 @@ T.test("a run that is left early after its folder was removed reports it", funct
   local train = lt.data.open "synthetic:6x6x1/3/48"
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
   local sgd = lt.optim.sgd(net, {lr = 0.01})
-  local ok, err = pcall(function()
+  T.raises("out: the folder was removed or renamed", function()
     local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 8,
                                save_every = 1, out = out}
     for _ in run:epochs() do
       for x, y in run:batches() do
-        run:step(function()
-          local loss = lt.cross_entropy(net(x), y)
-          loss:backward()
-          sgd:step()
-          return loss
-        end)
+        run:step(T.learn(net, sgd), x, y)
         os.execute("rm -rf " .. out)
         break
       end
       break
     end
   end)
-  assert(not ok and err:find("out: the folder was removed or renamed", 1, true), err)
 end)
 
 T.test("a run removes only checkpoints that it wrote or resumed from", function()
@@ -175,9 +163,8 @@ T.test("a run removes only checkpoints that it wrote or resumed from", function(
   run(at, "--save-every 1 --max-steps 4")
   os.execute(("cd %s/out; mkdir step-00000001.safetensors; echo x >step-00000002.safetensors")
              :format(at))
-  local _, code = run(at, "--save-every 1", "--at 3 --cmd 'echo x >out/step-00000003.safetensors'")
-  T.equal(code, 0)
-  T.equal(names(at .. "/out"),
+  ends(at, "--save-every 1", "--at 3 --cmd 'echo x >out/step-00000003.safetensors'", 0, "")
+  T.equal(T.names(at .. "/out"),
           ".lock curves.svg metrics.jsonl step-00000001.safetensors step-00000002.safetensors "
           .. "step-00000003.safetensors step-00000011.safetensors step-00000012.safetensors "
           .. "weights.safetensors")
@@ -309,14 +296,13 @@ T.test("garbage under the names of checkpoints is reported, not used and not rem
     : >step-99999999999999999999.safetensors
     : >step-x.safetensors
     ln -s . step-00000010.safetensors]]):format(at))
-  local before = names(at .. "/out")
-  local text, code = run(at, "--max-steps 5")
-  T.equal(code, 0)
+  local before = T.names(at .. "/out")
+  local text = ends(at, "--max-steps 5", "", 0, "")
   local _, n = text:gsub("; resuming from out/step%-00000003.safetensors\n", "")
   T.equal(n, 7)
-  T.equal(names(at .. "/out"), before)                 -- step 5 replaced the file of that name
+  T.equal(T.names(at .. "/out"), before)                 -- step 5 replaced the file of that name
   T.equal({run(at, "--resume never")}, {"", 0})
-  T.equal(names(at .. "/out"),
+  T.equal(T.names(at .. "/out"),
           ".lock curves.svg metrics.jsonl step-00000006.safetensors step-00000012.safetensors "
           .. "step-x.safetensors weights.safetensors")
 end)

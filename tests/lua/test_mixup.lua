@@ -124,13 +124,11 @@ local loops = {
 
 -- Runs the script with one of the loops. Returns the weights as one list.
 local function trained(options, loop, mixup, micro_batches, batch)
-  local folder = T.folder()
-  T.write(folder .. "/train.lua", script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
-                                                       :gsub("MICRO_BATCHES", micro_batches or 1)
-                                                       :gsub("BATCH", batch or 10)
-          .. [[ if lt.rank() == 0 then lt.save("w.safetensors", net) end ]])
-  local text, code = T.run(folder, "--quiet --out out " .. options .. " train.lua")
-  if code ~= 0 then error(text) end
+  local folder = T.folder(script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
+                                               :gsub("MICRO_BATCHES", micro_batches or 1)
+                                               :gsub("BATCH", batch or 10)
+                          .. [[ if lt.rank() == 0 then lt.save("w.safetensors", net) end ]])
+  T.ends(folder, "--quiet --out out " .. options .. " t.lua", 0, "")
   local tensors, list = lt.load(folder .. "/w.safetensors"), {}
   for _, name in ipairs{"2.w", "2.b"} do
     local values = tensors[name]:reshape({-1}):totable()

@@ -3,15 +3,6 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
-local function learn_with(net, optim)
-  return function(x, y)
-    local loss = lt.cross_entropy(net(x), y)
-    loss:backward()
-    optim:step()
-    return loss
-  end
-end
-
 -- Settings of a run whose body is frozen and in eval mode, and the body.
 local function frozen_settings()
   local body = nn.sequential{nn.conv2d{1, 4, 3}, nn.batch_norm{4}, nn.dropout{0.5}}
@@ -22,7 +13,7 @@ local function frozen_settings()
 end
 
 local function train(o)
-  local learn = learn_with(o.net, o.optim)
+  local learn = T.learn(o.net, o.optim)
   local run <close> = lt.run(o)
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, x, y) end

@@ -32,14 +32,11 @@ T.test("sizes and batches change between epochs", function()
   lt.fit(o)
   T.equal(seen, {"10x4x4", "10x4x4", "test 2x4x4", "20x8x8", "test 2x8x8", "20x8x8", "test 2x8x8",
                  "7x12x12", "7x12x12", "6x12x12", "test 2x12x12"})
-  local steps, sizes = {}, {}
-  for line in io.lines(o.out .. "/metrics.jsonl") do
-    if line:find '"event":"start"' then T.equal(line:match '"steps":(%d+)', "7") end
-    if line:find '"event":"step"' then steps[#steps + 1] = line:match '"samples":(%d+)' end
-    if line:find '"event":"epoch"' then sizes[#sizes + 1] = line:match '"size":(%d+)' end
-  end
-  T.equal(steps, {"10", "20", "40", "60", "67", "74", "80"})
-  T.equal(sizes, {"4", "8", "8", "12"})
+  local steps, sizes = T.events(o.out, "step"), T.events(o.out, "epoch")
+  for i, step in ipairs(steps) do steps[i] = step.samples end
+  for i, epoch in ipairs(sizes) do sizes[i] = epoch.size end
+  T.equal({T.events(o.out, "start")[1].steps, steps, sizes},
+          {7, {10, 20, 40, 60, 67, 74, 80}, {4, 8, 8, 12}})
 end)
 
 T.test("a run that is stopped in a phase resumes in it", function()
@@ -74,14 +71,7 @@ T.test("evaluation uses the image size of the epoch, also after its report", fun
   local o, seen, test = settings(SIZES)
   local run <close> = lt.run(o)
   for epoch in run:epochs() do
-    for x, y in run:batches() do
-      run:step(function()
-        local loss = lt.cross_entropy(o.net(x), y)
-        loss:backward()
-        o.optim:step()
-        return loss
-      end)
-    end
+    for x, y in run:batches() do run:step(T.learn(o.net, o.optim), x, y) end
     run:report(run:evaluate(test))
     T.equal(seen[#seen], ("test 2x%dx%d"):format(run.phase.size, run.phase.size))
     run:evaluate(test)

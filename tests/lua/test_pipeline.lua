@@ -283,9 +283,8 @@ T.test("a run resumes with other stages", function()
   for i, first in ipairs(plans) do
     local second = plans[i % #plans + 1]
     run(first, ("--accumulate %d --steps 9"):format(first == "" and 4 or 1))
-    local _, code = T.run(folder, ("--quiet --threads 1 --seed 5 %s t.lua --accumulate %d "
-                                   .. "--steps 12"):format(second, second == "" and 4 or 1))
-    T.equal(code, 0)
+    T.ends(folder, ("--quiet --threads 1 --seed 5 %s t.lua --accumulate %d --steps 12"):format(
+      second, second == "" and 4 or 1), 0, "")
     local all, last = results()
     T.equal(all, losses)
     T.equal(last, sha)
@@ -362,11 +361,9 @@ T.test("sync_batch_norm requires the whole batch", function()
            epochs = 1, batch = 8, out = "sync"}]])
   local command = "--quiet --threads 1 --resume never --ranks %d --parallel pipe=2,cut=b,micro=%d "
                   .. "sync.lua"
-  local text, code = T.run(folder, command:format(2, 2))
-  T.equal(code, 2)
-  assert(text:find("sync_batch_norm requires the whole batch at once", 1, true), text)
-  T.equal(select(2, T.run(folder, command:format(2, 1))), 0)
-  T.equal(select(2, T.run(folder, command:format(4, 1))), 0)
+  T.ends(folder, command:format(2, 2), 2, "sync_batch_norm requires the whole batch at once")
+  T.ends(folder, command:format(2, 1), 0, "")
+  T.ends(folder, command:format(4, 1), 0, "")
 end)
 
 T.test("rank 0 alone cannot save, or compute a digest", function()
@@ -409,13 +406,10 @@ end)
 T.test("a rank that dies, leaves or hangs is named with its stage", function()
   local pipe = "--ranks 3 --timeout 2 --parallel pipe=3,micro=4,cut=conv2,cut=fc1"
   local function check_fault(fault, code, ...)
-    local text, got = T.run(folder, ("--quiet --threads 1 --resume never %s t.lua"):format(pipe),
-                            "LUATRAIN_FAULT=" .. fault)
-    T.equal(got, code)
+    local text = T.ends(folder, ("--quiet --threads 1 --resume never %s t.lua"):format(pipe), code,
+                        "", "LUATRAIN_FAULT=" .. fault)
     for _, part in ipairs{...} do
-      if not text:find(part, 1, true) then
-        error(("%s: no '%s' in: %s"):format(fault, part, text))
-      end
+      assert(text:find(part, 1, true), ("%s: no '%s' in: %s"):format(fault, part, text))
     end
   end
   check_fault("leave:rank=1:step=3", 8, "rank 1, stage 1 of the pipeline, has ended")

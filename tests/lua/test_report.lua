@@ -1,6 +1,5 @@
 -- test_report.lua - the cost of runs: the end line, and `luatrain report`.
 local lt = require "luatrain"
-local json = require "luatrain.json"
 local cost = require "luatrain.train.cost"
 local T = require "lt_test"
 
@@ -43,24 +42,17 @@ T.test("the end line of a run", function()
     local net, out = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{192, 2}}, T.folder() .. "/out"
     lt.fit{net = net, train = train, test = test, optim = lt.optim.adam(net, {lr = 0.01}),
            epochs = 3, batch = 20, out = out, target = target}
-    local starts, ends, epochs = {}, {}, {}
-    for line in io.lines(out .. "/metrics.jsonl") do
-      local event = json.read(line)
-      local list = ({start = starts, epoch = epochs, ["end"] = ends})[event.event]
-      if list then list[#list + 1] = event end
-    end
-    T.equal(#ends, 1)
-    T.equal(starts[1].target, target)
+    local ends = T.events(out, "end")
+    T.equal({#ends, T.events(out, "start")[1].target}, {1, target})
     T.near(ends[1].device_hours * 3600, ends[1].wall_s, 0.002)
-    return ends[1], epochs
+    return ends[1], T.events(out, "epoch")
   end
   local last, epochs = run(0.9)
   T.equal({last.target, last.target_epoch}, {0.9, 1})
   T.near(last.target_device_hours * 3600, epochs[1].t, 0.002)
   last = run(nil)
   T.equal({last.target, last.target_epoch, last.target_device_hours}, {})
-  local ok, why = pcall(run, 2)
-  assert(not ok and why:find "lt.fit: 'target' must be a number from 0 to 1, but is 2", why)
+  T.raises("lt.fit: 'target' must be a number from 0 to 1, but is 2", run, 2)
 end)
 
 local here = io.popen("pwd"):read "l"
@@ -69,9 +61,7 @@ local function report(arguments) return T.run(here, "report " .. arguments) end
 
 T.test("luatrain report", function()
   local folder = write(LINES)
-  local text, code = report("--peak 250 " .. folder)
-  T.equal(code, 0)
-  local lines = {}
+  local text, lines = T.ends(here, "report --peak 250 " .. folder, 0, ""), {}
   for line in text:gmatch "[^\n]+" do lines[#lines + 1] = line:gsub(" +", " ") end
   T.equal(lines[1], "run devices time top1 device-h V100-h")
   T.equal(lines[2], folder .. ", to 75 % 4 x cpu, 1 thread 2:00:01 76.00 % 6 12")
@@ -89,9 +79,7 @@ end)
 
 T.test("invalid arguments and logs", function()
   local function refused(arguments, wanted)
-    local text, code = report(arguments)
-    T.equal(text, "luatrain: report: " .. wanted .. "\n")
-    T.equal(code, 2)
+    T.equal({report(arguments)}, {"luatrain: report: " .. wanted .. "\n", 2})
   end
   local folder = write{'{"event":"start","t":1.000,"ranks":2,' .. START .. '}', ""}
   refused("", "name the folder of a run, as in luatrain report runs/train-1")
@@ -116,11 +104,9 @@ T.test("invalid arguments and logs", function()
   refused("--target", "--target requires a value")
   refused("--peak=fast x", "--peak must be a positive number of Tflop/s, but is 'fast'")
   refused("--taget 1 x", "unknown option '--taget' (did you mean '--target'?)")
-  local text, code = report "--help"
-  T.equal(code, 0)
-  assert(text:find("usage: luatrain report", 1, true), text)
-  text, code = T.run(here, "--ranks 2 report x")
-  T.equal({text, code}, {"luatrain: report works on one rank, not on several\n", 2})
+  T.ends(here, "report --help", 0, "usage: luatrain report")
+  T.equal({T.run(here, "--ranks 2 report x")},
+          {"luatrain: report works on one rank, not on several\n", 2})
 end)
 
 T.finish()

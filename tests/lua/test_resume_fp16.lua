@@ -30,15 +30,10 @@ local function run(out, options, arguments)
   return T.ends(out, ("--threads 1 %s t.lua %s"):format(options, arguments or ""), 0, "")
 end
 
--- The values of a field in all lines of an event; text without its quotes.
-local function fields(out, event, name)
-  local list = {}
-  for line in io.lines(out .. "/run/metrics.jsonl") do
-    if line:find('^{"event":"' .. event .. '"') then
-      local value = line:match('"' .. name .. '":([^,}]+)')
-      list[#list + 1] = value and (tonumber(value) or line:match('"' .. name .. '":"(.*)"}'))
-    end
-  end
+-- The values of a field in all events of one kind.
+local function fields(out, kind, name)
+  local list = T.events(out .. "/run", kind)
+  for i, event in ipairs(list) do list[i] = event[name] end
   return list
 end
 

@@ -231,10 +231,8 @@ T.test("a resumed run with two optimizers equals the unbroken run, in each mode"
     run("parts", "")
     T.equal(mode .. " " .. sum "parts", mode .. " " .. sum "whole")
   end
-  local text, code = T.run(out, "--quiet --out a --ranks 2 --parallel async=asgd t.lua")
-  T.equal(code, 1)
-  assert(text:find("t.lua:10: lt.run: asynchronous training supports one optimizer, but 'optim' "
-                   .. "has 2", 1, true), text)
+  T.ends(out, "--quiet --out a --ranks 2 --parallel async=asgd t.lua", 1,
+         "t.lua:10: lt.run: asynchronous training supports one optimizer, but 'optim' has 2")
 end)
 
 -- What the body of the loop does after run:step, and not again when the run is resumed.
@@ -358,8 +356,8 @@ end)
 -- net and the warnings.
 local function switch(out, first, later, stop)
   local net, sgd = make()
+  local now, learn = nil, T.learn(net, sgd)
   first(net)
-  local now
   pcall(function()
     local run <close> = run_with(net, sgd, {out = out, max_steps = stop})
     now = {net.body.w.on_tape, net.body.training, net.training}
@@ -367,10 +365,7 @@ local function switch(out, first, later, stop)
       for x, y in run:batches() do
         run:step(function()
           if run.steps == 1 then later(net) end
-          local loss = lt.cross_entropy(net(x), y)
-          loss:backward()
-          sgd:step()
-          return loss
+          return learn(x, y)
         end)
       end
     end
@@ -450,12 +445,9 @@ end
 
 T.test("a stop during an evaluation saves the modes of the training", function()
   local out = T.folder(EVALUATES)
-  local text, code = T.run(out, "--quiet --out a t.lua")
-  T.equal(code, 75)
-  assert(text:find("true\ttrue\n", 1, true), text)
+  local text = T.ends(out, "--quiet --out a t.lua", 75, "true\ttrue\n")
   assert(text:find("stopped by SIGUSR1 at step 1", 1, true), text)
-  text = T.run(out, "--quiet --out a t.lua")
-  assert(text:find("false\ttrue\n", 1, true), text)
+  T.ends(out, "--quiet --out a t.lua", 75, "false\ttrue\n")
 end)
 
 -- Evaluates other weights, and lowers the learning rate before it. Is stopped in an evaluation.

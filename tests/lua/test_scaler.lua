@@ -61,25 +61,12 @@ local function fit(out, more)
   return net, ok and result, not ok and result
 end
 
--- The lines of a run's metrics with one kind of event.
-local function events(out, kind)
-  local list = {}
-  for line in io.lines(out .. "/metrics.jsonl") do
-    if line:find('^{"event":"' .. kind .. '"') then list[#list + 1] = line end
-  end
-  return list
-end
+local events = T.events
 
-local function field(line, name) return tonumber(line:match('"' .. name .. '":(-?[%d.e+-]+)')) end
-
--- Runs luatrain in a folder with LUATRAIN_FAULT=fault. Returns its output and exit code.
-local function run_with(fault, out, arguments)
-  local pipe = assert(io.popen(("cd %s; LUATRAIN_FAULT='%s' %s %s 2>&1; echo '=' $?")
-                               :format(out, fault, io.popen("realpath " .. T.program()):read "l",
-                                       arguments)))
-  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
-  pipe:close()
-  return text, tonumber(code)
+-- Runs luatrain in a folder with LUATRAIN_FAULT=fault. Checks the exit code and that the output
+-- contains a text. Returns the output.
+local function run_with(fault, out, arguments, code, message)
+  return T.ends(out, arguments, code, message, ("LUATRAIN_FAULT='%s'"):format(fault))
 end
 
 -- ==== Powers of two are exact ====================================================================
@@ -265,23 +252,19 @@ end)
 T.test("the lines of a run's metrics have the scale", function()
   local steps = events(whole, "step")
   T.equal(#steps, 36)
-  T.equal(field(steps[1], "scale"), 65536.0)
-  T.equal(field(steps[36], "skipped"), 0)
-  assert(field(steps[1], "headroom") >= 0)
-  T.equal(field(events(whole, "end")[1], "skipped"), 0)
+  T.equal({steps[1].scale, steps[36].skipped, events(whole, "end")[1].skipped}, {65536.0, 0, 0})
+  assert(steps[1].headroom >= 0)
   local out = folder()
   fit(out, {amp = "bf16", scaler = {policy = "static"}, epochs = 1})      -- fp16 only
   assert(not T.read(out .. "/metrics.jsonl"):find '"scale"')
   out = folder()
   fit(out, {scaler = {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 3}})
   steps = events(out, "step")
-  T.equal(field(steps[1], "scale"), 2.0 ^ 24)
-  T.equal(field(steps[1], "skipped"), 1)
-  T.equal(field(steps[1], "headroom"), nil)
-  T.equal(field(steps[2], "scale"), 2.0 ^ 23)
-  local skipped = field(steps[36], "skipped")
+  T.equal({steps[1].scale, steps[1].skipped, steps[1].headroom}, {2.0 ^ 24, 1, nil})
+  T.equal(steps[2].scale, 2.0 ^ 23)
+  local skipped = steps[36].skipped
   assert(skipped > 3)
-  T.equal(field(events(out, "end")[1], "skipped"), skipped)
+  T.equal(events(out, "end")[1].skipped, skipped)
   out = folder()
   fit(out, {scaler = false, epochs = 1})
   assert(not T.read(out .. "/metrics.jsonl"):find '"scale"')
@@ -302,11 +285,9 @@ end)
 
 -- The fields scale, skipped and headroom of each step of a run.
 local function scales(out)
-  local list = {}
-  for i, line in ipairs(events(out, "step")) do
-    list[i] = line:match '"scale":.*'
-  end
-  return table.concat(list)
+  local list = events(out, "step")
+  for i, f in ipairs(list) do list[i] = {f.scale, f.skipped, f.headroom} end
+  return list
 end
 
 -- The fields of the scaler in the last checkpoint.
@@ -343,7 +324,7 @@ T.test("a run that is resumed with other settings warns", function()
   assert(text:find('00003.safetensors was made with amp off, but now it is fp16"', 1, true))
   assert(text:find('00005.safetensors was made with scaler adaptive, but now it is static, which '
                    .. 'starts over"', 1, true))
-  T.equal(field(events(out, "step")[6], "scale"), 4.0)
+  T.equal(events(out, "step")[6].scale, 4.0)
 end)
 
 -- ==== Faults =====================================================================================
@@ -375,17 +356,16 @@ print(table.concat(outcomes), net:sha256())
 ]]
 
 T.test("an inf in a gradient has the effect of omitting the step", function()
-  local out = folder()
-  T.write(out .. "/loop.lua", LOOP)
+  local out = folder(LOOP)
   for _, case in ipairs{{"off", "sgd"}, {"fp16", "adam"}} do
     local precision, kind = table.unpack(case)
     for step = 1, 6 do
-      local omit = ("--threads 1 loop.lua %s %d %s"):format(precision, step, kind)
-      local wanted = run_with("", out, omit):match "^aaaaa%s+(%x+)\n$"
+      local omit = ("--threads 1 t.lua %s %d %s"):format(precision, step, kind)
+      local wanted = run_with("", out, omit, 0, ""):match "^aaaaa%s+(%x+)\n$"
       assert(wanted)
       for _, param in ipairs{"1.w", "2.shift", "5.b"} do
         local text = run_with(("inf:rank=0:step=%d:param=%s"):format(step, param), out,
-                              ("--threads 1 loop.lua %s 0 %s"):format(precision, kind))
+                              ("--threads 1 t.lua %s 0 %s"):format(precision, kind), 0, "")
         local outcomes, got = text:match "^(%a+)%s+(%x+)\n$"
         T.equal(outcomes, ("a"):rep(step - 1) .. "s" .. ("a"):rep(6 - step))
         T.equal(got, wanted)
@@ -405,27 +385,21 @@ lt.fit{net = net, train = train, test = test, epochs = 1, batch = 16, out = "run
 ]]
 
 T.test("a run with a skipped step continues and reports it", function()
-  local out = folder()
-  T.write(out .. "/fit.lua", FIT)
-  local text, code = run_with("", out, "--amp fp16 fit.lua")
-  T.equal(code, 0)
+  local out = folder(FIT)
+  local text = run_with("", out, "--amp fp16 t.lua", 0, "")
   assert(not text:find "skipped", text)
   local clean = events(out .. "/run", "step")
-  text, code = run_with("inf:rank=0:step=1:param=1.w", out, "--amp fp16 fit.lua")
-  T.equal(code, 0)
-  assert(text:find("  lr 0.098  scale 65536 skipped 1  ", 1, true), text)
+  run_with("inf:rank=0:step=1:param=1.w", out, "--amp fp16 t.lua", 0,
+           "  lr 0.098  scale 65536 skipped 1  ")
   local steps = events(out .. "/run", "step")
   T.equal(#steps, #clean)
-  for i, line in ipairs(steps) do
-    T.equal(field(line, "lr"), field(clean[i], "lr"))
-    T.equal(field(line, "samples"), field(clean[i], "samples"))
-    T.equal(field(line, "skipped"), 1)
-    assert(field(line, "scale") < 65536 or i == 1)
+  for i, f in ipairs(steps) do
+    T.equal({f.lr, f.samples, f.skipped}, {clean[i].lr, clean[i].samples, 1})
+    assert(f.scale < 65536 or i == 1)
   end
-  T.equal(field(events(out .. "/run", "end")[1], "skipped"), 1)
+  T.equal(events(out .. "/run", "end")[1].skipped, 1)
   -- In f32 there is no scaler to skip the step.
-  code = select(2, run_with("inf:rank=0:step=1:param=1.w", out, "fit.lua"))
-  T.equal(code, 6)
+  run_with("inf:rank=0:step=1:param=1.w", out, "t.lua", 6, "")
 end)
 
 T.test("options of a scaler are checked in each precision", function()
@@ -436,33 +410,26 @@ T.test("options of a scaler are checked in each precision", function()
 end)
 
 T.test("a fault that does not occur causes a warning", function()
-  local out = folder()
-  T.write(out .. "/fit.lua", FIT)
+  local out = folder(FIT)
   for step, message in pairs{
     [1] = false,
     [99] = "luatrain: warning: the fault of step 99 did not occur: no gradient of 1.w was computed "
            .. "in it\n"} do
-    local text, code = run_with(("inf:rank=0:step=%d:param=1.w"):format(step), out,
-                                "--amp fp16 fit.lua")
-    T.equal(code, 0)
+    local text = run_with(("inf:rank=0:step=%d:param=1.w"):format(step), out, "--amp fp16 t.lua", 0,
+                          "")
     T.equal(text:match "luatrain: warning: [^\n]*\n" or false, message)
     T.equal(#events(out .. "/run", "warn"), message and 1 or 0)
   end
 end)
 
 T.test("a fault with an unknown parameter, rank or form is an error", function()
-  local out = folder()
-  T.write(out .. "/fit.lua", FIT)
+  local out = folder(FIT)
   for fault, message in pairs{
     ["inf:rank=0:step=1:param=1.v"] = "the fault names 1.v, which is not a parameter of an "
                                       .. "optimizer",
     ["inf:rank=1:step=1:param=1.w"] = "the fault's rank 1 is out of range 0 to 0",
     ["inf:rank=0:param=1.w"] = "unknown fault 'inf:rank=0:param=1.w'",
-  } do
-    local text, code = run_with(fault, out, "--amp fp16 fit.lua")
-    T.equal(code, 2)
-    assert(text:find(message, 1, true), text)
-  end
+  } do run_with(fault, out, "--amp fp16 t.lua", 2, message) end
 end)
 
 -- ==== The first tensor that is not finite ========================================================
@@ -487,29 +454,25 @@ print "done"
 ]]
 
 T.test("an error in fp16 names the first op with a tensor that is not finite", function()
-  local out = folder()
   local function ends_with(code, message, what)
-    T.write(out .. "/first.lua", (FIRST:gsub("WHAT", what)))
-    local text, got = run_with("", out, "first.lua")
-    T.equal(text, message .. "\n")
-    T.equal(got, code)
+    T.equal({T.run(folder((FIRST:gsub("WHAT", what))), "t.lua")}, {message .. "\n", code})
   end
   local FIRST_OF = " is the first non-finite tensor: "
   local F16 = " does not fit in f16, whose maximum is 65504; "
   local OFF = 'compute it in f32 with lt.autocast("off", ...)'
   ends_with(0, "done", "local h = net(x)")
-  ends_with(6, "luatrain: first.lua:10: net.4 linear: its output" .. FIRST_OF .. "128000" .. F16
+  ends_with(6, "luatrain: t.lua:10: net.4 linear: its output" .. FIRST_OF .. "128000" .. F16
                .. OFF .. " (the loss is nan at step 1)",
             "net[4].w:copy(lt.ones{3, 64} * 100); local h = net[4](lt.ones{2, 64} * 20)")
-  ends_with(6, "luatrain: first.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "it is a parameter "
+  ends_with(6, "luatrain: t.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "it is a parameter "
                .. "that contains nan before the step; check the learning rate and the loaded "
                .. "weights (the loss is nan at step 1)",
             "local w = net[1].w; w:copy(w * (0 / 0)); local h = net(x)")
-  ends_with(6, "luatrain: first.lua:10: backward of cast: the gradient of its x" .. FIRST_OF
+  ends_with(6, "luatrain: t.lua:10: backward of cast: the gradient of its x" .. FIRST_OF
                .. "including the loss scale of 2^-14, -1.04858e+06" .. F16 .. OFF
                .. ", or try a smaller learning rate (11 steps in a row were skipped)",
             "local h = net[4](lt.zeros{2, 64}):cast 'f32' * 2.0 ^ 35")
-  ends_with(6, "luatrain: first.lua:10: backward of sqrt: the gradient of its x" .. FIRST_OF
+  ends_with(6, "luatrain: t.lua:10: backward of sqrt: the gradient of its x" .. FIRST_OF
                .. "it contains -inf, in f32 as well, although all its inputs are finite; check "
                .. "the learning rate and the data, and look for a division by 0 (11 steps in a row "
                .. "were skipped)",

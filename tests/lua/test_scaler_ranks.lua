@@ -37,17 +37,11 @@ scaler:load(state)
 print(step(), scaler.steps)
 ]]
 
-local function run(what, options)
-  local out = T.folder()
-  T.write(out .. "/script.lua", SCRIPT)
-  return T.run(out, ("--ranks 2 --threads 1 %s script.lua %s"):format(options or "", what))
-end
+local function run(what, options) return T.run_script(SCRIPT, "--ranks 2 " .. options, what) end
 
 T.test("ranks with equal scalers train", function()
   for _, wire in ipairs{"fp32", "fp16"} do
-    local text, code = run("nothing", "--wire " .. wire)
-    T.equal(text, "applied\t2\n")
-    T.equal(code, 0)
+    T.equal({run("nothing", "--wire " .. wire)}, {"applied\t2\n", 0})
   end
 end)
 
@@ -73,11 +67,7 @@ end)
 
 -- ==== Between backward and step ==================================================================
 
-local function run_script(script, options, arguments)
-  local out = T.folder()
-  T.write(out .. "/script.lua", script)
-  return T.run(out, ("--threads 1 %s script.lua %s"):format(options, arguments or ""))
-end
+local run_script = T.run_script
 
 -- The net is large enough that backward returns while buckets are in flight.
 local BETWEEN = [[
@@ -100,9 +90,7 @@ print(scaler.scale, scaler.skipped, net:sha256())
 T.test("a call of the scaler between backward and step waits for the gradient exchange", function()
   local wanted = run_script(BETWEEN, "--ranks 2 --wire fp16", "nothing")
   for _, what in ipairs{"begin", "load"} do
-    local text, code = run_script(BETWEEN, "--ranks 2 --wire fp16", what)
-    T.equal(code, 0)
-    T.equal(text, wanted)
+    T.equal({run_script(BETWEEN, "--ranks 2 --wire fp16", what)}, {wanted, 0})
   end
 end)
 

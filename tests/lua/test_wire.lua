@@ -17,11 +17,9 @@ end
 print(net:sha256())
 ]]
 
--- Runs a script in a new folder. Returns its output.
-local function run(script, options, arguments)
-  local out = T.folder()
-  T.write(out .. "/script.lua", script)
-  local text, code = T.run(out, ("--threads 1 %s script.lua %s"):format(options, arguments or ""))
+-- Runs a script, which must end well. Returns its output.
+local function run(...)
+  local text, code = T.run_script(...)
   T.equal(code, 0)
   return text
 end
@@ -92,14 +90,8 @@ print(net:sha256())
 
 T.test("a resumed run with an fp16 wire is bit-identical", function()
   local options = "--quiet --ranks 2 --threads 1 --wire fp16 "
-  local function go(out, more)
-    local text, code = T.run(out, options .. more .. " run.lua")
-    assert(code == 0, text)
-    return text
-  end
-  local whole, parts = T.folder(), T.folder()
-  T.write(whole .. "/run.lua", RUN)
-  T.write(parts .. "/run.lua", RUN)
+  local function go(out, more) return T.ends(out, options .. more .. " t.lua", 0, "") end
+  local whole, parts = T.folder(RUN), T.folder(RUN)
   local wanted = go(whole, "")
   for step = 1, 5 do go(parts, "--max-steps " .. step) end
   T.equal(go(parts, ""), wanted)

@@ -38,10 +38,10 @@ local function add(list)
   return total
 end
 
--- The sum of a list of results of deferred.take(): a number if all are numbers, else a deferred sum
--- that deferred.number() reads, or in a pipeline a tensor. Takes the list.
+-- The sum of a list of results of deferred.take(): a number if all are numbers, a tensor if they
+-- are tensors, else a deferred sum that deferred.number() reads. Takes the list.
 function deferred.sum(list)
-  if core.pipeline() then return add(list) end
+  if core.is_tensor(list[1]) then return add(list) end
   local sum = setmetatable(list, Sum)
   for _, loss in ipairs(list) do
     if type(loss) ~= "number" then return sum end

@@ -9,8 +9,8 @@ local unused_options = {run = false, scaler = false}     -- whether the script h
 -- Returns an option as the user gave it, "--amp bf16" or "LUATRAIN_AMP=bf16", and its value; nil if
 -- it was not given.
 local function given(flag, variable)
-  local value = os.getenv(variable)
-  if not value or value == "" then return nil end
+  local value = command_line.variable(variable)
+  if not value then return nil end
   return command_line.has(flag) and flag .. " " .. value or variable .. "=" .. value, value
 end
 

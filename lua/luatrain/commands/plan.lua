@@ -4,6 +4,7 @@
 local core = ...
 local columns = require "luatrain.commands.bench".columns
 local json = require "luatrain.json"
+local variable = require "luatrain.command_line".variable
 
 local SHOWN = 12               -- rows of the table
 local HEAD = {"cut at", "stages", "replicas", "micro", "schedule", "s/step", "img/s", "idle", "MB",
@@ -55,8 +56,8 @@ end
 -- found: {plans =, job =, net =}; timed: the number of ranks that have measured.
 return function(found, timed)
   write(found.plans, found.job, timed)
-  local out = os.getenv "LUATRAIN_OUT"
-  if out and out ~= "" then
+  local out = variable "LUATRAIN_OUT"
+  if out then
     core.make_folder(out)
     core.write_file(out .. "/plans.json", json.text(found, 2) .. "\n")
   end

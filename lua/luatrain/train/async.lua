@@ -245,13 +245,13 @@ end
 
 -- The batch of a ticket in a live run. Requests those of the reserved tickets, which this worker
 -- will compute next.
-local function requested_batch(self, open_pass, ticket, ...)
+local function requested_batch(self, open_pass, ticket, reserved)
   request(self, open_pass, ticket)
   local own = self.requested[ticket]
   local x, y = pass_of(self, open_pass, own):next()
   self.requested[ticket] = nil
   local used = {[own] = true}
-  for i = 1, select("#", ...) do request(self, open_pass, (select(i, ...))) end
+  for _, other in ipairs(reserved) do request(self, open_pass, other) end
   for _, epoch in pairs(self.requested) do used[epoch] = true end
   for epoch, pass in pairs(self.passes) do
     if not used[epoch] then
@@ -320,18 +320,17 @@ local function compare_loss(self, step, loss)
 end
 
 -- Records a push: one step, unless it was dropped.
-local function take_push(self, worker, ticket, _, applied, delay, dropped, loss, rate, time,
-                         done_below)
-  local run, step = self.run, self.pushes[ticket] or step_of_other(self, ticket, rate)
-  local now = core.clock()
-  self.done_below = done_below
+local function take_push(self, event)
+  local run, ticket, loss, time = self.run, event.ticket, event.loss, event.time
+  local step, now = self.pushes[ticket] or step_of_other(self, ticket, event.lr), core.clock()
+  self.done_below = event.done_below
   if self.is_live then                 -- the rate of all workers together
     step.seconds, self.pushed = math.max(now - self.pushed, 1e-9), now
     time = time - run.began
     run.epoch_s, run.epoch_images = run.epoch_s + step.seconds, run.epoch_images + step.rows
   end
   self.pushes[ticket] = nil
-  if dropped then
+  if event.dropped then
     self.dropped = self.dropped + 1
     return
   end
@@ -340,16 +339,17 @@ local function take_push(self, worker, ticket, _, applied, delay, dropped, loss,
   self.loss[step.epoch] = (self.loss[step.epoch] or 0.0) + loss * step.rows
   show_epoch(self)
   run.saved = false
-  run.steps = applied or run.steps
+  run.steps = event.applied or run.steps
   note_ends(self)
-  if not applied then
+  if not event.applied then
     self.skipped = self.skipped + 1
     return
   end
-  report.count_delay(self, delay)
+  report.count_delay(self, event.delay)
   deferred.check_finite(loss, run.steps)
   compare_loss(self, run.steps, loss)
-  step.loss, step.worker, step.ticket, step.delay, step.time = loss, worker, ticket, delay, time
+  step.loss, step.worker, step.ticket = loss, event.worker, ticket
+  step.delay, step.time = event.delay, time
   progress.record(run, step)
 end
 
@@ -357,12 +357,12 @@ end
 local function is_over(self) return self.done_below >= self.first[self.run.epoch + 1] end
 
 -- Begins the batch of a ticket, and returns it.
-local function begin(self, open_pass, ticket, ...)
-  local run, before = self.run, core.clock()
+local function begin(self, open_pass, event)
+  local run, before, ticket = self.run, core.clock(), event.ticket
   local epoch, position, rows = locate(self, ticket)
   local x, y
   if self.is_live then
-    x, y = requested_batch(self, open_pass, ticket, ...)
+    x, y = requested_batch(self, open_pass, ticket, event.reserved)
   else
     x, y = batch_at(self, open_pass, epoch, position, rows)
   end
@@ -374,14 +374,14 @@ end
 
 -- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
 -- too long.
-function async.loss_text(worker, was_silent)
+function async.loss_text(event)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
-    worker, was_silent and "was silent for too long" or "has failed or left")
+    event.worker, event.dropped and "was silent for too long" or "has failed or left")
 end
 
-local function lose(self, worker, was_silent)
-  lost = worker
-  self.run.log:warn(async.loss_text(worker, was_silent))
+local function lose(self, event)
+  lost = event.worker
+  self.run.log:warn(async.loss_text(event))
 end
 
 -- Another rank got a signal.
@@ -415,17 +415,17 @@ function Async:batches(open_pass, _, stop_if_wanted, stopped)
   local run = self.run
   local function next_batch()
     self:follows()
-    local event = self.pending or table.pack(self.handle:next())
-    local kind, worker, ticket = event[1], event[2], event[3]
+    local event = self.pending or self.handle:next()
+    local kind, worker, ticket = event.kind, event.worker, event.ticket
     self.pending = false
     if kind == "push" then
-      take_push(self, table.unpack(event, 2, 11))
+      take_push(self, event)
       stop_if_wanted(run)
       ending.save_if_due(run)
       stop_if_wanted(run)              -- saving may have recorded further pushes
       if is_over(self) then return nil end
     elseif kind == "lost" then
-      lose(self, worker, event[7])
+      lose(self, event)
     elseif kind == "stop" then
       if worker > 0 then take_stop_request(self, ticket) end
       if run.root then stop_if_wanted(run) end
@@ -436,7 +436,7 @@ function Async:batches(open_pass, _, stop_if_wanted, stopped)
       end
       return nil
     elseif run.root or locate(self, ticket) <= run.epoch then
-      return begin(self, open_pass, ticket, table.unpack(event, 12, event.n))
+      return begin(self, open_pass, event)
     else
       self.pending = event
       return nil
@@ -535,18 +535,15 @@ function Async:suspended(fn, ...)
     end
   end})
   handle:pause(true)
-  local function record(kind, worker, ticket, ...)
-    if not kind then return false end
-    if kind == "push" then
-      take_push(self, worker, ticket, ...)
-    elseif kind == "stop" then
-      take_stop_request(self, ticket)
+  for event in handle.poll, handle do
+    if event.kind == "push" then
+      take_push(self, event)
+    elseif event.kind == "stop" then
+      take_stop_request(self, event.ticket)
     else
-      lose(self, worker, (select(4, ...)))
+      lose(self, event)
     end
-    return true
   end
-  while record(handle:poll()) do end
   handle:read()
   self.inner.steps = handle:steps()
   return fn(...)

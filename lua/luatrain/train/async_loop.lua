@@ -127,18 +127,18 @@ function hooks.batches(set, o, open_batches)
     if not requested[ticket] then pass.data:request(skipped + (ticket - first) * o.batch) end
     requested[ticket] = true
   end
-  local function take(kind, worker, ticket, _, _, _, silent, _, _, _, _, ...)
-    if kind == "compute" then
-      request(ticket)
-      for i = 1, select("#", ...) do request((select(i, ...))) end
-      requested[ticket] = nil
+  local function take(event)
+    if event.kind == "compute" then
+      request(event.ticket)
+      for _, ticket in ipairs(event.reserved) do request(ticket) end
+      requested[event.ticket] = nil
       local x, y = pass.data:next()
       core.take_shard(x:dim(1), 1, o.grain)
       return x, y
-    elseif kind == "lost" then
-      lost[#lost + 1] = worker
-      warn(async.loss_text(worker, silent))
-    elseif kind ~= "push" then
+    elseif event.kind == "lost" then
+      lost[#lost + 1] = event.worker
+      warn(async.loss_text(event))
+    elseif event.kind ~= "push" then
       return loop.finish()
     end
     return take(handle:next())

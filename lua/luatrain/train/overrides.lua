@@ -4,15 +4,10 @@
 local core = ...
 local check = require "luatrain.check"
 local command_line = require "luatrain.command_line"
+local text_of = command_line.variable
 local unused_options = require "luatrain.api.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
-
--- The text of an environment variable; nil if it is not set or empty.
-local function text_of(name)
-  local text = os.getenv(name)
-  return text ~= "" and text or nil
-end
 
 local function count_of(name)
   local text = text_of(name)

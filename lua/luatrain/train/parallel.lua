@@ -3,6 +3,7 @@
 
 local core = ...
 local hint = require "luatrain.check".hint
+local text_of = require "luatrain.command_line".variable
 
 local parallel = {}
 
@@ -13,11 +14,6 @@ parallel.MOST_WORKERS = 4096
 parallel.MOST = 1024           -- for all integers of a pipeline
 
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
-
-local function text_of(name)
-  local text = os.getenv(name)
-  return text ~= "" and text or nil
-end
 
 -- ==== Items ======================================================================================
 

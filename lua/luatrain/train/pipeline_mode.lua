@@ -1,12 +1,14 @@
--- pipeline_mode.lua - runs in a pipeline, and runs for which the planner has chosen data
--- parallelism instead. See mode.lua for the methods.
+-- pipeline_mode.lua - runs in a pipeline, --parallel pipe=P, and runs for which the planner has
+-- chosen data parallelism instead. In a pipeline, each rank has a stage of the net; see
+-- dist/pipeline.h. tools/plan.c has found the plan before the script starts. mode.lua describes the
+-- methods.
 
 local core = ...
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.train.checkpoint"
 local ending = require "luatrain.train.ending"
+local json = require "luatrain.json"
 local Mode = require "luatrain.train.mode"
-local pipeline = require "luatrain.train.pipeline"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
 
@@ -17,13 +19,52 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 local Planned = setmetatable({}, Mode)
 Planned.__index = Planned
 
-function Planned:print_start() pipeline.start(self.run) end
+local plan, warning            -- plan of the job; a warning for the first run on rank 0, or nil
 
-function Planned:note_seconds(total)
-  if self.run.root then pipeline.end_step(total) end
+-- The plan as a line of text.
+local function plan_text()
+  local text = "no pipeline: data parallelism is fastest"
+  if plan.stages > 1 or plan.micro > 1 then
+    local form = "pipeline: stages = %d%s, replicas = %d, micro-batches = %d, schedule %s, lag %d"
+    text = form:format(
+      plan.stages, #plan.cuts > 0 and " cut at " .. table.concat(plan.cuts, ", ") or "",
+      plan.replicas, plan.micro, plan.schedule, plan.lag)
+  end
+  if plan.seconds then text = ("%s; predicted %.3g s a step"):format(text, plan.seconds) end
+  return text
 end
 
-function Planned:report() pipeline.finish(self.run) end
+-- Writes the plan to a run's folder: plan.json. measured: seconds of a step, or nil.
+local function write_plan(folder, measured)
+  plan.measured = measured
+  core.write_file(folder .. "/plan.json", json.text(plan, 1) .. "\n")
+end
+
+function Planned:print_start()
+  local run = self.run
+  run.log:note(plan_text())
+  if warning then run.log:warn(warning) end
+  warning = nil
+  write_plan(run.folder)
+end
+
+function Planned:note_seconds(total)
+  if self.run.root then self.seconds[#self.seconds + 1] = total end
+end
+
+-- Writes and prints the median of the measured steps, without the first, in which memory is
+-- allocated.
+function Planned:report()
+  local run, seconds = self.run, self.seconds
+  if #seconds < 3 then return end
+  table.remove(seconds, 1)
+  table.sort(seconds)
+  local median = seconds[(#seconds + 1) // 2]
+  pcall(write_plan, run.folder, median)
+  if not plan.seconds then return end
+  run.log:note(("pipeline: a step took %.3g s (median), predicted %.3g s"):format(median,
+                                                                                 plan.seconds))
+end
 
 -- ==== Runs in a pipeline =========================================================================
 
@@ -42,10 +83,11 @@ local function check_settings(o)
 end
 
 function Pipeline.of(o)
-  pipeline.take_plan()
-  if not core.pipeline() then return pipeline.plan and setmetatable({}, Planned) end
+  if core.joins_pipeline() and not plan then plan, warning = core.pipeline_plan() end
+  if not core.pipeline() then return plan and setmetatable({seconds = {}}, Planned) end
   check_settings(o)
   return setmetatable({
+    seconds = {},                -- of the steps of the run
     scale_before = false,        -- the loss scale before the step, or false
     save_due = false,            -- whether rank 0 wants to save after a step
   }, Pipeline)
