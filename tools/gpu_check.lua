@@ -91,13 +91,11 @@ local function without_libraries(said)
   return list[1] and table.concat(list, "; ")
 end
 
--- The command that checks ops, which searches for plugins where luatrain does.
+-- The command that checks ops, after these words.
 local function ops_command(...)
-  local build = program:match "^(.*)/"
-  local words = {"env", "LUATRAIN_PLUGINS=" .. (os.getenv "LUATRAIN_PLUGINS" or build)}
-  table.move({...}, 1, select("#", ...), 3, words)
-  table.move({build .. "/tests/cuda/check_ops", folder .. "/..", "--device=" .. opt.device}, 1, 3,
-             #words + 1, words)
+  local words = {...}
+  table.move({program:match "^(.*)/" .. "/check_ops", folder .. "/..", "--device=" .. opt.device},
+             1, 3, #words + 1, words)
   return words
 end
 
