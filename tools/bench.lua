@@ -13,8 +13,7 @@
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
-local processes = require "processes"
-local shared = require "bench_peer"
+local measure = require "measure"
 
 local BATCHES = {lenet = 64, resnet20 = 128, mobilenet_v1 = 16, resnet50 = 16, vgg16 = 8}
 local AMP = {f32 = "off", bf16 = "bf16"}
@@ -43,21 +42,18 @@ local opt = lt.args{
     data = "data of that training: fashion-mnist or fashion-mnist:DIR",
   }}
 
-local program, quote = processes.program, processes.quote
-local command, call = processes.command, processes.call
-local print, words_of, add, ratio = shared.print, shared.words_of, shared.add, shared.ratio
-local rate_text, ratio_text = shared.rate_text, shared.ratio_text
+local program, command, call = measure.program, measure.command, measure.call
+local print, words_of, add, ratio = measure.print, measure.words_of, measure.add, measure.ratio
+local rate_text, ratio_text = measure.rate_text, measure.ratio_text
 
-local folder = shared.folder
-
-local function call_peer(what, options) return shared.call_peer(opt.peer, what, options) end
+local function call_peer(what, options) return measure.call_peer(opt.peer, what, options) end
 
 -- ==== Steps ======================================================================================
 
-local net = folder .. "/bench_net.lua"
+local net = measure.folder .. "/bench_net.lua"
 local limits                   -- of the machine, as JSON, once measured
 
-local function measure(cell)
+local function measure_ours(cell)
   if opt.ranks == 1 then
     return call({program(), net}, {arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch,
                                    seconds = opt.seconds, limits = limits})
@@ -79,13 +75,13 @@ end
 
 -- Returns the faster layout for the peer, and its result with it; nil if the peer fails.
 local function try_layouts(cell)
-  return shared.try_layouts(function(layout) return measure_peer(cell, layout) end)
+  return measure.try_layouts(function(layout) return measure_peer(cell, layout) end)
 end
 
 -- Runs one round of each kind. Returns false if ours or the peer's fails. A failure of
 -- torch.compile is only noted.
 local function round(cell)
-  if not add(cell.ours, measure(cell)) then return false end
+  if not add(cell.ours, measure_ours(cell)) then return false end
   if opt.peer == "" then return true end
   local result
   if cell.layout then
@@ -103,7 +99,7 @@ end
 -- A cell: a line of the table, for a net in one precision.
 local function new_cell(model, dtype)
   return {model = model, dtype = dtype, batch = opt.batch > 0 and opt.batch or BATCHES[model],
-          ours = shared.new_series(), peer = shared.new_series(), compiled = shared.new_series()}
+          ours = measure.new_series(), peer = measure.new_series(), compiled = measure.new_series()}
 end
 
 local function fill(cell)
@@ -116,11 +112,9 @@ end
 
 -- ==== The table ==================================================================================
 
-local FORMAT = "%-13s%-5s%6s %9s %9s %9s   %9s %9s %7s   %9s %7s"
+local row = measure.row_of "%-13s%-5s%6s %9s %9s %9s   %9s %9s %7s   %9s %7s"
 
-local function row(...) return (FORMAT:format(...):gsub(" +$", "")) end
-
-local function memory_text(result) return ("%.2f GB"):format(result.peak_rss_bytes / 1e9) end
+local function memory_text(result) return measure.memory_text(result.peak_rss_bytes) end
 
 local HEAD = row("model", "dtype", "batch", "img/s", "of limit", "memory",
                  "peer", "memory", "ratio", "compiled", "ratio")
@@ -157,7 +151,7 @@ local function measure_all(models, dtypes)
   local cells, all = {}, true
   if opt.ranks == 1 then
     local measured = call({program(), net}, {limits = "only"})
-    if not measured then shared.fail(1, "the limits of the machine cannot be measured") end
+    if not measured then measure.fail(1, "the limits of the machine cannot be measured") end
     limits = json.text(measured)
   end
   print(HEAD)
@@ -221,7 +215,7 @@ local function train(dtype)
       result.seconds = wall - (event.t - result.t)
     end
   end
-  os.execute("rm -r " .. quote(out))
+  os.execute("rm -r " .. measure.quote(out))
   return result
 end
 
@@ -263,9 +257,9 @@ local dtypes = words_of("dtypes", opt.dtypes, AMP)
 local before = opt.baseline ~= "" and bench.read(opt.baseline, {cells = {
   {model = "", dtype = "", ours = {images_per_s = 0, best = bench.COMPARED}}}})
 if opt.json ~= "" then bench.want_file(opt.json) end
-local all, good = {machine = bench.machine(), peer = shared.peer_version(opt.peer)}, true
-print(("%s\npeer: %s\n"):format(bench.machine_text(all.machine),
-                                all.peer or "none; give a Python that has PyTorch with --peer"))
+local peer, peer_text = measure.peer_version(opt.peer)
+local all, good = {machine = bench.machine(), peer = peer}, true
+print("%s\npeer: %s\n", bench.machine_text(all.machine), peer_text)
 if opt.to > 0 then
   all.trainings = {}
   print(("ResNet-20 until %g %% on Fashion-MNIST, total time of the process:"):format(100 * opt.to))

@@ -11,8 +11,7 @@
 -- two hosts, which are joined by a link. The emulated hosts share the CPUs of this machine.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
-local processes = require "processes"
-local shared = require "bench_peer"
+local measure = require "measure"
 
 local BATCHES = {lenet = 64, resnet50 = 16, vgg16 = 8}
 local CUTS = {lenet = "conv2", resnet50 = "stage3", vgg16 = "stage4"}
@@ -39,10 +38,10 @@ local opt = lt.args{
     json = "write all results to this file",
   }}
 
-local program, call = processes.program, processes.call
-local print, rate_text, ratio_text = shared.print, shared.rate_text, shared.ratio_text
+local program, call = measure.program, measure.call
+local print, rate_text, ratio_text = measure.print, measure.rate_text, measure.ratio_text
 
-local NET = shared.folder .. "/bench_net.lua"
+local NET = measure.folder .. "/bench_net.lua"
 
 -- ==== Measuring ==================================================================================
 
@@ -59,7 +58,7 @@ local function host_words()
 end
 
 -- Measures one process, or with a schedule two in a pipeline.
-local function measure(cell, schedule)
+local function measure_ours(cell, schedule)
   local options = {arch = cell.model, batch = cell.batch, micro = schedule and opt.micro,
                    steps = opt.steps, seconds = 0, ["warm-up"] = WARM_UP, limits = "none"}
   if not schedule then return call({program(), "--threads", 1, NET}, options) end
@@ -76,13 +75,13 @@ local function measure_peer(cell, schedule, layout)
   local options = {model = cell.model, batch = cell.batch, threads = 1, steps = opt.steps,
                    seconds = 0, ["warm-up"] = WARM_UP,
                    ["channels-last"] = layout == "channels_last"}
-  if not schedule then return shared.call_peer(opt.peer, "step", options) end
+  if not schedule then return measure.call_peer(opt.peer, "step", options) end
   options.ranks, options.cut, options.micro, options.schedule = 2, cell.cut, opt.micro, schedule
-  if opt.hosts == "" then return shared.call_peer(opt.peer, "pipeline", options) end
+  if opt.hosts == "" then return measure.call_peer(opt.peer, "pipeline", options) end
   local variables = {"env", "GLOO_SOCKET_IFNAME=eth0", "MASTER_ADDR={master}", "MASTER_PORT=29500",
                      "RANK={rank}", "WORLD_SIZE=2"}
-  local words = joined(variables, shared.peer_words(opt.peer, "pipeline"))
-  return call(joined(host_words(), {"--each", processes.command(words, options)}))
+  local words = joined(variables, measure.peer_words(opt.peer, "pipeline"))
+  return call(joined(host_words(), {"--each", measure.command(words, options)}))
 end
 
 -- Measures the peer in its faster layout, which the first call finds and stores in the cell.
@@ -90,7 +89,7 @@ local function measure_faster(cell, schedule)
   local key, layouts = schedule or "one", cell.layouts
   if layouts[key] then return measure_peer(cell, schedule, layouts[key]) end
   local result
-  layouts[key], result = shared.try_layouts(function(layout)
+  layouts[key], result = measure.try_layouts(function(layout)
     return measure_peer(cell, schedule, layout)
   end)
   return result
@@ -98,36 +97,34 @@ end
 
 -- A system: the series of one process, and a series for each schedule of two.
 local function new_system(name, schedules)
-  local system = {name = name, schedules = schedules, one = shared.new_series(), two = {}}
-  for _, schedule in ipairs(schedules) do system.two[schedule] = shared.new_series() end
+  local system = {name = name, schedules = schedules, one = measure.new_series(), two = {}}
+  for _, schedule in ipairs(schedules) do system.two[schedule] = measure.new_series() end
   return system
 end
 
 -- Runs one round. Returns false after a failure.
 local function round(cell)
   local ours, peer = cell.ours, cell.peer
-  if not shared.add(ours.one, measure(cell)) then return false end
-  if peer and not shared.add(peer.one, measure_faster(cell)) then return false end
+  if not measure.add(ours.one, measure_ours(cell)) then return false end
+  if peer and not measure.add(peer.one, measure_faster(cell)) then return false end
   for _, schedule in ipairs(ours.schedules) do
-    if not shared.add(ours.two[schedule], measure(cell, schedule)) then return false end
+    if not measure.add(ours.two[schedule], measure_ours(cell, schedule)) then return false end
   end
   for _, schedule in ipairs(peer and peer.schedules or {}) do
-    if not shared.add(peer.two[schedule], measure_faster(cell, schedule)) then return false end
+    if not measure.add(peer.two[schedule], measure_faster(cell, schedule)) then return false end
   end
   return true
 end
 
 -- ==== The table ==================================================================================
 
-local FORMAT = "%-9s %5s %5s  %-14s %-8s %-8s %7s %7s %10s %10s %10s"
-
-local function row(...) return (FORMAT:format(...):gsub(" +$", "")) end
+local row = measure.row_of "%-9s %5s %5s  %-14s %-8s %-8s %7s %7s %10s %10s %10s"
 
 local HEAD = row("model", "batch", "micro", "cut", "system", "schedule", "one", "two", "efficiency",
                  "ratio, one", "ratio, two")
 
 local function efficiency(system, schedule)
-  return shared.ratio(system.two[schedule], system.one) / 2
+  return measure.ratio(system.two[schedule], system.one) / 2
 end
 
 -- Prints the rows of a system. The first row of the cell starts with its description. Our rates are
@@ -138,8 +135,8 @@ local function report(cell, system)
     local texts = first and {cell.model, cell.batch, opt.micro, cell.cut} or {"", "", "", ""}
     local one, two = "", ""
     if system == cell.peer then
-      one = ratio_text(shared.ratio(cell.ours.one, system.one))
-      two = ratio_text(shared.ratio(cell.ours.two[cell.ours.schedules[1]], system.two[schedule]))
+      one = ratio_text(measure.ratio(cell.ours.one, system.one))
+      two = ratio_text(measure.ratio(cell.ours.two[cell.ours.schedules[1]], system.two[schedule]))
     end
     table.move({i == 1 and system.name or "", schedule, rate_text(system.one.images_per_s),
                 rate_text(system.two[schedule].images_per_s),
@@ -172,22 +169,21 @@ local function read_load()
   return file and file:read "n" or 0.0
 end
 
-local models = shared.words_of("models", opt.models, BATCHES)
-local schedules = shared.words_of("schedules", opt.schedules, LAGS)
-local peer_schedules = shared.words_of("peer-schedules", opt.peer_schedules, LAGS)
-if opt.micro < 2 then shared.refuse "--micro must be at least 2" end
+local models = measure.words_of("models", opt.models, BATCHES)
+local schedules = measure.words_of("schedules", opt.schedules, LAGS)
+local peer_schedules = measure.words_of("peer-schedules", opt.peer_schedules, LAGS)
+if opt.micro < 2 then measure.refuse "--micro must be at least 2" end
 if opt.json ~= "" then bench.want_file(opt.json) end
 local load_before = read_load()
 if load_before >= opt.load then
-  shared.fail(3, "the load average of this machine is %.2f, but must be below %g; wait until it is "
-                 .. "idle, or raise --load", load_before, opt.load)
+  measure.fail(3, "the load average of this machine is %.2f, but must be below %g; wait until it "
+                  .. "is idle, or raise --load", load_before, opt.load)
 end
-local all = {machine = bench.machine(), peer = shared.peer_version(opt.peer), load = load_before,
+local peer, peer_text = measure.peer_version(opt.peer)
+local all = {machine = bench.machine(), peer = peer, load = load_before,
              hosts = opt.hosts, rounds = opt.rounds, steps = opt.steps, cells = {}}
 all.machine.threads = 1
-print(("%s per process\npeer: %s"):format(
-  bench.machine_text(all.machine),
-  all.peer or "none; give a Python that has PyTorch with --peer"))
+print("%s per process\npeer: %s", bench.machine_text(all.machine), peer_text)
 print(("load average %.2f; median of %d rounds of %d steps; hosts: %s\n"):format(
   load_before, opt.rounds, opt.steps, opt.hosts ~= "" and opt.hosts or "this one"))
 local good = true

@@ -19,6 +19,7 @@ import os
 import resource
 import tempfile
 import time
+from statistics import median
 
 import torch
 import torch.nn as nn
@@ -162,11 +163,6 @@ LOADED = peak_rss()                                            # of PyTorch itse
 def say(**fields):
     print(json.dumps({'peak_rss_bytes': peak_rss(), 'loaded_rss_bytes': LOADED, **fields}),
           flush=True)
-
-
-def median(times):
-    times = sorted(times)
-    return (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
 
 
 # ==== Steps of a net on random images =============================================================

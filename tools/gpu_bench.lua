@@ -11,9 +11,10 @@
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
-local processes = require "processes"
+local measure = require "measure"
 
 local AMP = {f32 = "off", bf16 = "bf16", fp16 = "fp16"}
+local COUNTS = setmetatable({}, {__index = function(_, word) return word:find "^[1-9]%d*$" end})
 local MODELS = {resnet50 = true, mobilenet_v1 = true, vgg16 = true, resnet20 = true, lenet = true}
 
 local opt = lt.args{
@@ -33,21 +34,11 @@ local opt = lt.args{
     json = "write all results to this file, after each measurement", skip = "cells to skip",
   }}
 
-local folder = arg[0]:match "^(.*)/" or "."
-local program = processes.program()
+local folder, program, print = measure.folder, measure.program(), measure.print
+local refuse, rate_text, memory_text = measure.refuse, measure.rate_text, measure.memory_text
 local deadline = bench.clock() + opt.seconds
 local IS_DRY = opt.device == "cpu" or opt.steps == 1
 local OF_STEPS = IS_DRY and 0.0 or 1.5                  -- seconds of steps per process
-
-local function refuse(...)
-  io.stderr:write("tools/gpu_bench: ", string.format(...), "\n")
-  os.exit(2, true)
-end
-
-local function print(...)
-  io.stdout:write(string.format(...), "\n")
-  io.stdout:flush()
-end
 
 -- ==== Measuring ==================================================================================
 
@@ -60,7 +51,7 @@ end
 local is_late = false     -- whether the deadline ended a process
 
 -- Runs a command for at most `seconds`, and not beyond the deadline. Returns its result as
--- processes.call does, or nil, a reason, and the measurements so far.
+-- measure.call does, or nil, a reason, and the measurements so far.
 local function call(words, options, seconds)
   local left = math.min(seconds, deadline - bench.clock()) // 1 | 0
   if left < 1 then
@@ -68,8 +59,7 @@ local function call(words, options, seconds)
     return nil, "no time"
   end
   local ends = bench.clock() + left
-  local result, code, partial = processes.call({"timeout", "-s", "KILL", left,
-                                                table.unpack(words)}, options)
+  local result, code, partial = measure.call(measure.limited(words, left), options)
   if result then return result end
   local is_over = code == 124 or code == 137 and bench.clock() >= ends
   if not is_over then return nil, why(code), partial end
@@ -87,16 +77,10 @@ local function ours(cell)
     ["warm-up"] = 2}, opt.cell)
 end
 
--- The command of the peer. luatrain sets GOMP_SPINCOUNT for OpenMP, which the peer must not
--- inherit.
-local function peer_words(what)
-  return {"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}
-end
-
 -- Measures the peer in a list of modes. Returns a table by mode: {images_per_s = , peak_bytes = },
 -- or {failed = reason}, also for modes that did not run.
 local function theirs(cell, modes, dtype, seconds)
-  local result, reason, partial = call(peer_words "modes", {
+  local result, reason, partial = call(measure.peer_words(opt.peer, "modes"), {
     device = opt.device, model = cell.model, dtype = dtype, batch = cell.batch, modes = modes,
     seconds = OF_STEPS, steps = opt.steps, side = opt.side,
     threads = bench.machine().threads, ["warm-up"] = 2}, seconds)
@@ -138,12 +122,9 @@ end
 
 -- ==== The table ==================================================================================
 
-local FORMAT = "%-13s %-5s %5s %10s %9s %9s  %10s %9s %7s  %10s %7s"
+local row = measure.row_of "%-13s %-5s %5s %10s %9s %9s  %10s %9s %7s  %10s %7s"
 
-local function line(...) print("%s", (FORMAT:format(...):gsub(" +$", ""))) end
-
-local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
-local function memory_text(bytes) return ("%.2f GB"):format(bytes / 1e9) end
+local function line(...) print(row(...)) end
 
 -- Returns a peer's rate, or the reason why it failed, and our rate divided by the peer's.
 local function peer_texts(cell, found)
@@ -216,41 +197,27 @@ end
 
 -- ==== Main =======================================================================================
 
-local function words_of(flag, text, known)
-  local list = {}
-  for word in text:gmatch "[^,]+" do
-    if not known(word) then refuse("--%s: unknown value '%s'", flag, word) end
-    list[#list + 1] = word
-  end
-  if #list == 0 then refuse("--%s requires at least one", flag) end
-  return list
+local function words_of(flag, known)
+  return measure.words_of(flag, opt[flag], known, "value")
 end
 
-local function is_net(word) return MODELS[word] end
-local function is_count(word) return word:find "^[1-9]%d*$" end
-
-local models = words_of("models", opt.models, is_net)
-local dtypes = words_of("dtypes", opt.dtypes, function(word) return AMP[word] end)
-local batches = words_of("batches", opt.batches, is_count)
+local models, dtypes = words_of("models", MODELS), words_of("dtypes", AMP)
+local batches = words_of("batches", COUNTS)
 for i, word in ipairs(batches) do batches[i] = math.tointeger(word) end
 local compiled = {}
-for _, model in ipairs(opt.compile ~= "" and words_of("compile", opt.compile, is_net) or {}) do
+for _, model in ipairs(opt.compile ~= "" and words_of("compile", MODELS) or {}) do
   compiled[model] = true
 end
 if opt.json ~= "" then bench.want_file(opt.json) end
 save() -- a file without cells is JSON, too
 
-local pipe <close> = io.popen(processes.command{"timeout", "-s", "KILL", "60", program,
-                                                "--device", opt.device, "--version"}, "r")
+local asks = measure.limited({program, "--device", opt.device, "--version"}, 60)
+local pipe <close> = io.popen(measure.command(asks), "r")
 local version = pipe:read "a"
 local there, _, code = pipe:close()
 if not there then os.exit(code, true) end
-local peer = opt.peer ~= "" and call(peer_words "version", nil, 60)
-if opt.peer ~= "" and not (peer and peer.version) then
-  refuse("--peer: '%s' is not a Python that has PyTorch", opt.peer)
-end
-print("%speer: %s\n", version, peer and "PyTorch " .. peer.version
-                               or "none; give a Python that has PyTorch with --peer")
+local peer, peer_text = measure.peer_version(opt.peer, 60)
+print("%speer: %s\n", version, peer_text)
 local plan = {}
 
 local function add(model, dtype, batch, is_compiled)
@@ -276,7 +243,7 @@ local unknown
 limits, unknown = call(net, {limits = "only"}, 60)
 if not limits then refuse("cannot measure the limits of the device: %s", unknown) end
 print("%s\n", bench.limits_text(limits))
-results.version, results.peer, results.limits = version, peer and peer.version, limits
+results.version, results.peer, results.limits = version, peer and peer:match "%S+$", limits
 
 line("model", "dtype", "batch", "img/s", "of limit", "memory", "eager", "memory", "ratio", "graph",
      "ratio")
@@ -306,7 +273,7 @@ if measured < #plan then
     local stem = opt.json:gsub("%.json$", "")
     options.json = ("%s-%d.json"):format(stem, measured)
   end
-  processes.print_rest({folder .. "/gpu_bench"}, options)
+  measure.print_rest({folder .. "/gpu_bench"}, options)
 end
 print("after %.0f s, %d of %d cells%s", opt.seconds - (deadline - bench.clock()),
       measured - opt.skip, #plan - opt.skip, summary(models[1], dtypes[1], batches[1]))

@@ -7,7 +7,7 @@
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
-local processes = require "processes"
+local measure = require "measure"
 
 local opt = lt.args{
   device = "cuda", out = "gpu_check.out", peer = os.getenv "PEER" or "", seconds = 600.0,
@@ -19,23 +19,12 @@ local opt = lt.args{
     parts = "parts of the check to run",
   }}
 
-local folder = arg[0]:match "^(.*)/" or "."
-local program = processes.program()
+local folder, program, print = measure.folder, measure.program(), measure.print
 local small = opt.small or opt.device == "cpu"
 local deadline = math.huge -- of the part, set once the device is known to exist
 local log = opt.out .. "/log.txt"
 local good, unchecked = true, 0
 local is_late = false      -- whether the time limit ended the part
-
-local function refuse(...)
-  io.stderr:write("tools/gpu_check: ", string.format(...), "\n")
-  os.exit(2, true)
-end
-
-local function print(...)
-  io.stdout:write(string.format(...), "\n")
-  io.stdout:flush()
-end
 
 local function record(row)
   local file <close> = assert(io.open(opt.out .. "/gpu_check.jsonl", "a"))
@@ -49,12 +38,12 @@ local LATE = -1            -- instead of an exit code: the time limit of the par
 
 -- Returns a shell command that runs words for at most `seconds` and not beyond the deadline, its
 -- time limit, and when that ends. The command writes its stderr to the file `errors`. options: as
--- in processes.command(). timeout kills the whole process group: a process that ignores SIGTERM
+-- in measure.command(). timeout kills the whole process group: a process that ignores SIGTERM
 -- would keep the pipe open.
 local function limited(words, options, seconds)
   seconds = math.max(math.min(seconds, deadline - bench.clock()), 1) // 1 | 0
-  return ("timeout -s KILL %d %s 2>%s"):format(seconds, processes.command(words, options),
-                                            processes.quote(errors)), seconds,
+  return ("timeout -s KILL %d %s 2>%s"):format(seconds, measure.command(words, options),
+                                            measure.quote(errors)), seconds,
          bench.clock() + seconds
 end
 
@@ -102,8 +91,12 @@ local function without_libraries(said)
   return list[1] and table.concat(list, "; ")
 end
 
-local function on(device, script)
-  return {program, "--device", device, folder .. "/" .. script}
+-- The command that checks ops, after these words.
+local function ops_command(...)
+  local words = {...}
+  table.move({program:match "^(.*)/" .. "/check_ops", folder .. "/..", "--device=" .. opt.device},
+             1, 3, #words + 1, words)
+  return words
 end
 
 -- ==== The table ==================================================================================
@@ -188,7 +181,7 @@ local function row_of_end(at, code, said, began)
   return row
 end
 
--- Runs gpu_check_ops.lua to its end. If it crashes, restarts it after the op in which it crashed.
+-- Runs check_ops to its end. If it crashes, restarts it after the op in which it crashed.
 -- Calls each(row) for each result. Returns the number of rows, the last exit code, and another
 -- problem or nil.
 local function walk(words, options, seconds, each)
@@ -226,9 +219,8 @@ local function walk_all(title, options)
     rows, name = {}, nil
   end
   print("\n%-20s %5s  %8s %8s %8s", title, "cases", table.unpack(DTYPES))
-  if small then options.small = true end
-  local words = on(opt.device, "gpu_check_ops.lua")
-  local count, code, why = walk(words, options, deadline - bench.clock(), function(row)
+  options.small = small
+  local count, code, why = walk(ops_command(), options, deadline - bench.clock(), function(row)
     if row.name ~= name then flush() end
     name, rows[row.dtype] = row.name, row
     total = total + row.cases
@@ -244,7 +236,7 @@ local function walk_all(title, options)
          bits or ("%d cases%s"):format(total, code == LATE and " until the time limit" or ""))
 end
 
--- Writes the peer's results for all cases to files, for gpu_check_ops.lua. Returns the prefix of
+-- Writes the peer's results for all cases to files, for check_ops. Returns the prefix of
 -- their paths, or nil without a peer.
 local function query_peer()
   if opt.peer == "" then return nil end
@@ -264,8 +256,7 @@ end
 
 function parts.layers()
   print "\nlayers of resnet50, mobilenet_v1 and vgg16; the expected values are from the CPU in f32"
-  walk_all("layer", small and {layers = true, images = 1, channels = 16, side = 14}
-                    or {layers = true})
+  walk_all("layer", {layers = true})
 end
 
 -- ==== Training ===================================================================================
@@ -299,7 +290,7 @@ local function train(words, arch, steps, fault)
   local why = code ~= 0 and sentence(said, code) or without_libraries(said)
   if why then return nil, why, code end
   local found = read_run(out)
-  os.execute("rm -r " .. processes.quote(out))
+  os.execute("rm -r " .. measure.quote(out))
   return found
 end
 
@@ -382,7 +373,7 @@ end
 local function find_sanitizer()
   local home = os.getenv "CUDA_HOME" or "/usr/local/cuda"
   local pipe <close> = io.popen(("PATH=$PATH:%s/bin command -v compute-sanitizer")
-                                :format(processes.quote(home)))
+                                :format(measure.quote(home)))
   return pipe:read "l"
 end
 
@@ -400,7 +391,7 @@ end
 
 -- The log files with a prefix, the oldest first. Each process of a walk writes its own.
 local function files_of(prefix)
-  local pipe <close> = io.popen("ls -tr " .. processes.quote(prefix) .. "*.txt 2>/dev/null")
+  local pipe <close> = io.popen("ls -tr " .. measure.quote(prefix) .. "*.txt 2>/dev/null")
   local files = {}
   for path in pipe:lines() do files[#files + 1] = path end
   return files
@@ -421,14 +412,12 @@ end
 
 local function sanitize(sanitizer, tool, seconds)
   local prefix = ("%s/%s-"):format(opt.out, tool)
-  local remove = "rm -f " .. processes.quote(prefix) .. "*.txt"
+  local remove = "rm -f " .. measure.quote(prefix) .. "*.txt"
   os.execute(remove)
-  local words = {sanitizer, "--tool", tool, "--error-exitcode", "99",
-                 "--log-file", prefix .. "%p.txt"} -- %p: the process id
-  for _, word in ipairs(OF_TOOL[tool]) do words[#words + 1] = word end
-  for _, word in ipairs(on(opt.device, "gpu_check_ops.lua")) do words[#words + 1] = word end
+  local words = ops_command(sanitizer, "--tool", tool, "--error-exitcode", "99", "--log-file",
+                            prefix .. "%p.txt", table.unpack(OF_TOOL[tool])) -- %p: the process id
   local wrong
-  local count, code, why = walk(words, {small = true, dtypes = "f32,f16"}, seconds, function(row)
+  local count, code, why = walk(words, {small = true, dtypes = 2}, seconds, function(row)
     if not row.late then wrong = wrong or row.error end
   end)
   local files = files_of(prefix)
@@ -470,21 +459,15 @@ end
 -- Shares of the time that is left, for each part and those after it.
 local SHARES = {properties = 3, ops = 8, layers = 5, losses = 5, ranks = 4, sanitizer = 6}
 
-local names = {}
-for name in opt.parts:gmatch "[^,]+" do
-  if not parts[name] then refuse("--parts: unknown part '%s'", name) end
-  names[#names + 1] = name
-end
-if #names == 0 then refuse "--parts requires at least one" end
-if opt.out == "" then refuse "--out requires a folder" end
-os.execute("mkdir -p " .. processes.quote(opt.out) .. " 2>/dev/null")
+local names = measure.words_of("parts", opt.parts, parts, "part")
+if opt.out == "" then measure.refuse "--out requires a folder" end
+os.execute("mkdir -p " .. measure.quote(opt.out) .. " 2>/dev/null")
 local file, why = io.open(log, "a")
-if not file then refuse("--out: cannot write %s", why) end
+if not file then measure.refuse("--out: cannot write %s", why) end
 file:close()
 local code, version, said = run({program, "--device", opt.device, "--version"}, nil, 60)
 if code ~= 0 then
-  io.stderr:write("tools/gpu_check: ", sentence(said, code), "\n")
-  os.exit(code, true)
+  measure.fail(code, "%s", sentence(said, code))
 end
 print("%s", version:gsub("\n$", ""))
 record{version = version, device = opt.device}
@@ -502,7 +485,7 @@ for _, name in ipairs(names) do
   if is_late then rest[#rest + 1] = name end
 end
 if #rest > 0 then
-  processes.print_rest({folder .. "/gpu_check"}, {
+  measure.print_rest({folder .. "/gpu_check"}, {
     device = opt.device, parts = table.concat(rest, ","), out = opt.out, small = small,
     peer = opt.peer ~= "" and opt.peer})
 end

@@ -9,7 +9,7 @@
  * written over the upstream gradient. Inputs must not change, except those that the case says are
  * written.
  */
-#include "tests/ops/run.h"
+#include "tests/ops/tolerance.h"
 
 enum { CONFIGS = 4 };
 static const struct {
@@ -21,60 +21,6 @@ static const struct {
                         {"fast", false, 1},
                         {"fast, 2 threads", false, 2}};
 
-/* ==== Comparing =============================================================================== */
-
-static double roundoff(lt_dtype t)
-{
-    return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
-}
-
-/* Absolute errors below this are ignored: the smallest normal number, or in f16 half of the
- * smallest subnormal one. */
-static double underflow(lt_dtype t)
-{
-    return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126;
-}
-
-static double root_mean_square(const block *b)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < b->count; i++)
-        sum += isfinite(b->at[i]) ? b->at[i] * b->at[i] : 0;
-    return b->count ? sqrt(sum / (double)b->count) : 0;
-}
-
-/* The allowed error of an element: an absolute error plus fractions of the element, of the block's
- * root mean square and of the element's wobble, see find_wobble(). */
-typedef struct margin {
-    double absolute, relative, typical, wobbles;
-    const block *wobble; /* or NULL */
-} margin;
-
-/* f64: tens of roundoffs from another order of summation, times 100 if x is 100 + noise. f32: eight
- * roundoffs for a kernel's chain of operations, and 32 wobbles, because a sequential sum of n terms
- * has an error of about sqrt(n) / 4 wobbles, plus four deviations for the worst of thousands of
- * elements. Convolutions also have errors of some roundoffs of a typical element: Winograd's where
- * a tile has large elements, and oneDNN's sums of hundreds of terms where three tries gave too
- * small a wobble. Halves: computed in f32 and rounded once, or twice for a gradient that is added
- * to. If backward reads an output, this was rounded: 1 - y y, for example, has an error of a
- * roundoff of 1, however small it is. */
-static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
-                         const block *wobble)
-{
-    margin m = {.relative = 1e-12, .typical = 1e-12};
-    int typical = strncmp(op->sig, "conv2d(", 7) == 0 ? 64 : 2;
-    if (dtype != LT_F64)
-        m = (margin){.relative = 8 * roundoff(LT_F32),
-                     .typical = typical * roundoff(LT_F32),
-                     .wobbles = 32,
-                     .wobble = wobble};
-    if (lt__is_half(dtype))
-        m.relative += 2 * roundoff(dtype);
-    if (op->save >= LT_SAVE_OUT(0) && part >= GRAD && part < AFTER)
-        m.absolute = 8 * roundoff(dtype) * root_mean_square(&v->part[DY]);
-    return m;
-}
-
 static void compare(const op_case *c, const char *where, const char *what, const block *got,
                     const block *want, margin m)
 {
@@ -82,20 +28,10 @@ static void compare(const op_case *c, const char *where, const char *what, const
         fault(c, "%s: %s %s", where, what, got->at ? "has the wrong dims" : "is missing");
         return;
     }
-    double floor = m.absolute + m.typical * root_mean_square(want) + underflow(got->dtype);
-    block stored = block_copy(want); /* the expected value, rounded; may be inf */
-    block_round(&stored, got->dtype);
-    for (int64_t i = 0; i < want->count; i++) {
-        double x = got->at[i], y = want->at[i];
-        double wobble = m.wobble ? m.wobbles * m.wobble->at[i] : 0;
-        double allowed = m.relative * fabs(y) + floor + wobble;
-        if (x == stored.at[i] || (isnan(x) && isnan(y)) || fabs(x - y) <= allowed)
-            continue;
-        fault(c, "%s: %s[%lld] is %.17g, not %.17g (allowed %.2g)", where, what, (long long)i, x, y,
-              allowed);
-        break;
-    }
-    block_free(&stored);
+    deviation d = deviation_of(got, want, m);
+    if (d.worst > 1)
+        fault(c, "%s: %s[%lld] is %.17g, not %.17g (allowed %.2g)", where, what, (long long)d.at,
+              got->at[d.at], want->at[d.at], d.allowed);
 }
 
 /* The gradient of a constant must be missing or zero. */
@@ -106,14 +42,6 @@ static void check_no_grad(const op_case *c, const char *where, const char *what,
             fault(c, "%s: %s is %g, but PyTorch has no such gradient", where, what, grad->at[i]);
             return;
         }
-}
-
-/* Divides the gradients of a run, which are three times those of one backward, by 3. */
-static void third_of_grads(result *r)
-{
-    for (int part = GRAD; part < AFTER; part++)
-        for (int64_t i = 0; r->part[part].at && i < r->part[part].count; i++)
-            r->part[part].at[i] /= 3;
 }
 
 /* ==== The oracle ============================================================================== */
@@ -284,50 +212,6 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
 
 /* ==== f32 and the halves ====================================================================== */
 
-/* Returns v with every float moved up or down by one f32 roundoff. New. */
-static values shaken(const values *v, int try)
-{
-    values moved = {.same_input = false};
-    for (int i = 0; i < GIVEN; i++) {
-        uint64_t seed = (uint64_t)(try * GIVEN + i);
-        block *b = &moved.part[i];
-        if (v->part[i].at)
-            *b = block_copy(&v->part[i]);
-        for (int64_t k = 0; b->at && b->dtype == LT_F64 && k < b->count; k++)
-            b->at[k] *= 1 + copysign(0x1p-24, uniform(seed, (uint64_t)k) - 0.5);
-    }
-    return moved;
-}
-
-/* The wobble of each element of truth: how far it moves, at most in three tries, if the inputs and
- * upstream gradients change by one f32 roundoff. It measures how much the case amplifies errors
- * that no f32 kernel can avoid. */
-static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth,
-                        result *wobble)
-{
-    bool ok = true;
-    memset(wobble, 0, sizeof *wobble);
-    for (int try = 0; try < 3 && ok; try++) {
-        values moved = shaken(v, try);
-        result there;
-        ok = run_case(ctx, c, &moved, LT_F64, &there);
-        third_of_grads(&there);
-        for (int part = 0; part < FOUND && ok; part++) {
-            const block *t = &truth->part[part];
-            block *w = &wobble->part[part];
-            for (int64_t k = 0; t->at && k < t->count; k++) {
-                if (!w->at)
-                    *w = block_new(LT_F64, t->ndim, t->dims);
-                double way = fabs(there.part[part].at[k] - t->at[k]);
-                w->at[k] = fmax(try == 0 ? 0 : w->at[k], way); /* a NaN counts as 0 */
-            }
-        }
-        free_result(&there);
-        free_values(&moved);
-    }
-    return ok;
-}
-
 /* Checks gradients that may be written over the upstream gradient. */
 static void check_in_place(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
                            lt_dtype dtype, const result *truth, const result *wobble)
@@ -384,25 +268,17 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
 
 static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtype dtype)
 {
-    values rounded = {.same_input = false};
+    values given = rounded(v, dtype);
     result truth, wobble;
-    for (int i = 0; i < GIVEN; i++) {
-        if (!v->part[i].at)
-            continue;
-        rounded.part[i] = block_copy(&v->part[i]);
-        if (v->part[i].dtype == LT_F64)
-            block_round(&rounded.part[i], dtype);
-        rounded.part[i].dtype = v->part[i].dtype;
-    }
-    if (run_case(ctx[0], c, &rounded, LT_F64, &truth)) {
+    if (run_case(ctx[0], c, &given, LT_F64, &truth)) {
         third_of_grads(&truth);
-        if (find_wobble(ctx[0], c, &rounded, &truth, &wobble))
+        if (find_wobble(ctx[0], c, &given, &truth, &wobble))
             for (int k = 0; k < CONFIGS; k++)
-                check_low(ctx[k], config_of[k].name, c, &rounded, dtype, &truth, &wobble);
+                check_low(ctx[k], config_of[k].name, c, &given, dtype, &truth, &wobble);
         free_result(&wobble);
     }
     free_result(&truth);
-    free_values(&rounded);
+    free_values(&given);
 }
 
 /* ==== The cases =============================================================================== */

@@ -1,6 +1,7 @@
-# checks.bash - functions for the tests that source it. It changes to a temporary folder, which is
-# removed when the test ends.
-
+# checks.bash - functions for the tests that source it. It changes from the repository, `root`, to a
+# temporary folder, which is removed when the test ends.
+set -u
+root=$PWD build=$PWD/$1 luatrain=$PWD/$1/luatrain
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
@@ -27,6 +28,31 @@ expect() {
         bad "$*: exit $status, not $want, or it does not print: $text" output
     fi
 }
+
+# silent STATUS COMMAND...: checks the exit code, and that the command prints nothing.
+silent() {
+    expect "$1" '' "${@:2}"
+    [ ! -s output ] || bad "$*: it prints" output
+}
+
+# holds TEXT COMMAND...: checks that the command succeeds. TEXT says what is wrong otherwise.
+holds() { if "${@:2}"; then good; else bad "$1: ${*:2}"; fi; }
+
+# equal WHAT GOT WANTED
+equal() { if [ "$2" = "$3" ]; then good; else bad "$1: got $2, not $3"; fi; }
+
+# also PATTERN [FILE]: checks that the file, or else `output`, has a line that matches (grep -E).
+also() {
+    if grep -q -E -e "$1" "${2-output}"; then good; else bad "no line matches: $1" "${2-output}"; fi
+}
+
+# lacks PATTERN [FILE]: checks that it has no such line.
+lacks() {
+    if grep -q -E -e "$1" "${2-output}"; then bad "a line matches: $1" "${2-output}"; else good; fi
+}
+
+# of EVENT FIELD FOLDER: prints the values of a field in the log of a run, one per line.
+of() { sed -n 's/^{"event":"'"$1"'".*"'"$2"'":\([^,}]*\).*/\1/p' "$3/metrics.jsonl"; }
 
 # dies COMMAND...: runs the command, which a child kills. The file pid has its process id.
 dies() { bash -c 'echo $$ >pid; exec "$@"' sh "$@" >output 2>&1; } 2>/dev/null
@@ -67,6 +93,26 @@ same() {
         bad "$1 and $2 have different weights"
     fi
 }
+
+# omit TEXT: says and counts what is skipped.
+omit() {
+    skipped=$((skipped + 1))
+    echo "skipped: $1"
+}
+
+# omit_rest TEXT: the same, and ends the test.
+omit_rest() {
+    omit "$1"
+    finish
+    exit
+}
+
+# Whether MPI is installed. MPI itself leaks.
+has_mpi() {
+    export ASAN_OPTIONS=detect_leaks=0
+    command -v mpirun >/dev/null && [ -e "$build/libluatrain-mpi.so" ]
+}
+mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 
 # Prints the counts. The last command of a test.
 finish() {
