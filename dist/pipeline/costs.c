@@ -46,9 +46,10 @@ lt_status lt__costs_open(lt_costs *c, const lt_pipe_net *net, const lt_pipe_job 
                     .cut_bytes = malloc(n * sizeof *c->cut_bytes)};
     if (!c->lines || !c->before || !c->begin || !c->cut_bytes)
         return lt_fail(LT_ENOMEM, "out of memory to plan for %zu units", n);
-    if (n < 1 || net->n_sizes < 1)
-        return lt_fail(LT_EINVAL,
-                       "a net has at least 1 unit and is measured at 1 size, not %zu, %d", n,
+    if (n < 1)
+        return lt_fail(LT_EINVAL, "planning: a net has at least 1 unit, not %zu", n);
+    if (net->n_sizes < 1)
+        return lt_fail(LT_EINVAL, "planning: a net is measured at 1 size or more, not %d",
                        net->n_sizes);
     for (size_t i = 0; i < n; i++) {
         const lt_pipe_unit *u = &net->units[i];
