@@ -22,10 +22,19 @@ lt_status lt__weights_check_none(const struct lt_autograd *ag, const char *who, 
                        : LT_OK;
 }
 
+static lt_status check_kind(lt_part_kind kind)
+{
+    return (unsigned)kind < LT_PART_KINDS
+               ? LT_OK
+               : lt_fail(LT_EINVAL, "the kind of a part is %d, which is not one of lt_part_kind",
+                         (int)kind);
+}
+
 lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part)
 {
     static const char *const names[] = {"the stages of a pipeline", "the loss scale"};
     LT_NEED_CTX(ctx, LT_EINVAL);
+    LT_TRY(check_kind(kind));
     struct lt_autograd *ag = ctx->slots.autograd;
     if (kind != LT_PART_EXCHANGE && (ag->in_backward || ag->dry_run.on))
         return lt_fail(LT_EINVAL, "%s cannot change %s", names[kind],
@@ -42,6 +51,7 @@ lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who
     static const char *const names[] = {"a pipeline or a profile", "a loss scale",
                                         "a reducer or asynchronous training"};
     LT_NEED_CTX(ctx, LT_EINVAL);
+    LT_TRY(check_kind(kind));
     if (!ctx->slots.autograd->has_part[kind])
         return LT_OK;
     return lt_fail(LT_EINVAL, "%s%sthis context already has %s; free it first", who ? who : "",

@@ -109,10 +109,10 @@ typedef struct lt_step_part {
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_step_part;
 
-/* Sets a part of ctx, or removes it if part is NULL. part is copied. Fails with LT_EINVAL in
- * backward and in a dry run, except for the exchange. For the scale, also fails while gradients are
- * pending (lt_backward_from()). After the scale has changed, an optimizer step fails with LT_EINVAL
- * if a scale with another ud has scaled its gradients. */
+/* Sets a part of ctx, or removes it if part is NULL. part is copied. Fails with LT_EINVAL for an
+ * unknown kind, and, except for the exchange, in backward and in a dry run. For the scale, also
+ * fails while gradients are pending (lt_backward_from()). After the scale has changed, an optimizer
+ * step fails with LT_EINVAL if a scale with another ud has scaled its gradients. */
 LT_MUST lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part);
 /* LT_EINVAL if ctx has a part of this kind. who: name of the caller for the message, or NULL. */
 LT_MUST lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who);

@@ -339,8 +339,9 @@ static lt_status share_plan(planner *p)
     LT_TRY(lt_group_broadcast(p->group, what, &p->plan, sizeof p->plan, 0));
     LT_TRY(lt_group_broadcast(p->group, what, p->stage, sizeof p->stage, 0));
     p->plan.stage = p->stage;
-    for (int i = 0; i < p->plan.stages; i++)
-        p->stage[i].name = p->given && i > 0 ? p->cuts[i] : p->net.units[p->stage[i].first].name;
+    p->stage[0].name = NULL; /* a net without parameters has no units */
+    for (int i = 1; i < p->plan.stages; i++)
+        p->stage[i].name = p->given ? p->cuts[i] : p->net.units[p->stage[i].first].name;
     return LT_OK;
 }
 

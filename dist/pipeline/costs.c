@@ -44,9 +44,10 @@ lt_status lt__costs_open(lt_costs *c, const lt_pipe_net *net, const lt_pipe_job 
     LT_TRY(LT_CALLOC(c->before, n + 1, "to plan for %zu units", n));
     LT_TRY(LT_CALLOC(c->begin, n + 1, "to plan for %zu units", n));
     LT_TRY(LT_CALLOC(c->cut_bytes, n, "to plan for %zu units", n));
-    if (n < 1 || net->n_sizes < 1)
-        return lt_fail(LT_EINVAL,
-                       "a net has at least 1 unit and is measured at 1 size, not %zu, %d", n,
+    if (n < 1)
+        return lt_fail(LT_EINVAL, "planning: a net has at least 1 unit, not %zu", n);
+    if (net->n_sizes < 1)
+        return lt_fail(LT_EINVAL, "planning: a net is measured at 1 size or more, not %d",
                        net->n_sizes);
     for (size_t i = 0; i < n; i++) {
         const lt_pipe_unit *u = &net->units[i];

@@ -233,14 +233,15 @@ TEST(empty_nets_are_refused)
     lt_pipe_plan plan = {1, 1, 1, 0, LT_1F1B, 0, stage};
     lt_pipe_plans plans;
     net *n = two_units();
-    static const char text[] = "a net has at least 1 unit and is measured at 1 size, not";
+    static const char no_unit[] = "planning: a net has at least 1 unit, not 0";
+    static const char no_size[] = "planning: a net is measured at 1 size or more, not 0";
     n->net.n_sizes = 0;
-    CHECK_FAILS(lt_pipe_plans_find(&n->net, &any, &plans), LT_EINVAL, text);
+    CHECK_FAILS(lt_pipe_plans_find(&n->net, &any, &plans), LT_EINVAL, no_size);
     CHECK(plans.n == 0 && !plans.plan);
-    CHECK_FAILS(lt_pipe_plan_predict(&n->net, &any, &plan), LT_EINVAL, text);
+    CHECK_FAILS(lt_pipe_plan_predict(&n->net, &any, &plan), LT_EINVAL, no_size);
     n->net = (lt_pipe_net){.n_sizes = 1, .sizes = {1}};
-    CHECK_FAILS(lt_pipe_plans_find(&n->net, &any, &plans), LT_EINVAL, text);
-    CHECK_FAILS(lt_pipe_plan_predict(&n->net, &any, &plan), LT_EINVAL, text);
+    CHECK_FAILS(lt_pipe_plans_find(&n->net, &any, &plans), LT_EINVAL, no_unit);
+    CHECK_FAILS(lt_pipe_plan_predict(&n->net, &any, &plan), LT_EINVAL, no_unit);
     free(n);
 }
 

@@ -286,6 +286,9 @@ TEST_CALLS(backward)
     REFUSES(LT_EINVAL, lt_backward(y, z), "2x3");
     REFUSES(LT_EINVAL, lt_set_requires_grad(y, false), "result");
     REFUSES(LT_EINVAL, lt_on_grad(y, end_pass, NULL, NULL), "leaves");
+    REFUSES(LT_EINVAL, lt_set_part(ctx, LT_PART_KINDS, NULL), "lt_part_kind");
+    REFUSES(LT_EINVAL, lt_set_part(ctx, (lt_part_kind)-1, &(lt_step_part){0}), "lt_part_kind");
+    REFUSES(LT_EINVAL, lt_check_no_part(ctx, LT_PART_KINDS, NULL), "lt_part_kind");
     NONE(LT_EINVAL, lt_run(ctx, "momentum_step", NULL, x, x, x, NULL), "momentum_step");
     CHECK_OK(lt_backward(z, NULL));
     REFUSES(LT_EINVAL, lt_backward(z, NULL), "freed");

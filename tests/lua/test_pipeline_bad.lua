@@ -229,4 +229,17 @@ lt.fit{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, test = t
        "--parallel: the number of stages must be 1 for this job, but is 2")
 end)
 
+T.test("a net without parameters", function()
+  T.write(folder .. "/none.lua", [[
+local lt = require "luatrain"
+for x in lt.data.open "synthetic:8x8x1/4/16":batches{batch = 8, shuffle = true, epoch = 1} do
+  lt.step(function() (x:requires_grad() * 2):sum():backward() end)
+end
+]])
+  T.equal(passes "--ranks 1 --parallel pipe=1 none.lua", "")
+  for _, words in ipairs{"--parallel pipe=2", "--parallel pipe=auto", "plan"} do
+    ends(("--ranks 2 %s none.lua"):format(words), 2, "--parallel: a net has at least 1 unit, not 0")
+  end
+end)
+
 T.finish()
