@@ -272,7 +272,7 @@ static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtyp
     result truth, wobble;
     if (run_case(ctx[0], c, &given, LT_F64, &truth)) {
         third_of_grads(&truth);
-        if (find_wobble(ctx[0], c, &given, &truth, &wobble))
+        if (find_wobble(ctx[0], c, &given, &truth, -1, &wobble))
             for (int k = 0; k < CONFIGS; k++)
                 check_low(ctx[k], config_of[k].name, c, &given, dtype, &truth, &wobble);
         free_result(&wobble);

@@ -110,8 +110,9 @@ static inline values rounded(const values *v, lt_dtype dtype)
     return r;
 }
 
-/* Returns v with every float moved up or down by one f32 roundoff. New. */
-static inline values shaken(const values *v, int try)
+/* Returns v with each float of part `only`, or of all parts if it is -1, moved up or down by one
+ * f32 roundoff. New. */
+static inline values shaken(const values *v, int try, int only)
 {
     values moved = {.same_input = false};
     for (int i = 0; i < GIVEN; i++) {
@@ -119,22 +120,23 @@ static inline values shaken(const values *v, int try)
         block *b = &moved.part[i];
         if (v->part[i].at)
             *b = block_copy(&v->part[i]);
-        for (int64_t k = 0; b->at && b->dtype == LT_F64 && k < b->count; k++)
+        bool moves = b->at && b->dtype == LT_F64 && (only == -1 || only == i);
+        for (int64_t k = 0; moves && k < b->count; k++)
             b->at[k] *= 1 + copysign(0x1p-24, uniform(seed, (uint64_t)k) - 0.5);
     }
     return moved;
 }
 
-/* The wobble of each element of truth: how far it moves, at most in three tries, if the inputs and
- * upstream gradients change by one f32 roundoff. It measures how much the case amplifies errors
- * that no f32 kernel can avoid. */
+/* The wobble of each element of truth: how far it moves, at most in three tries, if part `only` of
+ * the inputs and upstream gradients, or all for -1, change by one f32 roundoff. It measures how
+ * much the case amplifies errors that no f32 kernel can avoid. */
 static inline bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth,
-                               result *wobble)
+                               int only, result *wobble)
 {
     bool ok = true;
     memset(wobble, 0, sizeof *wobble);
     for (int try = 0; try < 3 && ok; try++) {
-        values moved = shaken(v, try);
+        values moved = shaken(v, try, only);
         result there;
         ok = run_case(ctx, c, &moved, LT_F64, &there);
         third_of_grads(&there);
