@@ -23,13 +23,11 @@ end
 
 T.test("any allocation may fail", function()
   local path = os.tmpname()
-  local program, n, code, text = T.program(), 0
+  local n, text, code = 0
   repeat
     n = n + 1
-    local pipe = assert(io.popen(("LUATRAIN_FAULT=alloc:n=%d %s --threads 1 %s %s 2>&1")
-                                 :format(n, program, arg[0], path)))
-    text = pipe:read "a"
-    code = select(3, pipe:close())
+    text, code = T.run(".", ("--threads 1 %s %s"):format(arg[0], path),
+                       "LUATRAIN_FAULT=alloc:n=" .. n)
     if code ~= 0 and (code ~= 7 or not text:find("out of memory", 1, true)) then
       error(("allocation %d: exit code %d, %s"):format(n, code, text))
     end

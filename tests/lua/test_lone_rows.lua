@@ -53,14 +53,10 @@ local function ends(options, arguments, code, message)
                 code, message)
 end
 
--- The number of steps that the run has logged.
+-- The number of steps that the run has logged, 0 if it has no log.
 local function steps()
-  local n, file = 0, io.open(folder .. "/run/metrics.jsonl")
-  for line in file and file:lines() or function() end do
-    n = n + (line:find('"event":"step"', 1, true) and 1 or 0)
-  end
-  if file then file:close() end
-  return n
+  local exists, list = pcall(T.events, folder .. "/run", "step")
+  return exists and #list or 0
 end
 
 local TEXT = "batch_norm: the last batch of each epoch has %s, which leaves one value per channel, "
