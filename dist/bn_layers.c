@@ -150,31 +150,30 @@ lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at)
     return LT_OK;
 }
 
+/* Replaces the sums by the mean and the variance. */
 static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn_layer *n,
-                            const double *at)
+                            double *at)
 {
     lt_device *device = device_of(n);
-    double count = at[COUNT];
-    const double *sum = at + SUMS, *squares = sum + n->channels;
+    double count = at[COUNT], *rows[2] = {at + SUMS, at + SUMS + n->channels};
     lt_tensor *like[2] = {n->running_mean, n->running_var}, *stat[2];
     lt_status status = LT_OK;
+    for (int64_t c = 0; c < n->channels; c++) {
+        rows[0][c] /= count;
+        rows[1][c] = LT_MAX(rows[1][c] / count - rows[0][c] * rows[0][c], 0);
+    }
     for (int i = 0; i < 2; i++) {
-        stat[i] = lt__tensor_new(ctx, like[i]->storage->device, (lt_dtype)like[i]->dtype,
-                                 like[i]->ndim, like[i]->dims, true);
+        lt_dtype dtype = (lt_dtype)like[i]->dtype;
+        stat[i] = lt__tensor_new(ctx, device, dtype, like[i]->ndim, like[i]->dims, true);
         status = stat[i] ? status : LT_ENOMEM;
+        if (status != LT_OK)
+            continue;
+        void *row = device->is_host ? stat[i]->data : row_of(layers, n, i);
+        lt_convert(row, dtype, rows[i], LT_F64, (size_t)n->channels);
+        if (!device->is_host)
+            status = device->copy(device, stat[i]->data, row,
+                                  (size_t)n->channels * lt_dtype_bytes(dtype));
     }
-    for (int64_t c = 0; c < n->channels && status == LT_OK; c++) {
-        double mean = sum[c] / count, var = squares[c] / count - mean * mean;
-        var = LT_MAX(var, 0);
-        for (int i = 0; i < 2; i++) {
-            void *row = device->is_host ? stat[i]->data : row_of(layers, n, i);
-            lt_convert((char *)row + (size_t)c * lt_dtype_bytes((lt_dtype)like[i]->dtype),
-                       (lt_dtype)like[i]->dtype, i == 0 ? &mean : &var, LT_F64, 1);
-        }
-    }
-    for (int i = 0; i < 2 && status == LT_OK && !device->is_host; i++)
-        status = device->copy(device, stat[i]->data, row_of(layers, n, i),
-                              (size_t)n->channels * lt_dtype_bytes((lt_dtype)like[i]->dtype));
     if (status == LT_OK)
         status = lt_bn_stats_add(ctx, n->running_mean, n->running_var, stat[0], stat[1],
                                  (int64_t)count, at[MOMENTUM] / count);
@@ -183,7 +182,7 @@ static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn
     return status;
 }
 
-lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const double *at)
+lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, double *at)
 {
     lt_bn_stats_clear(ctx);
     for (int k = 0; k < layers->n; at += count_of(&layers->list[k++])) {

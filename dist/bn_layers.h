@@ -40,10 +40,11 @@ size_t lt__bn_layers_numbers(const lt_bn_layers *layers);
 LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at);
 /* On any thread. Fails only if the accelerator does. */
 LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
-/* Replaces the pending statistics of ctx by statistics over all ranks, from the sums in `at`.
+/* Replaces the pending statistics of ctx by statistics over all ranks, from the sums in `at`, which
+ * it overwrites.
  * LT_ENOMEM, LT_EDESYNC if the ranks have the layers in different orders, or a failure of the
  * accelerator. */
-LT_MUST lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const double *at);
+LT_MUST lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, double *at);
 void lt__bn_layers_free(lt_bn_layers *layers);
 
 #endif

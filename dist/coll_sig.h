@@ -7,12 +7,7 @@
 enum { LT_WHAT_BYTES = 48 };
 enum { LT_SEEN_BYTES = 128 }; /* size of a text like "; it was last seen at train.lua:31, step 7" */
 
-typedef enum lt_coll_kind {
-    LT_COLL_NONE,
-    LT_COLL_ALLREDUCE,
-    LT_COLL_BROADCAST,
-    LT_COLL_BARRIER
-} lt_coll_kind;
+typedef enum lt_coll_kind { LT_COLL_ALLREDUCE, LT_COLL_BROADCAST, LT_COLL_BARRIER } lt_coll_kind;
 
 typedef struct lt_coll_sig { /* sent between processes as raw bytes */
     lt_coll_kind kind;

@@ -14,7 +14,8 @@ typedef struct lt_part {
     int index; /* index of this rank among them */
 } lt_part;
 
-/* The state of a rank in a transport begins with this. */
+/* The state of a rank in a transport begins with this. For a part, only shm is set: the group uses
+ * the other fields of the job. */
 typedef struct lt_endpoint {
     lt_shm shm[LT_SHM_CHANNELS]; /* its view of the control block, for each channel */
     lt_mail *mail;               /* NULL until lt__group_mail() opens it. Closed by the transport */

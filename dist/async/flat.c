@@ -4,13 +4,10 @@
 #include "core/tensor.h"
 #include "dist/async/flat.h"
 
-/* part: see lt_optim_arena(), or NEW. */
-enum { NEW = -1 };
-
 static lt_tensor *new_arena(lt_optim *optim, int a, int part)
 {
-    lt_tensor *x = lt_optim_arena(optim, a, part == NEW ? LT_OPTIM_VALUES : part);
-    if (!x || part != NEW)
+    lt_tensor *x = lt_optim_arena(optim, a, part == LT_FLAT_NEW ? LT_OPTIM_VALUES : part);
+    if (!x || part != LT_FLAT_NEW)
         return x;
     lt_tensor *own =
         lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, 1, &x->count, true);
@@ -21,7 +18,7 @@ static lt_tensor *new_arena(lt_optim *optim, int a, int part)
     return NULL;
 }
 
-static lt_status open_flat(lt_optim *optim, int part, lt_flat *flat)
+lt_status lt__flat_open(lt_optim *optim, int part, lt_flat *flat)
 {
     int n = lt_optim_arenas(optim);
     *flat = (lt_flat){.n = n, .arena = calloc((size_t)n + 1, sizeof *flat->arena)};
@@ -32,13 +29,6 @@ static lt_status open_flat(lt_optim *optim, int part, lt_flat *flat)
         return LT_OK;
     lt__flat_free(flat);
     return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
-}
-
-lt_status lt__flat_new(lt_optim *optim, lt_flat *flat) { return open_flat(optim, NEW, flat); }
-
-lt_status lt__flat_over(lt_optim *optim, int part, lt_flat *flat)
-{
-    return open_flat(optim, part, flat);
 }
 
 void lt__flat_free(lt_flat *flat)

@@ -11,11 +11,10 @@ typedef struct lt_flat { /* all zeros: not open */
     lt_tensor **arena;   /* (n), each with all elements of an arena */
 } lt_flat;
 
-/* Opens a flat with zeros, in new memory. LT_ENOMEM; *flat is not open then. */
-LT_MUST lt_status lt__flat_new(lt_optim *optim, lt_flat *flat);
 /* Opens a flat over the values, the gradients or a slot of the optimizer; part as for
- * lt_optim_arena(). LT_ENOMEM. */
-LT_MUST lt_status lt__flat_over(lt_optim *optim, int part, lt_flat *flat);
+ * lt_optim_arena(), or LT_FLAT_NEW for new memory with zeros. LT_ENOMEM; *flat is not open then. */
+enum { LT_FLAT_NEW = -1 };
+LT_MUST lt_status lt__flat_open(lt_optim *optim, int part, lt_flat *flat);
 void lt__flat_free(lt_flat *flat); /* does nothing if flat is not open */
 /* Copies all elements. The flats must be of the same optimizer, or of optimizers with equal
  * parameters. The device's error. */

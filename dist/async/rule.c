@@ -125,24 +125,24 @@ static lt_status open_workers(lt_rule_state *s, int workers)
     LT_TRY(LT_CALLOC(s->velocity, workers, "for asynchronous training"));
     for (int i = 0; i < workers; i++) {
         if (s->needs & BACKUP) {
-            LT_TRY(lt__flat_new(s->optim, &s->backup[i]));
+            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->backup[i]));
             LT_TRY(lt__flat_copy(&s->backup[i], &s->values));
         }
         if (s->needs & VELOCITY)
-            LT_TRY(lt__flat_new(s->optim, &s->velocity[i]));
+            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->velocity[i]));
     }
     return LT_OK;
 }
 
 static lt_status open_state(lt_rule_state *s)
 {
-    LT_TRY(lt__flat_over(s->optim, LT_OPTIM_VALUES, &s->values));
+    LT_TRY(lt__flat_open(s->optim, LT_OPTIM_VALUES, &s->values));
     if (s->has_momentum)
-        LT_TRY(lt__flat_over(s->optim, MOMENTUM_SLOT, &s->slot));
+        LT_TRY(lt__flat_open(s->optim, MOMENTUM_SLOT, &s->slot));
     else if (s->config.rule == LT_RULE_ORMO)
-        LT_TRY(lt__flat_new(s->optim, &s->slot));
+        LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->slot));
     if (s->needs & SQUARES)
-        LT_TRY(lt__flat_new(s->optim, &s->squares));
+        LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->squares));
     LT_TRY(open_groups(s));
     return open_workers(s, s->config.workers);
 }
