@@ -3,11 +3,13 @@
 #define TESTS_DIST_COLLECTIVES_H
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/tensor.h"
 #include "dist/group.h"
+#include "tests/dist/threads.h"
 
 /* Dtypes that can be summed, and the dtype on the wire. */
 static const struct {
@@ -193,6 +195,68 @@ static inline lt_status pass_around(lt_group *g)
     if (status == LT_OK)
         status = pass_letters(g, &wrong);
     return status != LT_OK || wrong == 0 ? status : lt_fail(LT_EINVAL, "%d wrong elements", wrong);
+}
+
+/* ==== At the same time ======================================================================== */
+
+enum { MOST_GROUPS = 3, TURNS = 25 };
+
+typedef struct turns { /* sums of one group in its background */
+    lt_group *group;
+    atomic_int *turn; /* its k-th sum waits for turn k, like a bucket that waits for backward */
+} turns;
+
+/* A sum in a group, checked: each rank contributes its rank in the job + i + k. */
+static inline lt_status sum_turn(lt_group *g, lt_status (*add)(void *ud, const lt_sum *sum), int k,
+                                 int64_t count)
+{
+    int n = lt_group_size(g), own = lt__group_rank_in_job(g, lt_group_rank(g)), ranks = 0;
+    double *x = malloc((size_t)count * sizeof *x);
+    for (int i = 0; i < n; i++)
+        ranks += lt__group_rank_in_job(g, i);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = own + (double)i + k;
+    lt_status status = add(g, &(lt_sum){"numbers", x, count, LT_F64, LT_F64, 1});
+    for (int64_t i = 0; i < count && status == LT_OK; i++)
+        if (x[i] != ranks + n * ((double)i + k))
+            status = lt_fail(LT_EINVAL, "sum %d: element %lld is %g", k, (long long)i, x[i]);
+    free(x);
+    return status;
+}
+
+static inline lt_status sum_by_turns(void *ud)
+{
+    turns *t = ud;
+    for (int k = 0; k < TURNS; k++) {
+        while (atomic_load(t->turn) < k)
+            pause_ms(1);
+        LT_TRY(sum_turn(t->group, add_in_group, k, k % 3 ? 1000 : 40000));
+    }
+    return LT_OK;
+}
+
+/* The background threads of some groups and the rank's own thread are in collectives at the same
+ * time. All background threads wait for side sums of this one. */
+static inline lt_status sum_beside(lt_group *const *groups, int n)
+{
+    atomic_int turn = 0;
+    turns t[MOST_GROUPS];
+    lt_status status = LT_OK;
+    for (int i = 0; i < n && status == LT_OK; i++) {
+        t[i] = (turns){groups[i], &turn};
+        status = lt_group_start(groups[i], sum_by_turns, &t[i]);
+    }
+    for (int k = 0; k < TURNS && status == LT_OK; k++) {
+        for (int i = 0; i < n && status == LT_OK; i++)
+            status = sum_turn(groups[i], add_on_side, k, 100);
+        atomic_fetch_add(&turn, 1);
+    }
+    atomic_store(&turn, TURNS);
+    for (int i = 0; i < n; i++) {
+        lt_status done = lt_group_wait(groups[i]);
+        status = status == LT_OK ? done : status;
+    }
+    return status;
 }
 
 #endif

@@ -82,51 +82,7 @@ TEST(sums_can_use_a_balanced_tree)
 
 /* ==== Side sums =============================================================================== */
 
-enum { SIDE_SUMS = 30, NUMBERS = 1000 };
-
-typedef struct side {
-    rank *rank;
-    atomic_int done; /* side sums completed */
-    float *x;
-} side;
-
-/* Its k-th sum waits for the rank's k-th side sum, like a bucket that waits for backward. */
-static lt_status sum_by_turns(void *ud)
-{
-    side *a = ud;
-    lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1.0 / a->rank->size};
-    for (int k = 0; k < SIDE_SUMS; k++) {
-        while (atomic_load(&a->done) < k)
-            pause_ms(1);
-        LT_TRY(lt_group_allreduce(a->rank->group, &sum));
-    }
-    return LT_OK;
-}
-
-static lt_status sum_on_side(rank *r)
-{
-    side a = {.rank = r, .x = calloc(LARGE, sizeof *a.x)};
-    double x[NUMBERS];
-    a.x[0] = a.x[LARGE - 1] = 1;
-    lt_status status = lt_group_start(r->group, sum_by_turns, &a);
-    for (int k = 0; k < SIDE_SUMS && status == LT_OK; k++) {
-        for (int i = 0; i < NUMBERS; i++)
-            x[i] = r->rank + i + k;
-        status =
-            lt_group_allreduce_side(r->group, &(lt_sum){"a norm", x, NUMBERS, LT_F64, LT_F64, 1});
-        for (int i = 0; i < NUMBERS && status == LT_OK; i++)
-            if (x[i] != r->size * (r->size - 1) / 2 + r->size * (i + k))
-                status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
-        atomic_fetch_add(&a.done, 1);
-    }
-    atomic_store(&a.done, SIDE_SUMS);
-    lt_status later = lt_group_wait(r->group);
-    bool good = fabs(a.x[0] - 1) < 1e-4 && fabs(a.x[LARGE - 1] - 1) < 1e-4;
-    free(a.x);
-    LT_TRY(status);
-    LT_TRY(later);
-    return good ? LT_OK : lt_fail(LT_EINVAL, "the elements are wrong");
-}
+static lt_status sum_on_side(rank *r) { return sum_beside(&r->group, 1); }
 
 TEST(side_sums_run_beside_started_tasks)
 {
@@ -373,6 +329,8 @@ TEST(data_of_a_failed_rank_is_not_written)
 }
 
 /* ==== Background tasks ======================================================================== */
+
+enum { NUMBERS = 1000 };
 
 typedef struct background {
     lt_group *group;

@@ -308,12 +308,10 @@ static lt_status fetch_losses(member *m)
 TEST(all_ranks_can_fetch_a_loss_while_passes_are_in_flight)
 {
     for (int k = 0; k < 18; k++) {
-        plan p = {.stages = 2 + k % 3,
-                  .micro = MICRO,
-                  .lag = k % 4,
-                  .kind = k % LT_SCHEDULE_KINDS,
-                  .form = k % 2 == 1 ? WIDE : DEEP,
-                  .dtype = k < 9 ? LT_F32 : LT_F64};
+        plan p = mixed_plan(k, k < 9 ? LT_F32 : LT_F64);
+        p.stages = 2 + k % 3;
+        p.micro = MICRO;
+        p.lag = k % 4;
         double losses[MICRO];
         member members[MOST_RANKS];
         find_losses(&p, losses);
@@ -378,11 +376,11 @@ static lt_status evaluate_within(member *m)
 TEST(passes_without_gradients_change_nothing)
 {
     for (int k = 0; k < 12; k++) {
-        plan p = {.stages = 2 + k % 3,
-                  .micro = 3,
-                  .lag = k % 4,
-                  .kind = k % LT_SCHEDULE_KINDS,
-                  .form = k % 2 == 1 ? WIDE : DEEP};
+        plan p = mixed_plan(k, LT_F32);
+        p.stages = 2 + k % 3;
+        p.micro = 3;
+        p.lag = k % 4;
+        p.shares = false;
         check_against_one(&p, evaluate_within);
     }
 }

@@ -81,7 +81,7 @@ static server *open_server(const setting *set)
     s->rule = lt__rule_new(s->optim, &config);
     if (!s->rule)
         FAIL("%s", lt_errmsg());
-    CHECK_OK(lt__flat_over(s->optim, LT_OPTIM_VALUES, &s->values));
+    CHECK_OK(lt__flat_open(s->optim, LT_OPTIM_VALUES, &s->values));
     CHECK_OK(lt__image_open(&s->net, s->ctx, s->optim, NULL, 0));
     CHECK_OK(lt__gradient_open(&s->gradient, &s->net, false));
     CHECK_OK(lt__gradient_reserve(&s->gradient, 2, 0));

@@ -3,8 +3,6 @@
 #include "tests/dist/collectives.h"
 #include "tests/dist/split.h"
 
-enum { TURNS = 25 };
-
 /* ==== Collectives ============================================================================= */
 
 /* Adds up elements, and updates the digest of all sums. */
@@ -135,64 +133,15 @@ TEST(parts_give_the_same_bits_as_whole_groups)
 
 /* ==== At the same time ======================================================================== */
 
-typedef struct turns { /* sums of one group in its background */
-    lt_group *group;
-    atomic_int *turn; /* its k-th sum waits for turn k */
-    int rank;         /* in the job */
-} turns;
-
-/* A sum in a group, checked: each rank contributes its rank in the job + i + k. */
-static lt_status sum_turn(lt_group *g, lt_status (*add)(void *ud, const lt_sum *sum), int own,
-                          int k, int64_t count)
-{
-    int n = lt_group_size(g), ranks = 0;
-    double *x = malloc((size_t)count * sizeof *x);
-    for (int i = 0; i < n; i++)
-        ranks += lt__group_rank_in_job(g, i);
-    for (int64_t i = 0; i < count; i++)
-        x[i] = own + (double)i + k;
-    lt_status status = add(g, &(lt_sum){"numbers", x, count, LT_F64, LT_F64, 1});
-    for (int64_t i = 0; i < count && status == LT_OK; i++)
-        if (x[i] != ranks + n * ((double)i + k))
-            status = lt_fail(LT_EINVAL, "sum %d: element %lld is %g", k, (long long)i, x[i]);
-    free(x);
-    return status;
-}
-
-static lt_status sum_by_turns(void *ud)
-{
-    turns *t = ud;
-    for (int k = 0; k < TURNS; k++) {
-        while (atomic_load(t->turn) < k)
-            pause_ms(1);
-        LT_TRY(sum_turn(t->group, add_in_group, t->rank, k, k % 3 ? 1000 : 40000));
-    }
-    return LT_OK;
-}
-
-/* The background threads of the job and of two parts and the rank's own thread are in collectives.
- * All background threads wait for side sums of this one. */
+/* In the job and two of its parts. */
 static lt_status sum_at_the_same_time(rank *r)
 {
-    atomic_int turn = 0;
-    turns t[3] = {{r->group, &turn, r->rank}, {NULL, &turn, r->rank}, {NULL, &turn, r->rank}};
-    LT_TRY(split(r, &t[1].group));
-    LT_TRY(lt__group_split(r->group, r->rank % 3, &t[2].group));
-    lt_status status = LT_OK;
-    for (int i = 0; i < 3 && status == LT_OK; i++)
-        status = lt_group_start(t[i].group, sum_by_turns, &t[i]);
-    for (int k = 0; k < TURNS && status == LT_OK; k++) {
-        for (int i = 0; i < 3 && status == LT_OK; i++)
-            status = sum_turn(t[i].group, add_on_side, r->rank, k, 100);
-        atomic_fetch_add(&turn, 1);
-    }
-    atomic_store(&turn, TURNS);
-    for (int i = 0; i < 3; i++) {
-        lt_status done = lt_group_wait(t[i].group);
-        status = status == LT_OK ? done : status;
-    }
-    lt_group_close(t[2].group);
-    lt_group_close(t[1].group);
+    lt_group *groups[MOST_GROUPS] = {r->group};
+    LT_TRY(split(r, &groups[1]));
+    LT_TRY(lt__group_split(r->group, r->rank % 3, &groups[2]));
+    lt_status status = sum_beside(groups, 3);
+    lt_group_close(groups[2]);
+    lt_group_close(groups[1]);
     return status;
 }
 
