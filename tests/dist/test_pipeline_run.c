@@ -4,7 +4,8 @@
 
 static void check(const plan *p) { check_against_one(p, train); }
 
-/* Checks plans like this one with at least p.stages stages, each schedule and each lag up to p.lag. */
+/* Checks plans like this one: all numbers of stages from p.stages on, all schedules, and all lags
+ * up to p.lag. */
 static void check_schedules(plan p)
 {
     int last = p.lag;
