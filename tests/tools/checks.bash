@@ -28,6 +28,13 @@ expect() {
     fi
 }
 
+# emulate BUILD: sets emu to a command prefix for emulated accelerators with the CPU's reference
+# kernels.
+emulate() {
+    emu=(env "LUATRAIN_PLUGINS=$1/tests/cuda" "LUATRAIN_CUDA_LIBS=$1/tests/cuda/libs"
+        SHIM_OPS=reference)
+}
+
 # dies COMMAND...: runs the command, which a child kills. The file pid has its process id.
 dies() { bash -c 'echo $$ >pid; exec "$@"' sh "$@" >output 2>&1; } 2>/dev/null
 
