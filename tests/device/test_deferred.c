@@ -284,11 +284,11 @@ typedef struct training {
     lt_opt opts[LT_MAX_OPT];
 } training;
 
-static training training_new(void)
+/* Takes ctx. */
+static training training_new(lt_ctx *ctx)
 {
     enum { COUNT_P = 5000 };
-    use_shim();
-    training t = {.ctx = open_device()};
+    training t = {.ctx = ctx};
     t.p = lt_param_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P}, (lt_init){LT_INIT_NORMAL, 0, 1});
     t.x = lt_tensor_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P});
     CHECK_OK(lt_fill_normal(t.x, LT_RNG_USER, 1, 0, 1, 1));
@@ -363,11 +363,50 @@ static void check_continues(training *t, lt_status (*run_step)(training *, doubl
     CHECK(!has_weights(t, before));
 }
 
+/* Runs steps on the CPU or on a device. Each waits at most once, for the one before. */
+static void take_steps(bool on_device, bool clips, bool scaled, lt_scaler *scaler, char hex[65])
+{
+    enum { STEPS = 8 };
+    training t = training_new(on_device ? open_shim(true) : open_reference());
+    *scaler = lt_scaler_init(LT_SCALE_DYNAMIC, 8, 2);
+    lt_loss_scale *scale = scaled ? lt_loss_scale_new(t.ctx, scaler) : NULL;
+    CHECK_OK(lt_use_loss_scale(t.ctx, scale));
+    for (int k = 0; k < STEPS; k++) {
+        int64_t waits = counted(SHIM_WAITS), drains = counted(SHIM_DRAINS);
+        bool overflows = scaled && (k == 2 || k == 3 || k == STEPS - 1);
+        double by = overflows ? 0x1p125 : k == 4 ? 0.01 : 1; /* 0.01: the norm is small */
+        CHECK_OK(clips ? clipped_step(&t, by) : step(&t, by));
+        CHECK(k < 2 || counted(SHIM_WAITS) - waits <= 1);
+        CHECK(k < 2 || counted(SHIM_DRAINS) == drains);
+    }
+    if (scale)
+        *scaler = *lt_loss_scale_scaler(scale);
+    CHECK_OK(lt_params_sha256(t.params, hex));
+    CHECK_OK(lt_use_loss_scale(t.ctx, NULL));
+    lt_loss_scale_free(scale);
+    training_free(&t);
+}
+
+/* Two consecutive steps overflow, and a single one. */
+TEST(steps_that_overflow_or_are_clipped)
+{
+    for (int scaled = 0; scaled < 2; scaled++)
+        for (int clips = 0; clips < 2; clips++) {
+            char hex[2][65];
+            lt_scaler scaler[2];
+            for (int i = 0; i < 2; i++)
+                take_steps(i == 1, clips, scaled, &scaler[i], hex[i]);
+            CHECK_EQ(scaler[0].skipped, 3 * scaled);
+            CHECK(memcmp(&scaler[0], &scaler[1], sizeof scaler[0]) == 0);
+            CHECK_STR(hex[1], hex[0]);
+        }
+}
+
 /* The device finds it, and it fails like a loss that is not finite. */
 TEST(a_norm_that_is_not_finite_in_c)
 {
     char before[65];
-    training t = training_new();
+    training t = training_new(open_shim(true));
     CHECK_OK(clipped_step(&t, 1));
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, 1));
@@ -384,7 +423,7 @@ TEST(a_norm_that_is_not_finite_in_c)
  * error. */
 TEST(two_optimizers_that_clip)
 {
-    training t = training_new();
+    training t = training_new(open_shim(true));
     lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
     CHECK_FAILS(clipped_update(&t), LT_EINVAL,
                 "an optimizer step has no gradients: no backward has run since the last step; call "
@@ -412,7 +451,7 @@ TEST(a_loss_that_is_not_finite_in_c)
 {
     char before[65];
     for (int synchronize = 0; synchronize < 2; synchronize++) {
-        training t = training_new();
+        training t = training_new(open_shim(true));
         CHECK_OK(step(&t, 1));
         CHECK_OK(lt_params_sha256(t.params, before));
         CHECK_OK(step(&t, NAN));
@@ -429,7 +468,7 @@ TEST(a_micro_batch_whose_loss_is_not_finite)
 {
     char before[65];
     lt_step_status step_status;
-    training t = training_new();
+    training t = training_new(open_shim(true));
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, -INFINITY));
     CHECK_FAILS(backward(&t, 1), LT_ENUMERIC,

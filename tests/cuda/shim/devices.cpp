@@ -13,8 +13,8 @@ int driver = CUDART_VERSION, n_devices = 4, capability = 9;
 /* The device and the counters of the host thread. Not in thread_local variables, because
  * poison_shared() overwrites this module's thread_local variables. */
 pthread_key_t device_key, counts_key;
-const int key_errors =
-    pthread_key_create(&device_key, NULL) + pthread_key_create(&counts_key, free);
+const int key_errors = pthread_key_create(&device_key, NULL) +
+                       pthread_key_create(&counts_key, free);
 
 } // namespace
 

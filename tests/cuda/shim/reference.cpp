@@ -57,8 +57,7 @@ std::shared_ptr<job> make_job(const lt_call *c, bool backward)
     int n_out = lt_op_outputs(c->op), n_all = n_out + c->op->n_aux;
     uint64_t all = ~0ull;
     const lt_opt *end = c->opt + c->schema->n_opt;
-    std::shared_ptr<job> j(
-        new job{*c, backward, *c->schema, std::vector<lt_opt>(c->opt, end), {}});
+    std::shared_ptr<job> j(new job{*c, backward, *c->schema, std::vector<lt_opt>(c->opt, end), {}});
     j->lists[0] = copy_of(c->in, c->n_in, all, c->op->in_place);
     j->lists[1] = copy_of(c->out, n_all, backward ? all : 0, backward ? 0 : all);
     j->lists[2] = copy_of(c->d_out, backward ? n_out : 0, all, 0);
@@ -171,6 +170,20 @@ size_t scratch(const lt_call *c, bool is_backward)
     return c->op->scratch ? c->op->scratch(c, is_backward) : 0;
 }
 
+/* The device's own kernel runs thread by thread, which takes long for the NaNs in new memory. */
+lt_status fill(lt_device *device, void *dst, lt_dtype dtype, size_t n, double value)
+{
+    lt_cuda *cuda = (lt_cuda *)device;
+    (void)cudaSetDevice(cuda->index);
+    return lt__cuda_status(cuda, shim_enqueue(cuda->stream, [=] {
+                               char one[8], *to = (char *)dst;
+                               const size_t size = lt_dtype_bytes(dtype);
+                               lt_convert(one, dtype, &value, LT_F64, 1);
+                               for (size_t i = 0; i < n; i++)
+                                   memcpy(to + i * size, one, size);
+                           }));
+}
+
 void use_reference_kernels(lt_accelerator *a)
 {
     static const lt_device_comm_calls calls = [] {
@@ -182,6 +195,7 @@ void use_reference_kernels(lt_accelerator *a)
         a->op[id] = lt_kernels{scratch, forward, backward, NULL, NULL};
     a->op[LT_OP_conv2d].f32_grad = a->op[LT_OP_linear].f32_grad = always;
     a->device->comm_calls = &calls;
+    a->device->fill = fill;
     snprintf(a->name, sizeof a->name, "emulator (reference kernels)");
 }
 

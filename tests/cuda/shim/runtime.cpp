@@ -108,10 +108,8 @@ size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 bool is_poison(const char *from, const char *to)
 {
-    for (; from < to; from++)
-        if ((unsigned char)*from != POISON)
-            return false;
-    return true;
+    return from == to ||
+           ((unsigned char)*from == POISON && memcmp(from, from + 1, (size_t)(to - from) - 1) == 0);
 }
 
 void check_guards()
@@ -241,8 +239,7 @@ cudaError_t add_transfer(cudaStream_t stream, void *dst, const void *src, size_t
     }
     if (start == dst && !in_use)
         memset(dst, POISON, bytes);
-    auto at =
-        transfers.insert(transfers.end(), transfer{s, s->queued + 1, start, bytes, false});
+    auto at = transfers.insert(transfers.end(), transfer{s, s->queued + 1, start, bytes, false});
     return add(stream, [=] {
         memcpy(dst, src, bytes);
         transfers.erase(at);
@@ -519,8 +516,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     for (transfer &t : transfers)
         t.ordered |= t.stream == e.stream && t.position <= e.position;
     auto wait = [=] { /* a stream that has been destroyed runs nothing */
-        if (std::count(streams.begin(), streams.end(), e.stream) || e.stream == &null_stream)
-            drain(e.stream, e.position);
+                      if (std::count(streams.begin(), streams.end(), e.stream) ||
+                          e.stream == &null_stream)
+                          drain(e.stream, e.position);
     };
     return e.stream ? add(stream, wait) : state();
 }

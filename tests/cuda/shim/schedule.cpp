@@ -15,9 +15,7 @@ extern "C" void shim_set_schedule(const char *schedule)
 {
     unsigned seed = 0;
     bool is_random = sscanf(schedule, "random:%u", &seed) == 1;
-    shim_when = is_random                        ? SHIM_RANDOM
-                : strcmp(schedule, "eager") == 0 ? SHIM_EAGER
-                                                 : SHIM_LAZY;
+    shim_when = is_random ? SHIM_RANDOM : strcmp(schedule, "eager") == 0 ? SHIM_EAGER : SHIM_LAZY;
     shim_is_null = strcmp(schedule, "null") == 0;
     if (shim_when == SHIM_LAZY && !shim_is_null && strcmp(schedule, "lazy") != 0) {
         fprintf(stderr, "the schedule must be lazy, eager, random:SEED or null, not '%s'\n",
