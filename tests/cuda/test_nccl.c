@@ -144,6 +144,8 @@ typedef struct rank {
     char text[256];
 } rank;
 
+static rank ranks[MAX_RANKS];
+
 static bool ends_early;
 static atomic_bool a_rank_failed;
 
@@ -312,7 +314,7 @@ static void *run(void *ud)
 }
 
 /* Runs a job whose rank i has device cuda:i. */
-static void run_all(job *j, rank *ranks)
+static void run_all(job *j)
 {
     use_libraries(false);
     SHIM(shim_reset)();
@@ -345,13 +347,12 @@ TEST(devices_have_distinct_names)
 
 static void check_sums(lt_dtype dtype, lt_dtype wire, int exponent)
 {
-    static rank ranks[MAX_RANKS];
     for (int n = 1; n <= MAX_RANKS; n *= 2)
         for (int shift = 0; shift < 2; shift++) {
             job j = {
                 .ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent, .shift = shift};
             stand_in_nccl *library = open_nccl();
-            run_all(&j, ranks);
+            run_all(&j);
             for (int i = 0; i < n; i++)
                 if (ranks[i].status != LT_OK)
                     FAIL("rank %d of %d: %s", i, n, ranks[i].text);
@@ -422,12 +423,11 @@ TEST(a_sum_that_one_rank_has_begun)
 
 TEST(a_sum_that_fails)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->fail = 1;
     library->rank = 1;
-    run_all(&j, ranks);
+    run_all(&j);
     CHECK_EQ(ranks[1].status, LT_EPEER);
     CHECK_STR(ranks[1].text, "cuda:1: an NCCL call: remote process exited or there was a network "
                              "error: socket closed by 10.0.0.2");
@@ -438,11 +438,10 @@ TEST(a_sum_that_fails)
 
 TEST(a_sum_that_never_completes)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 4, .dtype = LT_F32, .wire = LT_F16};
     stand_in_nccl *library = open_nccl();
     library->hang = 1;
-    run_all(&j, ranks);
+    run_all(&j);
     for (int i = 0; i < 4; i++)
         CHECK_EQ(ranks[i].status, LT_EPEER);
     CHECK_EQ(library->aborted, 4);
@@ -451,11 +450,10 @@ TEST(a_sum_that_never_completes)
 
 TEST(a_communicator_that_cannot_be_created)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->refuses = true;
-    run_all(&j, ranks);
+    run_all(&j);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(ranks[i].status, LT_EPEER);
         CHECK(strstr(ranks[i].text, "an NCCL call: invalid usage"));
@@ -466,7 +464,6 @@ TEST(a_communicator_that_cannot_be_created)
  * this rank fails with a message. */
 TEST(calls_that_fail)
 {
-    static rank ranks[MAX_RANKS];
     uint32_t seed = 7;
     int failed = 0;
     ends_early = true;
@@ -480,7 +477,7 @@ TEST(calls_that_fail)
         library->refuse_with = 1 + (int)(seed >> 16) % 6; /* ncclUnhandledCudaError and others */
         printf("call %d of rank %d fails with %d\n", library->refuse_at, library->refuse_rank,
                library->refuse_with);
-        run_all(&j, ranks);
+        run_all(&j);
         const rank *r = &ranks[library->refuse_rank];
         snprintf(device, sizeof device, "cuda:%d: ", r->number);
         if (r->status != LT_OK && (r->status != LT_EPEER || !strstr(r->text, device)))

@@ -3,6 +3,8 @@
  */
 #include "tests/device/ranks.h"
 
+static rank ranks[MAX_RANKS];
+
 /* ==== Backends ================================================================================ */
 
 /* Runs two ranks and checks their status, the text of both, and the log line of rank 0. If one rank
@@ -10,7 +12,6 @@
 static void check_backend(lt_sum_backend sums, where at, const char *hidden, lt_status status,
                           const char *text, const char *note)
 {
-    static rank ranks[MAX_RANKS];
     job j = loop_of(2, at, "amp = 'off'");
     j.hidden = hidden;
     j.timeout = 12; /* waiting for a rank that refuses takes half of it */
@@ -101,7 +102,6 @@ static void *fail_then(void *ud)
 /* All ranks end soon after a kernel fails, and report its error. */
 static void check_fault(where at, lt_sum_backend sums)
 {
-    static rank ranks[MAX_RANKS];
     job j = loop_of(2, at, "amp = 'off'");
     j.cuda = true;
     j.config.sum_backend = sums;
@@ -133,13 +133,13 @@ TEST(a_kernel_fails_with_nccl)
  * that a blocking reducer gives the same result. */
 static void check_same(job j, const char *part)
 {
-    static rank ranks[2][MAX_RANKS];
+    static rank both[2][MAX_RANKS];
     for (int blocking = 0; blocking < 2; blocking++) {
         j.config.blocking = blocking;
-        run_all(&j, ranks[blocking]);
+        run_all(&j, both[blocking]);
         for (int i = 0; i < j.ranks; i++) {
-            CHECK(strstr(ranks[blocking][i].text, part));
-            CHECK_STR(ranks[blocking][i].text, ranks[0][0].text);
+            CHECK(strstr(both[blocking][i].text, part));
+            CHECK_STR(both[blocking][i].text, both[0][0].text);
         }
     }
 }
@@ -151,7 +151,6 @@ TEST(threads_with_a_device_each)
     static const char hazard[] =
         "NCCL can deadlock between ranks that are threads (luatrain launch "
         "-n 2 starts processes)";
-    static rank ranks[MAX_RANKS];
     char want[256];
     stand_in_nccl *library = open_nccl();
     job j = loop_of(2, ON_OWN, "amp = 'bf16', accumulate = 2, rare = true");
@@ -180,7 +179,6 @@ TEST(threads_with_a_device_each)
 
 TEST(nccl_fails)
 {
-    static rank ranks[MAX_RANKS];
     stand_in_nccl *library = open_nccl();
     library->fail = 5;
     library->rank = 1;
@@ -197,7 +195,6 @@ TEST(nccl_fails)
  * other. */
 static void hang(stand_in_nccl *library)
 {
-    static rank ranks[MAX_RANKS];
     double before = lt__seconds();
     job j = loop_of(2, ON_OWN, "policy = 'dynamic'");
     j.timeout = 2;
