@@ -254,6 +254,7 @@ extern "C" void shim_set_null(int on) { shim_is_null = on; }
 
 void shim_fault(const char *fmt, ...)
 {
+    guard g(lock);
     va_list args;
     if (fault_text[0])
         return;
