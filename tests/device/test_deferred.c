@@ -372,12 +372,12 @@ static void take_steps(bool on_device, bool clips, bool scaled, lt_scaler *scale
     lt_loss_scale *scale = scaled ? lt_loss_scale_new(t.ctx, scaler) : NULL;
     CHECK_OK(lt_use_loss_scale(t.ctx, scale));
     for (int k = 0; k < STEPS; k++) {
-        int64_t waits = counted(SHIM_WAITS), drains = counted(SHIM_DRAINS);
+        int64_t waited = counted(SHIM_WAITS), drained = counted(SHIM_DRAINS);
         bool overflows = scaled && (k == 2 || k == 3 || k == STEPS - 1);
         double by = overflows ? 0x1p125 : k == 4 ? 0.01 : 1; /* 0.01: the norm is small */
         CHECK_OK(clips ? clipped_step(&t, by) : step(&t, by));
-        CHECK(k < 2 || counted(SHIM_WAITS) - waits <= 1);
-        CHECK(k < 2 || counted(SHIM_DRAINS) == drains);
+        CHECK(k < 2 || counted(SHIM_WAITS) - waited <= 1);
+        CHECK(k < 2 || counted(SHIM_DRAINS) == drained);
     }
     if (scale)
         *scaler = *lt_loss_scale_scaler(scale);
