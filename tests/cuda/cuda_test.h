@@ -64,7 +64,7 @@ static inline lt_tensor *exact_copy(lt_tensor *x)
     return y;
 }
 
-/* ==== Forward and backward of one op, with all its tensors ===================================== */
+/* ==== Forward and backward of one op, with all its tensors ==================================== */
 
 enum { INPUTS = 3 };
 

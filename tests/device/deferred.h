@@ -1,4 +1,4 @@
-/* deferred.h - calls the functions of deferred.lua, and counts how often the host waits in a step. */
+/* deferred.h - calls the functions of deferred.lua, and counts the waits of the host in a step. */
 #ifndef TESTS_DEVICE_DEFERRED_H
 #define TESTS_DEVICE_DEFERRED_H
 

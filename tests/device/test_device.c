@@ -336,7 +336,7 @@ TEST(without_a_kernel)
     lt_ctx_free(ctx);
 }
 
-/* Such kernels run while the context is freed. These use the op's definition and the CPU's device. */
+/* They run while it is freed. These use the op's definition and the CPU's device. */
 TEST_EMU(kernels_that_are_queued_when_the_context_is_freed)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 4, (int64_t[]){1, 4, 4, 1}, 1);

@@ -194,8 +194,8 @@ TEST_EMU(deferred_scalars)
 
 /* ==== Batches ================================================================================= */
 
-/* A source of 100 images of (2, 2, 1) f32, in memory of the device or of the CPU: image i has values
- * 4 i + 0..3 and label i. New. */
+/* A source of 100 images of (2, 2, 1) f32 in memory of a device. Image i has values 4 i + 0..3 and
+ * label i. New. */
 static lt_source *open_quads(lt_ctx *ctx, const char *device)
 {
     float all[400];
