@@ -20,7 +20,7 @@ void lt__ctx_release(lt_ctx *ctx)
         ctx->slots.ops_freed(ctx);
     if (ctx->slots.ctx_freed)
         ctx->slots.ctx_freed(ctx);
-    for (int i = 0; i < LT_MAX_DEVICES; i++) {
+    for (int i = LT_MAX_DEVICES - 1; i >= 0; i--) { /* queued work may still use the CPU's device */
         if (!ctx->devices[i])
             continue;
         lt__pool_close(ctx, ctx->devices[i]);

@@ -9,16 +9,10 @@
 #include "autograd/tape.h"
 #include "ops/backend/plugin.h"
 #include "tests/cuda/libs.h"
-#include "tests/cuda/shim.h"
 
 typedef struct machine {
     lt_ctx *ctx;
     lt_accelerator cuda;
-    int64_t (*count)(int what);
-    void (*order)(int order);
-    void (*set_machine)(int driver, int devices, int capability);
-    void (*fault)(const char *fmt, ...);
-    void (*reset)(void);
     uint64_t digest;      /* of all values compared since the test set it to 0 */
     int64_t kernel_waits; /* waits inside kernels since the test set it to 0 */
     /* called if a kernel of the device fails; its results are not compared then. NULL: the test
@@ -28,35 +22,30 @@ typedef struct machine {
 
 static const lt_host host_table = {lt_fail, lt_log};
 
-static inline void *from_plugin(const char *name)
+extern int lt_accelerator_open(const char *version, const lt_host *host,
+                               const lt_accelerator_config *config, lt_accelerator *accelerator,
+                               char *text, size_t bytes);
+extern void lt_accelerator_libraries(char *text, size_t bytes);
+
+/* Close the result's device with its function close(). */
+static inline lt_accelerator open_accelerator(const lt_accelerator_config *config)
 {
-    char path[PATH_MAX];
-    void *library = dlopen(beside("libluatrain-cuda.so", path), RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        FAIL("%s", dlerror());
-    void *at = dlsym(library, name);
-    if (!at)
-        FAIL("%s is not in the plugin", name);
-    return at;
+    char text[256] = "";
+    lt_accelerator cuda;
+    if (SHIM(lt_accelerator_open)(LT_VERSION, &host_table, config, &cuda, text, sizeof text) != 0)
+        FAIL("%s", text);
+    return cuda;
 }
 
 /* Resets and opens an emulated device, with the stand-ins for NVIDIA's libraries or with our own
  * kernels only, in a context with reference kernels. Free m.ctx with lt_ctx_free(). */
 static inline machine machine_as(bool libraries, const lt_accelerator_config *config)
 {
-    char text[256] = "";
     machine m = {.ctx = lt_open(&(lt_config){.reference = true, .threads = 1})};
-    lt_accelerator_open_fn open;
     use_libraries(libraries);
-    *(void **)&open = from_plugin("lt_accelerator_open");
-    *(void **)&m.count = from_plugin("shim_count");
-    *(void **)&m.order = from_plugin("shim_set_order");
-    *(void **)&m.set_machine = from_plugin("shim_set_machine");
-    *(void **)&m.fault = from_plugin("shim_fault");
-    *(void **)&m.reset = from_plugin("shim_reset");
-    m.reset();
-    if (open(LT_VERSION, &host_table, config, &m.cuda, text, sizeof text) != 0)
-        FAIL("%s", text);
+    unsetenv("SHIM_OPS");
+    SHIM(shim_reset)();
+    m.cuda = open_accelerator(config);
     m.ctx->devices[1] = m.cuda.device;
     return m;
 }
@@ -67,6 +56,17 @@ static inline machine machine_with(bool libraries)
 }
 
 static inline machine machine_open(void) { return machine_with(false); }
+
+/* A test with a machine *m. */
+#define TEST_CUDA(title)                                                                           \
+    static void on_cuda_##title(machine *m);                                                       \
+    TEST(title)                                                                                    \
+    {                                                                                              \
+        machine m = machine_open();                                                                \
+        on_cuda_##title(&m);                                                                       \
+        lt_ctx_free(m.ctx);                                                                        \
+    }                                                                                              \
+    static void on_cuda_##title(machine *m)
 
 /* Whether streams run nothing until the host waits: see shim_set_schedule(). */
 static inline bool is_lazy(void) { return !getenv("SHIM"); }
@@ -86,6 +86,12 @@ static inline void must(lt_status status)
 {
     if (status != LT_OK)
         FAIL("%s", lt_errmsg());
+}
+
+static inline void get(machine *m, void *to, const void *from, size_t bytes)
+{
+    must(m->cuda.device->copy(m->cuda.device, to, from, bytes));
+    must(m->cuda.device->sync(m->cuda.device));
 }
 
 /* Takes host. shift: elements before the tensor in its block, to misalign it. */
@@ -188,11 +194,9 @@ static inline void digest(machine *m, const char *data, int64_t count, lt_dtype 
 /* Copies the tensor from the device. New, by malloc. */
 static inline char *fetch(machine *m, const mirror *t)
 {
-    lt_device *device = m->cuda.device;
     size_t bytes = (size_t)t->host->count * lt_dtype_bytes((lt_dtype)t->host->dtype);
     char *got = malloc(bytes + 1);
-    must(device->copy(device, got, t->tensor.data, bytes));
-    must(device->sync(device));
+    get(m, got, t->tensor.data, bytes);
     return got;
 }
 
@@ -313,9 +317,9 @@ static inline bool run_on_device(machine *m, const lt_def *def, lt_call *call, b
         return has_run(m, lt_errcode());
     call->scratch = bytes ? device->alloc(device, bytes) : NULL;
     call->scratch_bytes = bytes;
-    int64_t before = m->count(SHIM_WAITS);
+    int64_t before = counted(SHIM_WAITS);
     bool right = has_run(m, (backward ? k->bwd : k->fwd)(call));
-    m->kernel_waits += m->count(SHIM_WAITS) - before;
+    m->kernel_waits += counted(SHIM_WAITS) - before;
     must(device->sync(device));
     if (bytes)
         device->free(device, call->scratch, bytes);
@@ -328,6 +332,7 @@ static inline bool run_both(machine *m, const lt_def *def, mirrored_call *t, lt_
                             bool backward)
 {
     side host, device;
+    const int32_t *skip = call.skip;
     bool right = true;
     for (int on_cuda = 0; on_cuda < 2; on_cuda++) {
         side *s = on_cuda ? &device : &host;
@@ -343,6 +348,7 @@ static inline bool run_both(machine *m, const lt_def *def, mirrored_call *t, lt_
         call.d_out = backward ? s->d_out : NULL;
         call.d_in = backward ? s->d_in : NULL;
         call.device = m->ctx->devices[on_cuda];
+        call.skip = on_cuda ? skip : NULL;
         if (on_cuda)
             right = run_on_device(m, def, &call, backward);
         else
@@ -461,21 +467,19 @@ static inline uint64_t digest_of_inputs(machine *m, mirrored_call *t)
 
 /* Runs the call on the device with its skip flag set, which must not change any input. */
 static inline void check_skipped(machine *m, const lt_def *def, mirrored_call *t, lt_call call,
-                                 const char *where)
+                                 int32_t *skip, const char *where)
 {
-    lt_device *device = m->cuda.device;
-    int32_t one = 1, *skip = device->alloc(device, sizeof *skip);
     uint64_t kept = m->digest, before = digest_of_inputs(m, t);
+    int32_t one = 1;
     side s;
     get_side(t, true, &s);
     call.in = s.in;
-    call.device = device;
+    call.device = m->cuda.device;
     call.skip = skip;
-    must(device->copy(device, skip, &one, sizeof one));
+    must(call.device->copy(call.device, skip, &one, sizeof one));
     run_on_device(m, def, &call, false);
     if (digest_of_inputs(m, t) != before)
         FAIL("%s: wrote although its skip flag is set", where);
-    device->free(device, skip, sizeof *skip);
     m->digest = kept;
 }
 
@@ -489,6 +493,9 @@ static inline void check_call(machine *m, const spec *s, const char *where)
     lt_opt opts[LT_MAX_OPT];
     lt_spec specs[LT_MAX_OUT];
     char what[700];
+    lt_device *d = m->cuda.device;
+    int32_t *skip = d->alloc(d, sizeof *skip);
+    must(d->fill(d, skip, LT_I32, 1, 0));
     must(lt_opts_parse(&def->schema, s->options, opts));
     make_inputs(m, s, &t);
     get_side(&t, false, &host);
@@ -503,7 +510,8 @@ static inline void check_call(machine *m, const spec *s, const char *where)
                     .same_grad = def->op->same_grad,
                     .spec = specs,
                     .first_row = s->first_row,
-                    .stream = s->stream};
+                    .stream = s->stream,
+                    .skip = def->op->in_place && s->shift ? skip : NULL};
     must(def->op->shape(&call));
     t.n_out = (def->op->n_out ? def->op->n_out : !def->op->in_place) + def->op->n_aux;
     for (int k = 0; k < t.n_out; k++) {
@@ -522,7 +530,8 @@ static inline void check_call(machine *m, const spec *s, const char *where)
         compare(m, what, &t.in[i], def->op->in_place >> i & 1 ? s->spacings : 0);
     }
     if (def->op->in_place)
-        check_skipped(m, def, &t, call, where);
+        check_skipped(m, def, &t, call, skip, where);
+    d->free(d, skip, sizeof *skip);
     if (def->op->bwd && lt__is_float((lt_dtype)specs[0].dtype) &&
         lt__is_float((lt_dtype)t.in[def->schema.n_in > 2 ? 1 : 0].host->dtype)) {
         CHECK(kernels->bwd != NULL);
@@ -552,14 +561,38 @@ static inline void check(machine *m, spec s)
         snprintf(where, sizeof where, "%.24s [%.100s] %s %s order %d shift %d", s.op,
                  s.options ? s.options : "", s.shapes, lt_dtype_name(s.dtype), orders[i],
                  shifts[i]);
-        m->order(orders[i]);
+        SHIM(shim_set_order)(orders[i]);
         m->digest = 0;
         check_call(m, &s, where);
         if (i > 0 && m->digest != before)
             FAIL("%s: the bits differ from those of order %d", where, orders[i - 1]);
         before = m->digest;
     }
-    m->order(0);
+    SHIM(shim_set_order)(0);
 }
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
+static const lt_dtype numerics[] = {LT_F32, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
+
+typedef const char *const sample[3]; /* options, shapes, and the op if it varies */
+
+static inline void check_samples(machine *m, const lt_dtype *dtypes, int n_dtypes, sample *samples,
+                                 int n, spec s)
+{
+    for (int d = 0; d < n_dtypes; d++)
+        for (int i = 0; i < n; i++) {
+            s.dtype = dtypes[d];
+            s.options = samples[i][0];
+            s.shapes = samples[i][1];
+            s.op = samples[i][2] ? samples[i][2] : s.op;
+            check(m, s);
+        }
+}
+
+/* Checks all samples, in all dtypes of a list. The further arguments are other fields of a spec. */
+#define CHECK_ALL(m, dtypes, samples, ...)                                                         \
+    check_samples(m, dtypes, COUNT(dtypes), samples, COUNT(samples), (spec){__VA_ARGS__})
 
 #endif

@@ -11,9 +11,9 @@
 extern "C" {
 #endif
 
-/* Counters: kernels that have run; waits of the host for a stream or event, and those waits that
- * emptied a stream with pending work; kernels, copies and fills queued; calls of libraries that
- * compute. */
+/* Counters: kernels that have run; waits of the calling thread for work that had not run, and those
+ * of them that emptied a stream with kernels; kernels, copies and fills queued; calls of libraries
+ * that compute. */
 enum {
     SHIM_LAUNCHES,
     SHIM_WAITS,
@@ -41,14 +41,19 @@ SHIM_API void shim_set_schedule(const char *schedule);
  * some ranks have posted and others have not. A call that waits for such a sum would never return,
  * so it records a fault. NULL, the default: these calls do not wait. */
 SHIM_API void shim_watch_sums(const int *unfinished);
-/* The emulated machine: driver version (0: no driver), number of devices, major compute
- * capability. */
+/* The emulated machine: driver version (0: no driver), number of devices (4 at the start), major
+ * compute capability. */
 SHIM_API void shim_set_machine(int driver, int devices, int capability);
+/* The version of NCCL on device i is that of the library plus i * apart. 0 at the start. */
+SHIM_API void shim_set_nccl_versions(int apart);
 /* Records an error of a kernel. As on a GPU, nothing runs after that, and every call fails with the
  * first recorded error until shim_reset(). */
 SHIM_API __attribute__((format(printf, 1, 2))) void shim_fault(const char *fmt, ...);
-/* Runs all queued work, then clears the recorded error. */
+/* Runs all queued work, then clears the recorded error and restores the machine. */
 SHIM_API void shim_reset(void);
+
+/* Runs a probe of probes.cpp and copies what it wrote to out. Returns "" or the error string. */
+SHIM_API const char *shim_probe(const char *name, int *out);
 
 #ifdef __cplusplus
 }

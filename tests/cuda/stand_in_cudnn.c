@@ -12,12 +12,21 @@
 
 stand_in stand_in_state = {.engines = {{{.number = 1, .note = -1}}}};
 
-enum {
-    KNOBS = 2
-}; /* of each engine: tile size 3, and a split-k of the engine's number, which
-                     * tells the engines apart */
+/* Each engine has tile size 3, and a split-k that is its number, which tells the engines apart. */
+enum { KNOBS = 2 };
 
 /* ==== Attributes ============================================================================== */
+
+#define DESC CUDNN_TYPE_BACKEND_DESCRIPTOR
+/* clang-format off */
+#define CONV_RULES(type, prefix, x, w, y, result)                                                  \
+    {CONV_TYPE(type), CONV_ATTR(prefix, CONV_DESC), DESC, 1, 1},                                   \
+    {CONV_TYPE(type), CONV_ATTR(prefix, x), DESC, 1, 1},                                           \
+    {CONV_TYPE(type), CONV_ATTR(prefix, w), DESC, 1, 1},                                           \
+    {CONV_TYPE(type), CONV_ATTR(prefix, y), DESC, 1, 1},                                           \
+    {CONV_TYPE(type), CONV_ATTR(prefix, ALPHA), CUDNN_TYPE_FLOAT, 1, 1},                           \
+    {CONV_TYPE(type), CONV_ATTR(prefix, BETA), CUDNN_TYPE_FLOAT, 1, 1},
+/* clang-format on */
 
 /* Descriptor, attribute, type, minimum and maximum number of values; 0: it is optional. */
 static const struct rule {
@@ -38,28 +47,6 @@ static const struct rule {
     {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, 2},
     {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, 2},
     {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, 2},
-#define FORWARD CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR
-#define DESC CUDNN_TYPE_BACKEND_DESCRIPTOR
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, DESC, 1, 1},
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, DESC, 1, 1},
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, DESC, 1, 1},
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, DESC, 1, 1},
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
-    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, 1},
-#define DATA CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, DESC, 1, 1},
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, DESC, 1, 1},
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, DESC, 1, 1},
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, DESC, 1, 1},
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
-    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA, CUDNN_TYPE_FLOAT, 1, 1},
-#define FILTER CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, DESC, 1, 1},
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, DESC, 1, 1},
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, DESC, 1, 1},
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, DESC, 1, 1},
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
-    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA, CUDNN_TYPE_FLOAT, 1, 1},
 #define POINTWISE CUDNN_BACKEND_POINTWISE_DESCRIPTOR
     {POINTWISE, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, 1},
     {POINTWISE, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, 1},
@@ -96,7 +83,7 @@ static const struct rule {
 #define DEVICE CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR
     {DEVICE, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 0, 1},
     {DEVICE, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, 0, 1 << 16},
-};
+    CONV_OPS(CONV_RULES)};
 enum { RULES = sizeof rules / sizeof *rules };
 
 static size_t type_bytes(int type)

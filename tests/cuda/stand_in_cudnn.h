@@ -13,6 +13,15 @@
 extern stand_in stand_in_state;
 #pragma GCC visibility pop
 
+/* The operations of a convolution: names of its descriptor and attributes, and the tensor that is
+ * its result. */
+#define CONV_OPS(EACH)                                                                             \
+    EACH(FORWARD, FORWARD, X, W, Y, Y_OF)                                                          \
+    EACH(BACKWARD_DATA, BWD_DATA, DX, W, DY, X_OF)                                                 \
+    EACH(BACKWARD_FILTER, BWD_FILTER, X, DW, DY, W_OF)
+#define CONV_TYPE(type) CUDNN_BACKEND_OPERATION_CONVOLUTION_##type##_DESCRIPTOR
+#define CONV_ATTR(prefix, name) CUDNN_ATTR_OPERATION_CONVOLUTION_##prefix##_##name
+
 typedef struct attribute {
     int name;
     int64_t n;

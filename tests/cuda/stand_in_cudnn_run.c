@@ -67,28 +67,14 @@ static void set_element(void *at, int type, int64_t i, double value)
 static const struct {
     int type, conv, part[PARTS], alpha, beta, result;
 } conv_ops[] = {
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-     {CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
-     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
-     Y_OF},
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
-     X_OF},
-    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
-     W_OF},
-};
+#define CONV_OP(type, prefix, x, w, y, result)                                                     \
+    {CONV_TYPE(type),                                                                              \
+     CONV_ATTR(prefix, CONV_DESC),                                                                 \
+     {CONV_ATTR(prefix, x), CONV_ATTR(prefix, w), CONV_ATTR(prefix, y)},                           \
+     CONV_ATTR(prefix, ALPHA),                                                                     \
+     CONV_ATTR(prefix, BETA),                                                                      \
+     result},
+    CONV_OPS(CONV_OP)};
 
 static int conv_op(const descriptor *d)
 {

@@ -3,7 +3,8 @@
  * streams: the operands of a sum must be complete when its group ends, and the last rank that polls
  * computes the sum.
  *
- * Like the library, it adds in the given dtype and rounds after each addition.
+ * Like the library, it adds in the given dtype and rounds after each addition. It adds in the order
+ * of a tree, as ranks on the CPU do.
  */
 #include <limits.h>
 #include <pthread.h>
@@ -174,12 +175,12 @@ int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_ncc
                 .rank = rank,
                 .slow = stand_in_nccl_state.slow,
                 .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
+    int result = refused(c);
     j->rank[rank] = fits ? c : j->rank[rank];
-    j->joined++;
+    j->joined += result == LT_NCCL_SUCCESS;
     j->refs++;
     stand_in_nccl_state.live++;
     pthread_mutex_unlock(&lock);
-    int result = refused(c);
     if (result != LT_NCCL_SUCCESS)
         release(c);
     *out = result == LT_NCCL_SUCCESS ? c : NULL;
@@ -251,14 +252,19 @@ static bool is_same(const job *j, int k)
 static void sum(job *j, int k)
 {
     const op *o = &j->rank[0]->op[k];
-    char *all = malloc(o->count * bytes_of(o->dtype) + 1);
-    memcpy(all, o->from, o->count * bytes_of(o->dtype));
-    for (int r = 1; r < j->size; r++)
-        for (size_t i = 0; i < o->count; i++)
-            put(all, o->dtype, i, get(all, o->dtype, i) + get(j->rank[r]->op[k].from, o->dtype, i));
+    char *part[MAX_RANKS];
+    size_t bytes = o->count * bytes_of(o->dtype);
     for (int r = 0; r < j->size; r++)
-        memcpy(j->rank[r]->op[k].to, all, o->count * bytes_of(o->dtype));
-    free(all);
+        part[r] = memcpy(malloc(bytes + 1), j->rank[r]->op[k].from, bytes);
+    for (int by = 1; by < j->size; by *= 2)
+        for (int r = 0; r + by < j->size; r += 2 * by)
+            for (size_t i = 0; i < o->count; i++)
+                put(part[r], o->dtype, i,
+                    get(part[r], o->dtype, i) + get(part[r + by], o->dtype, i));
+    for (int r = 0; r < j->size; r++)
+        memcpy(j->rank[r]->op[k].to, part[0], bytes);
+    for (int r = 0; r < j->size; r++)
+        free(part[r]);
 }
 
 /* Computes the sums of the current group once all ranks have posted it. */

@@ -14,13 +14,6 @@
 #include "tests/cuda/libs.h"
 #include "tests/device/reference.h"
 
-static lt_ctx *open_cuda(bool libraries)
-{
-    use_libraries(libraries);
-    use_plugins(""); /* the plugin is beside this test program */
-    return open_device();
-}
-
 static double roundoff(lt_dtype t)
 {
     return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
@@ -85,7 +78,7 @@ static bool has_kernels(lt_ctx *ctx, const char *name)
 
 static void walk_op(const char *op, bool libraries)
 {
-    lt_ctx *ctx[2] = {open_cuda(libraries), open_reference()};
+    lt_ctx *ctx[2] = {open_shim(libraries), open_reference()};
     if (has_kernels(ctx[0], op)) {
         walk_cases(op, ctx, near_for(op));
         return;

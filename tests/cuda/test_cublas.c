@@ -8,7 +8,7 @@
 #include "ops/cuda/cublas.h"
 #include "tests/cuda/cuda_test.h"
 
-enum { X, Y, W = 1, B, INPUTS };
+enum { X, Y, W = 1, B };
 enum { CASES = 120 };
 
 /* ==== A context with cuBLASLt ================================================================= */
@@ -50,39 +50,15 @@ static void end(void)
     CHECK_EQ(library->live, 0);
 }
 
+#define TEST_CUBLAS(title) TEST_BETWEEN(title, begin(&(lt_cublas_config){.tf32 = true}), end())
+
 /* ==== A case ================================================================================== */
-
-typedef struct problem {
-    const lt_def *def;
-    int n_in;
-    lt_tensor *in[INPUTS], *out[1], *d_out[1], *d_in[INPUTS];
-    uint64_t add;
-} problem;
-
-static lt_call call_of(problem *p)
-{
-    return (lt_call){.ctx = ctx,
-                     .op = p->def->op,
-                     .schema = &p->def->schema,
-                     .n_in = p->n_in,
-                     .in = p->in,
-                     .out = p->out,
-                     .d_out = p->d_out,
-                     .d_in = p->d_in,
-                     .add = p->add,
-                     .threads = 1};
-}
 
 /* Makes the output and random gradients for most inputs: that of w in grad_dtype, usually that of b
  * too. */
 static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
 {
-    lt_spec spec[1];
-    lt_call c = call_of(p);
-    c.spec = spec;
-    CHECK_OK(p->def->op->shape(&c));
-    p->out[0] = lt_tensor_new(ctx, dtype, spec->ndim, spec->dims);
-    p->d_out[0] = random_tensor(ctx, dtype, spec->ndim, spec->dims, seed);
+    make_output(p, seed);
     for (int i = 0; i < p->n_in; i++)
         if (p->in[i] && draw(seed, 8))
             p->d_in[i] = random_tensor(ctx,
@@ -93,97 +69,66 @@ static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *
     p->add = (uint64_t)draw(seed, 8);
 }
 
-static void free_problem(problem *p)
-{
-    for (int i = 0; i < INPUTS; i++) {
-        lt_release(p->in[i]);
-        lt_release(p->d_in[i]);
-    }
-    lt_release(p->out[0]);
-    lt_release(p->d_out[0]);
-}
-
-static problem exact_problem(const problem *from)
-{
-    problem p = *from;
-    for (int i = 0; i < INPUTS; i++) {
-        p.in[i] = from->in[i] ? exact_copy(from->in[i]) : NULL;
-        p.d_in[i] = from->d_in[i] ? exact_copy(from->d_in[i]) : NULL;
-    }
-    p.out[0] = exact_copy(from->out[0]);
-    p.d_out[0] = exact_copy(from->d_out[0]);
-    return p;
-}
-
-typedef lt_status (*run_fn)(lt_cublas *d, lt_call *c);
-typedef size_t (*scratch_fn)(lt_cublas *d, const lt_call *c, bool backward);
-
-/* Calls run() with exactly as much scratch as it requests. */
-static lt_status run_call(problem *p, run_fn run, scratch_fn scratch, bool backward)
-{
-    lt_call c = call_of(p);
-    size_t bytes = scratch(blas, &c, backward);
-    if (bytes > 0 && posix_memalign(&c.scratch, 64, bytes) != 0)
-        FAIL("out of memory");
-    if (bytes > 0)
-        memset(c.scratch, 0xff, bytes);
-    c.scratch_bytes = bytes;
-    lt_status status = run(blas, &c);
-    free(c.scratch);
-    return status;
-}
+static bool is_linear(const problem *p) { return p->n_in == INPUTS; }
 
 /* Computes the gradients of x and w, and maybe the gradient of b. */
-static lt_status linear_bwd(lt_cublas *d, lt_call *c)
+static lt_status linear_bwd(lt_call *c)
 {
     bool summed = false;
     for (int i = X; i <= W; i++)
         if (c->d_in[i])
-            LT_TRY(lt__cublas_linear_grad(d, c, i, &summed));
+            LT_TRY(lt__cublas_linear_grad(blas, c, i, &summed));
     with_dw += summed;
     return LT_OK;
 }
 
-static lt_status matmul_bwd(lt_cublas *d, lt_call *c)
+static lt_status matmul_bwd(lt_call *c)
 {
     for (int i = X; i <= Y; i++)
         if (c->d_in[i])
-            LT_TRY(lt__cublas_matmul_grad(d, c, i));
+            LT_TRY(lt__cublas_matmul_grad(blas, c, i));
     return LT_OK;
 }
 
-static void check(problem *p, bool linear)
+static lt_status forward(problem *p)
 {
-    static const char *const names[] = {"dx", "dw or dy", "db"};
-    problem exact = exact_problem(p);
-    lt_tensor *old[INPUTS] = {NULL};
-    lt_call c = call_of(&exact);
-    for (int i = 0; i < INPUTS; i++)
-        old[i] = p->d_in[i] && (p->add >> i & 1) ? exact_copy(p->d_in[i]) : NULL;
-    CHECK_OK(p->def->op->fwd(&c));
-    CHECK_OK(p->def->op->bwd(&c));
-    CHECK_OK(run_call(p, linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd,
-                      linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, false));
-    const int before = with_dw;
-    CHECK_OK(run_call(p, linear ? linear_bwd : matmul_bwd,
-                      linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, true));
-    compare("y", p->out[0], exact.out[0], NULL, (lt_dtype)p->out[0]->dtype, 1);
-    for (int i = 0; i < INPUTS; i++) {
-        if (p->d_in[i] &&
-            (i != B ||
-             with_dw > before)) /* in f32, up to 16 products are added one after the other */
-            compare(names[i], p->d_in[i], exact.d_in[i], old[i], (lt_dtype)p->d_in[i]->dtype,
-                    p->d_in[i]->dtype == LT_F32 && !linear ? 17 : 1);
-        lt_release(old[i]);
-    }
-    free_problem(&exact);
+    const bool linear = is_linear(p);
+    lt_call c = call_of(p);
+    give_scratch(&c,
+                 (linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch)(blas, &c, false));
+    lt_status status = (linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd)(blas, &c);
+    free(c.scratch);
+    return status;
 }
+
+static lt_status backward(problem *p)
+{
+    const bool linear = is_linear(p);
+    lt_call c = call_of(p);
+    give_scratch(&c,
+                 (linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch)(blas, &c, true));
+    lt_status status = (linear ? linear_bwd : matmul_bwd)(&c);
+    free(c.scratch);
+    return status;
+}
+
+/* Returns the gradients that the library has computed, bit i for input i. */
+static uint32_t run(problem *p)
+{
+    const int before = with_dw;
+    CHECK_OK(forward(p));
+    CHECK_OK(backward(p));
+    return 1 << X | 1 << W | (with_dw > before) << B;
+}
+
+/* In f32, up to 16 products are added one after the other. */
+static void check(problem *p) { check_problem(p, run, is_linear(p) ? 1 : 17); }
 
 /* ==== linear ================================================================================== */
 
 static problem draw_linear(lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
 {
-    problem p = {.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    problem p = {.ctx = ctx, .def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
     int64_t x[4] = {1 + draw(seed, 5), 1 + draw(seed, 3), 1 + draw(seed, 3), 1 + draw(seed, 20)};
     int64_t w[2] = {1 + draw(seed, 20), x[3]};
     int first = (int)draw(seed, 4); /* leading axes that are omitted */
@@ -201,7 +146,7 @@ static void walk_linear(lt_dtype dtype, lt_dtype grad_dtype)
     begin(&(lt_cublas_config){.tf32 = true});
     for (int i = 0; i < CASES; i++) {
         problem p = draw_linear(dtype, grad_dtype, &seed);
-        check(&p, true);
+        check(&p);
         free_problem(&p);
     }
     /* db is computed with dw unless it is added to, which is so in half of the cases */
@@ -216,28 +161,25 @@ TEST(linear_f16_with_f32_gradients) { walk_linear(LT_F16, LT_F32); }
 TEST(linear_bf16_with_f32_gradients) { walk_linear(LT_BF16, LT_F32); }
 
 /* If the library cannot compute db in the epilogue of dw, dw is computed without. */
-TEST(linear_without_the_bias_gradient_epilogue)
+TEST_CUBLAS(linear_without_the_bias_gradient_epilogue)
 {
     uint64_t seed = 51;
-    begin(&(lt_cublas_config){.tf32 = true});
     library->unsupported = CUBLASLT_EPILOGUE_BGRADB;
     for (int i = 0; i < CASES / 4; i++) {
         problem p = draw_linear(LT_F16, LT_F16, &seed);
-        check(&p, true);
+        check(&p);
         free_problem(&p);
     }
     CHECK_EQ(with_dw, 0);
-    end();
 }
 
 /* A bias and its gradient may be rows of a longer tensor, and so have less than the alignment that
  * cuBLASLt requires. */
-TEST(a_misaligned_bias)
+TEST_CUBLAS(a_misaligned_bias)
 {
     static const int64_t dims[] = {3, 4}, w_dims[] = {5, 4}, longer[] = {6};
     uint64_t seed = 55;
-    begin(&(lt_cublas_config){.tf32 = true});
-    problem p = {.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    problem p = {.ctx = ctx, .def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
     p.in[X] = random_tensor(ctx, LT_F32, 2, dims, &seed);
     p.in[W] = random_tensor(ctx, LT_F32, 2, w_dims, &seed);
     lt_tensor *b = random_tensor(ctx, LT_F32, 1, longer, &seed);
@@ -251,16 +193,14 @@ TEST(a_misaligned_bias)
     p.d_in[W] = random_tensor(ctx, LT_F32, 2, w_dims, &seed);
     p.d_in[B] = lt_rows(db, 1, 5);
     p.add = 0;
-    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
     CHECK_EQ(library->run, 0);
-    CHECK_OK(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_OK(backward(&p));
     CHECK_EQ(library->run, 1);
     CHECK_EQ(with_dw, 0);
     free_problem(&p);
     lt_release(b);
     lt_release(db);
-    end();
 }
 
 /* ==== matmul ================================================================================== */
@@ -268,7 +208,7 @@ TEST(a_misaligned_bias)
 /* A random matmul. Leading axes are equal, missing on one side, or broadcast on either. */
 static problem draw_matmul(lt_dtype dtype, uint64_t *seed)
 {
-    problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+    problem p = {.ctx = ctx, .def = lt_op_find(ctx, "matmul"), .n_in = 2};
     int64_t dims[2][4], k = 1 + draw(seed, 9), kind = draw(seed, 5);
     for (int i = 0; i < 2; i++) {
         int64_t lead = 1 + draw(seed, 4);
@@ -294,7 +234,7 @@ static void walk_matmul(lt_dtype dtype)
     begin(&(lt_cublas_config){.tf32 = false});
     for (int i = 0; i < CASES; i++) {
         problem p = draw_matmul(dtype, &seed);
-        check(&p, false);
+        check(&p);
         free_problem(&p);
     }
     end();
@@ -305,14 +245,13 @@ TEST(matmul_f16) { walk_matmul(LT_F16); }
 TEST(matmul_bf16) { walk_matmul(LT_BF16); }
 
 /* Batched matrices, and a matrix that is broadcast on one side, need only one product. */
-TEST(a_batch_is_one_product)
+TEST_CUBLAS(a_batch_is_one_product)
 {
     static const int64_t dims[][2][3] = {
         {{3, 4, 5}, {3, 5, 2}}, {{1, 4, 5}, {3, 5, 2}}, {{3, 4, 5}, {1, 5, 2}}};
     uint64_t seed = 71;
-    begin(&(lt_cublas_config){.tf32 = true});
     for (int i = 0; i < 3; i++) {
-        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        problem p = {.ctx = ctx, .def = lt_op_find(ctx, "matmul"), .n_in = 2};
         p.in[X] = random_tensor(ctx, LT_F16, 3, dims[i][X], &seed);
         p.in[Y] = random_tensor(ctx, LT_F16, 3, dims[i][Y], &seed);
         complete(&p, LT_F16, LT_F16, &seed);
@@ -320,67 +259,58 @@ TEST(a_batch_is_one_product)
             if (!p.d_in[k])
                 p.d_in[k] = random_tensor(ctx, LT_F16, 3, dims[i][k], &seed);
         library->run = 0;
-        CHECK_OK(run_call(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
+        CHECK_OK(forward(&p));
         CHECK_EQ(library->run, 1);
         if (i != 1) { /* the gradient of a broadcast x is a sum of products */
-            CHECK_OK(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true));
+            CHECK_OK(backward(&p));
             CHECK_EQ(library->run, 3);
         }
         free_problem(&p);
     }
-    end();
 }
 
 /* ==== Empty products, and products that the library does not run ============================== */
 
-TEST(without_elements_or_terms)
+TEST_CUBLAS(without_elements_or_terms)
 {
     static const int64_t dims[][2][3] = {{{0, 4, 5}, {0, 5, 2}}, {{3, 0, 5}, {3, 5, 2}},
                                          {{3, 4, 0}, {3, 0, 2}}, {{3, 4, 5}, {3, 5, 0}},
                                          {{1, 4, 5}, {0, 5, 2}}, {{0, 4, 5}, {1, 5, 2}}};
     static const lt_dtype dtypes[] = {LT_F32, LT_BF16};
     uint64_t seed = 81;
-    begin(&(lt_cublas_config){.tf32 = true});
     for (size_t i = 0; i < 2 * sizeof dims / sizeof *dims; i++) {
         const lt_dtype dtype = dtypes[i % 2];
-        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        problem p = {.ctx = ctx, .def = lt_op_find(ctx, "matmul"), .n_in = 2};
         p.in[X] = random_tensor(ctx, dtype, 3, dims[i / 2][X], &seed);
         p.in[Y] = random_tensor(ctx, dtype, 3, dims[i / 2][Y], &seed);
         complete(&p, dtype, dtype, &seed);
-        check(&p, false);
+        check(&p);
         free_problem(&p);
     }
-    end();
 }
 
-TEST(unsupported_products)
+TEST_CUBLAS(unsupported_products)
 {
     uint64_t seed = 91;
     const int64_t x[2] = {3, 0}, w[2] = {2, 0};
-    begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed), exact = exact_problem(&p);
-    CHECK_EQ(run_call(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
-    CHECK_EQ(run_call(&exact, linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&exact), LT_EUNSUPPORTED);
+    CHECK_EQ(backward(&exact), LT_EUNSUPPORTED);
     CHECK_EQ(library->queries[0], 0);
     library->engines[0][0].fails = true;
-    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
-    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
     CHECK_EQ(library->queries[0], 1); /* the result is cached */
     CHECK_EQ(library->run, 0);
     free_problem(&p);
     free_problem(&exact);
-    p = (problem){.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    p = (problem){.ctx = ctx, .def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
     p.in[X] = random_tensor(ctx, LT_F32, 2, x, &seed);
     p.in[W] = random_tensor(ctx, LT_F32, 2, w, &seed);
     p.in[B] = random_tensor(ctx, LT_F32, 1, w, &seed);
     complete(&p, LT_F32, LT_F32, &seed);
-    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
     free_problem(&p);
-    end();
 }
 
 /* ==== Refusals ================================================================================ */
@@ -392,11 +322,6 @@ static const cublasStatus_t refusals[] = {
     CUBLAS_STATUS_NOT_SUPPORTED,   CUBLAS_STATUS_LICENSE_ERROR};
 enum { REFUSALS = sizeof refusals / sizeof *refusals };
 
-static lt_status run_forward(problem *p)
-{
-    return run_call(p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false);
-}
-
 TEST(products_without_an_algorithm)
 {
     uint64_t seed = 94;
@@ -404,8 +329,8 @@ TEST(products_without_an_algorithm)
         begin(&(lt_cublas_config){.tf32 = true});
         problem p = draw_linear(LT_F32, LT_F32, &seed);
         library->fail_query = (int)refusals[i];
-        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
-        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED); /* the result is cached */
+        CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(forward(&p), LT_EUNSUPPORTED); /* the result is cached */
         CHECK_EQ(library->queries[0], 1);
         CHECK_EQ(library->run, 0);
         bool usual = refusals[i] == CUBLAS_STATUS_INVALID_VALUE ||
@@ -427,15 +352,15 @@ TEST(an_algorithm_that_is_refused)
         library->engines[0][2] = (stand_in_engine){.number = 3, .workspace = 50};
         library->fail_run = (int)refusals[i];
         for (int k = 1; k <= 2; k++) {
-            CHECK_OK(run_forward(&p));
+            CHECK_OK(forward(&p));
             CHECK_EQ(library->run, k);
         }
         CHECK(strstr(notes, ": cuBLASLt 13.1.0 refuses a product of "));
         CHECK(strstr(notes, " in f32: status "));
         notes[0] = 0;
         library->fail_run = (int)refusals[i]; /* the last proposal */
-        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
-        CHECK_EQ(run_forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
+        CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
         CHECK_EQ(library->run, 2);
         CHECK_STR(notes, ""); /* one warning is enough */
         free_problem(&p);
@@ -466,10 +391,9 @@ TEST(a_refused_product_that_is_added)
         p.add = 1;
         library->fail_run = (int)refusals[i];
         if (may_have_run(refusals[i]))
-            CHECK_FAILS(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EENV,
-                        "cuBLASLt 13.1.0 failed: status ");
+            CHECK_FAILS(backward(&p), LT_EENV, "cuBLASLt 13.1.0 failed: status ");
         else
-            CHECK_EQ(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EUNSUPPORTED);
+            CHECK_EQ(backward(&p), LT_EUNSUPPORTED);
         free_problem(&p);
         end();
     }
@@ -483,7 +407,7 @@ TEST(a_product_that_is_refused_after_others_were_added)
     uint64_t seed = 98;
     for (int add = 0; add < 2; add++) {
         begin(&(lt_cublas_config){.tf32 = true});
-        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        problem p = {.ctx = ctx, .def = lt_op_find(ctx, "matmul"), .n_in = 2};
         for (int i = X; i <= Y; i++)
             p.in[i] = random_tensor(ctx, LT_F32, 3, dims[i], &seed);
         complete(&p, LT_F32, LT_F32, &seed);
@@ -498,10 +422,10 @@ TEST(a_product_that_is_refused_after_others_were_added)
         library->refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
         library->calls = 0;
         if (add)
-            CHECK_FAILS(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EENV,
+            CHECK_FAILS(backward(&p), LT_EENV,
                         "cuBLASLt refuses product 2 of 3 after others were added");
         else
-            CHECK_EQ(run_call(&p, matmul_bwd, lt__cublas_matmul_scratch, true), LT_EUNSUPPORTED);
+            CHECK_EQ(backward(&p), LT_EUNSUPPORTED);
         CHECK_EQ(library->run, 1);
         free_problem(&p);
         end();
@@ -509,10 +433,9 @@ TEST(a_product_that_is_refused_after_others_were_added)
 }
 
 /* db is not computed then, and dw is computed without its epilogue from then on. */
-TEST(an_epilogue_that_is_refused)
+TEST_CUBLAS(an_epilogue_that_is_refused)
 {
     uint64_t seed = 97;
-    begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F16, LT_F16, &seed);
     while (!p.d_in[W] || !p.d_in[B] || p.d_in[B]->dtype != LT_F16) {
         free_problem(&p);
@@ -522,30 +445,27 @@ TEST(an_epilogue_that_is_refused)
     p.d_in[X] = NULL;
     p.add = 0;
     library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED;
-    CHECK_EQ(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
-    CHECK_OK(run_call(&p, linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_EQ(backward(&p), LT_EUNSUPPORTED);
+    CHECK_OK(backward(&p));
     CHECK_EQ(library->run, 1);
     CHECK_EQ(with_dw, 0);
     free_problem(&p);
-    end();
 }
 
 /* Memory for a plan or a product does not come back by itself, so this is an error. */
-TEST(no_memory_for_a_product)
+TEST_CUBLAS(no_memory_for_a_product)
 {
     uint64_t seed = 92;
     static const char text[] = "out of memory in cuBLASLt; try a smaller batch";
-    begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
     lt_call c = call_of(&p);
     library->fail_query = CUBLAS_STATUS_ALLOC_FAILED;
     CHECK_EQ(lt__cublas_linear_scratch(blas, &c, false), LT_SCRATCH_FAILED);
     CHECK_MSG(text);
     library->fail_run = CUBLAS_STATUS_ALLOC_FAILED;
-    CHECK_FAILS(run_forward(&p), LT_ENOMEM, text);
-    CHECK_OK(run_forward(&p));
+    CHECK_FAILS(forward(&p), LT_ENOMEM, text);
+    CHECK_OK(forward(&p));
     free_problem(&p);
-    end();
 }
 
 TEST(the_workspace_limit)
@@ -553,8 +473,7 @@ TEST(the_workspace_limit)
     uint64_t seed = 93;
     begin(&(lt_cublas_config){.tf32 = true, .workspace = 99});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
-    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(forward(&p), LT_EUNSUPPORTED);
     free_problem(&p);
     end();
 }

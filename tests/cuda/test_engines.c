@@ -48,12 +48,13 @@ static lt_cudnn *make(const lt_cudnn_config *config)
     return d;
 }
 
-static void end(lt_cudnn *d)
+static void end(void)
 {
-    lt__cudnn_free(d);
     lt_ctx_free(ctx);
     CHECK_EQ(library->live, 0);
 }
+
+#define TEST_ENGINES(title) TEST_BETWEEN(title, begin(), end())
 
 /* 2 images of 5 x 6, from 3 channels to 4, with a kernel of 3 x 3. */
 static lt_cudnn_task sample(void)
@@ -87,10 +88,9 @@ static int engine_for(const lt_cudnn_config *config, lt_cudnn_task task)
 
 /* ==== Choosing an engine ====================================================================== */
 
-TEST(heuristic_modes_are_tried_in_order)
+TEST_ENGINES(heuristic_modes_are_tried_in_order)
 {
     const lt_cudnn_config config = {.tf32 = true};
-    begin();
     library->engines[BE][0] = (stand_in_engine){.number = 2, .note = -1};
     library->engines[FALLBACK][0] = (stand_in_engine){.number = 3, .note = -1};
     CHECK_EQ(engine_for(&config, sample()), 1);
@@ -102,13 +102,11 @@ TEST(heuristic_modes_are_tried_in_order)
     CHECK_EQ(engine_for(&config, sample()), 3);
     library->engines[FALLBACK][0].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 0);
-    end(NULL);
 }
 
-TEST(the_workspace_limit)
+TEST_ENGINES(the_workspace_limit)
 {
     lt_cudnn_config config = {.tf32 = true};
-    begin();
     library->engines[A][0].workspace = ((int64_t)512 << 20) + 1;
     library->engines[A][1] = (stand_in_engine){.number = 2, .note = -1, .workspace = 1001};
     library->engines[A][2] = (stand_in_engine){.number = 3, .note = -1, .workspace = 1000};
@@ -119,7 +117,6 @@ TEST(the_workspace_limit)
     CHECK_EQ(engine_for(&config, sample()), 3);
     config.workspace = 999;
     CHECK_EQ(engine_for(&config, sample()), 0);
-    end(NULL);
 }
 
 TEST(the_workspace_limit_depends_on_the_memory)
@@ -143,7 +140,7 @@ static int with_note(cudnnBackendNumericalNote_t noted, const lt_cudnn_config *c
     return engine_for(config, task);
 }
 
-TEST(imprecise_engines_must_be_allowed)
+TEST_ENGINES(imprecise_engines_must_be_allowed)
 {
     const lt_cudnn_config tf32 = {.tf32 = true}, plain = {.tf32 = false};
     const lt_cudnn_config strict = {.tf32 = true, .deterministic = true};
@@ -154,7 +151,6 @@ TEST(imprecise_engines_must_be_allowed)
         CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
     const cudnnBackendNumericalNote_t cores = CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
     const cudnnBackendNumericalNote_t down = CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
-    begin();
     for (size_t i = 0; i < sizeof rough / sizeof *rough; i++) {
         CHECK_EQ(with_note(rough[i], &tf32, LT_F16, LT_CUDNN_CONV), 1);
         CHECK_EQ(with_note(rough[i], &strict, LT_F16, LT_CUDNN_CONV), 2);
@@ -166,20 +162,17 @@ TEST(imprecise_engines_must_be_allowed)
     CHECK_EQ(with_note(down, &tf32, LT_F32, LT_CUDNN_CONV), 2);
     CHECK_EQ(with_note(down, &tf32, LT_F16, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP, &strict, LT_F32, LT_CUDNN_CONV), 1);
-    end(NULL);
 }
 
-TEST(nondeterministic_engines_come_last)
+TEST_ENGINES(nondeterministic_engines_come_last)
 {
     lt_cudnn_config config = {.tf32 = true};
     const cudnnBackendNumericalNote_t any = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
-    begin();
     CHECK_EQ(with_note(any, &config, LT_F16, LT_CUDNN_CONV), 2);
     library->engines[FALLBACK][0].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 1);
     config.deterministic = true;
     CHECK_EQ(engine_for(&config, sample()), 0);
-    end(NULL);
 }
 
 /* ==== Tasks that cuDNN does not run =========================================================== */
@@ -199,10 +192,9 @@ static void check_unsupported(lt_cudnn_task task)
     lt__cudnn_free(d);
 }
 
-TEST(tasks_for_our_own_kernels)
+TEST_ENGINES(tasks_for_our_own_kernels)
 {
     lt_cudnn_task task = sample();
-    begin();
     task.dtype = LT_F64;
     check_unsupported(task);
     task = sample();
@@ -222,15 +214,13 @@ TEST(tasks_for_our_own_kernels)
     task = sample();
     task.out_size[0] = 4; /* inconsistent, so cuDNN rejects the graph */
     check_unsupported(task);
-    end(NULL);
 }
 
-TEST(plans_for_a_device_of_another_machine_do_not_run)
+TEST_ENGINES(plans_for_a_device_of_another_machine_do_not_run)
 {
     void *operand[LT_CUDNN_OPERANDS] = {NULL};
     const lt_cudnn_task task = sample();
     size_t bytes;
-    begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true, .json = "{\"deviceName\": \"far\"}"});
     CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL, 0), LT_EUNSUPPORTED);
@@ -242,20 +232,19 @@ TEST(plans_for_a_device_of_another_machine_do_not_run)
     json = lt__cudnn_properties(d);
     CHECK_STR(json, "{\"deviceName\": \"stand-in\"}");
     free(json);
-    end(d);
+    lt__cudnn_free(d);
 }
 
 /* ==== The plan cache ========================================================================== */
 
 static float x[2 * 5 * 6 * 3 + 4], w[4 * 3 * 3 * 3 + 4], y[2][2 * 5 * 6 * 4 + 4];
 
-TEST(plans_are_built_once_and_packs_for_each_run)
+TEST_ENGINES(plans_are_built_once_and_packs_for_each_run)
 {
     lt_cudnn_task task = sample();
     size_t bytes;
     task.dtype = LT_F32;
     void *operand[LT_CUDNN_OPERANDS] = {x, w, y[0]};
-    begin();
     task.aligned = 0;
     x[31] = w[13] = 1;
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
@@ -275,7 +264,7 @@ TEST(plans_are_built_once_and_packs_for_each_run)
         CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     }
     CHECK(library->live < 1100 * 12);
-    end(d);
+    lt__cudnn_free(d);
 }
 
 /* ==== Refusals ================================================================================ */
@@ -352,14 +341,14 @@ TEST(the_next_engine_runs_after_a_refusal)
         CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 100));
         CHECK_EQ(library->built, 3);
         CHECK(!warned); /* one warning is enough */
-        end(d);
+        lt__cudnn_free(d);
+        end();
     }
 }
 
 /* Engine 4 is the first of mode B. After four refusals, engine 5 is not tried. */
-TEST(our_own_kernel_runs_after_some_refusals)
+TEST_ENGINES(our_own_kernel_runs_after_some_refusals)
 {
-    begin();
     set_engines();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     refuse_all(CUDNN_STATUS_NOT_SUPPORTED);
@@ -370,13 +359,12 @@ TEST(our_own_kernel_runs_after_some_refusals)
     CHECK_EQ(run_task(d, LT_CUDNN_CONV, 0, 100), LT_EUNSUPPORTED);
     CHECK_EQ(library->built, 4);
     CHECK_EQ(library->run, 0);
-    end(d);
+    lt__cudnn_free(d);
 }
 
 /* The workspace is for the engine that was refused. */
-TEST(the_next_engine_needs_more_workspace)
+TEST_ENGINES(the_next_engine_needs_more_workspace)
 {
-    begin();
     library->engines[A][0].workspace = 50;
     library->engines[A][1] = (stand_in_engine){.number = 2, .note = -1, .workspace = 51};
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
@@ -384,7 +372,7 @@ TEST(the_next_engine_needs_more_workspace)
     CHECK_EQ(run_task(d, LT_CUDNN_CONV, 0, 50), LT_EUNSUPPORTED);
     CHECK_OK(run_task(d, LT_CUDNN_CONV, 0, 51));
     CHECK_EQ(library->run, 1);
-    end(d);
+    lt__cudnn_free(d);
 }
 
 /* Our own kernel must not add to a result that cuDNN may have added to. */
@@ -402,17 +390,17 @@ TEST(a_refused_task_that_adds)
                         "failed to run a plan: CUDNN_STATUS_REFUSED: failure set by the test");
         else
             CHECK_EQ(run_task(d, LT_CUDNN_CONV_WEIGHTS, 1, 100), LT_EUNSUPPORTED);
-        end(d);
+        lt__cudnn_free(d);
+        end();
     }
 }
 
 /* Memory does not come back by itself, so this is an error. */
-TEST(no_memory_for_a_task)
+TEST_ENGINES(no_memory_for_a_task)
 {
     static const char text[] = "out of memory in cuDNN; try a smaller batch";
     const lt_cudnn_task task = sample();
     size_t bytes;
-    begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     library->fail_run = CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
     CHECK_FAILS(run_task(d, LT_CUDNN_CONV, 0, 100), LT_ENOMEM, text);
@@ -421,7 +409,7 @@ TEST(no_memory_for_a_task)
     CHECK_FAILS(lt__cudnn_plan(d, ctx, &task, &bytes), LT_ENOMEM, text);
     library->refuse_at = 0;
     CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
-    end(d);
+    lt__cudnn_free(d);
 }
 
 /* If cuDNN cannot make any plan, the reason is a warning unless it is about the task. */
@@ -436,7 +424,8 @@ TEST(a_cudnn_that_makes_no_plans)
         CHECK_EQ(lt__cudnn_plan(d, ctx, &task, &bytes), LT_EUNSUPPORTED);
         CHECK_EQ(warned, !lt__cudnn_is_unsupported(refusals[i]));
         library->refuse_at = 0;
-        end(d);
+        lt__cudnn_free(d);
+        end();
     }
 }
 
@@ -459,8 +448,10 @@ static void begin_file(void)
 static void end_file(void)
 {
     unlink(file);
-    end(NULL);
+    end();
 }
+
+#define TEST_FILE(title) TEST_BETWEEN(title, begin_file(), end_file())
 
 /* Whether planning the task queries the heuristics, that is, the file does not have its plan. */
 static bool queries_for(bool strict, lt_cudnn_task task)
@@ -472,11 +463,10 @@ static bool queries_for(bool strict, lt_cudnn_task task)
     return library->queries[A] > before;
 }
 
-TEST(a_file_remembers_plans)
+TEST_FILE(a_file_remembers_plans)
 {
     lt_cudnn_task other = sample();
     other.n = 3;
-    begin_file();
     CHECK(queries_for(false, sample()));
     CHECK(!queries_for(false, sample()));
     CHECK(queries_for(false, other));
@@ -484,24 +474,20 @@ TEST(a_file_remembers_plans)
     CHECK(queries_for(true, sample())); /* other options have other plans */
     CHECK(!queries_for(true, sample()));
     CHECK_STR(notes, "");
-    end_file();
 }
 
-TEST(a_file_that_cannot_be_written)
+TEST_FILE(a_file_that_cannot_be_written)
 {
     char before[sizeof file];
-    begin_file();
     memcpy(before, file, sizeof file);
     snprintf(file, sizeof file, "/nowhere/plans");
     CHECK(queries_for(false, sample()));
     CHECK_STR(notes, "plans cannot be written to /nowhere/plans: No such file or directory\n");
     memcpy(file, before, sizeof file);
-    end_file();
 }
 
-TEST(a_file_for_another_device_is_ignored)
+TEST_FILE(a_file_for_another_device_is_ignored)
 {
-    begin_file();
     CHECK(queries_for(false, sample()));
     env.model = "model B";
     CHECK(queries_for(false, sample()));
@@ -510,7 +496,6 @@ TEST(a_file_for_another_device_is_ignored)
     library->version = 92700;
     CHECK(queries_for(false, sample()));
     CHECK(strstr(notes, "is for another device, driver or cuDNN version"));
-    end_file();
 }
 
 /* Writes the text to the file with byte i replaced. */
@@ -523,10 +508,9 @@ static void write_damaged(const char *text, size_t bytes, size_t i, char to)
     fclose(f);
 }
 
-TEST(a_damaged_file_is_ignored)
+TEST_FILE(a_damaged_file_is_ignored)
 {
     char text[4096];
-    begin_file();
     CHECK(queries_for(false, sample()));
     read_text(file, text, sizeof text);
     size_t bytes = strlen(text);
@@ -543,45 +527,38 @@ TEST(a_damaged_file_is_ignored)
     write_damaged(text, bytes, 10, 0);
     CHECK(queries_for(false, sample()));
     CHECK(!queries_for(false, sample()));
-    end_file();
 }
 
 /* If the plan in the file can no longer be built, another one is chosen and stored. */
-TEST(a_stored_plan_that_cannot_be_built)
+TEST_FILE(a_stored_plan_that_cannot_be_built)
 {
     const lt_cudnn_config config = {.tf32 = true, .plans = file};
-    begin_file();
     CHECK(queries_for(false, sample()));
     library->engines[A][0].fails = false;
     library->engines[A][1].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 1);
     library->engines[A][1].fails = false;
     CHECK_EQ(engine_for(&config, sample()), 1); /* now the plan in the file */
-    end_file();
 }
 
-TEST(the_absence_of_a_plan_is_not_stored)
+TEST_FILE(the_absence_of_a_plan_is_not_stored)
 {
     const lt_cudnn_config config = {.tf32 = true, .plans = file};
-    begin_file();
     library->engines[A][1].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 0);
     CHECK(access(file, F_OK) != 0);
     library->engines[A][1].fails = false;
     CHECK_EQ(engine_for(&config, sample()), 2);
-    end_file();
 }
 
-TEST(a_file_that_cannot_be_read_or_written)
+TEST_FILE(a_file_that_cannot_be_read_or_written)
 {
     char path[] = "/proc/none/plans";
     lt_cudnn_config config = {.tf32 = true, .plans = path};
-    begin_file();
     CHECK_EQ(engine_for(&config, sample()), 2); /* the folder is missing: no warning */
     config.plans = "/tmp";
     CHECK_EQ(engine_for(&config, sample()), 2);
     CHECK(strstr(notes, "the plans in /tmp cannot be read: "));
-    end_file();
 }
 #else
 TEST(engines) { SKIP("cuDNN's headers are not installed"); }

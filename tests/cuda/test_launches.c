@@ -5,9 +5,6 @@
 #include "tests/lt_test.h"
 
 #ifdef LT_WITH_CUDNN
-#include <lauxlib.h>
-
-#include "lua/luatrain.h"
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
@@ -33,24 +30,19 @@ typedef struct counts { /* what one step submits */
 
 static counts count_now(void)
 {
-    int64_t (*count)(int what);
-    *(void **)&count = from_plugin("shim_count");
-    return (counts){count(SHIM_KERNELS), count(SHIM_COPIES), count(SHIM_FILLS), count(SHIM_CALLS)};
+    return (counts){counted(SHIM_KERNELS), counted(SHIM_COPIES), counted(SHIM_FILLS),
+                    counted(SHIM_CALLS)};
 }
 
 /* Counts the fourth step: the first ones make plans and allocate memory. */
 static counts count_step(const char *precision, int accumulate)
 {
-    void (*set_null)(int on);
     counts before = {0};
-    *(void **)&set_null = from_plugin("shim_set_null");
-    set_null(1);
+    SHIM(shim_set_null)(1);
     use_libraries(true);
-    use_plugins("");
+    use_shim();
     lt_ctx *ctx = lt_open(&(lt_config){.device = "cuda", .threads = 1});
-    lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
-    if (!L || luaL_loadstring(L, script) != LUA_OK)
-        FAIL("%s", L ? lua_tostring(L, -1) : lt_errmsg());
+    lua_State *L = load_script(ctx, script);
     lua_pushstring(L, precision);
     lua_pushinteger(L, accumulate);
     CHECK_OK(lt_lua_call(L, 2, 1));

@@ -4,76 +4,50 @@
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
-static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 static const lt_dtype integers[] = {LT_I64, LT_I32, LT_U8};
-#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
 /* Backward starts from the device's own results, which may differ by a spacing already. */
-static slack slack_of(lt_dtype dtype)
+static void check_softmax(machine *m, sample *samples, int n, spec s)
 {
-    return (slack){.spacings = dtype == LT_F32 ? 4 : dtype == LT_F16 ? 0x1p12 : 0x1p15};
+    static const double slack_of[] = {4, 0x1p12, 0x1p15}; /* floats */
+    s.spacings = 2;
+    for (int d = 0; d < COUNT(floats); d++) {
+        s.slack.spacings = slack_of[d];
+        check_samples(m, &floats[d], 1, samples, n, s);
+    }
 }
 
-TEST(softmaxes)
+TEST_CUDA(softmaxes)
 {
-    static const char *const cases[][2] = {
-        {"", "3x5"},         {"axis=1", "2x3x4"},  {"axis=0", "1000x3"},  {"axis=0", "31x129"},
-        {"axis=-1", "31x2"}, {"axis=-1", "2x10"},  {"axis=-1", "7x1000"}, {"axis=-1", "1x2100"},
-        {"axis=0", "5"},     {"axis=1", "0x5"},    {"axis=0", "0x5"},     {"axis=1", "3x64x40"},
-        {"axis=1", "6x1"},   {"axis=0", "2x1000"}, {"axis=1", "40x7x2"}};
-    machine m = machine_open();
-    for (int d = 0; d < COUNT(floats); d++)
-        for (int i = 0; i < COUNT(cases); i++)
-            for (int k = 0; k < 2; k++)
-                check(&m, (spec){.op = k ? "log_softmax" : "softmax",
-                                 .options = cases[i][0],
-                                 .dtype = floats[d],
-                                 .shapes = cases[i][1],
-                                 .spacings = 2,
-                                 .slack = slack_of(floats[d]),
-                                 .offset = k ? 100 : 0});
-    lt_ctx_free(m.ctx);
+    static sample samples[] = {{"", "3x5"},           {"axis=1", "2x3x4"},   {"axis=0", "1000x3"},
+                               {"axis=0", "31x129"},  {"axis=-1", "31x2"},   {"axis=-1", "2x10"},
+                               {"axis=-1", "7x1000"}, {"axis=-1", "1x2100"}, {"axis=0", "5"},
+                               {"axis=1", "0x5"},     {"axis=0", "0x5"},     {"axis=1", "3x64x40"},
+                               {"axis=1", "6x1"},     {"axis=0", "2x1000"},  {"axis=1", "40x7x2"}};
+    check_softmax(m, samples, COUNT(samples), (spec){.op = "softmax"});
+    check_softmax(m, samples, COUNT(samples), (spec){.op = "log_softmax", .offset = 100});
 }
 
 /* The maxima of the rows differ so much that the exponentials underflow if the maximum of the wrong
  * row is subtracted. */
-TEST(softmax_of_rows_far_apart)
+TEST_CUDA(softmax_of_rows_far_apart)
 {
-    machine m = machine_open();
-    for (int k = 0; k < 2; k++)
-        check(&m, (spec){.op = k ? "log_softmax" : "softmax",
-                         .options = "axis=0",
-                         .dtype = LT_F32,
-                         .shapes = "31x129",
-                         .spacings = 2,
-                         .slack = {64, 0},
-                         .apart = 200});
-    lt_ctx_free(m.ctx);
+    static const lt_dtype f32[] = {LT_F32};
+    static sample samples[] = {{"axis=0", "31x129", "softmax"},
+                               {"axis=0", "31x129", "log_softmax"}};
+    CHECK_ALL(m, f32, samples, .spacings = 2, .slack = {64, 0}, .apart = 200);
 }
 
-TEST(softmax_of_nonfinite_values)
+TEST_CUDA(softmax_of_nonfinite_values)
 {
-    machine m = machine_open();
-    for (int d = 0; d < COUNT(floats); d++)
-        for (int k = 0; k < 2; k++) {
-            check(&m, (spec){.op = k ? "log_softmax" : "softmax",
-                             .dtype = floats[d],
-                             .shapes = "50x9",
-                             .special = true,
-                             .spacings = 2,
-                             .slack = slack_of(floats[d])});
-            check(&m, (spec){.op = k ? "log_softmax" : "softmax",
-                             .options = "axis=0",
-                             .dtype = floats[d],
-                             .shapes = "9x50",
-                             .special = true,
-                             .spacings = 2,
-                             .slack = slack_of(floats[d])});
-        }
-    lt_ctx_free(m.ctx);
+    static sample samples[] = {{"", "50x9", "softmax"},
+                               {"", "50x9", "log_softmax"},
+                               {"axis=0", "9x50", "softmax"},
+                               {"axis=0", "9x50", "log_softmax"}};
+    check_softmax(m, samples, COUNT(samples), (spec){.special = true});
 }
 
-TEST(cross_entropy)
+TEST_CUDA(cross_entropy)
 {
     static const struct {
         const char *shapes, *labels;
@@ -83,7 +57,6 @@ TEST(cross_entropy)
                  {"31x1000", "31", 1000}, {"6x1", "6", 1},     {"2x3x5x7", "2x3x5", 7},
                  {"9", "-", 9},           {"0x5", "0", 5},     {"5001x3", "5001", 3}};
     static const char *const label_smoothing[] = {"", "label_smoothing=0.1", "label_smoothing=1.0"};
-    machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++) {
             char shapes[64];
@@ -91,62 +64,52 @@ TEST(cross_entropy)
             bool fits = integers[k] != LT_U8 || classes <= 256;
             snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].shapes,
                      lt_dtype_name(integers[fits ? k : 0]), cases[i].labels);
-            check(&m, (spec){.op = "cross_entropy",
-                             .options = label_smoothing[(i + i / 3) % 3],
-                             .dtype = floats[d],
-                             .shapes = shapes,
-                             .ids = classes,
-                             .spacings = 2,
-                             .slack = {1, 0},
-                             .offset = i % 2 ? 0 : 30});
+            check(m, (spec){.op = "cross_entropy",
+                            .options = label_smoothing[(i + i / 3) % 3],
+                            .dtype = floats[d],
+                            .shapes = shapes,
+                            .ids = classes,
+                            .spacings = 2,
+                            .slack = {1, 0},
+                            .offset = i % 2 ? 0 : 30});
         }
-    lt_ctx_free(m.ctx);
 }
 
-TEST(mse_loss)
+TEST_CUDA(mse_loss)
 {
-    static const char *const shapes[] = {
-        "-, -", "1, 1", "31x7, 31x7", "1000x129, 1000x129", "0x3, 0x3", "2x3x4, 2x3x4"};
-    machine m = machine_open();
-    for (int d = 0; d < COUNT(floats); d++)
-        for (int i = 0; i < COUNT(shapes); i++)
-            check(&m, (spec){.op = "mse_loss",
-                             .dtype = floats[d],
-                             .shapes = shapes[i],
-                             .spacings = 1,
-                             .offset = i % 2 ? 0 : 9});
-    lt_ctx_free(m.ctx);
+    static sample samples[] = {{"", "1, 1"}, {"", "1000x129, 1000x129"}, {"", "2x3x4, 2x3x4"}};
+    static sample around_9[] = {{"", "-, -"}, {"", "31x7, 31x7"}, {"", "0x3, 0x3"}};
+    CHECK_ALL(m, floats, samples, .op = "mse_loss", .spacings = 1);
+    CHECK_ALL(m, floats, around_9, .op = "mse_loss", .spacings = 1, .offset = 9);
 }
 
 /* ==== dropout ================================================================================= */
 
 /* The bits are those of the CPU, whatever the first row of the shard in the global batch. */
-TEST(dropout)
+TEST_CUDA(dropout)
 {
     static const char *const shapes[] = {"1", "31", "1000", "7x3", "3x7x5", "64x129", "-", "0x4"};
     static const char *const options[] = {"", "p=0.1", "p=1", "p=0.9999999999"};
-    machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(shapes); i++)
             for (int k = 0; k < COUNT(options); k++)
-                check(&m, (spec){.op = "dropout",
-                                 .options = options[k],
-                                 .dtype = floats[d],
-                                 .shapes = shapes[i],
-                                 .first_row = (i + k) % 5,
-                                 .stream = ((uint64_t)i << 32) + (unsigned)k});
-    check(&m, (spec){.op = "dropout",
-                     .dtype = LT_F32,
-                     .shapes = "10x1024",
-                     .first_row = (int64_t)1 << 33,
-                     .stream = 5});
-    lt_ctx_free(m.ctx);
+                check(m, (spec){.op = "dropout",
+                                .options = options[k],
+                                .dtype = floats[d],
+                                .shapes = shapes[i],
+                                .first_row = (i + k) % 5,
+                                .stream = ((uint64_t)i << 32) + (unsigned)k});
+    check(m, (spec){.op = "dropout",
+                    .dtype = LT_F32,
+                    .shapes = "10x1024",
+                    .first_row = (int64_t)1 << 33,
+                    .stream = 5});
 }
 
 /* ==== embedding =============================================================================== */
 
 /* Both sides sum in the order of the ids, so the bits are equal. */
-TEST(embedding)
+TEST_CUDA(embedding)
 {
     static const struct {
         const char *w, *ids;
@@ -155,19 +118,17 @@ TEST(embedding)
                  {"7x3", "0", 7},        {"1x1", "1000", 1},      {"97x130", "391", 97},
                  {"3000x8", "31", 3000}, {"12x4x16", "40x2", 12}, {"9", "20", 9},
                  {"5x0", "3", 5},        {"40x300", "300", 40}};
-    machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++) {
             char shapes[64];
             int k = cases[i].rows > 256 ? 0 : (i + d) % 3;
             snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].w, lt_dtype_name(integers[k]),
                      cases[i].ids);
-            check(&m, (spec){.op = "embedding",
-                             .dtype = floats[d],
-                             .shapes = shapes,
-                             .ids = cases[i].rows});
+            check(m, (spec){.op = "embedding",
+                            .dtype = floats[d],
+                            .shapes = shapes,
+                            .ids = cases[i].rows});
         }
-    lt_ctx_free(m.ctx);
 }
 
 /* ==== Labels and ids out of range ============================================================= */
@@ -193,7 +154,7 @@ static void check_deferred_error(lt_tensor *y, const char *message)
 
 TEST(the_next_wait_reports_a_bad_label)
 {
-    use_plugins("");
+    use_shim();
     lt_ctx *ctx = open_device();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){4, 3}, 1);
     lt_tensor *pair = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 1);
@@ -224,11 +185,9 @@ TEST(the_next_wait_reports_a_bad_label)
             CHECK(isnan(value) == bad);
         }
         lt_zero_grad(x);
-        lt_release(loss);
-        lt_release(labels);
+        RELEASE(loss, labels);
     }
-    lt_release(pair);
-    lt_release(x);
+    RELEASE(pair, x);
     lt_ctx_free(ctx);
 }
 
@@ -236,7 +195,7 @@ TEST(the_next_wait_reports_a_bad_label)
  * a NaN loss. */
 TEST(the_next_backward_reports_a_bad_label)
 {
-    use_plugins("");
+    use_shim();
     lt_ctx *ctx = open_device();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){2, 3}, 1);
     lt_tensor *bad = ids_of(ctx, 2, (int64_t[]){0, 3}), *good = ids_of(ctx, 2, (int64_t[]){0, 2});
@@ -248,17 +207,13 @@ TEST(the_next_backward_reports_a_bad_label)
     CHECK_STR(lt_errmsg(),
               "cross_entropy: label number 2 is 3, but x has 3 classes (labels start at "
               "0)");
-    lt_release(next);
-    lt_release(loss);
-    lt_release(good);
-    lt_release(bad);
-    lt_release(x);
+    RELEASE(next, loss, good, bad, x);
     lt_ctx_free(ctx);
 }
 
 TEST(the_next_wait_reports_a_bad_id)
 {
-    use_plugins("");
+    use_shim();
     lt_ctx *ctx = open_device();
     lt_tensor *w = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){5, 3}, 1);
     CHECK_OK(lt_set_requires_grad(w, true));
@@ -272,9 +227,6 @@ TEST(the_next_wait_reports_a_bad_id)
         CHECK_OK(lt_item(lt_grad(w), k, &value));
         CHECK_EQ((int)value, k / 3 == 0 || k / 3 == 4);
     }
-    lt_release(ones);
-    lt_release(y);
-    lt_release(ids);
-    lt_release(w);
+    RELEASE(ones, y, ids, w);
     lt_ctx_free(ctx);
 }

@@ -106,11 +106,7 @@ TEST(a_library_that_is_not_nccl)
 
 TEST(the_accelerator_name_includes_the_nccl_version)
 {
-    char name[LT_COMM_NAME_BYTES], library[LT_COMM_NAME_BYTES], text[256];
-    const lt_accelerator_config config = {.index = 0};
-    lt_accelerator cuda;
-    lt_accelerator_open_fn open;
-    *(void **)&open = from_plugin("lt_accelerator_open");
+    char name[LT_COMM_NAME_BYTES], library[LT_COMM_NAME_BYTES];
     open_nccl();
     machine m = machine_with(true);
     CHECK(strstr(m.cuda.name, "cuDNN "));
@@ -119,7 +115,7 @@ TEST(the_accelerator_name_includes_the_nccl_version)
     CHECK_STR(library, "NCCL 2.28.9");
     lt_ctx_free(m.ctx);
     setenv("SHIM_HIDES", "NCCL", 1);
-    CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
+    lt_accelerator cuda = open_accelerator(&(lt_accelerator_config){.index = 0});
     setenv("SHIM_HIDES", "", 1);
     CHECK(!strstr(cuda.name, "NCCL"));
     CHECK_EQ(cuda.device->comm_calls->identify(cuda.device, name, library), LT_EENV);
@@ -147,6 +143,8 @@ typedef struct rank {
     lt_status status;
     char text[256];
 } rank;
+
+static rank ranks[MAX_RANKS];
 
 static bool ends_early;
 static atomic_bool a_rank_failed;
@@ -192,12 +190,15 @@ static bool is_zero(int r, int64_t i) { return i >= 100 * r && i < 100 * r + 50;
 static double expected_sum(const job *j, int64_t i)
 {
     lt_dtype on_wire = j->dtype == LT_F32 ? j->wire : j->dtype;
-    double sum = 0;
+    double part[MAX_RANKS];
     for (int r = 0; r < j->ranks; r++) {
         double own = is_zero(r, i) ? 0 : value_of(r, i) * ldexp(share_of(r), j->exponent);
-        sum = rounded(sum + rounded(own, on_wire), on_wire);
+        part[r] = rounded(own, on_wire);
     }
-    return ldexp(sum, -j->exponent);
+    for (int by = 1; by < j->ranks; by *= 2)
+        for (int r = 0; r + by < j->ranks; r += 2 * by)
+            part[r] = rounded(part[r] + part[r + by], on_wire);
+    return ldexp(part[0], -j->exponent);
 }
 
 static void check_bucket(const rank *r, lt_dtype dtype, const void *here)
@@ -313,20 +314,14 @@ static void *run(void *ud)
 }
 
 /* Runs a job whose rank i has device cuda:i. */
-static void run_all(job *j, rank *ranks)
+static void run_all(job *j)
 {
-    char text[256];
-    machine m = machine_with(false);
-    lt_accelerator_open_fn open;
-    *(void **)&open = from_plugin("lt_accelerator_open");
-    m.set_machine(13000, j->ranks, 9);
+    use_libraries(false);
+    SHIM(shim_reset)();
     a_rank_failed = false;
-    for (int i = 0; i < j->ranks; i++) {
-        const lt_accelerator_config config = {.index = i};
-        ranks[i] = (rank){.job = j, .number = i};
-        if (open(LT_VERSION, &host_table, &config, &ranks[i].cuda, text, sizeof text) != 0)
-            FAIL("%s", text);
-    }
+    for (int i = 0; i < j->ranks; i++)
+        ranks[i] = (rank){
+            .job = j, .number = i, .cuda = open_accelerator(&(lt_accelerator_config){.index = i})};
     lt_device *first = ranks[0].cuda.device;
     must(first->comm_calls->make_id(first, j->id));
     for (int i = 0; i < j->ranks; i++)
@@ -335,40 +330,29 @@ static void run_all(job *j, rank *ranks)
         pthread_join(ranks[i].thread, NULL);
     for (int i = 0; i < j->ranks; i++)
         ranks[i].cuda.device->close(ranks[i].cuda.device);
-    m.set_machine(13000, 1, 9);
-    lt_ctx_free(m.ctx);
 }
 
 TEST(devices_have_distinct_names)
 {
-    char text[256], name[2][LT_COMM_NAME_BYTES], library[LT_COMM_NAME_BYTES];
+    char name[2][LT_COMM_NAME_BYTES], library[LT_COMM_NAME_BYTES];
     open_nccl();
-    machine m = machine_with(false);
-    lt_accelerator_open_fn open;
-    lt_accelerator cuda;
-    *(void **)&open = from_plugin("lt_accelerator_open");
-    m.set_machine(13000, 2, 9);
     for (int i = 0; i < 2; i++) {
-        const lt_accelerator_config config = {.index = i};
-        CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
+        lt_accelerator cuda = open_accelerator(&(lt_accelerator_config){.index = i});
         must(cuda.device->comm_calls->identify(cuda.device, name[i], library));
         cuda.device->close(cuda.device);
     }
     CHECK_STR(name[0], "GPU-00000000000000000000000000000000");
     CHECK_STR(name[1], "GPU-01000000000000000000000000000000");
-    m.set_machine(13000, 1, 9);
-    lt_ctx_free(m.ctx);
 }
 
 static void check_sums(lt_dtype dtype, lt_dtype wire, int exponent)
 {
-    static rank ranks[MAX_RANKS];
     for (int n = 1; n <= MAX_RANKS; n *= 2)
         for (int shift = 0; shift < 2; shift++) {
             job j = {
                 .ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent, .shift = shift};
             stand_in_nccl *library = open_nccl();
-            run_all(&j, ranks);
+            run_all(&j);
             for (int i = 0; i < n; i++)
                 if (ranks[i].status != LT_OK)
                     FAIL("rank %d of %d: %s", i, n, ranks[i].text);
@@ -393,21 +377,13 @@ TEST(sums_of_f32_with_bf16_wire) { check_sums(LT_F32, LT_BF16, 0); }
  * see shim_watch_sums(). */
 TEST(a_sum_that_one_rank_has_begun)
 {
-    char text[256], id[LT_COMM_ID_BYTES];
+    char id[LT_COMM_ID_BYTES];
     lt_accelerator cuda[2];
     lt_device_comm *p[2];
     void *data[2];
-    void (*watch_sums)(const int *unfinished);
     stand_in_nccl *library = open_nccl();
-    machine m = machine_with(false);
-    lt_accelerator_open_fn open;
-    *(void **)&open = from_plugin("lt_accelerator_open");
-    *(void **)&watch_sums = from_plugin("shim_watch_sums");
-    m.set_machine(13000, 2, 9);
-    for (int i = 0; i < 2; i++) {
-        const lt_accelerator_config config = {.index = i};
-        CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda[i], text, sizeof text), 0);
-    }
+    for (int i = 0; i < 2; i++)
+        cuda[i] = open_accelerator(&(lt_accelerator_config){.index = i});
     must(cuda[0].device->comm_calls->make_id(cuda[0].device, id));
     for (int i = 0; i < 2; i++) {
         lt_device *d = cuda[i].device;
@@ -418,7 +394,7 @@ TEST(a_sum_that_one_rank_has_begun)
     }
     for (int i = 0; i < 2; i++)
         must(wait_for(p[i]));
-    watch_sums(&library->unfinished);
+    SHIM(shim_watch_sums)(&library->unfinished);
     for (int i = 0; i < 2; i++) {
         lt_device_sum s = {data[i], 16, LT_F32, LT_F32, NULL, 1, 0};
         lt_device *other = cuda[1 - i].device;
@@ -427,9 +403,9 @@ TEST(a_sum_that_one_rank_has_begun)
         CHECK_EQ(more == NULL, i == 0);
         if (more)
             other->free(other, more, 64);
-        m.reset();
+        SHIM(shim_reset)();
     }
-    watch_sums(NULL);
+    SHIM(shim_watch_sums)(NULL);
     for (int i = 0; i < 2; i++) {
         float got[16];
         lt_device *d = cuda[i].device;
@@ -441,20 +417,17 @@ TEST(a_sum_that_one_rank_has_begun)
         p[i]->calls->close(p[i]);
         d->close(d);
     }
-    m.set_machine(13000, 1, 9);
-    lt_ctx_free(m.ctx);
 }
 
 /* ==== Failures ================================================================================ */
 
 TEST(a_sum_that_fails)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->fail = 1;
     library->rank = 1;
-    run_all(&j, ranks);
+    run_all(&j);
     CHECK_EQ(ranks[1].status, LT_EPEER);
     CHECK_STR(ranks[1].text, "cuda:1: an NCCL call: remote process exited or there was a network "
                              "error: socket closed by 10.0.0.2");
@@ -465,11 +438,10 @@ TEST(a_sum_that_fails)
 
 TEST(a_sum_that_never_completes)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 4, .dtype = LT_F32, .wire = LT_F16};
     stand_in_nccl *library = open_nccl();
     library->hang = 1;
-    run_all(&j, ranks);
+    run_all(&j);
     for (int i = 0; i < 4; i++)
         CHECK_EQ(ranks[i].status, LT_EPEER);
     CHECK_EQ(library->aborted, 4);
@@ -478,11 +450,10 @@ TEST(a_sum_that_never_completes)
 
 TEST(a_communicator_that_cannot_be_created)
 {
-    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->refuses = true;
-    run_all(&j, ranks);
+    run_all(&j);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(ranks[i].status, LT_EPEER);
         CHECK(strstr(ranks[i].text, "an NCCL call: invalid usage"));
@@ -493,7 +464,6 @@ TEST(a_communicator_that_cannot_be_created)
  * this rank fails with a message. */
 TEST(calls_that_fail)
 {
-    static rank ranks[MAX_RANKS];
     uint32_t seed = 7;
     int failed = 0;
     ends_early = true;
@@ -507,7 +477,7 @@ TEST(calls_that_fail)
         library->refuse_with = 1 + (int)(seed >> 16) % 6; /* ncclUnhandledCudaError and others */
         printf("call %d of rank %d fails with %d\n", library->refuse_at, library->refuse_rank,
                library->refuse_with);
-        run_all(&j, ranks);
+        run_all(&j);
         const rank *r = &ranks[library->refuse_rank];
         snprintf(device, sizeof device, "cuda:%d: ", r->number);
         if (r->status != LT_OK && (r->status != LT_EPEER || !strstr(r->text, device)))

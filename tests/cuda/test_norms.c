@@ -6,9 +6,6 @@
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
-static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
-#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
-
 /* ==== batch_norm ============================================================================== */
 
 enum { VAR = 4 }; /* input */
@@ -69,83 +66,72 @@ TEST(batch_norm_with_activation_and_residual)
                 5);
 }
 
-TEST(batch_norm_in_evaluation)
+TEST_CUDA(batch_norm_in_evaluation)
 {
-    machine m = machine_open();
     check_norms((norm[]){{"", false, 0}, {"act=relu", true, 0}, {"act=relu6", false, 0}}, 3);
     for (int d = 0; d < COUNT(floats); d++)
-        check_norm(&m, floats[d], 1, 7, (norm){"act=relu", false, 0});
-    lt_ctx_free(m.ctx);
+        check_norm(m, floats[d], 1, 7, (norm){"act=relu", false, 0});
 }
 
 /* Computed from squares of x, the variance would be lost in the 24 bits of f32. */
-TEST(batch_norm_far_from_zero)
+TEST_CUDA(batch_norm_far_from_zero)
 {
-    machine m = machine_open();
-    check_norm(&m, LT_F32, 1000, 3, (norm){"train=true", false, 1e4});
-    check_norm(&m, LT_F32, 4100, 16, (norm){"train=true act=relu", false, -1e4});
-    check_norm(&m, LT_F16, 1000, 64, (norm){"train=true", false, 1e3});
-    check_norm(&m, LT_BF16, 1000, 7, (norm){"train=true", false, 200});
-    check(&m, (spec){.op = "batch_norm",
-                     .options = "train=true",
-                     .dtype = LT_F32,
-                     .shapes = "1000x35, 35, 35, 35, 35",
-                     .spacings = 2,
-                     .slack = {4, 32},
-                     .apart = 1e4});
-    lt_ctx_free(m.ctx);
+    check_norm(m, LT_F32, 1000, 3, (norm){"train=true", false, 1e4});
+    check_norm(m, LT_F32, 4100, 16, (norm){"train=true act=relu", false, -1e4});
+    check_norm(m, LT_F16, 1000, 64, (norm){"train=true", false, 1e3});
+    check_norm(m, LT_BF16, 1000, 7, (norm){"train=true", false, 200});
+    check(m, (spec){.op = "batch_norm",
+                    .options = "train=true",
+                    .dtype = LT_F32,
+                    .shapes = "1000x35, 35, 35, 35, 35",
+                    .spacings = 2,
+                    .slack = {4, 32},
+                    .apart = 1e4});
 }
 
-TEST(act_propagates_nan)
+TEST_CUDA(act_propagates_nan)
 {
-    machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
-        check(&m, (spec){.op = "batch_norm",
-                         .options = d ? "act=relu" : "act=relu6",
-                         .dtype = floats[d],
-                         .shapes = "90x9, f32:9, f32:9, f32:9, f32:9",
-                         .spacings = 2,
-                         .slack = {4, 9},
-                         .special = true,
-                         .positive = 1 << VAR});
-    lt_ctx_free(m.ctx);
+        check(m, (spec){.op = "batch_norm",
+                        .options = d ? "act=relu" : "act=relu6",
+                        .dtype = floats[d],
+                        .shapes = "90x9, f32:9, f32:9, f32:9, f32:9",
+                        .spacings = 2,
+                        .slack = {4, 9},
+                        .special = true,
+                        .positive = 1 << VAR});
 }
 
-TEST(parameters_of_another_dtype)
+TEST_CUDA(parameters_of_another_dtype)
 {
-    machine m = machine_open();
-    check(&m, (spec){.op = "batch_norm",
-                     .options = "train=true act=relu",
-                     .dtype = LT_F16,
-                     .shapes = "40x9, f32:9, f32:9, f32:9, f32:9",
-                     .spacings = 2,
-                     .slack = {4, 0}});
-    check(&m, (spec){.op = "batch_norm",
-                     .options = "train=true",
-                     .dtype = LT_F32,
-                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9",
-                     .spacings = 2,
-                     .slack = {4, 0}});
-    lt_ctx_free(m.ctx);
+    check(m, (spec){.op = "batch_norm",
+                    .options = "train=true act=relu",
+                    .dtype = LT_F16,
+                    .shapes = "40x9, f32:9, f32:9, f32:9, f32:9",
+                    .spacings = 2,
+                    .slack = {4, 0}});
+    check(m, (spec){.op = "batch_norm",
+                    .options = "train=true",
+                    .dtype = LT_F32,
+                    .shapes = "4x10x9, bf16:9, f16:9, 9, 9",
+                    .spacings = 2,
+                    .slack = {4, 0}});
 }
 
-TEST(running_statistics)
+TEST_CUDA(running_statistics)
 {
     static const char *const options[][2] = {
         {"batch_norm_merge", "count=4 count2=12"},   {"batch_norm_merge", "count=0 count2=5"},
         {"batch_norm_merge", "count=5 count2=0"},    {"batch_norm_update", "count=24 momentum=0.1"},
         {"batch_norm_update", "count=1 momentum=1"}, {"batch_norm_update", "count=0 momentum=1"}};
-    static const char *const shapes[] = {"1, 1, 1, 1", "33, 33, 33, 33", "300, 300, 300, 300",
-                                         "f32:7, f32:7, 7, 7", "0, 0, 0, 0"};
-    machine m = machine_open();
-    for (int d = 0; d < COUNT(floats); d++)
-        for (int k = 0; k < COUNT(options); k++)
-            for (int i = 0; i < COUNT(shapes); i++)
-                check(&m, (spec){.op = options[k][0],
-                                 .options = options[k][1],
-                                 .dtype = floats[d],
-                                 .shapes = shapes[i]});
-    lt_ctx_free(m.ctx);
+    for (int k = 0; k < COUNT(options); k++) {
+        sample samples[] = {{options[k][1], "1, 1, 1, 1"},
+                            {options[k][1], "33, 33, 33, 33"},
+                            {options[k][1], "300, 300, 300, 300"},
+                            {options[k][1], "f32:7, f32:7, 7, 7"},
+                            {options[k][1], "0, 0, 0, 0"}};
+        CHECK_ALL(m, floats, samples, .op = options[k][0]);
+    }
 }
 
 enum { LAYERS = 70, MOST = 600 };
@@ -155,8 +141,6 @@ enum { LAYERS = 70, MOST = 600 };
 static int64_t commit_layers(lt_ctx *ctx, float results[LAYERS][2][MOST])
 {
     lt_tensor *x[LAYERS][4];
-    int64_t (*count)(int what);
-    *(void **)&count = from_plugin("shim_count");
     for (int i = 0; i < LAYERS; i++) {
         int64_t channels = 1 + 97 * i % MOST;
         for (int k = 0; k < 4; k++)
@@ -164,9 +148,9 @@ static int64_t commit_layers(lt_ctx *ctx, float results[LAYERS][2][MOST])
                 lt_tensor_full(ctx, i % 7 == k ? LT_BF16 : LT_F32, 1, &channels, 0.1 * i + 0.7 * k);
         must(lt_bn_stats_add(ctx, x[i][0], x[i][1], x[i][2], x[i][3], 1 + i, 0.3));
     }
-    int64_t before = count(SHIM_KERNELS);
+    int64_t before = counted(SHIM_KERNELS);
     must(lt_bn_stats_commit(ctx));
-    int64_t kernels = count(SHIM_KERNELS) - before;
+    int64_t kernels = counted(SHIM_KERNELS) - before;
     CHECK_EQ(lt_bn_stats_pending(ctx), 0);
     for (int i = 0; i < LAYERS; i++)
         for (int k = 0; k < 4; k++) {
@@ -184,7 +168,7 @@ static int64_t commit_layers(lt_ctx *ctx, float results[LAYERS][2][MOST])
 TEST(running_statistics_of_many_layers)
 {
     static float here[LAYERS][2][MOST], there[LAYERS][2][MOST];
-    use_plugins("");
+    use_shim();
     CHECK_EQ(commit_layers(open_reference(), here), 0);
     CHECK(commit_layers(open_device(), there) < 5);
     CHECK(memcmp(here, there, sizeof here) == 0);
@@ -192,27 +176,25 @@ TEST(running_statistics_of_many_layers)
 
 /* ==== layer_norm ============================================================================== */
 
-TEST(layer_norm)
+TEST_CUDA(layer_norm)
 {
-    static const char *const shapes[] = {
-        "4x5, 5, 5",         "1x1000, 1000, 1000", "31x7, 7, 7",   "2x64, 64, 64",
-        "3x3x129, 129, 129", "1000x64, 64, 64",    "5000x3, 3, 3", "6, 6, 6",
-        "0x4, 4, 4",         "3x2100, 2100, 2100", "300x1, 1, 1"};
-    machine m = machine_open();
-    for (int d = 0; d < COUNT(floats); d++)
-        for (int i = 0; i < COUNT(shapes); i++)
-            check(&m, (spec){.op = "layer_norm",
-                             .options = i % 2 ? "eps=1" : NULL,
-                             .dtype = floats[d],
-                             .shapes = shapes[i],
-                             .spacings = 1,
-                             .slack = {1, 0},
-                             .offset = i % 3 ? 0 : 5});
-    check(&m, (spec){.op = "layer_norm",
-                     .dtype = LT_F32,
-                     .shapes = "40x100, 100, 100",
-                     .spacings = 1,
-                     .slack = {1, 0},
-                     .offset = 1e4});
-    lt_ctx_free(m.ctx);
+    static sample samples[] = {{"eps=1", "1x1000, 1000, 1000"},
+                               {"", "31x7, 7, 7"},
+                               {"", "3x3x129, 129, 129"},
+                               {"eps=1", "1000x64, 64, 64"},
+                               {"eps=1", "6, 6, 6"},
+                               {"", "0x4, 4, 4"},
+                               {"", "300x1, 1, 1"}};
+    static sample around_5[] = {{"", "4x5, 5, 5"},
+                                {"eps=1", "2x64, 64, 64"},
+                                {"", "5000x3, 3, 3"},
+                                {"eps=1", "3x2100, 2100, 2100"}};
+    CHECK_ALL(m, floats, samples, .op = "layer_norm", .spacings = 1, .slack = {1, 0});
+    CHECK_ALL(m, floats, around_5, .op = "layer_norm", .spacings = 1, .slack = {1, 0}, .offset = 5);
+    check(m, (spec){.op = "layer_norm",
+                    .dtype = LT_F32,
+                    .shapes = "40x100, 100, 100",
+                    .spacings = 1,
+                    .slack = {1, 0},
+                    .offset = 1e4});
 }

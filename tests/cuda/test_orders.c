@@ -5,8 +5,6 @@
 #include "tests/cuda/reference.h"
 #include "tests/ops/cases.h"
 
-static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
-
 /* Appends the shape of input i: "2x3", "i64:5" or "-". Kernels of an op with to_floats get no
  * integers. */
 static void add_shape(const lt_op *op, const op_case *c, int i, char *text, size_t capacity)

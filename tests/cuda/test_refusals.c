@@ -14,49 +14,31 @@ static const int of_cublaslt[] = {
     CUBLAS_STATUS_ARCH_MISMATCH,   CUBLAS_STATUS_MAPPING_ERROR, CUBLAS_STATUS_EXECUTION_FAILED,
     CUBLAS_STATUS_INTERNAL_ERROR,  CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_LICENSE_ERROR};
 
-static const int of_cudnn[] = {CUDNN_STATUS_NOT_INITIALIZED,
-                               CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH,
-                               CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH,
-                               CUDNN_STATUS_DEPRECATED,
-                               CUDNN_STATUS_LICENSE_ERROR,
-                               CUDNN_STATUS_RUNTIME_IN_PROGRESS,
-                               CUDNN_STATUS_RUNTIME_FP_OVERFLOW,
-                               CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED,
-                               CUDNN_STATUS_BAD_PARAM,
-                               CUDNN_STATUS_BAD_PARAM_NULL_POINTER,
-                               CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-                               CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
-                               CUDNN_STATUS_BAD_PARAM_OUT_OF_BOUND,
-                               CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT,
-                               CUDNN_STATUS_BAD_PARAM_STREAM_MISMATCH,
-                               CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH,
-                               CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
-                               CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
-                               CUDNN_STATUS_NOT_SUPPORTED,
-                               CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
-                               CUDNN_STATUS_NOT_SUPPORTED_SHAPE,
-                               CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE,
-                               CUDNN_STATUS_NOT_SUPPORTED_LAYOUT,
-                               CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER,
-                               CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART,
-                               CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH,
-                               CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING,
-                               CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE,
-                               CUDNN_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT,
-                               CUDNN_STATUS_NOT_SUPPORTED_PADDING,
-                               CUDNN_STATUS_NOT_SUPPORTED_BAD_LAUNCH_PARAM,
-                               CUDNN_STATUS_INTERNAL_ERROR,
-                               CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED,
-                               CUDNN_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE,
-                               CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
-                               CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
-                               CUDNN_STATUS_INTERNAL_ERROR_BAD_LAUNCH_PARAM,
-                               CUDNN_STATUS_INTERNAL_ERROR_TEXTURE_CREATION_FAILED,
-                               CUDNN_STATUS_EXECUTION_FAILED,
-                               CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER,
-                               CUDNN_STATUS_EXECUTION_FAILED_CUBLAS,
-                               CUDNN_STATUS_EXECUTION_FAILED_CUDART,
-                               CUDNN_STATUS_EXECUTION_FAILED_CURAND};
+/* clang-format off */
+#define CUDNN_STATUSES(X)                                                                          \
+    X(NOT_INITIALIZED) X(SUBLIBRARY_VERSION_MISMATCH) X(SERIALIZATION_VERSION_MISMATCH)            \
+    X(DEPRECATED) X(LICENSE_ERROR) X(RUNTIME_IN_PROGRESS) X(RUNTIME_FP_OVERFLOW)                   \
+    X(SUBLIBRARY_LOADING_FAILED) X(BAD_PARAM) X(BAD_PARAM_NULL_POINTER)                            \
+    X(BAD_PARAM_MISALIGNED_POINTER) X(BAD_PARAM_NOT_FINALIZED) X(BAD_PARAM_OUT_OF_BOUND)           \
+    X(BAD_PARAM_SIZE_INSUFFICIENT) X(BAD_PARAM_STREAM_MISMATCH) X(BAD_PARAM_SHAPE_MISMATCH)        \
+    X(BAD_PARAM_DUPLICATED_ENTRIES) X(BAD_PARAM_ATTRIBUTE_TYPE) X(NOT_SUPPORTED)                   \
+    X(NOT_SUPPORTED_GRAPH_PATTERN) X(NOT_SUPPORTED_SHAPE) X(NOT_SUPPORTED_DATA_TYPE)               \
+    X(NOT_SUPPORTED_LAYOUT) X(NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER)                              \
+    X(NOT_SUPPORTED_INCOMPATIBLE_CUDART) X(NOT_SUPPORTED_ARCH_MISMATCH)                            \
+    X(NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING) X(NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE)          \
+    X(NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT) X(NOT_SUPPORTED_PADDING)                           \
+    X(NOT_SUPPORTED_BAD_LAUNCH_PARAM) X(INTERNAL_ERROR) X(INTERNAL_ERROR_COMPILATION_FAILED)       \
+    X(INTERNAL_ERROR_UNEXPECTED_VALUE) X(INTERNAL_ERROR_HOST_ALLOCATION_FAILED)                    \
+    X(INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED) X(INTERNAL_ERROR_BAD_LAUNCH_PARAM)                  \
+    X(INTERNAL_ERROR_TEXTURE_CREATION_FAILED) X(EXECUTION_FAILED) X(EXECUTION_FAILED_CUDA_DRIVER)  \
+    X(EXECUTION_FAILED_CUBLAS) X(EXECUTION_FAILED_CUDART) X(EXECUTION_FAILED_CURAND)
+/* clang-format on */
+
+static const int of_cudnn[] = {
+#define X(name) CUDNN_STATUS_##name,
+    CUDNN_STATUSES(X)
+#undef X
+};
 
 enum { CASES = 150, SLOW_CASES = 600 };
 enum { MOST_RUNS = 8 }; /* runs of a forward and three backwards of most ops, at most */
@@ -133,11 +115,7 @@ static void run_case(const target *t, stand_in *(*open)(void), uint64_t most, co
     CHECK_EQ(library->live, 0);
 }
 
-static int cases(void)
-{
-    const char *slow = getenv("LUATRAIN_TEST_SLOW");
-    return slow && strcmp(slow, "1") == 0 ? SLOW_CASES : CASES;
-}
+static int cases(void) { return getenv("LUATRAIN_TEST_SLOW") ? SLOW_CASES : CASES; }
 
 static stand_in *open_dnn(void) { return open_stand_in("libcudnn.so.9"); }
 static stand_in *open_blas(void) { return open_stand_in(LT_CUBLASLT_SONAME); }

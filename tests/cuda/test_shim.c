@@ -5,21 +5,9 @@
 
 enum { N = 64 };
 
-static const char *(*probe)(const char *name, int *out);
 static int out[N];
-static void (*set_order)(int order);
-static void (*set_machine)(int driver, int devices, int capability);
-static void (*set_schedule)(const char *schedule);
-static void (*watch_sums)(const int *unfinished);
 
-static void begin(void)
-{
-    *(void **)&probe = from_plugin("shim_probe");
-    *(void **)&set_order = from_plugin("shim_set_order");
-    *(void **)&set_machine = from_plugin("shim_set_machine");
-    *(void **)&set_schedule = from_plugin("shim_set_schedule");
-    *(void **)&watch_sums = from_plugin("shim_watch_sums");
-}
+static const char *probe(const char *name, int *to) { return SHIM(shim_probe)(name, to); }
 
 static bool contains(const char *text, const char *part)
 {
@@ -31,38 +19,35 @@ static bool contains(const char *text, const char *part)
 
 TEST(threads_meet_at_barriers)
 {
-    begin();
     for (int order = 0; order < 5; order++) {
-        set_order(order);
+        SHIM(shim_set_order)(order);
         CHECK(strcmp(probe("neighbours", out), "") == 0);
         for (int i = 0; i < N; i++)
             CHECK_EQ(out[i], (i + 1) % N);
     }
-    set_order(0);
+    SHIM(shim_set_order)(0);
 }
 
 /* In every order of threads, some threads read values that are not written yet. */
 TEST(a_missing_barrier_is_detected)
 {
-    begin();
     for (int order = 0; order < 5; order++) {
         int wrong = 0;
-        set_order(order);
+        SHIM(shim_set_order)(order);
         CHECK(strcmp(probe("no barrier", out), "") == 0);
         for (int i = 0; i < N; i++)
             wrong += out[i] != (i + 1) % N;
         CHECK(wrong > 0);
     }
-    set_order(0);
+    SHIM(shim_set_order)(0);
 }
 
 /* In every order but the ascending one, some blocks run before the block that they read from. */
 TEST(a_block_that_needs_another)
 {
-    begin();
     for (int order = 0; order < 5; order++) {
         int right = 0, written = 0;
-        set_order(order);
+        SHIM(shim_set_order)(order);
         CHECK(strcmp(probe("block after block", out), "") == 0);
         for (int i = 0; i < N; i++) {
             right += out[i] == 1;
@@ -71,12 +56,11 @@ TEST(a_block_that_needs_another)
         CHECK_EQ(written, N);
         CHECK_EQ(right == N, order == 0);
     }
-    set_order(0);
+    SHIM(shim_set_order)(0);
 }
 
 TEST(divergent_barriers)
 {
-    begin();
     CHECK(contains(probe("partial barrier", out), "48 of 64 threads have exited"));
     CHECK(contains(probe("two barriers", out), "thread 0 waits at the barrier of "));
     CHECK(strcmp(probe("neighbours", out), "") == 0); /* the device works again */
@@ -84,45 +68,53 @@ TEST(divergent_barriers)
 
 TEST(warp_exchanges)
 {
-    begin();
     for (int order = 0; order < 5; order++) {
-        set_order(order);
+        SHIM(shim_set_order)(order);
         CHECK(strcmp(probe("exchanges", out), "") == 0);
         for (int i = 0; i < N; i++)
             CHECK_EQ(out[i], i < 32 ? 31 * 32 / 2 : 31 * 32 / 2 + 32 * 32);
     }
-    set_order(0);
+    SHIM(shim_set_order)(0);
     CHECK(contains(probe("a lane exits", out), "waits forever at "));
 }
 
 TEST(invalid_memory_accesses)
 {
-    begin();
     CHECK(contains(probe("out of bounds", out),
                    "a kernel or copy wrote outside the block of 256 bytes at"));
     CHECK(contains(probe("host address", out), "a kernel argument contains the host address"));
     CHECK(strcmp(probe("uninitialized", out), "") == 0);
     for (int i = 0; i < N; i++)
         CHECK_EQ(out[i], 1);
-    CHECK(strcmp(probe("pinned", out), "no error") == 0);
+}
+
+TEST_CUDA(pinned_memory)
+{
+    lt_device *d = m->cuda.device;
+    signed char *here = d->alloc_host(d, N), *there = d->alloc(d, N);
     for (int i = 0; i < N; i++)
-        CHECK_EQ(out[i], -1);
+        CHECK_EQ(here[i], -1);
+    memset(here, 5, N);
+    must(d->copy(d, here, there, N));
+    for (int i = 0; i < N; i++)
+        CHECK_EQ(here[i], -1); /* the copy has not run */
+    CHECK_FAILS(d->copy(d, here, there, N), LT_EENV,
+                "two copies that have not run use the pinned memory at ");
+    SHIM(shim_reset)();
+    d->free(d, there, N);
+    d->free_host(d, here);
 }
 
 TEST(memory_of_another_device)
 {
     static const char *const uses[] = {"another: a kernel", "another: a copy", "another: a memset"};
-    begin();
-    set_machine(13000, 2, 9);
     for (int i = 0; i < 3; i++)
         CHECK(contains(probe(uses[i], out), "work on device 1 uses memory of device 0"));
     CHECK(strcmp(probe("two launches", out), "") == 0); /* the thread's device is still 1 */
-    set_machine(13000, 1, 9);
 }
 
 TEST(streams_wait_only_for_events)
 {
-    begin();
     (void)probe("chain", out);
     CHECK_EQ(out[N - 1], 1);
     (void)probe("chain without", out);
@@ -134,20 +126,19 @@ TEST(schedules)
     enum { SEEDS = 40 };
     char random[24];
     int early = 0;
-    begin();
-    set_schedule("eager");
+    SHIM(shim_set_schedule)("eager");
     (void)probe("chain without", out);
     CHECK_EQ(out[N - 1], 1); /* the first stream has run, although nothing waits for it */
     for (int seed = 0; seed < SEEDS; seed++) {
         snprintf(random, sizeof random, "random:%d", seed);
-        set_schedule(random);
+        SHIM(shim_set_schedule)(random);
         (void)probe("chain without", out);
         early += out[N - 1] == 1;
         (void)probe("chain", out);
         CHECK_EQ(out[N - 1], 1);
     }
     CHECK(early > 0 && early < SEEDS);
-    set_schedule("lazy");
+    SHIM(shim_set_schedule)("lazy");
     (void)probe("chain without", out);
     CHECK_EQ(out[N - 1], 0);
 }
@@ -160,16 +151,14 @@ static void check_wait(machine *m, const char *call)
              "cuda:0: %s waits for a sum that the other ranks cannot begin before it returns",
              call);
     CHECK_FAILS(m->cuda.device->sync(m->cuda.device), LT_EENV, text);
-    m->reset();
+    SHIM(shim_reset)();
 }
 
-TEST(calls_that_wait_for_sums)
+TEST_CUDA(calls_that_wait_for_sums)
 {
     int unfinished = 0;
-    begin();
-    machine m = machine_open();
-    lt_device *d = m.cuda.device;
-    watch_sums(&unfinished);
+    lt_device *d = m->cuda.device;
+    SHIM(shim_watch_sums)(&unfinished);
     void *there = d->alloc(d, 64), *here = d->alloc_host(d, 64);
     must(d->fill(d, there, LT_F32, 16, 7));
     must(d->sync(d));
@@ -177,24 +166,22 @@ TEST(calls_that_wait_for_sums)
     must(d->fill(d, there, LT_F32, 16, 8)); /* the kernel is loaded */
     must(d->sync(d));
     CHECK(d->convert(d, there, LT_F32, there, LT_F64, 1) != LT_OK);
-    check_wait(&m, "the first launch of a kernel");
+    check_wait(m, "the first launch of a kernel");
     CHECK(!d->alloc(d, 64));
-    check_wait(&m, "cudaMalloc()");
+    check_wait(m, "cudaMalloc()");
     CHECK(!d->alloc_host(d, 64));
-    check_wait(&m, "cudaMallocHost()");
+    check_wait(m, "cudaMallocHost()");
     d->free(d, there, 64);
-    check_wait(&m, "cudaFree()");
+    check_wait(m, "cudaFree()");
     d->free_host(d, here);
-    check_wait(&m, "cudaFreeHost()");
-    watch_sums(NULL);
-    lt_ctx_free(m.ctx);
+    check_wait(m, "cudaFreeHost()");
+    SHIM(shim_watch_sums)(NULL);
 }
 
 /* A child process that tries is killed by a signal, or by AddressSanitizer with an exit status. */
-TEST(the_host_cannot_read_device_memory)
+TEST_CUDA(the_host_cannot_read_device_memory)
 {
-    machine m = machine_open();
-    lt_device *device = m.cuda.device;
+    lt_device *device = m->cuda.device;
     float *p = device->alloc(device, 64);
     int status = 0;
     pid_t child = fork();
@@ -206,5 +193,4 @@ TEST(the_host_cannot_read_device_memory)
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(status != 0);
     device->free(device, p, 64);
-    lt_ctx_free(m.ctx);
 }

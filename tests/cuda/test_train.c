@@ -2,9 +2,6 @@
  * libraries and with our own kernels only. The losses must be near those of the CPU, and equal
  * between two runs, which compute gradients in different ways.
  */
-#include <lauxlib.h>
-
-#include "lua/luatrain.h"
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
@@ -73,8 +70,7 @@ static void train(lt_ctx *const *ctx, int n, const char *precision, bool twice,
 {
     lua_State *L[2];
     for (int k = 0; k < n; k++) {
-        L[k] = lt_lua_new(ctx[k]);
-        CHECK(L[k] && luaL_loadstring(L[k], script) == LUA_OK);
+        L[k] = load_script(ctx[k], script);
         lua_pushstring(L[k], precision);
         lua_pushboolean(L[k], twice);
         CHECK_OK(lt_lua_call(L[k], 2, 1));
@@ -92,29 +88,18 @@ static void train(lt_ctx *const *ctx, int n, const char *precision, bool twice,
     }
 }
 
-static lt_ctx *open_cuda(bool libraries)
-{
-    use_libraries(libraries);
-    use_plugins("");
-    return open_device();
-}
-
 /* A thread may use several devices in turn. */
 TEST(two_devices)
 {
-    void (*set_machine)(int driver, int devices, int capability);
-    *(void **)&set_machine = from_plugin("shim_set_machine");
-    set_machine(13000, 2, 9);
     for (int libraries = 0; libraries < 2; libraries++) {
         double loss[2][STEPS];
-        lt_ctx *ctx[2] = {open_cuda(libraries)};
+        lt_ctx *ctx[2] = {open_shim(libraries)};
         ctx[1] = lt_open(&(lt_config){.device = "cuda:1", .threads = 1, .poison = true});
         CHECK(ctx[1] != NULL);
         train(ctx, 2, "fp16", false, loss);
         for (int i = 0; i < STEPS; i++)
             CHECK_NEAR(loss[1][i], loss[0][i], 0);
     }
-    set_machine(13000, 1, 9);
 }
 
 /* A gradient that is added to zeros is converted, unscaled and measured by other kernels than one
@@ -126,7 +111,7 @@ static void check_training(const char *precision, double allowed)
     CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* the loss decreases */
     for (int libraries = 0; libraries < 2; libraries++) {
         for (int k = 0; k < 2; k++)
-            train((lt_ctx *[]){open_cuda(libraries)}, 1, precision, k, &on_cuda[k]);
+            train((lt_ctx *[]){open_shim(libraries)}, 1, precision, k, &on_cuda[k]);
         for (int i = 0; i < STEPS; i++) {
             CHECK(on_cuda[0][i] == on_cuda[1][i]);
             if (!(fabs(on_cuda[0][i] - on_cpu[i]) <= allowed * on_cpu[i]))
@@ -149,9 +134,8 @@ TEST(a_pending_step_that_is_skipped)
         "  assert(sgd:step() == 'pending')\n"
         "end)\n"
         "assert(scaler.skipped == 1 and net:sha256() == before)\n";
-    lt_ctx *ctx = open_cuda(true);
-    lua_State *L = lt_lua_new(ctx);
-    CHECK(L && luaL_loadstring(L, skipped) == LUA_OK);
+    lt_ctx *ctx = open_shim(true);
+    lua_State *L = load_script(ctx, skipped);
     CHECK_OK(lt_lua_call(L, 0, 0));
     lt_lua_close(L);
     lt_ctx_free(ctx);
@@ -159,10 +143,8 @@ TEST(a_pending_step_that_is_skipped)
 
 static int fail_now(lua_State *L)
 {
-    void (*fault)(const char *fmt, ...);
-    *(void **)&fault = from_plugin("shim_fault");
-    fault("an illegal memory access was encountered");
     (void)L;
+    SHIM(shim_fault)("an illegal memory access was encountered");
     return 0;
 }
 
@@ -170,19 +152,16 @@ static int fail_now(lua_State *L)
  * with its message, and all memory is freed. */
 TEST(a_kernel_that_fails)
 {
-    void (*reset)(void);
-    *(void **)&reset = from_plugin("shim_reset");
     for (int i = 0; i < 2 * 12; i++) {
-        lt_ctx *ctx = open_cuda(i % 2);
-        lua_State *L = lt_lua_new(ctx);
-        CHECK(L && luaL_loadstring(L, faulty) == LUA_OK);
+        lt_ctx *ctx = open_shim(i % 2);
+        lua_State *L = load_script(ctx, faulty);
         lua_pushinteger(L, 1 + i / 2);
         lua_pushcfunction(L, fail_now);
         CHECK_FAILS(lt_lua_call(L, 2, 0), LT_EENV,
                     "cuda:0: an illegal memory access was encountered");
         lt_lua_close(L);
         lt_ctx_free(ctx);
-        reset();
+        SHIM(shim_reset)();
     }
 }
 

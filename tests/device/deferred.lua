@@ -1,4 +1,4 @@
--- deferred.lua - training runs for test_deferred.c and test_ranks.c, which run them on an emulated
+-- deferred.lua - training runs for test_deferred.c and ranks.h, which run them on an emulated
 -- accelerator and on the CPU. Each function returns a text that must be equal on both.
 
 local lt = require "luatrain"

@@ -1,6 +1,7 @@
-/* test_device_ops.c - every case of ops/cases.txt on the emulated accelerator. Outputs, gradients
- * and inputs must have the bits of the same kernels on the CPU. So this tests everything around the
- * kernels: where tensors are created, which kernel runs, what is copied, converted and added. */
+/* test_device_ops.c - every case of ops/cases.txt on an emulated accelerator with the reference
+ * kernels. Outputs, gradients and inputs must have the bits of the same kernels on the CPU. So this
+ * tests everything around the kernels: where tensors are created, which kernel runs, what is
+ * copied, converted and added. */
 #include "tests/device/reference.h"
 
 /* Whether the values have the same bits; any NaN equals any NaN. */

@@ -1,9 +1,6 @@
 /* test_device_train.c - complete training runs on the emulated accelerator, by lt.fit and by Lua
  * scripts. Weights, losses and accuracies must have the bits of the CPU's reference kernels, and
  * the CPU must not access device memory. */
-#include <lauxlib.h>
-
-#include "lua/luatrain.h"
 #include "tests/device/emu.h"
 
 /* Arguments: arch, options, data, batch, amp, out, max_steps. Returns a line with the results. */
@@ -45,9 +42,7 @@ static int push_training(lua_State *L, const training *t, const char *out, int m
 /* Runs a training in ctx, up to max_steps if that is not 0. Takes ctx. */
 static void train(lt_ctx *ctx, const training *t, const char *out, int max_steps, char text[256])
 {
-    lua_State *L = lt_lua_new(ctx);
-    CHECK(L);
-    CHECK_EQ(luaL_loadstring(L, fit_script), LUA_OK);
+    lua_State *L = load_script(ctx, fit_script);
     lt_status status = lt_lua_call(L, push_training(L, t, out, max_steps), 1);
     if (status != (max_steps > 0 ? LT_EDONE : LT_OK))
         FAIL("%s %s: %s", t->arch, t->amp, lt_errmsg());
@@ -184,12 +179,9 @@ static const char tensor_script[] =
     "  equal((a - images):abs():max():item(), 0.0)\n"
     "end\n";
 
-TEST(tensors_in_lua)
+TEST_EMU(tensors_in_lua)
 {
-    lt_ctx *ctx = open_emu();
-    lua_State *L = lt_lua_new(ctx);
-    CHECK_EQ(luaL_loadstring(L, tensor_script), LUA_OK);
+    lua_State *L = load_script(ctx, tensor_script);
     CHECK_OK(lt_lua_call(L, 0, 0));
     lt_lua_close(L);
-    lt_ctx_free(ctx);
 }

@@ -7,7 +7,7 @@
 
 static inline lt_ctx *open_on(bool accelerator)
 {
-    use_plugins("/../device/emu");
+    use_emu();
     lt_ctx *ctx = accelerator ? open_device() : lt_open(&(lt_config){.threads = 2, .poison = true});
     if (!ctx)
         FAIL("%s", lt_errmsg());

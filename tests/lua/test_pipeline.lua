@@ -248,7 +248,9 @@ T.test("replicas", function()
 end)
 
 T.test("an accelerator, which is emulated", function()
-  prefix, wanted = "LUATRAIN_DEVICE=cuda LUATRAIN_PLUGINS=$(dirname $L)/tests/device/emu", {}
+  prefix = "LUATRAIN_DEVICE=cuda LUATRAIN_PLUGINS=$(dirname $L)/tests/cuda SHIM_OPS=reference "
+           .. "LUATRAIN_CUDA_LIBS=$(dirname $L)/tests/cuda/libs"
+  wanted = {}
   for _, amp in ipairs{"off", "bf16", "fp16"} do
     check("3,cut=conv2,cut=fc2", 3, 4, "--clip 0.01", "--amp " .. amp)
   end

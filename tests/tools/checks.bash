@@ -54,6 +54,13 @@ lacks() {
 # of EVENT FIELD FOLDER: prints the values of a field in the log of a run, one per line.
 of() { sed -n 's/^{"event":"'"$1"'".*"'"$2"'":\([^,}]*\).*/\1/p' "$3/metrics.jsonl"; }
 
+# emulate BUILD: sets emu to a command prefix for emulated accelerators with the CPU's reference
+# kernels.
+emulate() {
+    emu=(env "LUATRAIN_PLUGINS=$1/tests/cuda" "LUATRAIN_CUDA_LIBS=$1/tests/cuda/libs"
+        SHIM_OPS=reference)
+}
+
 # dies COMMAND...: runs the command, which a child kills. The file pid has its process id.
 dies() { bash -c 'echo $$ >pid; exec "$@"' sh "$@" >output 2>&1; } 2>/dev/null
 

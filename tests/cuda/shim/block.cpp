@@ -88,10 +88,10 @@ void poison_shared()
 /* ==== Fibers ================================================================================== */
 
 /* swapcontext() makes a system call for the signal mask each time, so we use it only for
- * AddressSanitizer, which does not support switches by _longjmp(). */
+ * sanitizers, which do not support switches by _longjmp(). */
 __attribute__((noinline)) void switch_to(position *from, position *to)
 {
-#ifdef __SANITIZE_ADDRESS__
+#if defined __SANITIZE_ADDRESS__ || defined SHIM_SWAPS_CONTEXTS
     swapcontext(&from->context, &to->context);
 #else
     from->has_run = true;

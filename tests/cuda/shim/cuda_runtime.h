@@ -9,12 +9,17 @@
  *     it must wait: ascending, descending or permuted (shim_set_order). __syncthreads() and warp
  *     exchanges wait for all participants; a participant that never arrives is a fault.
  *   - Shared memory and new memory, on devices and pinned, are filled with NaNs.
+ *   - A copy from a device to pinned memory first fills that with NaNs. It is a fault if two copies
+ *     that have not run use the same pinned memory, with the exceptions of add_transfer().
  *   - Only kernels and copies can access device memory. Each allocation has guard bytes around it,
  *     which are checked for overwrites. It is a fault if work on a device uses memory of another
  *     one, or if the arguments of a kernel contain a host address.
  *   - Allocating and freeing memory, and loading a kernel, can deadlock with sums by NCCL: see
  *     shim_watch_sums().
  * The next call that waits returns the fault, with a description as its error string.
+ *
+ * The variable SHIM sets the schedule of the streams, SHIM_HIDES what is missing (enter.h), and
+ * SHIM_OPS whose kernels run (reference.cpp).
  *
  * Not emulated: grids and blocks of more than one dimension, <<<>>>, dynamic shared memory,
  * atomics, textures. Only one host thread at a time runs inside the emulation.

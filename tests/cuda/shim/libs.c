@@ -1,30 +1,24 @@
-/* libs.c - connects the stand-ins for NVIDIA's libraries to the emulation. A stand-in computes on
+/* libs.c - connects the stand-ins for cuDNN and cuBLASLt to the emulation. A stand-in computes on
  * the host, inside the call. To keep the order of the stream, the functions below first run
  * everything that is queued in the stream of the call, and open device memory for its duration.
  * They also check that the thread's device owns the memory that the call uses.
  *
- * The linker (--wrap) redirects calls of lt__cudnn_open_library(), lt__cublaslt_open() and
- * lt__nccl_open_library() to this file. They find none of the libraries that $SHIM_HIDES names.
+ * The linker (--wrap) redirects calls of lt__cudnn_open_library() and lt__cublaslt_open() to this
+ * file. They find no library that $SHIM_HIDES names: a test that needs it to be missing would
+ * otherwise find the real one. They find neither if the ops are reference kernels.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "ops/cuda/libraries.h"
-#include "ops/cuda/nccl.h"
 #include "tests/cuda/shim/enter.h"
 #include "tests/cuda/stand_in.h"
 
 static __typeof__(cudnnBackendExecute) *run_plan;
 static __typeof__(cudnnBackendSetAttribute) *set_attribute;
 static __typeof__(cublasLtMatmul) *run_product;
-static lt_nccl_table nccl;
 
 int __real_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 int __real_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
-int __real_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
-int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 
 static cudnnStatus_t set(cudnnBackendDescriptor_t desc, cudnnBackendAttributeName_t name,
                          cudnnBackendAttributeType_t type, int64_t n, const void *values)
@@ -67,19 +61,9 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
     return status;
 }
 
-/* Without this, a test that needs the library to be missing would find the real one. */
-static bool is_hidden(const char *name, char *text, size_t bytes)
-{
-    const char *hidden = getenv("SHIM_HIDES");
-    if (!hidden || !strstr(hidden, name))
-        return false;
-    snprintf(text, bytes, "a test hides %s", name);
-    return true;
-}
-
 int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
 {
-    if (is_hidden("cuDNN", text, bytes))
+    if (shim_hides_library("cuDNN", text, bytes))
         return -1;
     int status = __real_lt__cudnn_open_library(table, text, bytes);
     if (status == 0) {
@@ -93,45 +77,12 @@ int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t byte
 
 int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
 {
-    if (is_hidden("cuBLASLt", text, bytes))
+    if (shim_hides_library("cuBLASLt", text, bytes))
         return -1;
     int status = __real_lt__cublaslt_open(table, text, bytes);
     if (status == 0) {
         run_product = table->cublasLtMatmul;
         table->cublasLtMatmul = multiply;
-    }
-    return status;
-}
-
-/* The stand-in for NCCL computes a sum in the last rank that polls. So all work that is queued
- * before the sum in its stream must have run by then. */
-static int all_reduce(const void *from, void *to, size_t count, int dtype, int op, void *comm,
-                      void *stream)
-{
-    shim_check_memory(from);
-    shim_check_memory(to);
-    shim_enter_after(stream);
-    shim_leave();
-    return nccl.ncclAllReduce(from, to, count, dtype, op, comm, stream);
-}
-
-static int poll_comm(void *comm, int *async)
-{
-    shim_enter_after(NULL);
-    int result = nccl.ncclCommGetAsyncError(comm, async);
-    shim_leave();
-    return result;
-}
-
-int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes)
-{
-    if (is_hidden("NCCL", text, bytes))
-        return -1;
-    int status = __real_lt__nccl_open_library(table, version, text, bytes);
-    if (status == 0) {
-        nccl = *table;
-        table->ncclAllReduce = all_reduce;
-        table->ncclCommGetAsyncError = poll_comm;
     }
     return status;
 }

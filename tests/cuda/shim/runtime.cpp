@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <deque>
+#include <list>
 #include <map>
 #include <mutex>
-#include <random>
 #include <set>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct shim_stream {
     std::deque<std::function<void()>> queue;
     uint64_t queued, done;
     int device;
+    bool has_kernels;
 };
 
 struct shim_event {
@@ -33,7 +35,13 @@ struct block { /* a block of memory */
     size_t bytes;
     int device; /* the device that owns it */
 };
-enum schedule { LAZY, EAGER, RANDOM };
+struct transfer { /* a copy between pinned memory and a device that has not run yet */
+    shim_stream *stream;
+    uint64_t position;
+    char *start; /* in pinned memory */
+    size_t bytes;
+    bool ordered; /* another stream waits for it */
+};
 
 const size_t ARENA = (size_t)8 << 30, ALIGN = 256, GUARD = 512, PAGE = 4096;
 const unsigned char POISON = 0xff; /* a NaN in every float type */
@@ -45,10 +53,9 @@ int open_count; /* how many callers have opened the memory */
 bool has_run;   /* work has run since the last check of the guards */
 std::map<char *, block> blocks; /* allocations; GUARD bytes before and after each */
 std::map<char *, block> pinned; /* host allocations */
+std::list<transfer> transfers;
 std::vector<shim_stream *> streams;
 shim_stream null_stream;
-schedule when;
-std::minstd_rand numbers;                /* for RANDOM */
 const int *unfinished;                   /* see shim_watch_sums() */
 std::set<std::pair<int, void *>> loaded; /* kernels launched since then, by device */
 int64_t counts[SHIM_COUNTS];
@@ -101,10 +108,8 @@ size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 bool is_poison(const char *from, const char *to)
 {
-    for (; from < to; from++)
-        if ((unsigned char)*from != POISON)
-            return false;
-    return true;
+    return from == to ||
+           ((unsigned char)*from == POISON && memcmp(from, from + 1, (size_t)(to - from) - 1) == 0);
 }
 
 void check_guards()
@@ -179,13 +184,13 @@ cudaError_t state() { return fault_text[0] ? cudaErrorLaunchFailure : cudaSucces
 /* Runs work before the host waits for it. */
 void run_early(shim_stream *s)
 {
-    if (when == EAGER)
+    if (shim_when == SHIM_EAGER)
         drain(s, s->queued);
-    if (when != RANDOM)
+    if (shim_when != SHIM_RANDOM)
         return;
-    size_t k = numbers() % (streams.size() + 1);
+    size_t k = shim_draw(streams.size() + 1);
     s = k < streams.size() ? streams[k] : &null_stream;
-    drain(s, s->done + numbers() % (s->queued - s->done + 1));
+    drain(s, s->done + shim_draw(s->queued - s->done + 1));
 }
 
 cudaError_t add(cudaStream_t stream, std::function<void()> run)
@@ -212,10 +217,33 @@ cudaError_t checked_state()
 
 cudaError_t waited(shim_stream *s, uint64_t to)
 {
-    counts[SHIM_WAITS]++;
-    counts[SHIM_DRAINS] += s->done < s->queued && to >= s->queued;
+    shim_own_counts()[SHIM_WAITS] += s->done < to;
+    shim_own_counts()[SHIM_DRAINS] += s->done < to && to >= s->queued && s->has_kernels;
     drain(s, to);
     return checked_state();
+}
+
+/* Until a copy to the host has run, its target contains NaNs, unless another copy still needs it.
+ * It is a fault if two copies that have not run use the same pinned memory. Allowed are two copies
+ * in a stream with kernels, and a copy after one that another stream waits for. */
+cudaError_t add_transfer(cudaStream_t stream, void *dst, const void *src, size_t bytes)
+{
+    char *start = is_device(dst) ? (char *)src : (char *)dst;
+    shim_stream *s = of(stream);
+    bool in_use = false;
+    for (const transfer &t : transfers) {
+        bool overlaps = t.start < start + bytes && start < t.start + t.bytes;
+        in_use |= overlaps;
+        if (overlaps && !t.ordered && !(t.stream == s && s->has_kernels))
+            shim_fault("two copies that have not run use the pinned memory at %p", (void *)start);
+    }
+    if (start == dst && !in_use)
+        memset(dst, POISON, bytes);
+    auto at = transfers.insert(transfers.end(), transfer{s, s->queued + 1, start, bytes, false});
+    return add(stream, [=] {
+        memcpy(dst, src, bytes);
+        transfers.erase(at);
+    });
 }
 
 } // namespace
@@ -226,6 +254,7 @@ extern "C" void shim_set_null(int on) { shim_is_null = on; }
 
 void shim_fault(const char *fmt, ...)
 {
+    guard g(lock);
     va_list args;
     if (fault_text[0])
         return;
@@ -251,6 +280,13 @@ void shim_check_memory(const void *p)
     check_owner(p, shim_device());
 }
 
+bool shim_owns(const void *p, size_t bytes)
+{
+    guard g(lock);
+    const block *b = find(blocks, p, bytes);
+    return bytes == 0 || (b && b->device == shim_device());
+}
+
 bool shim_skips_call(void)
 {
     guard g(lock);
@@ -270,7 +306,9 @@ void shim_reset(void)
     guard g(lock);
     drain_all();
     check_guards();
+    transfers.clear();
     fault_text[0] = 0;
+    shim_set_machine(CUDART_VERSION, 4, 9);
 }
 
 const char *shim_fault_text(void) { return fault_text; }
@@ -281,7 +319,10 @@ bool shim_has_failed(void)
     return state() != cudaSuccess;
 }
 
-extern "C" int64_t shim_count(int what) { return counts[what]; }
+extern "C" int64_t shim_count(int what)
+{
+    return what == SHIM_WAITS || what == SHIM_DRAINS ? shim_own_counts()[what] : counts[what];
+}
 
 extern "C" void shim_watch_sums(const int *the_unfinished)
 {
@@ -289,25 +330,6 @@ extern "C" void shim_watch_sums(const int *the_unfinished)
     unfinished = the_unfinished;
     loaded.clear();
 }
-
-extern "C" void shim_set_schedule(const char *schedule)
-{
-    guard g(lock);
-    unsigned seed = 0;
-    bool is_random = sscanf(schedule, "random:%u", &seed) == 1;
-    when = is_random ? RANDOM : strcmp(schedule, "eager") == 0 ? EAGER : LAZY;
-    shim_is_null = strcmp(schedule, "null") == 0;
-    if (when == LAZY && !shim_is_null && strcmp(schedule, "lazy") != 0) {
-        fprintf(stderr, "the schedule must be lazy, eager, random:SEED or null, not '%s'\n",
-                schedule);
-        abort();
-    }
-    numbers.seed(seed);
-    shim_set_order(is_random ? 2 + (int)seed : 0);
-}
-
-/* The variable SHIM sets the schedule of a program. */
-static const bool is_scheduled = getenv("SHIM") && (shim_set_schedule(getenv("SHIM")), true);
 
 /* ==== Memory ================================================================================== */
 
@@ -359,7 +381,7 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
     wait_for_sums("cudaMallocHost()");
     if (state() != cudaSuccess)
         return state();
-    *p = malloc(bytes);
+    *p = shim_hides("pinned") ? NULL : malloc(bytes);
     if (!*p)
         return cudaErrorMemoryAllocation;
     memset(*p, POISON, bytes);
@@ -398,6 +420,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
         std::vector<char> staged((const char *)src, (const char *)src + bytes);
         return add(stream, [=] { memcpy(dst, staged.data(), bytes); });
     }
+    if (to_device != from_device && !to_pageable && !from_pageable)
+        return add_transfer(stream, dst, src, bytes);
     cudaError_t error = add(stream, [=] { memmove(dst, src, bytes); });
     return to_pageable || from_pageable ? waited(of(stream), of(stream)->queued) : error;
 }
@@ -428,13 +452,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    *least = 0;
-    *greatest = -5;
-    return cudaSuccess;
-}
-
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
 {
     return cudaStreamCreateWithFlags(stream, flags);
@@ -449,6 +466,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     for (size_t i = 0; i < streams.size(); i++)
         if (streams[i] == stream)
             streams.erase(streams.begin() + (long)i);
+    transfers.remove_if([=](const transfer &t) { return t.stream == stream; });
     delete stream;
     return checked_state();
 }
@@ -496,7 +514,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     guard g(lock);
     shim_event e = *event; /* a copy, as the event may be recorded again */
-    return e.stream ? add(stream, [=] { drain(e.stream, e.position); }) : state();
+    for (transfer &t : transfers)
+        t.ordered |= t.stream == e.stream && t.position <= e.position;
+    auto wait = [=] { /* a stream that has been destroyed runs nothing */
+                      if (std::count(streams.begin(), streams.end(), e.stream) ||
+                          e.stream == &null_stream)
+                          drain(e.stream, e.position);
+    };
+    return e.stream ? add(stream, wait) : state();
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
@@ -536,6 +561,13 @@ void shim_check_argument(const void *argument, size_t bytes)
     }
 }
 
+cudaError_t shim_enqueue(cudaStream_t stream, std::function<void()> run)
+{
+    guard g(lock);
+    of(stream)->has_kernels = true;
+    return add(stream, std::move(run));
+}
+
 cudaError_t shim_launch(const cudaLaunchConfig_t *config, void *kernel,
                         std::function<void()> thread)
 {
@@ -550,7 +582,7 @@ cudaError_t shim_launch(const cudaLaunchConfig_t *config, void *kernel,
     counts[SHIM_KERNELS]++;
     if (shim_is_null)
         return state();
-    return add(config->stream, [=] {
+    return shim_enqueue(config->stream, [=] {
         counts[SHIM_LAUNCHES]++;
         shim_run_grid(grid, threads, thread);
     });
