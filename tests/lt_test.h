@@ -30,7 +30,8 @@ typedef struct lt_test {
     struct lt_test *next;
 } lt_test;
 
-static lt_test *test_first, **test_end = &test_first;
+static lt_test *test_first;
+__attribute__((unused)) static lt_test **test_end = &test_first; /* by a program without tests */
 static atomic_bool test_failed, test_skipped;
 static _Thread_local jmp_buf *test_exit; /* NULL in threads that a test created */
 

@@ -266,7 +266,7 @@ static void add_cases(void)
 
 /* Adds a layer whose x has the dims n, h, w, c. text: a line as in cases.txt. */
 LT_PRINTF(5, 6)
-static void add_layer(const char *op, const int dims[4], const double terms[4], int n_terms,
+static void add_layer(const char *op, const int dims[4], const double *terms, int n_terms,
                       const char *fmt, ...)
 {
     static op_case cases[MAX_ITEMS];

@@ -9,14 +9,6 @@
 #include "ops/ops.h"
 #include "tests/cuda/libs.h"
 
-/* Releases tensors. */
-#define RELEASE(...)                                                                               \
-    do {                                                                                           \
-        lt_tensor *all_[] = {__VA_ARGS__};                                                         \
-        for (size_t i_ = 0; i_ < sizeof all_ / sizeof *all_; i_++)                                 \
-            lt_release(all_[i_]);                                                                  \
-    } while (0)
-
 /* From now on the accelerators are emulated CUDA devices with CUDA kernels. */
 static inline void use_shim(void)
 {
