@@ -54,10 +54,12 @@ static lt_status sum_as_a_tree(rank *r)
     int wrong = 0;
     for (int i = 0; i < LARGE; i++)
         x[i] = (float)value_of(r->rank, i);
+    x[0] = r->rank == 0 ? 1 : 0x1p-24f; /* 1 if they are added one after the other */
     lt_status status = lt__group_add_as_tree(r->group);
     if (status == LT_OK)
         status = lt_group_allreduce(r->group, &(lt_sum){"x", x, LARGE, LT_F32, LT_F32, 1});
-    for (int i = 0; i < LARGE; i++)
+    wrong += x[0] != 1 + 0x1p-23f;
+    for (int i = 1; i < LARGE; i++)
         wrong += x[i] != ((float)value_of(0, i) + (float)value_of(1, i)) +
                              ((float)value_of(2, i) + (float)value_of(3, i));
     free(x);
