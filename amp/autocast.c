@@ -30,7 +30,7 @@ static lt_tensor *cast_to(lt_tensor *x, lt_dtype dtype)
         return lt_retain(lt_half(x, dtype));
     lt_ctx *ctx = lt_tensor_ctx(x);
     const lt_def *cast = lt_op_find(ctx, "cast");
-    lt_opt option = {.kind = LT_DTYPE, .n = 1, .i = {dtype}};
+    lt_opt option = {.kind = LT_KIND_DTYPE, .n = 1, .i = {dtype}};
     lt_tensor *y;
     return cast && lt_apply(ctx, cast, &x, 1, &option, &y) == LT_OK ? y : NULL;
 }

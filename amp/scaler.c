@@ -19,9 +19,9 @@ static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09,
                         0.01, /* maximum weight of a step in the variance, from the first step on */
     MAX_VARIANCE = 1e9;       /* limit for valid states; exponents are above -10000 */
 
-static int least(int a, int b) { return a < b ? a : b; }
+static int min(int a, int b) { return a < b ? a : b; }
 
-static int within(int k) { return k < LT_SCALE_MIN ? LT_SCALE_MIN : least(k, LT_SCALE_MAX); }
+static int within(int k) { return k < LT_SCALE_MIN ? LT_SCALE_MIN : min(k, LT_SCALE_MAX); }
 
 lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval)
 {
@@ -107,7 +107,7 @@ static void shrink(lt_scaler *s, int exponent)
          * sign of growth. */
         if (s->in_a_row == 1)
             update_averages(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
-        s->interval = s->since >= s->interval ? MIN_INTERVAL : least(2 * s->interval, MAX_INTERVAL);
+        s->interval = s->since >= s->interval ? MIN_INTERVAL : min(2 * s->interval, MAX_INTERVAL);
     }
     s->k = within(s->k - excess(s, exponent));
     s->good = 0;
@@ -122,7 +122,7 @@ static void grow(lt_scaler *s, int by)
 
 static void advance_dynamic(lt_scaler *s)
 {
-    s->good = least(s->good + 1, s->interval);
+    s->good = min(s->good + 1, s->interval);
     if (s->good == s->interval)
         grow(s, 1);
 }
@@ -133,15 +133,15 @@ static void advance_adaptive(lt_scaler *s, int exponent)
 {
     int e = exponent == LT_NO_EXPONENT ? TOP - MAX_HEADROOM : exponent, headroom = TOP - e;
     update_averages(s, e + 1 - s->k);
-    s->headroom = s->good == 0 ? headroom : least(s->headroom, headroom);
-    s->good = headroom < MIN_HEADROOM ? 0 : least(s->good + 1, s->interval);
+    s->headroom = s->good == 0 ? headroom : min(s->headroom, headroom);
+    s->good = headroom < MIN_HEADROOM ? 0 : min(s->good + 1, s->interval);
     bool is_soon = s->good % EARLY_INTERVAL == 0 && s->headroom >= AMPLE_HEADROOM;
     int half = (s->headroom - MIN_HEADROOM) / 2,
-        by = least(half > 0 ? half : 1, highest_safe_k(s) - s->k);
+        by = min(half > 0 ? half : 1, highest_safe_k(s) - s->k);
     if (s->good == 0 || by <= 0 || (s->good < s->interval && !is_soon))
         return;
     if (half == 0)
-        s->interval = least(2 * s->interval, MAX_INTERVAL);
+        s->interval = min(2 * s->interval, MAX_INTERVAL);
     grow(s, by);
 }
 
@@ -154,7 +154,7 @@ bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
     s->at_floor = finite ? 0 : s->at_floor + lowest;
     if (s->policy == LT_SCALE_STATIC)
         return finite;
-    s->since = least(s->since + 1, MAX_INTERVAL);
+    s->since = min(s->since + 1, MAX_INTERVAL);
     if (!finite)
         shrink(s, exponent);
     else if (s->policy == LT_SCALE_ADAPTIVE)
@@ -162,6 +162,6 @@ bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
     else
         advance_dynamic(s);
     if (s->policy == LT_SCALE_ADAPTIVE)
-        s->k = least(s->k, highest_safe_k(s));
+        s->k = min(s->k, highest_safe_k(s));
     return finite;
 }

@@ -317,10 +317,10 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
 {
     const lt_schema *s = &def->schema;
     LT_TRY(lt__check_open(ctx, s->name));
-    const int most = s->variadic ? LT_MAX_LIST : s->n_in;
-    if (n_in > most)
-        return lt_fail(LT_EINVAL, "%s: expected at most %d tensor%s, got %d", s->name, most,
-                       most == 1 ? "" : "s", n_in);
+    const int max = s->variadic ? LT_MAX_LIST : s->n_in;
+    if (n_in > max)
+        return lt_fail(LT_EINVAL, "%s: expected at most %d tensor%s, got %d", s->name, max,
+                       max == 1 ? "" : "s", n_in);
     for (int i = 0; i < n_in || i < s->n_in; i++) {
         const lt_tensor *x = i < n_in ? in[i] : NULL;
         const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
@@ -357,18 +357,6 @@ static lt_status make_outputs(lt_call *c, int n)
     return LT_OK;
 }
 
-lt_call lt__call_of(lt_ctx *ctx, const lt_def *def, lt_tensor **in, int n_in, const lt_opt *opts)
-{
-    return (lt_call){.ctx = ctx,
-                     .op = def->op,
-                     .schema = &def->schema,
-                     .opt = opts,
-                     .n_in = n_in,
-                     .in = in,
-                     .save = def->op->save,
-                     .same_grad = def->op->same_grad};
-}
-
 /* Passes a forward call to the op hook. */
 static void call_hook(const struct lt_autograd *ag, const lt_call *c)
 {
@@ -399,7 +387,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     /* evaluation must not shift the random numbers of training */
     uint64_t *draws = &ag->tape->draws[off];
     if (call.draws)
-        call.stream = (uint64_t)off << 63 | (uint64_t)lt_random_step(ctx) << 32 | *draws;
+        call.rng_stream = (uint64_t)off << 63 | (uint64_t)lt_random_step(ctx) << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;
     bool skips = view || (n_all > 0 && lt__is_idle(op, made, n_all));
     lt_status status = skips ? LT_OK : lt__run_kernel(&call, def, false);

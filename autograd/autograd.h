@@ -41,15 +41,21 @@ extern "C" {
  * Negative positions count from the end in both. */
 enum { LT_MAX_IN = 6, LT_MAX_OUT = 4, LT_MAX_OPT = 8, LT_MAX_LIST = 64 };
 
-typedef enum lt_kind { LT_INTS, LT_NUMBER, LT_BOOL, LT_DTYPE, LT_WORD } lt_kind;
+typedef enum lt_kind {
+    LT_KIND_INTS,
+    LT_KIND_NUMBER,
+    LT_KIND_BOOL,
+    LT_KIND_DTYPE,
+    LT_KIND_WORD
+} lt_kind;
 
 typedef struct lt_opt { /* one option of one call */
     uint8_t kind;       /* lt_kind */
     uint8_t n;          /* number of values; 0 if not given and without a default */
     union {
-        /* LT_INTS; the other kinds store a bool, an lt_dtype or the index of a word in i[0] */
+        /* LT_KIND_INTS; the other kinds store a bool, an lt_dtype or the index of a word in i[0] */
         int64_t i[LT_MAX_DIMS];
-        double f; /* LT_NUMBER */
+        double f; /* LT_KIND_NUMBER */
     };
 } lt_opt;
 
@@ -67,7 +73,7 @@ typedef struct lt_schema {
         bool optional, position; /* optional without a default; a position, see above */
         int8_t same_as;          /* index of the option whose value is the default, or -1 */
         lt_opt value;            /* the kind and the default */
-        const char *words;       /* LT_WORD: the word list within the signature. Borrowed */
+        const char *words;       /* LT_KIND_WORD: the word list within the signature. Borrowed */
     } opt[LT_MAX_OPT];
 } lt_schema;
 
@@ -78,7 +84,7 @@ LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
 LT_API int lt_schema_index(const lt_schema *schema, const char *option);
 /* The same, but -1 sets an error: "unknown option 'strides' (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
-/* Index of a word in the word list of option k, an LT_WORD. Otherwise -1, and an error such as
+/* Index of a word in the word list of option k, an LT_KIND_WORD. Otherwise -1, and an error such as
  * "option 'act' must be none, relu or relu6, but is 'rellu' (did you mean 'relu'?)". */
 LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
 /* Fills opts[0..n_opt) from the defaults and a string such as "stride=2 pad=1,1 train=true". text
@@ -122,17 +128,17 @@ struct lt_call {
     uint64_t leaves;          /* backward, bit i: d_in[i] is the gradient of a leaf */
     uint32_t save, same_grad; /* as in lt_op, but the shape rule may change them */
     lt_spec *spec;            /* shape rule only: one per element of `out` */
-    bool draws;               /* a shape rule sets it if the kernel uses `stream` */
+    bool draws;               /* a shape rule sets it if the kernel uses `rng_stream` */
     void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
     size_t scratch_bytes;
     double *sums; /* n_sums numbers, or NULL; see lt_op.sums */
     bool summed;  /* `sums` contains the sums over all ranks */
     int64_t n_sums;
     int threads;
-    /* keys of random numbers. stream is lt_random_step() << 32 | index of this call among the
+    /* keys of random numbers. rng_stream is lt_random_step() << 32 | index of this call among the
      * random calls of its pass. With gradients off, bit 63 is set, and the calls are counted
      * separately */
-    uint64_t seed, stream;
+    uint64_t seed, rng_stream;
     uint64_t number;   /* number of the forward call in its context */
     int64_t first_row; /* index in the global batch of row 0 */
     /* in-place ops on an accelerator: flag in device memory, or NULL. If the flag is not 0 when the
@@ -256,9 +262,9 @@ LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
 /* Checks a loss of one element on an accelerator, in its stream. A loss that is not finite sets
  * skip, and is stored in check->loss unless an earlier one is stored there. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
-/* Sets check->factor = min(1, most / norm), also in the stream. `squares` contains the norm
+/* Sets check->factor = min(1, max_norm / norm), also in the stream. `squares` contains the norm
  * squared, an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
-typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
+typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double max_norm, lt_step_check *check);
 /* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. kernels is borrowed as long as ops
  * run. */
 LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
@@ -316,7 +322,7 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
 /* The second half of a split backward: gradients of parameters that the first half has not
  * computed. */
-typedef struct lt_weights lt_weights;
+typedef struct lt_deferred_wgrad lt_deferred_wgrad;
 
 /* One backward from several roots, as if from the sum of roots[i] * grads[i]. A rank of a pipeline
  * starts from the gradients that the next rank has sent. grads[i] is like the argument of
@@ -341,14 +347,14 @@ typedef struct lt_weights lt_weights;
  * The errors of lt_backward(), and LT_EINVAL if roots belong to other contexts or to several tapes,
  * or if several have no gradient. *weights is NULL on failure. */
 LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
-                                   int n, lt_weights **weights);
+                                   int n, lt_deferred_wgrad **weights);
 /* Computes the pending gradients and runs their hooks, in the order of a whole backward. weights is
  * taken. LT_EINVAL if an earlier backward is pending, if lt_zero_grad() has discarded a pending
  * gradient, in a hook, or in a dry run that began after the first half; the pending gradients are
- * then discarded, as by lt_weights_free(). Also the errors of kernels, hooks and parts. */
-LT_MUST lt_status lt_backward_weights(lt_weights *weights);
+ * then discarded, as by lt_deferred_wgrad_free(). Also the errors of kernels, hooks and parts. */
+LT_MUST lt_status lt_backward_weights(lt_deferred_wgrad *weights);
 /* Discards pending gradients. lt_step_part.end gets LT_EINVAL. NULL is allowed. */
-LT_API void lt_weights_free(lt_weights *weights);
+LT_API void lt_deferred_wgrad_free(lt_deferred_wgrad *weights);
 
 /* An accelerator runs asynchronously, and decides itself whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work

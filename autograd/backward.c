@@ -254,7 +254,7 @@ static lt_status count_down(struct lt_autograd *ag, lt_node *node)
     return LT_OK;
 }
 
-static lt_status walk(struct lt_autograd *ag, lt_tape *tape, lt_weights *weights)
+static lt_status walk(struct lt_autograd *ag, lt_tape *tape, lt_deferred_wgrad *weights)
 {
     lt_node *before;
     for (lt_node *node = tape ? tape->last : NULL; node; node = before) {
@@ -268,7 +268,7 @@ static lt_status walk(struct lt_autograd *ag, lt_tape *tape, lt_weights *weights
             node->prev; /* a hook may have freed other nodes; the lines below free only this one */
         node->marked = false;
         if (node->later) {
-            lt__weights_add(weights, node);
+            lt__wgrad_add(weights, node);
             continue;
         }
         lt__node_free_saved(node);
@@ -289,7 +289,7 @@ static void abandon(const backward *b, lt_tape *tape)
 /* Both passes. *loss: the gradient of the loss, or NULL; it is taken. weights: where to defer
  * gradients, or NULL. */
 static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss,
-                     lt_weights *weights)
+                     lt_deferred_wgrad *weights)
 {
     lt_tape *tape = lt__tape_of(b->roots, b->n);
     for (int i = 0; i < b->n; i++) /* a hook may release it */
@@ -312,7 +312,7 @@ static lt_status run(struct lt_autograd *ag, const backward *b, lt_tensor **loss
 }
 
 /* Makes the gradient of the loss and runs both passes. */
-static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_weights *weights)
+static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_deferred_wgrad *weights)
 {
     lt_tensor *loss = b->loss < 0 ? NULL : seed_of(b, b->loss);
     lt_status status = b->loss < 0 || loss ? LT_OK : lt_errcode();
@@ -329,7 +329,7 @@ static lt_status seed_and_run(struct lt_autograd *ag, const backward *b, lt_weig
     return status;
 }
 
-static lt_status go_back(const backward *b, lt_weights **weights)
+static lt_status go_back(const backward *b, lt_deferred_wgrad **weights)
 {
     struct lt_autograd *ag = lt__autograd(b->ctx);
     if (weights)
@@ -349,24 +349,32 @@ static lt_status go_back(const backward *b, lt_weights **weights)
             lt_bn_stats_clear(b->ctx);
         return lt_errcode();
     }
-    lt_weights *list = weights ? lt__weights_new(b->ctx) : NULL;
+    lt_deferred_wgrad *list = weights ? lt__wgrad_new(b->ctx) : NULL;
     if (weights && !list)
         return LT_ENOMEM;
     lt_status status = seed_and_run(ag, b, list);
     if (status == LT_OK && list)
-        lt__weights_list(*weights = list);
+        lt__wgrad_list(*weights = list);
     else
-        lt__weights_drop(list);
+        lt__wgrad_drop(list);
     return status;
 }
 
-lt_status lt__backward(lt_tensor *loss, lt_tensor *grad)
+lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 {
-    return go_back(&(backward){.ctx = loss->ctx, .roots = &loss, .grads = &grad, .n = 1}, NULL);
+    struct lt_autograd *ag = loss->ctx->slots.autograd;
+    const lt_step_part *schedule = ag ? &ag->parts[LT_PART_SCHEDULE] : NULL;
+    if (!schedule || !schedule->backward)
+        return go_back(&(backward){.ctx = loss->ctx, .roots = &loss, .grads = &grad, .n = 1}, NULL);
+    LT_TRY(schedule->backward(schedule->ud, loss, grad));
+    lt__bn_stats_keep(ag);  /* its backward pass may run later */
+    lt__count_backward(ag); /* the pass has a number of its own; numbers need only increase */
+    ag->grads_complete = false;
+    return LT_OK;
 }
 
 lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads, int n,
-                           lt_weights **weights)
+                           lt_deferred_wgrad **weights)
 {
     LT_NEED_CTX(ctx, LT_EINVAL);
     backward b = {.ctx = ctx, .roots = roots, .grads = grads, .n = n, .loss = -1};

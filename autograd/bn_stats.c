@@ -19,7 +19,7 @@ static lt_status run(lt_ctx *ctx, const char *name, row *rows, int n)
         return LT_EINVAL;
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < 2; k++)
-            opts[i][k] = (lt_opt){.kind = LT_NUMBER, .n = 1, .f = rows[i].options[k]};
+            opts[i][k] = (lt_opt){.kind = LT_KIND_NUMBER, .n = 1, .f = rows[i].options[k]};
         calls[i] = (lt_call){.opt = opts[i], .n_in = 4, .in = rows[i].in};
     }
     return lt__apply_all(ctx, def, calls, n);

@@ -95,13 +95,13 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
         return LT_ENOMEM;
     if (on && leaf->role == LT_BUFFER)
         return lt_fail(LT_EINVAL, "a buffer cannot have a gradient");
-    leaf->collects = on;
+    leaf->requires_grad = on;
     return LT_OK;
 }
 
 bool lt_requires_grad(const lt_tensor *x)
 {
-    return x->node || (x->leaf && x->leaf->collects) || lt__is_tracked_elsewhere(x);
+    return x->node || (x->leaf && x->leaf->requires_grad) || lt__requires_grad_elsewhere(x);
 }
 
 bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *const *in, int n_in,

@@ -126,7 +126,7 @@ static bool is_half_copy(const lt_edge *e)
 /* Whether e needs a gradient. A leaf may have been frozen or freed since it was used. */
 static bool wanted(const lt_edge *e)
 {
-    return e->node || (e->leaf && e->leaf->collects && e->leaf->x);
+    return e->node || (e->leaf && e->leaf->requires_grad && e->leaf->x);
 }
 
 /* Whether the gradient of input i may overwrite the gradient of the output. */
@@ -154,7 +154,7 @@ lt_call lt__node_call(const lt_node *node, lt_tensor **in)
                      .d_out = (lt_tensor **)node->d_out,
                      .threads = node->ctx->threads,
                      .seed = node->seed,
-                     .stream = node->stream,
+                     .rng_stream = node->rng_stream,
                      .number = node->number,
                      .first_row = node->first_row};
 }

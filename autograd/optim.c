@@ -330,22 +330,22 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     return status;
 }
 
-/* *factor = min(1, most / norm), on the CPU. */
-static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double *factor)
+/* *factor = min(1, max_norm / norm), on the CPU. */
+static lt_status clip_here(lt_ctx *ctx, double max_norm, lt_tensor *squares, double *factor)
 {
     double norm;
     LT_TRY(read_norm(ctx, squares, &norm));
-    *factor = norm > most ? most / norm : 1;
+    *factor = norm > max_norm ? max_norm / norm : 1;
     return LT_OK;
 }
 
 /* Lets the accelerator compute the factor in its stream, if the step may be applied. */
-static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
+static lt_status clip_there(lt_ctx *ctx, double max_norm, lt_tensor *squares)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     if (!may_apply(ctx))
         return LT_OK;
-    LT_TRY(ag->deferred.clip(squares, most, ag->deferred.on_device));
+    LT_TRY(ag->deferred.clip(squares, max_norm, ag->deferred.on_device));
     ag->deferred.norm_step = ctx->step + 1;
     ag->step_status = LT_PENDING;
     return lt__deferred_check_send(ctx);
@@ -353,7 +353,7 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 
 /* Computes the factor that clips the gradients. *factor points to it: to *own on the CPU, to the
  * step check on an accelerator. *squares: the norm squared; new. */
-static lt_status clip(lt_optim *o, double most, double *own, const double **factor,
+static lt_status clip(lt_optim *o, double max_norm, double *own, const double **factor,
                       lt_tensor **squares)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
@@ -366,8 +366,8 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
     if (!total)
         return lt_errcode();
     *factor = is_here ? own : &ag->deferred.on_device->factor;
-    lt_status status = is_here ? clip_here(o->ctx, most, total, own)
-                               : clip_there(o->ctx, most, total);
+    lt_status status = is_here ? clip_here(o->ctx, max_norm, total, own)
+                               : clip_there(o->ctx, max_norm, total);
     if (status == LT_OK)
         *squares = total;
     else
@@ -386,7 +386,7 @@ static lt_status update_range(lt_optim *o, const lt_optim_range *r, const lt_opt
     int n = o->n_slots + 2;
     memcpy(own, opts, (size_t)o->def->schema.n_opt * sizeof *own);
     if (o->step >= 0)
-        own[o->step] = (lt_opt){.kind = LT_INTS, .n = 1, .i = {r->steps + 1}};
+        own[o->step] = (lt_opt){.kind = LT_KIND_INTS, .n = 1, .i = {r->steps + 1}};
     lt_call call = lt__call_of(o->ctx, o->def, in, n, own);
     call.device = segment_of(o, r)->values->device;
     call.factor = factor;
@@ -439,7 +439,7 @@ static lt_status check_backward(const lt_optim *o)
     for (int i = 0; i < o->n_items; i++) {
         if (lt_optim_has_grad(o, i))
             return LT_OK;
-        wanted |= o->items[i].x->leaf->collects;
+        wanted |= o->items[i].x->leaf->requires_grad;
     }
     return wanted
                ? lt_fail(
@@ -484,13 +484,13 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, const d
 }
 
 /* A step, without the cleanup that follows it. */
-static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most,
+static lt_status run_step(lt_optim *o, const lt_opt *const *options, double max_norm,
                           lt_tensor **squares)
 {
     double own;
     const double *factor = NULL;
-    if (most > 0)
-        LT_TRY(clip(o, most, &own, &factor, squares));
+    if (max_norm > 0)
+        LT_TRY(clip(o, max_norm, &own, &factor, squares));
     const lt_step_part *applier = lt__step_applier(o->ctx->slots.autograd);
     if (applier)
         return pass_on(o, applier, options, factor);
@@ -500,26 +500,26 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, double most
 }
 
 /* Runs a step and records it. */
-static lt_status take_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
+static lt_status take_step(lt_optim *o, const lt_opt *const *options, int n_groups, double max_norm,
                            lt_tensor **squares)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    LT_TRY(run_step(o, options, most, squares));
+    LT_TRY(run_step(o, options, max_norm, squares));
     note(ag, o, true);
     return ag->step_status == LT_ACCUMULATING
                ? LT_OK
-               : lt__record_settings(ag, o->number, o->def, options, n_groups, most);
+               : lt__record_settings(ag, o->number, o->def, options, n_groups, max_norm);
 }
 
 lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,
-                                double most, lt_tensor **squares, lt_step_status *step_status)
+                                double max_norm, lt_tensor **squares, lt_step_status *step_status)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     lt_tensor *total = NULL;
-    if (!(most >= 0))
+    if (!(max_norm >= 0))
         return lt_fail(LT_EINVAL,
                        "an optimizer step: the norm to clip to must be at least 0, but is %g",
-                       most);
+                       max_norm);
     if (o->ctx->inf.step > 0 && !o->ctx->inf.armed)
         return lt_fail(LT_EUSAGE, "the fault names %s, which is not a parameter of an optimizer",
                        o->ctx->inf.param);
@@ -527,7 +527,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     LT_TRY(lt__check_settings(o, options, n_groups));
     lt__optim_count_pending(o);
     LT_TRY(complete_grads(o, "an optimizer step"));
-    lt_status status = take_step(o, options, n_groups, most, &total);
+    lt_status status = take_step(o, options, n_groups, max_norm, &total);
     if (status == LT_OK && total && squares)
         *squares = lt_retain(total);
     lt_release(total);

@@ -32,13 +32,13 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_step_status *step_status);
 /* Like lt_optim_step(), with clipping: if the norm of the gradients (lt_optim_grad_norm()) exceeds
- * `most`, they are multiplied by most / norm. If most is 0, they are not clipped. If most > 0,
- * *squares is the norm squared, an f64 scalar on the device of the gradients, new. Otherwise, and
- * if the step fails, it is not set. squares may be NULL. LT_EINVAL if most is negative or NaN.
- * LT_ENUMERIC if the norm is not finite; on an accelerator this error is deferred, see
- * lt_synchronize(). */
+ * max_norm, they are multiplied by max_norm / norm. If max_norm is 0, they are not clipped. If
+ * max_norm > 0, *squares is the norm squared, an f64 scalar on the device of the gradients, new.
+ * Otherwise, and if the step fails, it is not set. squares may be NULL. LT_EINVAL if max_norm is
+ * negative or NaN. LT_ENUMERIC if the norm is not finite; on an accelerator this error is deferred,
+ * see lt_synchronize(). */
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options, int n_groups,
-                                        double most, lt_tensor **squares,
+                                        double max_norm, lt_tensor **squares,
                                         lt_step_status *step_status);
 /* The status of the last step of optim, LT_ACCUMULATING before the first one. Blocks while it is
  * pending, so it is never LT_PENDING. LT_SKIPPED if the device has failed. */
@@ -108,9 +108,9 @@ LT_API bool lt_optim_next_range(const lt_optim *optim, const lt_opt *const *opti
                                 const bool *present, bool whole_params, lt_optim_range *range);
 LT_API int lt_optim_arenas(const lt_optim *optim); /* number of arenas */
 /* All elements of an arena's part, (count): the values, the gradients, or slot k of the optimizer
- * as LT_OPTIM_SLOT + k. New, outside any scope. NULL if there is no such part, or with
+ * as LT_OPTIM_FIRST_SLOT + k. New, outside any scope. NULL if there is no such part, or with
  * LT_ENOMEM. */
-enum { LT_OPTIM_VALUES, LT_OPTIM_GRADS, LT_OPTIM_SLOT };
+enum { LT_OPTIM_VALUES, LT_OPTIM_GRADS, LT_OPTIM_FIRST_SLOT };
 LT_API lt_tensor *lt_optim_arena(lt_optim *optim, int arena, int part);
 /* Must be called after the values of a range were written through lt_optim_arena(). */
 LT_API void lt_optim_updated(lt_optim *optim, const lt_optim_range *range);

@@ -56,7 +56,7 @@ static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndi
         return NULL;
     }
     leaf->role = role;
-    leaf->collects = role == LT_PARAM;
+    leaf->requires_grad = role == LT_PARAM;
     leaf->init = init;
     return x;
 }
@@ -346,7 +346,7 @@ const lt_span *lt_params_span(const lt_params *p, int i)
 {
     if (i < 0 || i >= p->n_spans)
         return NULL;
-    p->spans[i].frozen = !p->spans[i].buffer && !p->spans[i].value->leaf->collects;
+    p->spans[i].frozen = !p->spans[i].buffer && !p->spans[i].value->leaf->requires_grad;
     return &p->spans[i];
 }
 
@@ -371,7 +371,7 @@ lt_status lt_params_freeze(lt_params *p, int i, bool frozen)
 {
     if (i < 0 || i >= p->n_spans || p->spans[i].buffer)
         return lt_fail(LT_EINVAL, "span %d is not a parameter that can be frozen", i);
-    p->spans[i].value->leaf->collects = !frozen;
+    p->spans[i].value->leaf->requires_grad = !frozen;
     return LT_OK;
 }
 

@@ -12,7 +12,7 @@
 bool lt_optim_has_grad(const lt_optim *o, int i)
 {
     const lt_leaf *leaf = o->items[i].x->leaf;
-    return leaf->collects && leaf->has_grad;
+    return leaf->requires_grad && leaf->has_grad;
 }
 
 static bool is_present(const lt_optim *o, const bool *present, int i)
@@ -23,7 +23,7 @@ static bool is_present(const lt_optim *o, const bool *present, int i)
 /* Whether two options of one kind have the same bits. */
 static bool same_option(const lt_opt *a, const lt_opt *b)
 {
-    size_t bytes = a->kind == LT_NUMBER ? sizeof a->f : a->n * sizeof *a->i;
+    size_t bytes = a->kind == LT_KIND_NUMBER ? sizeof a->f : a->n * sizeof *a->i;
     return a->n == b->n && (a->n == 0 || memcmp(a->i, b->i, bytes) == 0);
 }
 
@@ -114,12 +114,12 @@ int lt_optim_arenas(const lt_optim *o) { return o->n_arenas; }
 
 lt_tensor *lt_optim_arena(lt_optim *o, int a, int part)
 {
-    if (a < 0 || a >= o->n_arenas || part < 0 || part >= LT_OPTIM_SLOT + o->n_slots)
+    if (a < 0 || a >= o->n_arenas || part < 0 || part >= LT_OPTIM_FIRST_SLOT + o->n_slots)
         return NULL;
     const lt_optim_slots *arena = &o->arenas[a];
     lt_storage *storage = part == LT_OPTIM_VALUES  ? arena->segment->values
                           : part == LT_OPTIM_GRADS ? arena->segment->grads
-                                                   : arena->slot[part - LT_OPTIM_SLOT];
+                                                   : arena->slot[part - LT_OPTIM_FIRST_SLOT];
     return lt__tensor_over(storage, arena->segment->dtype, 1, &arena->segment->count, 0, true);
 }
 

@@ -39,7 +39,8 @@ struct lt_optim {
 lt_optim_item *lt__optim_item(lt_optim *o, const lt_tensor *x);
 /* LT_EINVAL unless options has complete options for each group in use, without `step`, which the
  * optimizer sets. */
-LT_MUST lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options, int n_groups);
+LT_NODISCARD lt_status lt__check_settings(const lt_optim *o, const lt_opt *const *options,
+                                          int n_groups);
 /* Called in each step: sets o->mixed, and records that this step uses the newest backward. */
 void lt__optim_use_grads(lt_optim *o);
 /* Counts the last step for its parameters if it was pending and is applied. Blocks until the
@@ -47,6 +48,6 @@ void lt__optim_use_grads(lt_optim *o);
 void lt__optim_count_pending(lt_optim *o);
 /* squares.c: adds the sum of squares of the gradients that the next step would use to total, an f64
  * scalar. LT_ENOMEM, or the errors of the device and of lt_sum_over_net(). */
-LT_MUST lt_status lt__optim_add_squares(lt_optim *optim, lt_tensor *total);
+LT_NODISCARD lt_status lt__optim_add_squares(lt_optim *optim, lt_tensor *total);
 
 #endif

@@ -104,9 +104,9 @@ static bool read_default(const char **p, lt_schema *s, int k)
     lt_opt *v = &s->opt[k].value;
     char word[16];
     s->opt[k].same_as = -1;
-    v->kind = strcmp(s->opt[k].name, "dtype") == 0 ? LT_DTYPE : LT_INTS;
+    v->kind = strcmp(s->opt[k].name, "dtype") == 0 ? LT_KIND_DTYPE : LT_KIND_INTS;
     if (take(p, "#")) {
-        v->kind = LT_NUMBER;
+        v->kind = LT_KIND_NUMBER;
         return true;
     }
     if (take(p, "?")) {
@@ -119,7 +119,7 @@ static bool read_default(const char **p, lt_schema *s, int k)
     size_t n = token_length(*p);
     if (memchr(*p, '|', n)) {
         char words[MAX_WORDS][WORD_BYTES];
-        v->kind = LT_WORD;
+        v->kind = LT_KIND_WORD;
         v->n = 1;
         s->opt[k].words = *p;
         return take_words(p, words) > 0;
@@ -133,15 +133,15 @@ static bool read_default(const char **p, lt_schema *s, int k)
             return true;
         }
         if (strcmp(word, "true") == 0 || strcmp(word, "false") == 0) {
-            v->kind = LT_BOOL;
+            v->kind = LT_KIND_BOOL;
             v->i[0] = word[0] == 't';
         } else if (lt_dtype_find(word) >= 0) {
-            v->kind = LT_DTYPE;
+            v->kind = LT_KIND_DTYPE;
             v->i[0] = lt_dtype_find(word);
         } else if (read_integer(*p, n, &v->i[0])) {
-            v->kind = LT_INTS;
+            v->kind = LT_KIND_INTS;
         } else if (read_number(*p, n, &v->f)) {
-            v->kind = LT_NUMBER;
+            v->kind = LT_KIND_NUMBER;
         } else {
             return false;
         }
@@ -289,12 +289,12 @@ static bool read_value(const char *p, size_t n, lt_opt *opt)
 {
     char word[8];
     switch (opt->kind) {
-    case LT_NUMBER: opt->n = 1; return read_number(p, n, &opt->f);
-    case LT_BOOL:
+    case LT_KIND_NUMBER: opt->n = 1; return read_number(p, n, &opt->f);
+    case LT_KIND_BOOL:
         opt->n = 1;
         opt->i[0] = n == 4 && strncmp(p, "true", n) == 0;
         return opt->i[0] || (n == 5 && strncmp(p, "false", n) == 0);
-    case LT_DTYPE:
+    case LT_KIND_DTYPE:
         if (n >= sizeof word)
             return false;
         memcpy(word, p, n);
@@ -343,7 +343,7 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
         if (opts[k].n > 0)
             return lt_fail(LT_EINVAL, "%s: option '%s' is given twice", s->name, name);
         size_t n = strcspn(++p, " ");
-        if (opts[k].kind == LT_WORD)
+        if (opts[k].kind == LT_KIND_WORD)
             LT_TRY(read_word(s, k, p, n, &opts[k]));
         else if (!read_value(p, n, &opts[k]))
             return lt_fail(LT_EINVAL, "%s: option '%s' must be %s, but is '%.*s'", s->name, name,

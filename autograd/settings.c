@@ -68,9 +68,9 @@ static void add_to_digest(struct lt_autograd *ag, const lt_step_settings *noted)
     for (int k = 0; k < noted->def->schema.n_opt; k++) {
         const lt_opt *opt = &noted->opt[k];
         add(ag, opt->n);
-        if (opt->kind == LT_NUMBER)
+        if (opt->kind == LT_KIND_NUMBER)
             add(ag, bits_of(opt->f));
-        for (int i = 0; i < opt->n && opt->kind != LT_NUMBER; i++)
+        for (int i = 0; i < opt->n && opt->kind != LT_KIND_NUMBER; i++)
             add(ag, (uint32_t)opt->i[i]);
     }
 }
@@ -112,9 +112,9 @@ static int print_value(char *to, size_t size, const lt_opt *opt)
 {
     if (opt->n == 0)
         return snprintf(to, size, "nothing");
-    if (opt->kind == LT_NUMBER)
+    if (opt->kind == LT_KIND_NUMBER)
         return lt__format(to, size, "%.9g", opt->f);
-    if (opt->kind == LT_BOOL)
+    if (opt->kind == LT_KIND_BOOL)
         return snprintf(to, size, opt->i[0] ? "true" : "false");
     return snprintf(to, size, "%lld", (long long)opt->i[0]);
 }

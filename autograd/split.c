@@ -18,12 +18,12 @@ static lt_status complete_node(struct lt_autograd *ag, lt_node *node)
     return LT_OK;
 }
 
-static lt_status complete_all(lt_weights *w)
+static lt_status complete_all(lt_deferred_wgrad *w)
 {
     struct lt_autograd *ag = w->ctx->slots.autograd;
     lt_status status = LT_OK;
     while (w->first && status == LT_OK) {
-        lt_node *node = lt__weights_take(w);
+        lt_node *node = lt__wgrad_take(w);
         status = complete_node(ag, node);
         for (int i = 0; i < node->n_in && status != LT_OK; i++)
             if (node->edge[i].leaf)
@@ -35,7 +35,7 @@ static lt_status complete_all(lt_weights *w)
 }
 
 /* Whether the list can be completed now. */
-static lt_status check(const lt_weights *w)
+static lt_status check(const lt_deferred_wgrad *w)
 {
     const struct lt_autograd *ag = w->ctx->slots.autograd;
     LT_TRY(lt__check_open(w->ctx, "lt_backward_weights()"));
@@ -55,7 +55,7 @@ static lt_status check(const lt_weights *w)
     return LT_OK;
 }
 
-static lt_status complete(lt_weights *w)
+static lt_status complete(lt_deferred_wgrad *w)
 {
     struct lt_autograd *ag = w->ctx->slots.autograd;
     ag->in_backward = true;
@@ -63,11 +63,11 @@ static lt_status complete(lt_weights *w)
     lt_status status = lt__backward_end(w->ctx, LT_PART_KINDS, complete_all(w), false);
     ag->no_grad_depth--;
     ag->in_backward = false;
-    lt__weights_unlist(w);
+    lt__wgrad_unlist(w);
     return status;
 }
 
-void lt_weights_free(lt_weights *w)
+void lt_deferred_wgrad_free(lt_deferred_wgrad *w)
 {
     if (w && w->is_listed) {
         struct lt_autograd *ag = w->ctx->slots.autograd;
@@ -76,16 +76,16 @@ void lt_weights_free(lt_weights *w)
         lt_status status = lt__backward_end(w->ctx, LT_PART_KINDS, LT_EINVAL, false);
         (void)status; /* the caller knows */
         ag->in_backward = in_backward;
-        lt__weights_unlist(w);
+        lt__wgrad_unlist(w);
     }
-    lt__weights_drop(w);
+    lt__wgrad_drop(w);
 }
 
-lt_status lt_backward_weights(lt_weights *w)
+lt_status lt_backward_weights(lt_deferred_wgrad *w)
 {
     lt_status status = check(w);
     if (status == LT_OK && w->is_listed)
         status = complete(w);
-    lt_weights_free(w);
+    lt_deferred_wgrad_free(w);
     return status;
 }

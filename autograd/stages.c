@@ -1,7 +1,7 @@
 /* stages.c - an op runs on the stage of a pipeline that has its parameters; see stages.h. */
 #include "autograd/tape.h"
 
-lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages)
+lt_status lt_set_stage_hooks(lt_ctx *ctx, const lt_stage_hooks *stages)
 {
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
@@ -10,7 +10,7 @@ lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages)
         return lt_fail(LT_EINVAL, "the stages of a pipeline cannot change %s",
                        ag->in_backward ? "within backward" : "in a dry run");
     ag->has_stages = stages != NULL;
-    ag->stages = stages ? *stages : (lt_stages){0};
+    ag->stages = stages ? *stages : (lt_stage_hooks){0};
     return LT_OK;
 }
 
@@ -18,45 +18,6 @@ bool lt_has_stages(const lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
     return ag && ag->has_stages;
-}
-
-/* ==== Homes: which stage has the values of a tensor =========================================== */
-
-int lt_stage_of(const lt_tensor *x) { return x->home ? x->home->stage : LT_NO_STAGE; }
-
-lt_status lt_set_stage(lt_tensor *x, int stage)
-{
-    if (!x->home && !(x->home = lt__alloc_zero(x->ctx, sizeof *x->home)))
-        return LT_ENOMEM;
-    *x->home = (struct lt_home){.stage = stage};
-    return LT_OK;
-}
-
-bool lt_is_remote(const lt_tensor *x) { return x->meta; }
-bool lt__is_tracked_elsewhere(const lt_tensor *x) { return x->meta && x->home && x->home->tracked; }
-
-void lt__home_forget(lt_tensor *x, bool gone)
-{
-    if (!x->home)
-        return;
-    x->home->tracked = false;
-    if (!gone)
-        return;
-    lt__free(x->ctx, x->home, sizeof *x->home);
-    x->home = NULL;
-}
-
-lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x)
-{
-    LT_TRY(lt_set_stage(y, x->home->stage));
-    y->home->sent_to = x->home->sent_to;
-    return LT_OK;
-}
-
-lt_status lt__home_refuse(const lt_tensor *x)
-{
-    return lt_fail(LT_EINVAL, "only stage %d of the pipeline has the values of this tensor",
-                   x->home->stage);
 }
 
 /* ==== Tensors of other stages ================================================================= */
@@ -182,15 +143,15 @@ static int returns_to(const struct lt_home *home, int stage)
 /* Receives the values of x from another stage. If x requires a gradient, it becomes a leaf. */
 static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
 {
-    bool tracked = x->home->tracked;
+    bool requires_grad = x->home->requires_grad;
     LT_TRY(lt__tensor_arrive(x));
-    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->home->stage, tracked ? to : -1));
-    if (!tracked)
+    LT_TRY(ag->stages.receive(ag->stages.ud, x, x->home->stage, requires_grad ? to : -1));
+    if (!requires_grad)
         return LT_OK;
     lt_leaf *leaf = lt__leaf_of(x);
     if (!leaf)
         return LT_ENOMEM;
-    leaf->collects = true;
+    leaf->requires_grad = true;
     leaf->role = LT_RECEIVED;
     return LT_OK;
 }
@@ -199,13 +160,13 @@ static lt_status receive(struct lt_autograd *ag, lt_tensor *x, int to)
 static lt_status move(struct lt_autograd *ag, lt_tensor *x, int stage)
 {
     int own = ag->stages.own, to = returns_to(x->home, stage), from = x->home->stage;
-    bool tracked = lt_requires_grad(x);
+    bool requires_grad = lt_requires_grad(x);
     x->home->sent_to |= 1ull << stage;
     if (own == from)
-        return ag->stages.send(ag->stages.ud, x, stage, tracked, tracked && to == from);
+        return ag->stages.send(ag->stages.ud, x, stage, requires_grad, requires_grad && to == from);
     if (own == stage)
         return x->meta ? receive(ag, x, to) : LT_OK;
-    return own == to && tracked ? ag->stages.expect(ag->stages.ud, x, stage) : LT_OK;
+    return own == to && requires_grad ? ag->stages.expect(ag->stages.ud, x, stage) : LT_OK;
 }
 
 static lt_status move_inputs(struct lt_autograd *ag, lt_tensor *const *in, int n_in, int stage)
@@ -228,7 +189,7 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
     LT_TRY(op->shape(&call));
     int n = lt_op_outputs(op);
     bool off = ag->no_grad_depth > 0;
-    bool tracked = n > 0 && lt__is_recorded(ag, op, in, n_in, spec[0].dtype);
+    bool requires_grad = n > 0 && lt__is_recorded(ag, op, in, n_in, spec[0].dtype);
     for (int i = 0; i < n; i++) {
         out[i] = new_remote(ctx, spec[i].dtype, spec[i].ndim, spec[i].dims, stage, false);
         if (!out[i]) {
@@ -236,7 +197,7 @@ static lt_status make_remote(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *
                 lt_release(out[i]);
             return LT_ENOMEM;
         }
-        out[i]->home->tracked = tracked;
+        out[i]->home->requires_grad = requires_grad;
     }
     if (call.draws)
         ag->tape->draws[off]++;

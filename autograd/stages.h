@@ -24,7 +24,7 @@
 
 enum { LT_MAX_STAGES = 64 };
 
-typedef struct lt_stages {
+typedef struct lt_stage_hooks {
     void *ud;        /* borrowed */
     int own, stages; /* the stage of this rank, from 0; the number of stages */
     /* Returns the stage of a parameter or buffer, from 0. name: as in lt_params_add(). Called once
@@ -34,7 +34,7 @@ typedef struct lt_stages {
     /* Sends the values of x to stage `to`; not called if there is only one stage. tracked: x needs
      * a gradient. returns: stage `to` will return the gradient to this stage, and not to another
      * one. x is borrowed. */
-    lt_status (*send)(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
+    lt_status (*send)(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns);
     /* Receives the values of x, which has memory, from stage `from`. returns_to: the stage to which
      * the gradient of x is returned; until then, the callee must retain x. -1 if x has no
      * gradient. */
@@ -48,11 +48,11 @@ typedef struct lt_stages {
     /* Called after each op of any stage, with its inputs and outputs. May be NULL. */
     void (*note)(void *ud, const lt_def *def, lt_tensor *const *in, int n_in,
                  lt_tensor *const *out);
-} lt_stages;
+} lt_stage_hooks;
 
 /* Splits the program of ctx into stages. Call it before parameters are placed. NULL ends the split;
  * the parameters keep their stages. LT_EINVAL within backward or in a dry run; LT_ENOMEM. */
-LT_MUST lt_status lt_set_stages(lt_ctx *ctx, const lt_stages *stages);
+LT_MUST lt_status lt_set_stage_hooks(lt_ctx *ctx, const lt_stage_hooks *stages);
 bool lt_has_stages(const lt_ctx *ctx);
 /* The stage that has the values of x, from 0; LT_NO_STAGE if all ranks have them. */
 enum { LT_NO_STAGE = -1 };
@@ -61,14 +61,14 @@ int lt_stage_of(const lt_tensor *x);
  * LT_ENOMEM. */
 LT_MUST lt_status lt_set_stage(lt_tensor *x, int stage);
 /* Whether x has no values here. */
-bool lt_is_remote(const lt_tensor *x);
+bool lt_is_meta(const lt_tensor *x);
 /* A meta tensor that belongs to the stage of x; outside any scope if kept. New. NULL with
  * LT_ENOMEM. */
 lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,
                              bool kept);
 /* Makes the values of x available on all ranks. Returns x itself on a rank that has them, otherwise
  * a tensor with the values that the stage of x sends. A collective of the stages. New. NULL with
- * LT_ENOMEM or the errors of lt_stages. */
+ * LT_ENOMEM or the errors of lt_stage_hooks. */
 lt_tensor *lt_fetch(lt_tensor *x);
 /* A tensor with the values and the history of x that outlives the scope of x. New. NULL with
  * LT_ENOMEM. */

@@ -60,19 +60,6 @@ lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who
 
 /* ==== Backward ================================================================================ */
 
-lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
-{
-    struct lt_autograd *ag = loss->ctx->slots.autograd;
-    const lt_step_part *schedule = ag ? &ag->parts[LT_PART_SCHEDULE] : NULL;
-    if (!schedule || !schedule->backward)
-        return lt__backward(loss, grad);
-    LT_TRY(schedule->backward(schedule->ud, loss, grad));
-    lt__bn_stats_keep(ag);  /* its backward pass may run later */
-    lt__count_backward(ag); /* the pass has a number of its own; numbers need only increase */
-    ag->grads_complete = false;
-    return LT_OK;
-}
-
 lt_status lt__step_begin(struct lt_autograd *ag, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad,
                          int *begun)
 {

@@ -58,8 +58,8 @@ typedef struct lt_step_part {
      * replaces it, and is the result of the backward. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* true: a new backward fails while an earlier one is split and has pending gradients. false: it
-     * may start. Backwards end in the order in which they began, unless lt_weights_free() discards
-     * one. */
+     * may start. Backwards end in the order in which they began, unless
+     * lt_deferred_wgrad_free() discards one. */
     bool is_exclusive;
 
     /* ---- Between backward and the optimizer step ---- */

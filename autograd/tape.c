@@ -298,7 +298,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     node->n_out = op->n_out ? op->n_out : 1;
     node->n_all = (uint8_t)(node->n_out + op->n_aux);
     node->seed = c->seed;
-    node->stream = c->stream;
+    node->rng_stream = c->rng_stream;
     node->number = c->number;
     node->first_row = first_row;
     node->same_grad = c->same_grad;
@@ -316,7 +316,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
             e->node = x->node;
             e->out_index = x->out_index;
             atomic_fetch_add_explicit(&x->node->refs, 1, memory_order_relaxed);
-        } else if (x->leaf && x->leaf->collects) {
+        } else if (x->leaf && x->leaf->requires_grad) {
             e->leaf = x->leaf;
             atomic_fetch_add_explicit(&x->leaf->refs, 1, memory_order_relaxed);
         }
@@ -345,15 +345,15 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
 
 /* ==== Deferred gradients ====================================================================== */
 
-lt_weights *lt__weights_new(lt_ctx *ctx)
+lt_deferred_wgrad *lt__wgrad_new(lt_ctx *ctx)
 {
-    lt_weights *w = lt__alloc_zero(ctx, sizeof *w);
+    lt_deferred_wgrad *w = lt__alloc_zero(ctx, sizeof *w);
     if (w)
         w->ctx = lt__ctx_retain(ctx);
     return w;
 }
 
-void lt__weights_add(lt_weights *w, lt_node *node)
+void lt__wgrad_add(lt_deferred_wgrad *w, lt_node *node)
 {
     node->freed = true;
     unlist(node);
@@ -374,7 +374,7 @@ void lt__weights_add(lt_weights *w, lt_node *node)
     w->last = node;
 }
 
-lt_node *lt__weights_take(lt_weights *w)
+lt_node *lt__wgrad_take(lt_deferred_wgrad *w)
 {
     lt_node *node = w->first;
     w->first = node->next;
@@ -387,16 +387,16 @@ lt_node *lt__weights_take(lt_weights *w)
     return node;
 }
 
-static void free_nodes(lt_weights *w)
+static void free_nodes(lt_deferred_wgrad *w)
 {
     while (w->first) {
-        lt_node *node = lt__weights_take(w);
+        lt_node *node = lt__wgrad_take(w);
         lt__node_free_saved(node);
         lt__node_release(node);
     }
 }
 
-void lt__weights_drop(lt_weights *w)
+void lt__wgrad_drop(lt_deferred_wgrad *w)
 {
     if (!w)
         return;
@@ -406,10 +406,10 @@ void lt__weights_drop(lt_weights *w)
     lt__ctx_release(ctx);
 }
 
-void lt__weights_list(lt_weights *w)
+void lt__wgrad_list(lt_deferred_wgrad *w)
 {
     struct lt_autograd *ag = w->ctx->slots.autograd;
-    lt_weights **end = &ag->weights;
+    lt_deferred_wgrad **end = &ag->weights;
     if (ag->dry_run.on) /* nothing was deferred, and end() is not called */
         return;
     while (*end)
@@ -418,10 +418,10 @@ void lt__weights_list(lt_weights *w)
     w->is_listed = true;
 }
 
-void lt__weights_unlist(lt_weights *w)
+void lt__wgrad_unlist(lt_deferred_wgrad *w)
 {
     struct lt_autograd *ag = w->ctx->slots.autograd;
-    lt_weights **at = &ag->weights;
+    lt_deferred_wgrad **at = &ag->weights;
     while (*at != w)
         at = &(*at)->next;
     *at = w->next;
@@ -434,7 +434,7 @@ void lt__weights_close(lt_ctx *ctx)
     struct lt_autograd *ag = ctx->slots.autograd;
     while (ag->weights) {
         free_nodes(ag->weights);
-        lt__weights_unlist(ag->weights);
+        lt__wgrad_unlist(ag->weights);
     }
 }
 

@@ -33,7 +33,7 @@ typedef struct lt_leaf {
     lt_tensor *grad; /* its memory stays when the gradient is discarded */
     lt_hook *hooks;
     int n_hooks;
-    bool collects;       /* requires a gradient, and is not frozen */
+    bool requires_grad;  /* requires a gradient, and is not frozen */
     bool has_grad;       /* grad is a gradient; otherwise the next one overwrites it */
     bool touched;        /* the running backward has added to grad, or is about to */
     bool injects_inf;    /* lt_grad_fault(): its gradient gets an inf */
@@ -81,7 +81,7 @@ typedef struct lt_node {
     lt_device *device; /* device of all its tensors */
     lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t seed, stream; /* see lt_call, also for number and first_row */
+    uint64_t seed, rng_stream; /* see lt_call, also for number and first_row */
     uint64_t number;
     int64_t first_row;
     uint32_t same_grad;           /* see lt_call */
@@ -102,11 +102,11 @@ struct lt_tape {
     uint64_t draws[2]; /* random calls so far in this pass: gradients on; gradients off */
 };
 
-struct lt_weights {
+struct lt_deferred_wgrad {
     lt_ctx *ctx;
-    lt_weights *next;      /* deferred gradients of the next backward, while listed */
-    bool is_listed;        /* lt_autograd.weights contains it */
-    lt_node *first, *last; /* nodes in the order of the walk, linked through `next` */
+    lt_deferred_wgrad *next; /* deferred gradients of the next backward, while listed */
+    bool is_listed;          /* lt_autograd.weights contains it */
+    lt_node *first, *last;   /* nodes in the order of the walk, linked through `next` */
 };
 
 typedef struct lt_bn_entry { /* merged batch-norm statistics of one pair of running buffers */
@@ -171,12 +171,12 @@ struct lt_autograd {
     void *op_hook_ud;
     lt_dry_run dry_run;
     bool has_stages;
-    bool is_accumulating;      /* more micro-batches of this batch follow */
-    lt_stages stages;          /* valid if has_stages is set; see stages.h */
-    lt_bn_entry *bn_stats;     /* pending statistics, in order of first arrival */
-    lt_weights *weights;       /* pending gradients of split backwards, oldest first */
-    const lt_leaf *completing; /* the leaf whose hooks run, or NULL */
-    bool weights_discarded;    /* lt_zero_grad() discarded a gradient that they add to */
+    bool is_accumulating;       /* more micro-batches of this batch follow */
+    lt_stage_hooks stages;      /* valid if has_stages is set; see stages.h */
+    lt_bn_entry *bn_stats;      /* pending statistics, in order of first arrival */
+    lt_deferred_wgrad *weights; /* pending gradients of split backwards, oldest first */
+    const lt_leaf *completing;  /* the leaf whose hooks run, or NULL */
+    bool weights_discarded;     /* lt_zero_grad() discarded a gradient that they add to */
     bool in_backward;
     bool grads_complete; /* the next step's gradients are complete; its status: */
     lt_step_status step_status;
@@ -241,8 +241,9 @@ typedef struct
 } lt_step_settings;
 
 /* Adds the settings of a step to the digest and to the list. LT_ENOMEM. */
-LT_MUST lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
-                                      const lt_opt *const *options, int n_groups, double clip);
+LT_NODISCARD lt_status lt__record_settings(struct lt_autograd *ag, uint32_t optim,
+                                           const lt_def *def, const lt_opt *const *options,
+                                           int n_groups, double clip);
 
 /* Appends a node for the call to the tape, and sets it as the history of the outputs. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
@@ -261,8 +262,6 @@ lt_status lt__mark(lt_tensor *const *roots, int n);
 /* Clears the marks of a tape, and discards the partial gradients of a backward that failed. tape
  * may be NULL. */
 void lt__unmark(lt_tape *tape);
-/* lt_backward() without a schedule: runs a pass. */
-lt_status lt__backward(lt_tensor *loss, lt_tensor *grad);
 /* Ends a backward for the first `begun` parts of the step. Counts it if it succeeded. Returns the
  * result. */
 lt_status lt__backward_end(lt_ctx *ctx, int begun, lt_status status, bool is_dry);
@@ -289,15 +288,15 @@ lt_status lt__leaf_check_order(const lt_leaf *leaf);
 void lt__leaf_abandon(lt_leaf *leaf);
 void lt__leaf_drop_dry_grad(lt_leaf *leaf);
 
-lt_weights *lt__weights_new(lt_ctx *ctx); /* an empty list. New. NULL with LT_ENOMEM */
+lt_deferred_wgrad *lt__wgrad_new(lt_ctx *ctx); /* an empty list. New. NULL with LT_ENOMEM */
 /* Adds a node whose `later` is not 0. Takes the walk's reference to it. */
-void lt__weights_add(lt_weights *weights, lt_node *node);
-lt_node *lt__weights_take(lt_weights *weights); /* removes and returns its first node. New */
+void lt__wgrad_add(lt_deferred_wgrad *weights, lt_node *node);
+lt_node *lt__wgrad_take(lt_deferred_wgrad *weights); /* removes and returns its first node. New */
 /* Adds it to the end of the lists of its context, or removes it from there. */
-void lt__weights_list(lt_weights *weights);
-void lt__weights_unlist(lt_weights *weights);
+void lt__wgrad_list(lt_deferred_wgrad *weights);
+void lt__wgrad_unlist(lt_deferred_wgrad *weights);
 /* Frees a list that is not listed. NULL is allowed. */
-void lt__weights_drop(lt_weights *weights);
+void lt__wgrad_drop(lt_deferred_wgrad *weights);
 /* Empties the lists of a context that closes. */
 void lt__weights_close(lt_ctx *ctx);
 /* LT_EINVAL if there is a list: "WHO WHAT while gradients of parameters are pending; ...". */
@@ -340,28 +339,39 @@ bool lt__is_recorded(const struct lt_autograd *ag, const lt_op *op, lt_tensor *c
                      lt_dtype dtype);
 /* Finds the stage of a parameter whose tree is placed. On other stages, x becomes a meta tensor.
  * LT_EINVAL if the stage does not exist. */
-LT_MUST lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
+LT_NODISCARD lt_status lt__stages_assign(struct lt_autograd *ag, const char *name, lt_tensor *x);
 /* Prepares a call in a pipeline. *stage: its stage. On this stage, all inputs have values
  * afterwards. On other stages, the results are made, as meta tensors. LT_EUSAGE if the op uses
- * parameters of two stages; LT_ENOMEM; the errors of the shape rule and of lt_stages. */
-LT_MUST lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
-                                   lt_tensor **in, int n_in, const lt_opt *opts, lt_tensor **out,
-                                   int *stage);
+ * parameters of two stages; LT_ENOMEM; the errors of the shape rule and of lt_stage_hooks. */
+LT_NODISCARD lt_status lt__stages_apply(struct lt_autograd *ag, lt_ctx *ctx, const lt_def *def,
+                                        lt_tensor **in, int n_in, const lt_opt *opts,
+                                        lt_tensor **out, int *stage);
 /* Where the values of a tensor are. Tensors that all ranks have need no home. */
 struct lt_home {
-    int stage;        /* the stage that has the values */
-    bool tracked;     /* x is a meta tensor here, but has a history on its stage */
-    uint64_t sent_to; /* stages to which the values were sent, as bits */
+    int stage;          /* the stage that has the values */
+    bool requires_grad; /* x is a meta tensor here, but has a history on its stage */
+    uint64_t sent_to;   /* stages to which the values were sent, as bits */
 };
 /* Whether x has no values here, but a history on its stage. */
-bool lt__is_tracked_elsewhere(const lt_tensor *x);
+bool lt__requires_grad_elsewhere(const lt_tensor *x);
 /* The functions of lt_slots for tensors with a home. */
 void lt__home_forget(lt_tensor *x, bool gone);
 lt_status lt__home_inherit(lt_tensor *y, const lt_tensor *x);
 lt_status lt__home_refuse(const lt_tensor *x);
 
 /* A forward call. The caller sets the device and the remaining members. */
-lt_call lt__call_of(lt_ctx *ctx, const lt_def *def, lt_tensor **in, int n_in, const lt_opt *opts);
+static inline lt_call lt__call_of(lt_ctx *ctx, const lt_def *def, lt_tensor **in, int n_in,
+                                  const lt_opt *opts)
+{
+    return (lt_call){.ctx = ctx,
+                     .op = def->op,
+                     .schema = &def->schema,
+                     .opt = opts,
+                     .n_in = n_in,
+                     .in = in,
+                     .save = def->op->save,
+                     .same_grad = def->op->same_grad};
+}
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);

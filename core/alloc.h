@@ -20,12 +20,12 @@ extern "C" {
 void *lt__calloc(size_t n, size_t size, const char *what, ...) LT_PRINTF(3, 4);
 /* Resizes *list, a pointer to an array or to NULL, to n elements, and keeps the contents. New
  * elements have any value. After a failure with LT_ENOMEM, *list is as before. */
-LT_MUST lt_status lt__resize(void *list, size_t n, size_t size, const char *what, ...)
+LT_NODISCARD lt_status lt__resize(void *list, size_t n, size_t size, const char *what, ...)
     LT_PRINTF(4, 5);
 /* Makes room for n elements in *list, which has room for *capacity, in the same way. It grows to
  * twice its size at least. */
-LT_MUST lt_status lt__reserve(void *list, size_t n, size_t *capacity, size_t size, const char *what,
-                              ...) LT_PRINTF(5, 6);
+LT_NODISCARD lt_status lt__reserve(void *list, size_t n, size_t *capacity, size_t size,
+                                   const char *what, ...) LT_PRINTF(5, 6);
 
 /* The same for `list`, a variable of the array's type. Each returns an lt_status. */
 #define LT_CALLOC(list, n, ...)                                                                    \

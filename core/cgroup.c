@@ -40,14 +40,14 @@ static int cpus_of(const char *folder)
 static int least_of(const char *folder, char *path)
 {
     char full[2 * MOST];
-    int least = 0;
+    int min = 0;
     for (;;) {
         snprintf(full, sizeof full, "%s%s", folder, path);
         int cpus = cpus_of(full);
-        least = cpus > 0 && (least == 0 || cpus < least) ? cpus : least;
+        min = cpus > 0 && (min == 0 || cpus < min) ? cpus : min;
         char *slash = strrchr(path, '/');
         if (!slash)
-            return least;
+            return min;
         *slash = 0;
     }
 }
@@ -65,7 +65,7 @@ int lt__cgroup_cpus(const char *root, const char *self)
 {
     char line[MOST], folder[MOST];
     FILE *f = fopen(self, "r");
-    int least = 0;
+    int min = 0;
     while (f && fgets(line, sizeof line, f)) { /* "4:cpu,cpuacct:/path"; v2: "0::/path" */
         char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;
         if (!path)
@@ -77,9 +77,9 @@ int lt__cgroup_cpus(const char *root, const char *self)
             continue;
         snprintf(folder, sizeof folder, "%.1000s%s", root, *list ? "/cpu" : "");
         int cpus = least_of(folder, path);
-        least = cpus > 0 && (least == 0 || cpus < least) ? cpus : least;
+        min = cpus > 0 && (min == 0 || cpus < min) ? cpus : min;
     }
     if (f)
         fclose(f);
-    return least;
+    return min;
 }

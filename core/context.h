@@ -85,7 +85,7 @@ struct lt_ctx {
     char note[256]; /* logged when a log callback is set */
     lt_log_level note_level;
     struct lt_trace *trace;               /* or NULL */
-    struct lt_pinned_slots *pinned_slots; /* see deferred.c; or NULL */
+    struct lt_pinned_slots *pinned_slots; /* see pinned.c; or NULL */
     lt_fault fault;
     lt_inf_fault inf;
 

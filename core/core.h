@@ -33,7 +33,8 @@ extern "C" {
 #define LT_VERSION "0.1.0"
 
 #define LT_API __attribute__((visibility("default")))
-#define LT_MUST LT_API __attribute__((warn_unused_result))
+#define LT_NODISCARD __attribute__((warn_unused_result))
+#define LT_MUST LT_API LT_NODISCARD
 #define LT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
 /* ==== Status ================================================================================== */

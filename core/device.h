@@ -107,7 +107,7 @@ void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 /* Makes room for one more element in *list, a pointer to an array of `size` bytes each in this
  * memory, or to NULL. It has n elements and room for *capacity. LT_ENOMEM. */
-LT_MUST lt_status lt__grow(lt_ctx *ctx, void *list, int n, int *capacity, size_t size);
+LT_NODISCARD lt_status lt__grow(lt_ctx *ctx, void *list, int n, int *capacity, size_t size);
 
 /* The CPU quota of this process's cgroup in CPUs, rounded up; 0 if it has no quota. root: where
  * cgroups are mounted, "/sys/fs/cgroup"; self: the file that names the cgroup,
@@ -123,7 +123,12 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name);
  * memory afterwards. */
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
 
-/* Frees the pinned memory of deferred scalars. */
+/* 8-byte slots in an accelerator's pinned memory. The first request allocates all of them.
+ * lt__pinned_slot_take() returns the number of a free slot, or -1 if there is none or no pinned
+ * memory. Only the context's thread takes slots; another thread may use one and give it back. */
+int lt__pinned_slot_take(lt_ctx *ctx, lt_device *device);
+void *lt__pinned_slot(const lt_ctx *ctx, int slot); /* its address */
+void lt__pinned_slot_give(lt_ctx *ctx, int slot);
 void lt__pinned_slots_close(lt_ctx *ctx);
 
 /* Whether a result of this size is written with non-temporal stores. It is then not in a cache when

@@ -99,7 +99,7 @@ const char *lt__printable(const char *text, char buffer[72])
 
 size_t lt__utf8_bytes(const char *s)
 {
-    static const uint32_t least[] = {0x80, 0x800, 0x10000};
+    static const uint32_t min[] = {0x80, 0x800, 0x10000};
     uint8_t first = (uint8_t)s[0];
     if (first < 0x80)
         return 1;
@@ -113,7 +113,7 @@ size_t lt__utf8_bytes(const char *s)
         code = code << 6 | ((uint8_t)s[i] & 0x3f);
     }
     bool surrogate = code >= 0xd800 && code <= 0xdfff;
-    return code < least[n - 2] || code > 0x10ffff || surrogate ? 0 : n;
+    return code < min[n - 2] || code > 0x10ffff || surrogate ? 0 : n;
 }
 
 int lt__open(const char *path, int flags)

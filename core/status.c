@@ -121,15 +121,15 @@ static bool begins_with(const char *name, const char *word)
 
 int lt_nearest(const char *word, const char *const *names, int n)
 {
-    int nearest = -1, least = 3;
+    int nearest = -1, min = 3;
     if (strlen(word) < 4)
-        least = 2;
+        min = 2;
     for (int i = 0; i < n; i++) {
         int d = distance(word, names[i]);
         if (d == 2 && strlen(word) == 4 && !begins_with(names[i], word))
             continue; /* "size" and "silu" have only half of their letters in common */
-        if (d < least) {
-            least = d;
+        if (d < min) {
+            min = d;
             nearest = i;
         }
     }

@@ -79,7 +79,7 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 /* Creates a meta tensor in the current scope, or outside any scope if kept. New. */
 lt_tensor *lt__tensor_meta(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept);
 /* Gives a meta tensor uninitialised memory, on the device of new tensors. LT_ENOMEM. */
-LT_MUST lt_status lt__tensor_arrive(lt_tensor *x);
+LT_NODISCARD lt_status lt__tensor_arrive(lt_tensor *x);
 /* Assigns memory to a pending tensor: elements of storage from offset. storage is kept. */
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 /* Ends the innermost scope, but its tensors live until lt__scope_end(). NULL if there is none. */
@@ -126,9 +126,9 @@ static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
 /* lt_file_save() with meta tensors: read(ud, x) returns the values of x on the CPU, new; or NULL if
  * it fails. It is called for each meta tensor, in their order. */
 typedef lt_tensor *(*lt_read_fn)(void *ud, lt_tensor *x);
-LT_MUST lt_status lt__file_save_with(const char *path, int n, const char *const *names,
-                                     lt_tensor *const *tensors, int n_meta, const char *const *meta,
-                                     lt_read_fn read, void *ud);
+LT_NODISCARD lt_status lt__file_save_with(const char *path, int n, const char *const *names,
+                                          lt_tensor *const *tensors, int n_meta,
+                                          const char *const *meta, lt_read_fn read, void *ud);
 
 /* Adds the elements of x to the digest, via a copy on the CPU if x is elsewhere. LT_ENOMEM, or the
  * device's error. */

@@ -95,9 +95,9 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-/* The number of micro-batches of each shard of a batch with `rows` rows: `most`, or fewer so that
+/* The number of micro-batches of each shard of a batch with `rows` rows: `max`, or fewer so that
  * no micro-batch is empty, but at least 1. Grains stay together. */
-LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most);
+LT_API int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int max);
 
 #define LT_MAX_CHANNELS 4  /* channels that have a mean and std; others are not normalised */
 #define LT_MAX_REQUESTS 16 /* requests outstanding at a time, see lt_batches_request() */

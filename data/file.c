@@ -64,16 +64,16 @@ static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes,
     return LT_OK;
 }
 
-lt_status lt__read_file(const char *path, size_t most, lt_bytes *buffer, size_t *n)
+lt_status lt__read_file(const char *path, size_t max, lt_bytes *buffer, size_t *n)
 {
     int64_t bytes;
     lt_status status;
     int fd = lt__open_regular(path, &bytes);
     if (fd < 0)
         return lt_errcode();
-    if ((uint64_t)bytes > most)
+    if ((uint64_t)bytes > max)
         status = lt_fail(LT_EDATA, "%s has %lld bytes; luatrain accepts at most %zu",
-                         LT_SHORT_PATH(path), (long long)bytes, most);
+                         LT_SHORT_PATH(path), (long long)bytes, max);
     else if (!lt__bytes_reserve(buffer, (size_t)bytes))
         status = lt_errcode();
     else

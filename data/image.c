@@ -89,10 +89,10 @@ static lt_status check_size(uint64_t height, uint64_t width)
     return LT_OK;
 }
 
-/* Checks the file size n against least, the minimum for an image of this size. */
-static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, size_t n)
+/* Checks the file size n against min, the minimum for an image of this size. */
+static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t min, size_t n)
 {
-    if (least > n)
+    if (min > n)
         return lt_fail(LT_EDATA,
                        "its header declares %llux%llu pixels (height x width), more "
                        "than %zu bytes can hold",
@@ -403,12 +403,12 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
 
 static lt_status check(const uint8_t *bytes, size_t n, size_t *palette)
 {
-    const int most = INT_MAX - 3 * COLOURS; /* stb_image counts in int */
+    const int max = INT_MAX - 3 * COLOURS; /* stb_image counts in int */
     *palette = 0;
     if (n == 0)
         return lt_fail(LT_EDATA, "the file is empty");
-    if (n > (size_t)most)
-        return lt_fail(LT_EDATA, "the file has %zu bytes; luatrain accepts at most %d", n, most);
+    if (n > (size_t)max)
+        return lt_fail(LT_EDATA, "the file has %zu bytes; luatrain accepts at most %d", n, max);
     if (n >= 2 && bytes[0] == 0xff && bytes[1] == SOI)
         return check_jpeg(bytes, n);
     if (n >= sizeof png_signature && memcmp(bytes, png_signature, sizeof png_signature) == 0)

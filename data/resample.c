@@ -16,11 +16,11 @@
 #include "data/source.h"
 
 typedef struct axis { /* for each of n output positions: the input pixels and weights */
-    int64_t n, most;
+    int64_t n, max;
     struct taps {
         int64_t first, count;
     } * taps;       /* (n) ranges of at most `most` input pixels */
-    float *weights; /* (n, most) */
+    float *weights; /* (n, max) */
 } axis;
 
 static double shrink(double length, int64_t n) { return fmax(length / (double)n, 1); }
@@ -31,7 +31,7 @@ static void weigh(axis *a, int64_t size, double begin, double length)
 {
     double scale = length / (double)a->n, reach = shrink(length, a->n);
     for (int64_t i = 0; i < a->n; i++) {
-        float *weights = a->weights + i * a->most;
+        float *weights = a->weights + i * a->max;
         double centre = fmin(fmax(begin + ((double)i + 0.5) * scale, 0.5), (double)size - 0.5);
         double sum = 0;
         int64_t first = (int64_t)fmax(centre - reach + 0.5, 0);
@@ -54,7 +54,7 @@ static void add_row(float *sum, const uint8_t *row, float weight, int64_t n)
 static void put_row(const axis *x, const float *sum, int64_t c, uint8_t *out)
 {
     for (int64_t i = 0; i < x->n; i++) {
-        const float *weights = x->weights + i * x->most;
+        const float *weights = x->weights + i * x->max;
         const float *from = sum + (x->taps[i].first - x->taps[0].first) * c;
         for (int64_t channel = 0; channel < c; channel++) {
             float value = 0.5f; /* rounds to nearest; the weights sum to 1, so it stays below 256 */
@@ -76,18 +76,18 @@ static void *cut(uint8_t **at, size_t bytes)
 lt_status lt__resample(const lt_image *image, lt_crop crop, int64_t h, int64_t w,
                        lt_sample_buffers *buffers, lt_image *result)
 {
-    axis y = {.n = h, .most = 2 * (int64_t)ceil(shrink(crop.h, h)) + 1};
-    axis x = {.n = w, .most = 2 * (int64_t)ceil(shrink(crop.w, w)) + 1};
+    axis y = {.n = h, .max = 2 * (int64_t)ceil(shrink(crop.h, h)) + 1};
+    axis x = {.n = w, .max = 2 * (int64_t)ceil(shrink(crop.w, w)) + 1};
     size_t row = (size_t)(image->w * image->c) * sizeof(float), out = (size_t)(h * w * image->c);
     size_t taps = (size_t)(h + w) * sizeof(struct taps);
-    size_t weights = (size_t)(h * y.most + w * x.most) * sizeof(float);
+    size_t weights = (size_t)(h * y.max + w * x.max) * sizeof(float);
     uint8_t *block = lt__bytes_reserve(&buffers->resized, taps + weights + row + out + 6 * 16);
     if (!block)
         return LT_ENOMEM;
     y.taps = cut(&block, (size_t)h * sizeof(struct taps));
     x.taps = cut(&block, (size_t)w * sizeof(struct taps));
-    y.weights = cut(&block, (size_t)(h * y.most) * sizeof(float));
-    x.weights = cut(&block, (size_t)(w * x.most) * sizeof(float));
+    y.weights = cut(&block, (size_t)(h * y.max) * sizeof(float));
+    x.weights = cut(&block, (size_t)(w * x.max) * sizeof(float));
     float *sum = cut(&block, row);
     *result = (lt_image){block, LT_U8, h, w, image->c};
     weigh(&y, image->h, crop.y, crop.h);
@@ -100,7 +100,7 @@ lt_status lt__resample(const lt_image *image, lt_crop crop, int64_t h, int64_t w
             add_row(sum,
                     (const uint8_t *)image->pixels + (y.taps[i].first + k) * image->w * image->c +
                         begin,
-                    y.weights[i * y.most + k], length);
+                    y.weights[i * y.max + k], length);
         put_row(&x, sum, image->c, block + i * w * image->c);
     }
     return LT_OK;

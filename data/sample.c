@@ -21,12 +21,12 @@ static double draw_between(uint32_t word, double low, double high)
     return low + (high - low) * ((double)word * 0x1p-32);
 }
 
-/* A random crop with a fraction of the area from `least` to 1 and an aspect ratio (width / height)
+/* A random crop with a fraction of the area from `min` to 1 and an aspect ratio (width / height)
  * from 3/4 to 4/3, or as close to that as this image allows for the area. */
-static lt_crop random_crop(const lt_image *image, double least, const uint32_t word[4])
+static lt_crop random_crop(const lt_image *image, double min, const uint32_t word[4])
 {
     double height = (double)image->h, width = (double)image->w;
-    double area = draw_between(word[0], least, 1) * height * width;
+    double area = draw_between(word[0], min, 1) * height * width;
     double aspect = exp(draw_between(word[1], log(3.0 / 4), log(4.0 / 3)));
     aspect = fmin(fmax(aspect, area / (height * height)), width * width / area);
     double h = fmin(sqrt(area / aspect), height), w = fmin(sqrt(area * aspect), width);
@@ -65,10 +65,10 @@ static lt_status resize(const lt_sample_spec *spec, int64_t i, lt_sample_buffers
 
 /* ==== Shifting and mirroring ================================================================== */
 
-/* A random integer in [-most, most]. */
-static int64_t draw_shift(uint32_t word, int64_t most)
+/* A random integer in [-max, max]. */
+static int64_t draw_shift(uint32_t word, int64_t max)
 {
-    return (int64_t)((uint64_t)word * (2 * (uint64_t)most + 1) >> 32) - most;
+    return (int64_t)((uint64_t)word * (2 * (uint64_t)max + 1) >> 32) - max;
 }
 
 static void mirror_row(char *row, int64_t w, size_t pixel)

@@ -6,8 +6,9 @@
 
 /* Checks the given options for a pass over source. Copies them to *options, with the defaults
  * filled in; options->workers is then the number of threads, 0 for none. LT_EINVAL. */
-LT_MUST lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options *given,
-                                         lt_batch_options *options);
+LT_NODISCARD lt_status lt__batch_options_read(const lt_source *source,
+                                              const lt_batch_options *given,
+                                              lt_batch_options *options);
 
 typedef struct lt_sample_spec { /* read-only; shared by all threads */
     lt_source *source;

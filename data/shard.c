@@ -15,8 +15,8 @@ void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first, 
     *count = rows_before(rows, grain, rank + 1, ranks) - *first;
 }
 
-int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int most)
+int lt_micro_batches(int64_t rows, int64_t grain, int ranks, int max)
 {
-    int64_t grains = rows / grain + (rows % grain != 0), least = grains / ranks;
-    return least < 1 ? 1 : least < most ? (int)least : most;
+    int64_t grains = rows / grain + (rows % grain != 0), min = grains / ranks;
+    return min < 1 ? 1 : min < max ? (int)min : max;
 }

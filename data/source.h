@@ -75,7 +75,7 @@ const char *lt__short_path(const char *path, char buffer[LT_SHORT_PATH_BYTES]);
 int lt__open_regular(const char *path, int64_t *bytes);
 /* Reads a regular file of at most `most` bytes into buffer, and stores its length in *n. LT_EDATA,
  * LT_ENOMEM. */
-lt_status lt__read_file(const char *path, size_t most, lt_bytes *buffer, size_t *n);
+lt_status lt__read_file(const char *path, size_t max, lt_bytes *buffer, size_t *n);
 
 typedef struct lt_crop { /* a region of an image, in pixels; (0, 0) is the upper left corner */
     double y, x, h, w;

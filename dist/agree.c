@@ -19,7 +19,7 @@ void lt__agree_record_frozen(lt_reducer *r)
 {
     for (int i = 0; i < r->plan.n_items; i++)
         r->plan.items[i].frozen = !lt_requires_grad(r->plan.items[i].x);
-    r->looked = true;
+    r->frozen_recorded = true;
 }
 
 static uint32_t add(uint32_t digest, uint32_t word)
@@ -69,7 +69,7 @@ static uint32_t count_writes(lt_reducer *r)
 
 void lt__agree_write(lt_reducer *r, uint32_t *agree, uint32_t *writes)
 {
-    if (!r->looked)
+    if (!r->frozen_recorded)
         lt__agree_record_frozen(r);
     *agree = digest_of(r);
     *writes = count_writes(r);

@@ -17,7 +17,7 @@ extern "C" {
 typedef struct lt_async lt_async;
 struct lt_group;
 
-enum { LT_ASYNC_UNBOUNDED = -1, LT_ASYNC_HELD = 4 };
+enum { LT_ASYNC_UNBOUNDED = -1, LT_ASYNC_MAX_PREFETCH = 4 };
 
 typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 */
     int worker;
@@ -32,10 +32,10 @@ typedef struct lt_async_config {
                         * have to wait; or LT_ASYNC_UNBOUNDED */
     int64_t drop;      /* smallest delay at which gradients are dropped, at least 1; or
                         * LT_ASYNC_UNBOUNDED */
-    int held;          /* tickets that a worker holds at a time, 1 to LT_ASYNC_HELD; 0 means 1 */
-    int64_t window;    /* a worker waits instead of getting a ticket that is this far above the
+    int prefetch; /* tickets that a worker holds at a time, 1 to LT_ASYNC_MAX_PREFETCH; 0 means 1 */
+    int64_t max_lead; /* a worker waits instead of getting a ticket that is this far above the
                         * lowest unfinished one; 0 means no limit */
-    int64_t steps;     /* optimizer steps before this call, including steps of the training that
+    int64_t steps;    /* optimizer steps before this call, including steps of the training that
                         * lt_async_restore() continues */
 
     lt_tensor *const *buffers; /* (n_buffers) the net's buffers, such as running statistics; the
@@ -61,24 +61,22 @@ typedef struct lt_async_config {
 } lt_async_config;
 
 typedef enum lt_async_kind {
-    LT_ASYNC_COMPUTE, /* compute the gradient of a batch, and take an optimizer step */
-    LT_ASYNC_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
-    LT_ASYNC_LOST,    /* a worker has failed. dropped: it was silent for too long. ticket: the
-                       * number of its tickets, which are issued again */
-    LT_ASYNC_STOP,    /* training is stopped. ticket: the code of lt_async_stop(). On rank 0,
-                       * worker > 0 means that this rank has called lt_async_stop(); training
-                       * then continues */
-    LT_ASYNC_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
+    LT_ASYNC_EVENT_COMPUTE, /* compute the gradient of a batch, and take an optimizer step */
+    LT_ASYNC_EVENT_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
+    LT_ASYNC_EVENT_LOST,    /* a worker has failed; its tickets are issued again */
+    LT_ASYNC_EVENT_STOP,    /* training is stopped. On rank 0, worker > 0 means that this rank has
+                             * called lt_async_stop(); training then continues */
+    LT_ASYNC_EVENT_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
 } lt_async_kind;
 
 typedef struct lt_async_event {
     lt_async_kind kind;
     int worker;
-    int64_t ticket;
-    int64_t read; /* version of the weights that the worker reads or has read */
+    int64_t ticket; /* COMPUTE and PUSH */
+    int64_t read;   /* version of the weights that the worker reads or has read */
     /* COMPUTE: tickets that the worker will compute after this one */
-    int64_t reserved[LT_ASYNC_HELD - 1];
-    int n_reserved;
+    int64_t prefetched[LT_ASYNC_MAX_PREFETCH - 1];
+    int n_prefetched;
     /* PUSH: */
     int64_t applied;    /* version that the push made; 0 if it was skipped or dropped */
     int64_t delay;      /* versions made between the worker's pull and this push */
@@ -87,6 +85,11 @@ typedef struct lt_async_event {
     double loss, lr;    /* loss: sum over the batch's backward passes; lr: see
                          * lt_async_set_lr() */
     double time;        /* seconds since an arbitrary start; virtual in a simulation */
+    /* LOST: */
+    int n_returned; /* number of tickets that the worker held */
+    bool timed_out; /* rank 0 heard nothing from it for too long */
+    /* STOP: */
+    int code; /* see lt_async_stop() */
 } lt_async_event;
 
 /* LT_EUSAGE if no rule has this name; the message lists all names. */
@@ -129,12 +132,13 @@ LT_MUST lt_status lt_async_push(lt_async *async);
  * tickets. Does nothing in a simulation. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: plans a snapshot of the server's values, for an evaluation. The server takes it
- * when all tickets below `ticket` are done. lt_async_read_kept() writes the snapshot to the net.
- * Checkpoints include it until lt_async_forget() frees it. All three functions do nothing in a
- * simulation. LT_EINVAL if the snapshot was not planned or has not been taken yet; LT_ENOMEM. */
-LT_MUST lt_status lt_async_keep_at(lt_async *async, int64_t ticket);
-LT_MUST lt_status lt_async_read_kept(lt_async *async, int64_t ticket);
-LT_API void lt_async_forget(lt_async *async, int64_t ticket);
+ * when all tickets below `ticket` are done. lt_async_load_snapshot() writes the snapshot to the
+ * net. Checkpoints include it until lt_async_free_snapshot() frees it. All three functions do
+ * nothing in a simulation. LT_EINVAL if the snapshot was not planned or has not been taken yet;
+ * LT_ENOMEM. */
+LT_MUST lt_status lt_async_snapshot_at(lt_async *async, int64_t ticket);
+LT_MUST lt_status lt_async_load_snapshot(lt_async *async, int64_t ticket);
+LT_API void lt_async_free_snapshot(lt_async *async, int64_t ticket);
 /* Whether the caller has written to the net since training began. If so, the next function of
  * async.h that uses the net fails, unless lt_async_accept_writes() is called first. Call that only
  * after the writes have restored the values of the net. */
@@ -153,9 +157,9 @@ LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
 /* Rank 0, live: stops training with this code, like lt_async_stop(), as soon as the server has made
  * this version. The server ignores gradients that arrive later. */
 LT_API void lt_async_stop_at(lt_async *async, int64_t version, int code);
-/* On rank 0, stops training: each worker gets LT_ASYNC_STOP after its push, and the ticket of this
- * event is the code. On another rank, rank 0 gets LT_ASYNC_STOP with this code and worker > 0, and
- * decides whether to stop. */
+/* On rank 0, stops training: each worker gets LT_ASYNC_EVENT_STOP with this code after its push. On
+ * another rank, rank 0 gets LT_ASYNC_EVENT_STOP with this code and worker > 0, and decides whether
+ * to stop. */
 LT_API void lt_async_stop(lt_async *async, int code);
 /* Returns a ticket: every ticket below it is applied or skipped. 0 on ranks other than 0. */
 LT_API int64_t lt_async_done_below(const lt_async *async);
@@ -181,6 +185,9 @@ LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats
  * and replays have no state. */
 enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
+/* The number of tickets that were issued before a state was saved, from its tensor "order". -1 if
+ * that is damaged. */
+LT_API int64_t lt_async_issued(const lt_tensor *order);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
  * workers start anew, and the tickets that they held are issued again. The number of workers, the
  * rule and the bounds may differ from the checkpoint. If the number of tickets is below the number

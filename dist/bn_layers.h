@@ -30,21 +30,22 @@ typedef struct lt_bn_layers {
 } lt_bn_layers;
 
 /* Adds the layers that have pending statistics in ctx and are not in the list. LT_ENOMEM. */
-LT_MUST lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx);
+LT_NODISCARD lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx);
 /* The length of the arrays `at` below. */
 size_t lt__bn_layers_numbers(const lt_bn_layers *layers);
 /* Writes the pending statistics of ctx to `at`, which must be all zeros. counts: false if this rank
  * has no rows of the batch; its statistics are then left out. For statistics on an accelerator it
  * only starts the downloads; lt__bn_layers_collect() waits for them and writes their sums.
  * LT_ENOMEM, or a failure of the accelerator. */
-LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at);
+LT_NODISCARD lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts,
+                                           double *at);
 /* On any thread. Fails only if the accelerator does. */
-LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
+LT_NODISCARD lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
 /* Replaces the pending statistics of ctx by statistics over all ranks, from the sums in `at`, which
  * it overwrites.
  * LT_ENOMEM, LT_EDESYNC if the ranks have the layers in different orders, or a failure of the
  * accelerator. */
-LT_MUST lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, double *at);
+LT_NODISCARD lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, double *at);
 void lt__bn_layers_free(lt_bn_layers *layers);
 
 #endif

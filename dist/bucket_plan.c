@@ -83,13 +83,13 @@ static int by_place(const void *a, const void *b)
     return p->place.offset < q->place.offset ? -1 : p->place.offset > q->place.offset;
 }
 
-size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t most)
+size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t max)
 {
     size_t half = left / 2;
-    return is_first || half < first ? first : half < most ? half : most;
+    return is_first || half < first ? first : half < max ? half : max;
 }
 
-lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t most)
+lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t max)
 {
     if (p->n_items == 0)
         return LT_OK;
@@ -100,7 +100,7 @@ lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t mos
         const lt_bucket_item *last = &p->items[end - 1];
         size_t each = lt_dtype_bytes(last->place.dtype);
         size_t left = (size_t)(last->place.offset + last->x->count) * each;
-        size_t capacity = lt__bucket_capacity(p->n_buckets == 0, left, first_bucket, most);
+        size_t capacity = lt__bucket_capacity(p->n_buckets == 0, left, first_bucket, max);
         for (first = end - 1; first > 0 && p->items[first - 1].arena == last->arena; first--)
             if ((size_t)lt__bucket_plan_span(p, first - 1, end) * each > capacity)
                 break;

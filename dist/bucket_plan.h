@@ -44,16 +44,16 @@ typedef struct lt_bucket_plan { /* all zeros: no parameters */
 
 /* Adds parameter x; kept. Call lt__bucket_plan_cut() after the last one. LT_ENOMEM, or the error of
  * lt_grad_find(). */
-LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
+LT_NODISCARD lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
 /* Sorts the items and cuts them into buckets of at most lt__bucket_capacity() bytes. A larger
  * parameter gets a bucket of its own. Pointers to items become invalid. Not while an exchange runs.
  * LT_ENOMEM. */
-LT_MUST lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t most);
+LT_NODISCARD lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t max);
 /* The capacity of the next bucket if `left` bytes are left in its arena. The first bucket has at
  * most `first` bytes, the others at most `most`. A bucket also takes at most half of the bytes
  * left, unless that is less than `first`: sending the last buckets does not overlap with backward,
  * so they should be small. */
-size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t most);
+size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t max);
 void lt__bucket_plan_free(lt_bucket_plan *plan);
 
 /* The item of parameter x, or NULL. */
@@ -69,9 +69,9 @@ int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *plan, int arena);
 /* Before the first of several shards: copies the leftover gradients. All ranks have the same
  * leftover gradients. If each shard starts with them, the sum leaves them unchanged, because the
  * shares of the shards add up to 1. LT_ENOMEM. */
-LT_MUST lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *plan);
+LT_NODISCARD lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *plan);
 /* Before the next shard: restores the leftover gradients and clears all others. */
-LT_MUST lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *plan);
+LT_NODISCARD lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *plan);
 /* After the last shard: frees the copies. */
 void lt__bucket_plan_drop_leftover(lt_bucket_plan *plan);
 /* The gradient of an item in its arena. Borrowed. */

@@ -10,17 +10,17 @@
 #include "core/tensor.h"
 
 typedef struct lt_deadline {
-    double at, looked; /* lt__seconds(): the deadline, and the last check, initially now */
+    double at, last_check; /* lt__seconds(): the deadline, and the last check, initially now */
 } lt_deadline;
 
 /* Whether the deadline has passed. Call it several times a second. */
 static inline bool lt__deadline_is_over(lt_deadline *d)
 {
-    double before = d->looked;
-    d->looked = lt__seconds();
-    if (d->looked > before + 1)
-        d->at += d->looked - before;
-    return d->looked >= d->at;
+    double before = d->last_check;
+    d->last_check = lt__seconds();
+    if (d->last_check > before + 1)
+        d->at += d->last_check - before;
+    return d->last_check >= d->at;
 }
 
 #endif

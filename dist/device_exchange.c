@@ -272,19 +272,19 @@ lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, 
 lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
                                       const lt_bucket_plan *plan, lt_dtype wire)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
         const lt_planned_bucket *b = &plan->buckets[k];
         size_t bytes = (size_t)lt__bucket_plan_span(plan, b->first, b->end) * lt_dtype_bytes(wire);
-        if (plan->items[b->first].place.dtype == LT_F32 && bytes > most)
-            most = bytes;
+        if (plan->items[b->first].place.dtype == LT_F32 && bytes > max)
+            max = bytes;
     }
-    if (most > exchange->capacity) {
+    if (max > exchange->capacity) {
         lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->capacity);
-        exchange->on_wire = lt__device_alloc(ctx, ctx->device, most);
-        exchange->capacity = exchange->on_wire ? most : 0;
+        exchange->on_wire = lt__device_alloc(ctx, ctx->device, max);
+        exchange->capacity = exchange->on_wire ? max : 0;
     }
-    if (most > 0 && !exchange->on_wire)
+    if (max > 0 && !exchange->on_wire)
         return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
     return LT_RESIZE(exchange->zeros, plan->n_items, "for a bucket");
 }

@@ -25,18 +25,18 @@ typedef struct lt_device_exchange { /* all zeros before lt__device_exchange_choo
  * nothing once chosen. A collective of the group, on the rank's thread. `sums` must be the same on
  * all ranks. LT_EENV if it is LT_SUM_BACKEND_NCCL and that is not possible; LT_ENOMEM; or the
  * failure of a collective. */
-LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx,
-                                             lt_group *group, lt_sum_backend sums);
+LT_NODISCARD lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx,
+                                                  lt_group *group, lt_sum_backend sums);
 /* Allocates memory for the largest bucket of a plan. On the rank's thread, while no exchange runs.
  * LT_ENOMEM. */
-LT_MUST lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
-                                              const lt_bucket_plan *plan, lt_dtype wire);
+LT_NODISCARD lt_status lt__device_exchange_reserve(lt_device_exchange *exchange, lt_ctx *ctx,
+                                                   const lt_bucket_plan *plan, lt_dtype wire);
 /* Waits until the communicator has completed the operation that a call has started. `begun` is the
  * status of that call. others: the operation needs the other ranks, so the timeout of the group
  * applies. `what` names the bucket in messages. LT_EPEER, or the failure of the device; it then
  * also fails the group and closes the communicator. On the group's thread. */
-LT_MUST lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group,
-                                           const char *what, lt_status begun, bool others);
+LT_NODISCARD lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group,
+                                                const char *what, lt_status begun, bool others);
 /* Finalizes the communicator together with the other ranks, unless the group has failed, and frees
  * everything. Waits for the other ranks for at most 10 seconds. exchange->comm may be NULL. */
 void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group);

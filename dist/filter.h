@@ -20,15 +20,15 @@ typedef struct lt_filter { /* all zeros: no filter */
 typedef lt_status (*lt_send_fn)(void *ud, lt_packet *packet, int exponent);
 /* Calls pack(), send and unpack() until unpack() accepts the sum, at most 1 + LT_MAX_RESENDS
  * times. filter->pack must not be NULL. */
-LT_MUST lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *packet,
-                                  lt_send_fn send, void *ud);
+LT_NODISCARD lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *packet,
+                                       lt_send_fn send, void *ud);
 
 /* Sums a bucket on the CPU, and the tail of its packet in the same allreduce. owns: the memory
  * after the bucket may be used. The tail is then placed there, and that memory is restored
  * afterwards; every arena has LT_GRAD_SPARE_BYTES after its end for this. Otherwise a copy is
  * summed. LT_ENOMEM, or the error of the allreduce. */
-LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const lt_sum *bucket,
-                                       bool owns, lt_packet *packet);
+LT_NODISCARD lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group,
+                                            const lt_sum *bucket, bool owns, lt_packet *packet);
 /* The statistics of an item whose gradient is at `data` on the CPU: those measured when backward
  * completed it, otherwise the result of filter->measure_late(), or zeros without that callback. */
 lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item,

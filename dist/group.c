@@ -314,9 +314,9 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
 }
 
 /* Whether two numbers differ by at most `most`. nan equals nan, and inf equals inf. */
-static bool is_near(double a, double b, double most)
+static bool is_near(double a, double b, double max)
 {
-    return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= most;
+    return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= max;
 }
 
 lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *numbers, int n,

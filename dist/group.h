@@ -69,7 +69,7 @@ bool lt__group_has_processes(const lt_group *group); /* its ranks are processes,
 /* Whether lt_group_failure() returns a failure. */
 bool lt__group_has_failed(const lt_group *group);
 /* LT_OK if the job has not failed; otherwise LT_EPEER, and the message names the failed rank. */
-LT_MUST lt_status lt__group_check(const lt_group *group);
+LT_NODISCARD lt_status lt__group_check(const lt_group *group);
 
 /* Splits the group of a job into parts: the ranks with the same color form a group, in the order of
  * their ranks. A collective. *part is the group of this rank, new. Close it before `group`; after a
@@ -84,7 +84,7 @@ LT_MUST lt_status lt__group_check(const lt_group *group);
  *
  * LT_EUSAGE if `group` is a part itself. After any other error the job has failed: LT_ENOMEM,
  * LT_EENV, or an error of a collective. */
-LT_MUST lt_status lt__group_split(lt_group *group, int color, lt_group **part);
+LT_NODISCARD lt_status lt__group_split(lt_group *group, int color, lt_group **part);
 /* The rank in the job of rank `rank` of a group, for messages. */
 int lt__group_rank_in_job(const lt_group *group, int rank);
 int lt__group_size_of_job(const lt_group *group);
@@ -96,7 +96,7 @@ lt_mail *lt__group_mail(lt_group *group);
 /* Makes all further sums tree sums over the ranks, so that their bits do not depend on the number
  * of nodes. All ranks must call it. LT_EUSAGE unless all nodes have the same number of ranks, with
  * consecutive numbers. */
-LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
+LT_NODISCARD lt_status lt__group_add_as_tree(lt_group *group);
 
 /* Allocates zeroed memory that the other ranks of this node can map, so that data in it is summed
  * in place. The caller owns it and frees it with memory->deleter; it may outlive the group. Returns

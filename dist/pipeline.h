@@ -38,7 +38,7 @@ typedef struct lt_pipeline_config {
     int stages; /* divides the number of ranks */
     lt_schedule_kind kind;
     int lag; /* additional micro-batches in flight, compared with 1F1B; at least 0 */
-    /* The stage of a parameter or buffer, from 0; see lt_stages. ud is borrowed. */
+    /* The stage of a parameter or buffer, from 0; see lt_stage_hooks. ud is borrowed. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
     void *ud;
 } lt_pipeline_config;
@@ -67,7 +67,7 @@ LT_API int lt_pipeline_replicas(const lt_pipeline *pipeline); /* number of repli
 LT_API struct lt_group *lt_pipeline_group(const lt_pipeline *pipeline);
 /* Whether this rank counts x in a sum over the stages, so that x counts once. True on the stage to
  * which x belongs; if all ranks have x, on stage 0. */
-LT_API bool lt_pipeline_counts(const lt_pipeline *pipeline, const lt_tensor *x);
+LT_API bool lt_pipeline_owns(const lt_pipeline *pipeline, const lt_tensor *x);
 
 /* Begins micro-batch i of n, counted from 0: the next passes belong to it. share is the part of
  * this replica's rows that it has; losses are multiplied by share. Before the last micro-batch,

@@ -48,8 +48,8 @@ typedef struct lt_pipe_value { /* a result of an op */
     int unit;                  /* the unit that computes it */
     int *uses;                 /* (n) later units that use it, ascending */
     int n;
-    double bytes; /* bytes per image */
-    bool tracked; /* the stages that use it return a gradient of the same size */
+    double bytes;       /* bytes per image */
+    bool requires_grad; /* the stages that use it return a gradient of the same size */
 } lt_pipe_value;
 
 enum { LT_PIPE_UNUSED = -1 };

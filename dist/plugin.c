@@ -8,13 +8,13 @@
 static int started(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-    int most = 1;
+    int max = 1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = getenv(names[i]);
         int n = value ? atoi(value) : 1;
-        most = n > most ? n : most;
+        max = n > max ? n : max;
     }
-    return most;
+    return max;
 }
 
 bool lt_mpi_is_launched(void) { return started() > 1; }

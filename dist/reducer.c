@@ -153,8 +153,8 @@ bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 static lt_status cut(lt_reducer *r)
 {
     size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : LT_FIRST_BUCKET;
-    size_t most = r->config.bucket > 0 ? r->config.bucket : LT_BUCKET;
-    return lt__bucket_plan_cut(&r->plan, first, most);
+    size_t max = r->config.bucket > 0 ? r->config.bucket : LT_BUCKET;
+    return lt__bucket_plan_cut(&r->plan, first, max);
 }
 
 /* Grows the arrays with an entry per item or arena of the plan, before x is added to it. */
@@ -479,7 +479,7 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_discard_losses(&r->record);
     r->backwards = 0;
-    r->exchanged = r->more = r->looked = false;
+    r->exchanged = r->more = r->frozen_recorded = false;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].stats_before = (lt_grad_stats){0};
         r->plan.items[i].added = false;

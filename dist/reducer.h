@@ -37,7 +37,7 @@ struct lt_reducer {
     uint32_t data;          /* see lt_reducer_set_data() */
     uint32_t *written;      /* (plan.n_arenas) version counter of each arena at the last record */
     uint32_t bn_written;    /* sum of the version counters of running statistics */
-    bool looked;            /* lt__agree_record_frozen() was called in this step */
+    bool frozen_recorded;   /* lt__agree_record_frozen() was called in this step */
     bool disagrees;         /* the last record shows that the ranks disagree */
     int shards, shard;      /* shards of this rank, and the current one; 0 without vranks */
     bool has_share;         /* the share of the current shard is set */
@@ -53,21 +53,21 @@ struct lt_reducer {
 /* record.c: the step record. */
 /* Adds the loss of a backward to the step. Ignores a loss that does not have exactly one element.
  * LT_ENOMEM, or a failure of the accelerator. */
-LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
+LT_NODISCARD lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
 /* Discards the losses, before the next shard or step. */
 void lt__record_discard_losses(lt_record *record);
 /* Writes the record of this rank, or of its current shard. LT_ENOMEM, or a failure of the
  * accelerator. */
-LT_MUST lt_status lt__record_write(lt_reducer *r);
+LT_NODISCARD lt_status lt__record_write(lt_reducer *r);
 /* Sums the record over the ranks. Sets r->disagrees, or else which parameters some rank uses and
  * has added to. On the group's thread. LT_EDESYNC if the ranks have taken different steps or have
  * tails of different lengths; LT_ENUMERIC if a deferred loss is not finite; a failure of the
  * accelerator, or of the group. */
-LT_MUST lt_status lt__record_sum(lt_reducer *r);
+LT_NODISCARD lt_status lt__record_sum(lt_reducer *r);
 /* Reads the sum into r->last and r->most_backwards. Replaces the pending batch-norm statistics of
  * the context by those over all ranks. LT_EDESYNC, also if the ranks have other weights; LT_ENOMEM;
  * or a failure of the accelerator. */
-LT_MUST lt_status lt__record_read(lt_reducer *r);
+LT_NODISCARD lt_status lt__record_read(lt_reducer *r);
 void lt__record_free(lt_record *record);
 
 /* agree.c: checks of what must be the same on all ranks. */
@@ -80,13 +80,13 @@ void lt__agree_write(lt_reducer *r, uint32_t *agree, uint32_t *writes);
 /* Called after a record in which `agree` differs, to find the difference. Always fails: LT_EDESYNC
  * with the first difference, or LT_ENOMEM. A collective on the rank's thread, like
  * lt__agree_compare_weights(). */
-LT_MUST lt_status lt__agree_find_difference(lt_reducer *r);
+LT_NODISCARD lt_status lt__agree_find_difference(lt_reducer *r);
 /* Called after a record in which `writes` differs. LT_EDESYNC if parameter values differ as well,
  * or LT_ENOMEM. */
-LT_MUST lt_status lt__agree_compare_weights(lt_reducer *r);
+LT_NODISCARD lt_status lt__agree_compare_weights(lt_reducer *r);
 
 /* bucket.c: waits until bucket `index` is complete and sums the part of it that some rank uses. On
  * the group's thread. */
-LT_MUST lt_status lt__bucket_reduce(lt_reducer *r, int index);
+LT_NODISCARD lt_status lt__bucket_reduce(lt_reducer *r, int index);
 
 #endif

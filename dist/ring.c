@@ -128,18 +128,18 @@ static int64_t part_begin(const flow *f, int64_t part)
 
 static piece piece_at(const flow *f, int64_t i, bool is_in)
 {
-    int64_t most = CHUNK / wire_bytes(f);
+    int64_t max = CHUNK / wire_bytes(f);
     int64_t part = f->part - i / f->per_part - is_in;
     part = (part % f->parts + f->parts) % f->parts;
-    int64_t first = part_begin(f, part) + i % f->per_part * most, end = part_begin(f, part + 1);
+    int64_t first = part_begin(f, part) + i % f->per_part * max, end = part_begin(f, part + 1);
     first = LT_MIN(first, end);
-    return (piece){first, LT_MIN(end - first, most)};
+    return (piece){first, LT_MIN(end - first, max)};
 }
 
 static int64_t chunks_of(int64_t count, lt_dtype wire)
 {
-    int64_t most = CHUNK / (int64_t)lt_dtype_bytes(wire);
-    return (count + most - 1) / most;
+    int64_t max = CHUNK / (int64_t)lt_dtype_bytes(wire);
+    return (count + max - 1) / max;
 }
 
 static char *place(const flow *f, piece p)
@@ -354,9 +354,9 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
         return LT_OK;
     if (!r->tree && sum->count * wire_bytes(&f) > SMALL)
         return ring_allreduce(r, f);
-    int64_t most = CHUNK / wire_bytes(&f);
+    int64_t max = CHUNK / wire_bytes(&f);
     for (int64_t left = sum->count; left > 0; left -= f.count) {
-        f.count = LT_MIN(left, most);
+        f.count = LT_MIN(left, max);
         LT_TRY(recursive_doubling(r, f));
         f.data += (size_t)f.count * lt_dtype_bytes(f.dtype);
     }

@@ -164,9 +164,9 @@ bool lt__shm_rank_has_left(const lt_shm *shm, int rank)
     return false;
 }
 
-static bool is_quiet(const lt_shm *shm, int who, state least)
+static bool is_quiet(const lt_shm *shm, int who, state min)
 {
-    return atomic_load(&shm->control->slot[who].state) >= (int)least || is_lost(shm, who);
+    return atomic_load(&shm->control->slot[who].state) >= (int)min || is_lost(shm, who);
 }
 
 /* Whether all ranks are quiet. Ignores the rank whose loss is the failure: it may never become

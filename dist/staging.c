@@ -14,15 +14,15 @@ lt_status lt__staging_grow(lt_device *device, void **at, size_t *capacity, size_
 
 lt_status lt__staging_reserve(lt_staging *s, const lt_bucket_plan *plan)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int k = 0; k < plan->n_buckets; k++) {
         const lt_planned_bucket *b = &plan->buckets[k];
         size_t each = lt_dtype_bytes(plan->items[b->first].place.dtype);
         size_t bytes = (size_t)(lt__bucket_plan_span(plan, b->first, b->end) + LT_MAX_TAIL) * each;
-        most = LT_MAX(bytes, most);
+        max = LT_MAX(bytes, max);
     }
     for (int i = 0; i < 2; i++)
-        LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].capacity, most));
+        LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].capacity, max));
     return LT_OK;
 }
 

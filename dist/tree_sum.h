@@ -18,12 +18,12 @@ typedef struct lt_tree_sum { /* all zeros: nothing added yet */
 
 /* 0 shards are always valid. Any other number must be a power of two up to 256 and a multiple of
  * the number of ranks n, and wire must be f32; LT_EUSAGE otherwise. */
-LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
+LT_NODISCARD lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
 /* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, which
  * is a power of two. data is overwritten; after the last shard it contains the sum. A later shard
  * may have more elements; earlier shards then count as zero there. LT_ENOMEM. */
-LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
-                                   int64_t count, lt_dtype dtype, double scale);
+LT_NODISCARD lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
+                                        int64_t count, lt_dtype dtype, double scale);
 void lt__tree_sum_free(lt_tree_sum *sum);
 
 #endif

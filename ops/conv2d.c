@@ -155,8 +155,8 @@ LT_SIMD static void dot_channels(lt_dtype dtype, int64_t pixels, int64_t n, cons
 }
 
 /* Applies one tap: y += x w if `from` is IN, dx += dy w^T if it is OUT. */
-static void carry(const lt_conv *v, lt_dtype dtype, const tap *t, int from, const void *source,
-                  const void *w, void *result)
+static void apply_tap(const lt_conv *v, lt_dtype dtype, const tap *t, int from, const void *source,
+                      const void *w, void *result)
 {
     int to = 1 - from;
     if (depthwise(v)) {
@@ -202,7 +202,7 @@ static void add_row(const lt_conv *v, lt_dtype dtype, int from, int64_t n, int64
             continue;
         for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
             tap t = tap_at(v, n, ih, oh, kh, kw);
-            carry(v, dtype, &t, from, source, w, result);
+            apply_tap(v, dtype, &t, from, source, w, result);
         }
     }
 }
@@ -333,13 +333,13 @@ static size_t scratch(const lt_call *c, bool backward)
 {
     const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
     lt_conv v = lt__conv_of(c, c->in[X], c->in[W], y);
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < IMPLEMENTATIONS; i++)
         if (implementations[i]->scratch) {
             size_t bytes = implementations[i]->scratch(c, &v, (lt_dtype)y->dtype, backward);
-            most = bytes > most ? bytes : most;
+            max = bytes > max ? bytes : max;
         }
-    return most;
+    return max;
 }
 
 /* ==== Kernels ================================================================================= */

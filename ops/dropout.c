@@ -40,7 +40,7 @@ static lt_status shape(lt_call *c)
 static const uint32_t *draw(const lt_call *c, int64_t first, int64_t n, uint32_t *word)
 {
     for (int64_t k = 0; k < first % 4 + n; k += 4)
-        lt_random(c->seed, LT_RNG_DROPOUT, c->stream, (uint64_t)(first + k) / 4, word + k);
+        lt_random(c->seed, LT_RNG_DROPOUT, c->rng_stream, (uint64_t)(first + k) / 4, word + k);
     return word + first % 4;
 }
 

@@ -49,7 +49,7 @@ template <class E> static lt_status drop(lt_call *c, lt_tensor *out, const lt_te
     drawing q = {};
     q.before = lt__elements_before(c, in);
     q.n = in->count;
-    q.stream = c->stream;
+    q.stream = c->rng_stream;
     lt__random_key(c->seed, LT_RNG_DROPOUT, q.key);
     q.lowest = lt__lowest_kept(lt__number(c, P));
     q.scale = (float)lt__kept_scale(lt__number(c, P));

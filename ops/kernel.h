@@ -27,7 +27,7 @@ static inline bool lt__given(const lt_call *c, int k) { return c->opt[k].n > 0; 
 /* The option's number, or its first integer. */
 static inline double lt__number(const lt_call *c, int k)
 {
-    return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
+    return c->opt[k].kind == LT_KIND_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
 }
 /* The value of a boolean option. */
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
@@ -71,7 +71,7 @@ static inline void *lt__address(const lt_tensor *x, int64_t i)
 }
 #endif
 
-static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t lt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
 static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -163,18 +163,18 @@ static void plain_output_row(const pool *p, int64_t image, int64_t oh)
             int64_t ow = i / p->channels, j = i % p->channels, tap = -1;
             lt_extent right = lt__window_taps(&p->w, 1, ow);
             int64_t at = window_at(p, image, oh, ow) + j, to = small_at(p, image, oh, ow) + j;
-            T most = 0;
+            T max = 0;
             double sum = 0;
             for (int64_t kh = down.first; kh < down.end; kh++)
                 for (int64_t kw = right.first; kw < right.end; kw++) {
                     T v = ((const T *)p->big)[at + (kh * p->w.in[1] + kw) * p->channels];
                     sum += (double)v;
-                    if (tap < 0 || LT_IS_GREATER(v, most)) {
-                        most = v;
+                    if (tap < 0 || LT_IS_GREATER(v, max)) {
+                        max = v;
                         tap = kh * p->w.kernel[1] + kw;
                     }
                 }
-            ((T *)p->small)[to] = p->from ? most : (T)(sum / p->taps);
+            ((T *)p->small)[to] = p->from ? max : (T)(sum / p->taps);
             if (p->from)
                 put_from(p->from, to, tap);
         }
@@ -333,17 +333,17 @@ static int places_over(const pool *p, int64_t image, int64_t ih, lt_extent down,
     return n;
 }
 
-/* In lanes where x is larger than most, most = x and tap = id. The first NaN stays. */
-LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
+/* In lanes where x is larger than max, max = x and tap = id. The first NaN stays. */
+LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *max, lt_vec_i32 *tap)
 {
-    lt_vec old = *most, new = old;
+    lt_vec old = *max, new = old;
     lt_vec_i32 from = *tap;
     LT_EACH_LANE(k) {
         int take = !(x[k] <= old[k]) & (old[k] == old[k]);
         new[k] = take ? x[k] : old[k];
         from[k] = take ? id : from[k];
     }
-    *most = new;
+    *max = new;
     *tap = from;
 }
 
@@ -547,7 +547,7 @@ LT_INLINE void add_block(block *sum, block x, bool half)
  * accurate for many pixels. */
 LT_INLINE void mean_of_run(const pool *p, int64_t image, int64_t first, bool half)
 {
-    int64_t n = lt__least(RUN, p->channels - first), size = block_of(half), whole = n / size;
+    int64_t n = lt__min(RUN, p->channels - first), size = block_of(half), whole = n / size;
     int left = (int)(n % size), blocks = (int)(whole + (left > 0)), vectors = vectors_of(half);
     block total[RUN / LT_LANES] = {0};
     for (int64_t ih = 0; ih < p->w.in[0]; ih++) {

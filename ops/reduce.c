@@ -48,7 +48,7 @@ typedef struct {
 
 /* ==== Planning ================================================================================ */
 
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Pieces that n elements are divided into. */
 static int64_t cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
@@ -66,7 +66,7 @@ static void plan_pass(reduction_plan *p, int64_t outer, int64_t rows, int64_t wi
         *first = (reduction_pass){1, rows, outer, rows, 1, rows};
     if (outer * cuts(width, COLUMNS) >= ENOUGH_TASKS || rows * width < 2 * PART)
         return;
-    first->part = most(cuts(PART, width), cuts(rows, MAX_PARTS));
+    first->part = max(cuts(PART, width), cuts(rows, MAX_PARTS));
     int64_t parts = parts_of(first);
     if (parts > 1)
         p->pass[p->n++] = (reduction_pass){outer, parts, width, parts, width, 1};
@@ -176,8 +176,8 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
     _Alignas(64) char acc[COLUMNS * 8];
     int64_t blocks = cuts(p->width, COLUMNS), parts = parts_of(p);
     int64_t block = task % blocks, part = task / blocks % parts, o = task / blocks / parts;
-    int64_t row = part * p->part, rows = lt__least(p->part, p->rows - row);
-    int64_t column = block * COLUMNS, n = lt__least(COLUMNS, p->width - column);
+    int64_t row = part * p->part, rows = lt__min(p->part, p->rows - row);
+    int64_t column = block * COLUMNS, n = lt__min(COLUMNS, p->width - column);
     lt_dtype dtype = first ? r->in : r->acc;
     reduction_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM;
     reduction_kind now = first ? r->kind : later;
@@ -185,7 +185,7 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
 
     int64_t together = 1; /* rows laid end to end */
     if (p->across == 1 && n == p->down)
-        together = most(1, lt__least(LANES / n, rows));
+        together = max(1, lt__min(LANES / n, rows));
     int64_t left = rows % together;
     set_start(r, acc, together * n);
     reduce_block(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
@@ -506,7 +506,7 @@ static lt_status argmax_fwd(lt_call *c)
     for (int64_t t = 0; t < p.outer * blocks; t++) {
         int64_t o = t / blocks, j = t % blocks * COLUMNS;
         argmax_columns(dtype, lt__at(x->data, dtype, o * p.rows * p.width + j), p.rows, p.width,
-                       lt__least(COLUMNS, p.width - j), index + o * p.width + j);
+                       lt__min(COLUMNS, p.width - j), index + o * p.width + j);
     }
     return LT_OK;
 }

@@ -30,7 +30,7 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__reduction_blocks(p);
     if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * MIN_ROWS * turn)
         return;
-    int64_t parts = lt__least(rows / (MIN_ROWS * turn), lt__ceil_div(ENOUGH_BLOCKS, blocks));
+    int64_t parts = lt__min(rows / (MIN_ROWS * turn), lt__ceil_div(ENOUGH_BLOCKS, blocks));
     p->part = lt__ceil_div(lt__ceil_div(rows, parts), turn) * turn;
     p->parts = (unsigned)lt__ceil_div(rows, p->part);
 }
@@ -222,16 +222,16 @@ lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *
 
 size_t lt__cuda_grad_scratch(const lt_call *c, bool backward)
 {
-    size_t most = 0;
+    size_t max = 0;
     const lt_tensor *dz = backward ? c->d_out[0] : NULL;
     for (int i = 0; backward && i < c->n_in; i++) {
         if (!c->d_in[i] || !lt__is_stretched(c, i))
             continue;
         size_t need = lt__aligned((size_t)dz->count * sizeof(float)) +
                       lt__cuda_sum_to_scratch(c->d_in[i], dz);
-        most = need > most ? need : most;
+        max = need > max ? need : max;
     }
-    return most;
+    return max;
 }
 
 /* ==== Backward ================================================================================ */

@@ -132,10 +132,10 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
         other--;
     for (int i = 0; i <= inner; i++)
         piece[i] = 1;
-    piece[inner] = lt__least(m->dims[inner], inner == other ? m->dims[inner] : LINE);
+    piece[inner] = lt__min(m->dims[inner], inner == other ? m->dims[inner] : LINE);
     if (inner != other) { /* if one axis is short, the tile extends along the other */
-        piece[other] = lt__least(m->dims[other], TILE / piece[inner]);
-        piece[inner] = lt__least(m->dims[inner], TILE / piece[other]);
+        piece[other] = lt__min(m->dims[other], TILE / piece[inner]);
+        piece[inner] = lt__min(m->dims[inner], TILE / piece[other]);
     }
     for (int i = 0; i <= inner; i++) {
         cuts[i] = (m->dims[i] + piece[i] - 1) / piece[i];
@@ -149,7 +149,7 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
             left /= cuts[i];
             from += at * m->from[i];
             to += at * m->to[i];
-            size[i] = lt__least(piece[i], m->dims[i] - at);
+            size[i] = lt__min(piece[i], m->dims[i] - at);
         }
         void *y = lt__at(dst, dtype, to), *x = lt__at(src, dtype, from);
         if (inner == other)
@@ -472,7 +472,7 @@ static lt_status convert(const lt_call *c, lt_tensor *dst, const lt_tensor *src,
     LT_PARALLEL_FOR(c, src->count)
     for (int64_t i = 0; i < src->count; i += LT_BLOCK) {
         uint64_t buffer[LT_BLOCK];
-        int64_t n = lt__least(LT_BLOCK, src->count - i);
+        int64_t n = lt__min(LT_BLOCK, src->count - i);
         lt_convert(buffer, to, lt__at(src->data, from, i), from, (size_t)n);
         put(c, to, lt__at(dst->data, to, i), buffer, n, add);
     }

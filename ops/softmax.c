@@ -32,11 +32,11 @@ LT_SIMD static row_sums sum_row(lt_dtype dtype, const void *in, int64_t n)
     LT_FLOATS(dtype, T,
         const T *restrict x = in;
         T lane[LANES];
-        int64_t lanes = lt__least(n, LANES);
+        int64_t lanes = lt__min(n, LANES);
         for (int64_t k = 0; k < LANES; k++)
             lane[k] = x[0];
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = lt__least(LANES, n - i);
+            int64_t m = lt__min(LANES, n - i);
             for (int64_t k = 0; k < m; k++)
                 lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
         }
@@ -46,7 +46,7 @@ LT_SIMD static row_sums sum_row(lt_dtype dtype, const void *in, int64_t n)
         T offset[LANES] = {0};
         memset(lane, 0, sizeof lane);
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = lt__least(LANES, n - i);
+            int64_t m = lt__min(LANES, n - i);
             for (int64_t k = 0; k < m; k++) {
                 offset[k] += x[i + k] - max;
                 lane[k] += EXP(x[i + k] - max);
@@ -197,12 +197,12 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
         const T *restrict y = out;
         T lane[LANES] = {0};
         for (int64_t i = 0; i < n; i += LANES) {
-            int64_t m = lt__least(LANES, n - i);
+            int64_t m = lt__min(LANES, n - i);
             for (int64_t k = 0; k < m; k++)
                 lane[k] += as_log ? dy[i + k] : dy[i + k] * y[i + k];
         }
         T sum = 0;
-        for (int64_t k = 0; k < lt__least(n, LANES); k++)
+        for (int64_t k = 0; k < lt__min(n, LANES); k++)
             sum += lane[k];
         if (as_log)
             for (int64_t i = 0; i < n; i++)
@@ -314,7 +314,7 @@ static lt_status cross_entropy_forward(lt_call *c)
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t b = 0; b < blocks; b++) {
         sums[b] = 0;
-        for (int64_t r = b * ROWS; r < lt__least(rows, (b + 1) * ROWS); r++)
+        for (int64_t r = b * ROWS; r < lt__min(rows, (b + 1) * ROWS); r++)
             sums[b] += row_loss(c, r, classes);
     }
     for (int64_t b = 0; b < blocks; b++)

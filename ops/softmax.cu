@@ -25,13 +25,13 @@ template <class E> __device__ float largest_of(const lt_row_plan &p, const lt_ro
     return lt__join_row<largest>(p, a);
 }
 
-/* The sums of exp(x - most) and of x - most over a row. */
+/* The sums of exp(x - max) and of x - max over a row. */
 template <class E>
-__device__ lt_two exps_of(const lt_row_plan &p, const lt_row &r, const E *x, float most)
+__device__ lt_two exps_of(const lt_row_plan &p, const lt_row &r, const E *x, float max)
 {
     lt_two sums = lt_two_sums::start();
     for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
-        float offset = lt__value(x[r.first + i * p.stride]) - most;
+        float offset = lt__value(x[r.first + i * p.stride]) - max;
         sums.a += (double)lt__exp_f32(offset);
         sums.b += (double)offset;
     }
@@ -55,14 +55,14 @@ template <class E, bool AS_LOG>
 LT_KERNEL forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x)
 {
     lt_row r = lt__row_of(p);
-    float most = largest_of(p, r, x);
-    double total = exps_of(p, r, x, most).a;
+    float max = largest_of(p, r, x);
+    double total = exps_of(p, r, x, max).a;
     float factor = (float)(AS_LOG ? log(total) : 1 / total);
     for (int64_t i = r.lane; r.valid && i < p.n; i += p.lanes) {
         int64_t at = r.first + i * p.stride;
         float v = lt__value(x[at]);
-        y[at] = lt_element<E>::of(AS_LOG ? LT_LOG_SOFTMAX(v, most, factor)
-                                         : lt__exp_f32(v - most) * factor);
+        y[at] = lt_element<E>::of(AS_LOG ? LT_LOG_SOFTMAX(v, max, factor)
+                                         : lt__exp_f32(v - max) * factor);
     }
 }
 
@@ -127,14 +127,14 @@ LT_KERNEL loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const l
                       float *kept, double *losses)
 {
     lt_row r = lt__row_of(p);
-    float most = largest_of(p, r, x);
-    lt_two sums = exps_of(p, r, x, most);
+    float max = largest_of(p, r, x);
+    lt_two sums = exps_of(p, r, x, max);
     if (!r.valid || r.lane > 0)
         return;
     int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     bool is_class = label >= 0 && label < p.n;
-    double offset = is_class ? (double)lt__value(x[r.first + label]) - (double)most : NAN;
-    kept[2 * r.index] = most;
+    double offset = is_class ? (double)lt__value(x[r.first + label]) - (double)max : NAN;
+    kept[2 * r.index] = max;
     kept[2 * r.index + 1] = is_class ? (float)(1 / sums.a) : NAN;
     losses[r.index] = lt__row_loss(sums.a, sums.b, offset, labels.label_smoothing, p.n);
     if (!is_class) /* with label_smoothing=1 the loss would not depend on the label */
@@ -151,11 +151,11 @@ LT_KERNEL loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E
         return;
     double g = (double)lt__value(*dloss) / (double)p.outer;
     lt_row_gradient of = lt__row_gradient(g, kept[2 * r.index + 1], labels.label_smoothing, p.n);
-    float most = kept[2 * r.index], factor = (float)of.factor, shift = (float)of.shift;
+    float max = kept[2 * r.index], factor = (float)of.factor, shift = (float)of.shift;
     int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     for (int64_t i = r.lane; i < p.n; i += p.lanes) {
         int64_t at = r.first + i;
-        float d = lt__exp_f32(lt__value(x[at]) - most) * factor + shift;
+        float d = lt__exp_f32(lt__value(x[at]) - max) * factor + shift;
         d = add ? lt__value(dx[at]) + d : d;
         dx[at] = lt_element<E>::of(i == label ? d - (float)of.hit : d);
     }

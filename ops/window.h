@@ -152,8 +152,8 @@ LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int
     return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] - ow * w->stride[1];
 }
 
-/* Whether v replaces `most`, the maximum so far. A NaN replaces any number and is never replaced.
+/* Whether v replaces `max`, the maximum so far. A NaN replaces any number and is never replaced.
  * Among equal values, the first one stays. */
-#define LT_IS_GREATER(v, most) (!((v) <= (most)) && (most) == (most))
+#define LT_IS_GREATER(v, max) (!((v) <= (max)) && (max) == (max))
 
 #endif

@@ -59,8 +59,8 @@ static const char **make_command(const settings *s, const char *program, char *c
                                  char number[16])
 {
     enum { MAX_OF_OURS = 18 };
-    size_t most = MAX_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
-    const char **command = calloc(most, sizeof *command), **end = command;
+    size_t max = MAX_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
+    const char **command = calloc(max, sizeof *command), **end = command;
     if (!command) {
         lt_fail(LT_ENOMEM, "out of memory for a command");
         return NULL;

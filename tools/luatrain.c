@@ -66,9 +66,9 @@ static int end_script(lua_State *L)
  * the minimum over ROUNDS rounds of OPS ops. */
 enum { ROUNDS = 7, OPS = 100000 };
 
-static lt_status run_adds(lt_ctx *ctx, const lt_def *add, lt_tensor *const *in, double *least)
+static lt_status run_adds(lt_ctx *ctx, const lt_def *add, lt_tensor *const *in, double *min)
 {
-    *least = INFINITY;
+    *min = INFINITY;
     for (int round = 0; round < ROUNDS; round++) {
         clock_t start = clock();
         for (int i = 0; i < OPS; i++) {
@@ -76,7 +76,7 @@ static lt_status run_adds(lt_ctx *ctx, const lt_def *add, lt_tensor *const *in, 
             LT_TRY(lt_apply(ctx, add, in, 2, NULL, &y));
             lt_release(y);
         }
-        *least = fmin(*least, 1e9 * (double)(clock() - start) / CLOCKS_PER_SEC / OPS);
+        *min = fmin(*min, 1e9 * (double)(clock() - start) / CLOCKS_PER_SEC / OPS);
     }
     return LT_OK;
 }

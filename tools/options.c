@@ -33,10 +33,10 @@ static lt_status parse_number(const char *who, const char *value, uint64_t low, 
     return LT_OK;
 }
 
-lt_status parse_int(const char *who, const char *value, int most, int *number)
+lt_status parse_int(const char *who, const char *value, int max, int *number)
 {
     uint64_t n;
-    LT_TRY(parse_number(who, value, 1, (uint64_t)most, &n));
+    LT_TRY(parse_number(who, value, 1, (uint64_t)max, &n));
     *number = (int)n;
     return LT_OK;
 }

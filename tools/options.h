@@ -40,8 +40,8 @@ typedef struct settings {
  * "launch" and its own flags from argv, which then contains the command of one rank. LT_EUSAGE,
  * LT_ENOMEM. */
 LT_MUST lt_status read_options(settings *s, char **argv);
-/* Parses an integer from 1 to most. who: what it is for, in the message. LT_EUSAGE. */
-LT_MUST lt_status parse_int(const char *who, const char *value, int most, int *number);
+/* Parses an integer from 1 to max. who: what it is for, in the message. LT_EUSAGE. */
+LT_MUST lt_status parse_int(const char *who, const char *value, int max, int *number);
 /* The name of option i, from 0, such as "save-every". NULL if there is no such option. */
 const char *option_name(int i);
 /* Compares the options that must be equal on all ranks. A collective. Returns the same errors as

@@ -234,11 +234,11 @@ static void share_optimizer(planner *p)
 /* Times micro-batches of the least size, of twice and of four times it, up to the batch. */
 static lt_status time_net(planner *p)
 {
-    int64_t least = p->job.least_micro < p->job.batch ? p->job.least_micro : p->job.batch;
+    int64_t min = p->job.least_micro < p->job.batch ? p->job.least_micro : p->job.batch;
     for (int k = 1; k <= 4; k *= 2) {
-        if (k * least > p->job.batch)
+        if (k * min > p->job.batch)
             break;
-        LT_TRY(profile_script(p, PASSES, k * least));
+        LT_TRY(profile_script(p, PASSES, k * min));
         if (p->exit >= 0)
             return leave(p, "which takes several steps; use cut=NAME to train without it");
     }

@@ -161,22 +161,6 @@ static lt_status accept(lt_async *a, lt_status status, bool begins)
 
 /* ==== A batch ================================================================================= */
 
-void lt__async_begin(lt_async *a, const lt_grant *g, lt_gradient *gradient, lt_async_event *event)
-{
-    a->ticket = g->ticket[0];
-    a->gradient = gradient;
-    gradient->loss = gradient->lr = 0;
-    a->stepped = a->has_backward = false;
-    a->computed++;
-    lt_set_step(a->ctx, a->ticket);
-    *event = (lt_async_event){.kind = LT_ASYNC_COMPUTE,
-                              .worker = g->worker,
-                              .ticket = a->ticket,
-                              .read = g->version,
-                              .n_reserved = g->n - 1};
-    memcpy(event->reserved, g->ticket + 1, (size_t)event->n_reserved * sizeof *event->reserved);
-}
-
 /* Ends the batch that the caller computes, if there is one. */
 static lt_status end_batch(lt_async *a)
 {
@@ -196,7 +180,7 @@ lt_status lt_async_next(lt_async *a, lt_async_event *event)
     a->status = end_batch(a);
     if (a->status == LT_OK)
         a->status = a->mode->next(a, event);
-    return accept(a, a->status, a->status == LT_OK && event->kind == LT_ASYNC_COMPUTE);
+    return accept(a, a->status, a->status == LT_OK && event->kind == LT_ASYNC_EVENT_COMPUTE);
 }
 
 void lt_async_set_lr(lt_async *a, double lr)
@@ -272,7 +256,7 @@ int64_t lt_async_steps(const lt_async *a)
     return steps;
 }
 
-lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
+lt_status lt_async_snapshot_at(lt_async *a, int64_t ticket)
 {
     if (!a->loop)
         return LT_OK;
@@ -284,7 +268,7 @@ lt_status lt_async_keep_at(lt_async *a, int64_t ticket)
     return status;
 }
 
-lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
+lt_status lt_async_load_snapshot(lt_async *a, int64_t ticket)
 {
     LT_TRY(check_writes(a));
     if (!a->loop)
@@ -295,7 +279,7 @@ lt_status lt_async_read_kept(lt_async *a, int64_t ticket)
     return accept(a, status, false);
 }
 
-void lt_async_forget(lt_async *a, int64_t ticket)
+void lt_async_free_snapshot(lt_async *a, int64_t ticket)
 {
     if (!a->loop)
         return;

@@ -18,35 +18,35 @@ static lt_tensor *new_arena(lt_optim *optim, int a, int part)
     return NULL;
 }
 
-lt_status lt__flat_open(lt_optim *optim, int part, lt_flat *flat)
+lt_status lt__flat_open(lt_optim *optim, int part, lt_flat_buffers *flat)
 {
     int n = lt_optim_arenas(optim);
-    *flat = (lt_flat){.n = n, .arena = calloc((size_t)n + 1, sizeof *flat->arena)};
+    *flat = (lt_flat_buffers){.n = n, .arena = calloc((size_t)n + 1, sizeof *flat->arena)};
     bool ok = flat->arena != NULL;
     for (int a = 0; ok && a < n; a++)
         ok = (flat->arena[a] = new_arena(optim, a, part)) != NULL;
     if (ok)
         return LT_OK;
-    lt__flat_free(flat);
+    lt__flat_buffers_free(flat);
     return lt_fail(LT_ENOMEM, "out of memory for asynchronous training");
 }
 
-void lt__flat_free(lt_flat *flat)
+void lt__flat_buffers_free(lt_flat_buffers *flat)
 {
     for (int a = 0; flat->arena && a < flat->n; a++)
         lt_release(flat->arena[a]);
     free(flat->arena);
-    *flat = (lt_flat){0};
+    *flat = (lt_flat_buffers){0};
 }
 
-lt_status lt__flat_copy(const lt_flat *to, const lt_flat *from)
+lt_status lt__flat_buffers_copy(const lt_flat_buffers *to, const lt_flat_buffers *from)
 {
     for (int a = 0; a < to->n; a++)
         LT_TRY(lt_copy(to->arena[a], from->arena[a]));
     return LT_OK;
 }
 
-lt_tensor *lt__flat_range(const lt_flat *flat, const lt_optim_range *r)
+lt_tensor *lt__flat_buffers_range(const lt_flat_buffers *flat, const lt_optim_range *r)
 {
     return lt__tensor_view(flat->arena[r->arena], 1, &r->count, r->offset, true);
 }
@@ -59,7 +59,7 @@ lt_tensor *lt__optim_range(lt_optim *optim, int part, const lt_optim_range *r)
     return x;
 }
 
-size_t lt__flat_bytes(const lt_flat *flat)
+size_t lt__flat_buffers_bytes(const lt_flat_buffers *flat)
 {
     size_t bytes = 0;
     for (int a = 0; a < flat->n; a++)

@@ -38,7 +38,7 @@ typedef struct lt_gradient { /* all zeros: not open */
 } lt_gradient;
 
 /* Opens a gradient of net, which is borrowed. is_live: the storage is a message. LT_ENOMEM. */
-LT_MUST lt_status lt__gradient_open(lt_gradient *g, const lt_image *net, bool is_live);
+LT_NODISCARD lt_status lt__gradient_open(lt_gradient *g, const lt_image *net, bool is_live);
 void lt__gradient_close(lt_gradient *g); /* does nothing if g is not open */
 
 /* gradient.c: on a worker. */
@@ -46,29 +46,29 @@ void lt__gradient_close(lt_gradient *g); /* does nothing if g is not open */
  * times factor, the options and the pending batch-norm statistics of the context. LT_ENOMEM;
  * LT_EUSAGE if a message cannot have the statistics, because their running values are not buffers
  * of the net; or the device's error. */
-LT_MUST lt_status lt__gradient_store(lt_gradient *g, const lt_opt *const *options,
-                                     lt_step_status step_status, double factor);
+LT_NODISCARD lt_status lt__gradient_store(lt_gradient *g, const lt_opt *const *options,
+                                          lt_step_status step_status, double factor);
 /* Makes room in the storage for the gradients of the parameters in g->present, and sets them to
  * zero. LT_ENOMEM, or the device's error. */
-LT_MUST lt_status lt__gradient_place(lt_gradient *g);
+LT_NODISCARD lt_status lt__gradient_place(lt_gradient *g);
 
 /* gradient_view.c: on the server. */
 /* Makes g a view of the gradient in a message, valid as long as the message exists. LT_EDESYNC if
  * the message does not fit the net; LT_ENOMEM. */
-LT_MUST lt_status lt__gradient_view(lt_gradient *g, const lt_message *message);
+LT_NODISCARD lt_status lt__gradient_view(lt_gradient *g, const lt_message *message);
 /* Updates the running statistics of batch norm. */
-LT_MUST lt_status lt__gradient_commit_bn(const lt_gradient *g);
+LT_NODISCARD lt_status lt__gradient_commit_bn(const lt_gradient *g);
 
 /* Both: */
 /* The gradients of a range of parameters that all have one. New. NULL with LT_ENOMEM. */
 lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *range);
 /* Makes room for the options of n_groups groups and for the statistics of n_bn batch norms, and
  * clears the statistics. LT_ENOMEM. */
-LT_MUST lt_status lt__gradient_reserve(lt_gradient *g, int n_groups, int n_bn);
+LT_NODISCARD lt_status lt__gradient_reserve(lt_gradient *g, int n_groups, int n_bn);
 /* Sets g->at and g->end: the first gradient starts at `begin`. */
 void lt__gradient_set_places(lt_gradient *g, size_t begin);
 /* Replaces the storage by the data of a message, which is borrowed. LT_ENOMEM. */
-LT_MUST lt_status lt__gradient_set_message(lt_gradient *g, const lt_message *message);
+LT_NODISCARD lt_status lt__gradient_set_message(lt_gradient *g, const lt_message *message);
 static inline size_t lt__gradient_padded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 #endif

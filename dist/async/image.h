@@ -21,19 +21,19 @@ typedef struct lt_image { /* all zeros: not open */
 } lt_image;
 
 /* Opens an image. LT_ENOMEM. */
-LT_MUST lt_status lt__image_open(lt_image *image, lt_ctx *ctx, lt_optim *optim,
-                                 lt_tensor *const *buffers, int n_buffers);
+LT_NODISCARD lt_status lt__image_open(lt_image *image, lt_ctx *ctx, lt_optim *optim,
+                                      lt_tensor *const *buffers, int n_buffers);
 void lt__image_close(lt_image *image); /* does nothing if image is not open */
 
 /* Writes the values to memory (image->bytes); with_slots: also the optimizer's slots and counts of
  * steps (image->slot_bytes). The device's error. */
-LT_MUST lt_status lt__image_pack(const lt_image *image, bool with_slots, char *to);
+LT_NODISCARD lt_status lt__image_pack(const lt_image *image, bool with_slots, char *to);
 /* Sets the values, and maybe slots and counts of steps, from memory. The device's error. */
-LT_MUST lt_status lt__image_unpack(const lt_image *image, bool with_slots, const char *from);
+LT_NODISCARD lt_status lt__image_unpack(const lt_image *image, bool with_slots, const char *from);
 /* Copies values, buffers, slots and counts of steps of one net to another. The device's error. */
-LT_MUST lt_status lt__image_copy(const lt_image *to, const lt_image *from);
+LT_NODISCARD lt_status lt__image_copy(const lt_image *to, const lt_image *from);
 /* A digest of the values and buffers. LT_ENOMEM, or the device's error. */
-LT_MUST lt_status lt__image_digest(const lt_image *image, int64_t *digest);
+LT_NODISCARD lt_status lt__image_digest(const lt_image *image, int64_t *digest);
 
 /* A copy of a net in another context, for the server. */
 typedef struct lt_replica { /* all zeros: not open */
@@ -44,7 +44,7 @@ typedef struct lt_replica { /* all zeros: not open */
 
 /* Opens a replica of a net in ctx, which is borrowed and must have the same ops. It has the same
  * values and optimizer slots. LT_ENOMEM, or the device's error. */
-LT_MUST lt_status lt__replica_open(lt_replica *replica, lt_ctx *ctx, const lt_image *of);
+LT_NODISCARD lt_status lt__replica_open(lt_replica *replica, lt_ctx *ctx, const lt_image *of);
 void lt__replica_close(lt_replica *replica); /* does nothing if replica is not open */
 
 #endif

@@ -83,10 +83,10 @@ static lt_status begin(live *l, const lt_message *m, lt_async_event *event)
     l->pulled = false;
     if (n == 0) {
         l->over = true;
-        *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+        *event = (lt_async_event){.kind = LT_ASYNC_EVENT_DONE};
         return LT_OK;
     }
-    if (m->bytes != net->bytes || n > LT_ASYNC_HELD)
+    if (m->bytes != net->bytes || n > LT_ASYNC_MAX_PREFETCH)
         return does_not_fit(l);
     LT_TRY(lt__image_unpack(net, false, m->data));
     lt_grant grant = {.worker = rank_of(l), .version = m->as.grant.version, .n = n};
@@ -131,9 +131,9 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
     case LT_MSG_EVENT: memcpy(event, m->data, sizeof *event); return LT_OK;
     case LT_MSG_STOP:
         l->over = true;
-        *event = (lt_async_event){.kind = m->as.stop.code == LT_STOP_FINISHED ? LT_ASYNC_DONE
-                                                                              : LT_ASYNC_STOP,
-                                  .ticket = m->as.stop.code};
+        *event = (lt_async_event){.kind = m->as.stop.code == LT_STOP_FINISHED ? LT_ASYNC_EVENT_DONE
+                                                                              : LT_ASYNC_EVENT_STOP,
+                                  .code = m->as.stop.code};
         return l->async.loop ? lt__server_loop_status(l->async.loop) : LT_OK;
     case LT_MSG_HEARTBEAT: *any = false; return LT_OK;
     case LT_MSG_FINISH: *any = false; return take_final(l, m);
@@ -189,7 +189,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
         lt__message_free(m);
         LT_TRY(status);
         if (!m && l->over) {
-            *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+            *event = (lt_async_event){.kind = LT_ASYNC_EVENT_DONE};
             return LT_OK;
         }
     }

@@ -7,11 +7,11 @@
 
 typedef struct worker {
     bool lost, computing, waiting;
-    int held;                    /* number of tickets */
-    int64_t ticket[LT_MAX_HELD]; /* order of issue; if `computing`, the first is computed */
-    int64_t read;                /* version that it read at its last grant */
-    int64_t pushes;              /* number of accepted pushes */
-    int64_t pull;                /* number of its last pull among all pulls */
+    int prefetch;                    /* number of tickets */
+    int64_t ticket[LT_MAX_PREFETCH]; /* order of issue; if `computing`, the first is computed */
+    int64_t read;                    /* version that it read at its last grant */
+    int64_t pushes;                  /* number of accepted pushes */
+    int64_t pull;                    /* number of its last pull among all pulls */
 } worker;
 
 struct lt_order {
@@ -89,21 +89,21 @@ static int64_t take_ticket(lt_order *o)
         memmove(o->again, o->again + 1, (size_t)--o->n_again * sizeof *o->again);
         return ticket;
     }
-    bool is_beyond = o->config.window != LT_UNBOUNDED && o->next - o->done >= o->config.window;
+    bool is_beyond = o->config.max_lead != LT_UNBOUNDED && o->next - o->done >= o->config.max_lead;
     return o->next < o->config.limit && !is_beyond ? o->next++ : LT_NO_TICKET;
 }
 
 static void hold_tickets(lt_order *o, worker *w)
 {
     int64_t ticket;
-    while (w->held < o->config.held && (ticket = take_ticket(o)) != LT_NO_TICKET)
-        w->ticket[w->held++] = ticket;
+    while (w->prefetch < o->config.prefetch && (ticket = take_ticket(o)) != LT_NO_TICKET)
+        w->ticket[w->prefetch++] = ticket;
 }
 
 static void drop_first(worker *w)
 {
-    w->held--;
-    memmove(w->ticket, w->ticket + 1, (size_t)w->held * sizeof *w->ticket);
+    w->prefetch--;
+    memmove(w->ticket, w->ticket + 1, (size_t)w->prefetch * sizeof *w->ticket);
 }
 
 /* ==== Opening ================================================================================= */
@@ -123,16 +123,16 @@ static lt_status check_config(const lt_order_config *c)
     if (c->workers < 1 || c->workers > LT_MAX_WORKERS)
         return lt_fail(LT_EINVAL, "the number of workers must be from 1 to %d, but is %d",
                        LT_MAX_WORKERS, c->workers);
-    if (c->held < 1 || c->held > LT_MAX_HELD)
-        return lt_fail(LT_EINVAL, "a worker must hold 1 to %d tickets, not %d", LT_MAX_HELD,
-                       c->held);
+    if (c->prefetch < 1 || c->prefetch > LT_MAX_PREFETCH)
+        return lt_fail(LT_EINVAL, "a worker must hold 1 to %d tickets, not %d", LT_MAX_PREFETCH,
+                       c->prefetch);
     if (c->staleness < 0 && c->staleness != LT_UNBOUNDED)
         return lt_fail(LT_EINVAL, "staleness must be at least 0, but is %lld",
                        (long long)c->staleness);
     if (c->drop < 1 && c->drop != LT_UNBOUNDED)
         return lt_fail(LT_EINVAL, "drop must be at least 1, but is %lld", (long long)c->drop);
-    if (c->window < 1 && c->window != LT_UNBOUNDED)
-        return lt_fail(LT_EINVAL, "window must be at least 1, but is %lld", (long long)c->window);
+    if (c->max_lead < 1 && c->max_lead != LT_UNBOUNDED)
+        return lt_fail(LT_EINVAL, "window must be at least 1, but is %lld", (long long)c->max_lead);
     return check_limit(c->limit);
 }
 
@@ -141,7 +141,7 @@ static lt_status set_workers(lt_order *o, const lt_order_config *config, size_t 
 {
     size_t n = (size_t)config->workers;
     worker *workers = calloc(n, sizeof *workers);
-    int64_t *again = malloc((n * LT_MAX_HELD + more) * sizeof *again);
+    int64_t *again = malloc((n * LT_MAX_PREFETCH + more) * sizeof *again);
     if (!workers || !again) {
         free(workers);
         free(again);
@@ -209,7 +209,7 @@ lt_status lt__order_pull(lt_order *o, int i)
         return LT_OK;
     if (w->computing || w->waiting)
         return lt_fail(LT_EINVAL, "worker %d pulls twice without a push", i);
-    LT_TRY(reserve_bits(o, o->next + (int64_t)o->config.workers * LT_MAX_HELD));
+    LT_TRY(reserve_bits(o, o->next + (int64_t)o->config.workers * LT_MAX_PREFETCH));
     w->waiting = true;
     w->pull = o->pulls++;
     return LT_OK;
@@ -253,16 +253,16 @@ bool lt__order_grant(lt_order *o, lt_grant *grant)
         if (!may_compute)
             return false;
         hold_tickets(o, w);
-        if (w->held > 0)
+        if (w->prefetch > 0)
             break;
     }
     if (!w)
         return false;
     grant->worker = (int)(w - o->workers);
-    grant->n = w->held;
-    memcpy(grant->ticket, w->ticket, (size_t)w->held * sizeof *w->ticket);
+    grant->n = w->prefetch;
+    memcpy(grant->ticket, w->ticket, (size_t)w->prefetch * sizeof *w->ticket);
     w->waiting = false;
-    if (w->held > 0) {
+    if (w->prefetch > 0) {
         w->computing = true;
         w->read = o->version;
         o->computing++;
@@ -306,7 +306,7 @@ void lt__order_release(lt_order *o, int i)
     if (lt__order_is_lost(o, i))
         return;
     worker *w = &o->workers[i];
-    for (int k = 0; k < w->held; k++)
+    for (int k = 0; k < w->prefetch; k++)
         put_back(o, w->ticket[k]);
     o->computing -= w->computing;
     *w = (worker){.read = w->read, .pushes = w->pushes, .pull = w->pull};
@@ -316,10 +316,10 @@ int lt__order_lose(lt_order *o, int i)
 {
     if (lt__order_is_lost(o, i))
         return 0;
-    int held = o->workers[i].held;
+    int prefetch = o->workers[i].prefetch;
     lt__order_release(o, i);
     o->workers[i].lost = true;
-    return held;
+    return prefetch;
 }
 
 lt_order_config lt__order_config(const lt_order *o) { return o->config; }
@@ -340,7 +340,7 @@ bool lt__order_is_lost(const lt_order *o, int i)
 enum {
     FORMAT,
     WORKERS,
-    HELD,
+    PREFETCH,
     STALENESS,
     DROP,
     LIMIT,
@@ -350,12 +350,17 @@ enum {
     DONE,
     N_AGAIN,
     N_DONE,
-    WINDOW,
+    MAX_LEAD,
     HEAD
 };
-enum { FLAGS, READ, PUSHES, PULL, N_HELD, TICKETS, OF_WORKER = TICKETS + LT_MAX_HELD };
+enum { FLAGS, READ, PUSHES, PULL, N_HELD, TICKETS, OF_WORKER = TICKETS + LT_MAX_PREFETCH };
 enum { IS_LOST = 1, IS_COMPUTING = 2, IS_WAITING = 4 };
 enum { CURRENT_FORMAT = 2 };
+
+int64_t lt__order_saved_issued(const int64_t *state, size_t n)
+{
+    return n > NEXT ? state[NEXT] : -1;
+}
 
 static void save_worker(const worker *w, int64_t *to)
 {
@@ -364,9 +369,9 @@ static void save_worker(const worker *w, int64_t *to)
     to[READ] = w->read;
     to[PUSHES] = w->pushes;
     to[PULL] = w->pull;
-    to[N_HELD] = w->held;
-    for (int k = 0; k < LT_MAX_HELD; k++)
-        to[TICKETS + k] = k < w->held ? w->ticket[k] : LT_NO_TICKET;
+    to[N_HELD] = w->prefetch;
+    for (int k = 0; k < LT_MAX_PREFETCH; k++)
+        to[TICKETS + k] = k < w->prefetch ? w->ticket[k] : LT_NO_TICKET;
 }
 
 int64_t *lt__order_save(const lt_order *o, size_t *n)
@@ -380,9 +385,9 @@ int64_t *lt__order_save(const lt_order *o, size_t *n)
     if (!state)
         return NULL;
     int64_t *to = state + HEAD;
-    const int64_t head[HEAD] = {CURRENT_FORMAT, c->workers, c->held,  c->staleness, c->drop,
-                                c->limit,       o->version, o->next,  o->pulls,     o->done,
-                                o->n_again,     done,       c->window};
+    const int64_t head[HEAD] = {CURRENT_FORMAT, c->workers, c->prefetch, c->staleness, c->drop,
+                                c->limit,       o->version, o->next,     o->pulls,     o->done,
+                                o->n_again,     done,       c->max_lead};
     memcpy(state, head, sizeof head);
     for (int i = 0; i < o->n_again; i++)
         *to++ = o->again[i];
@@ -407,7 +412,7 @@ static bool is_valid_worker(const int64_t *state, const int64_t *w, bool *seen)
 {
     bool computing = w[FLAGS] & IS_COMPUTING;
     bool ok =
-        w[FLAGS] >= 0 && w[N_HELD] >= computing && w[N_HELD] <= LT_MAX_HELD &&
+        w[FLAGS] >= 0 && w[N_HELD] >= computing && w[N_HELD] <= LT_MAX_PREFETCH &&
         (w[FLAGS] == 0 || w[FLAGS] == IS_COMPUTING || w[FLAGS] == IS_WAITING ||
          (w[FLAGS] == IS_LOST && w[N_HELD] == 0)) &&
         w[READ] >= 0 && w[READ] <= state[VERSION] && w[PUSHES] >= 0 && w[PULL] >= 0 &&
@@ -444,18 +449,18 @@ static bool is_valid(const int64_t *state, bool *seen)
 /* Whether the numbers before the lists are possible, and the lists end with the state. */
 static bool is_valid_head(const int64_t *state, size_t n)
 {
-    const int64_t most = (int64_t)n;
+    const int64_t max = (int64_t)n;
     return n >= HEAD && state[FORMAT] == CURRENT_FORMAT && state[WORKERS] >= 1 &&
-           state[WORKERS] <= LT_MAX_WORKERS && state[HELD] >= 1 && state[HELD] <= LT_MAX_HELD &&
-           state[PULLS] >= 0 && state[DONE] >= 0 && state[NEXT] >= state[DONE] &&
-           state[NEXT] <= state[LIMIT] && state[LIMIT] <= MAX_LIMIT &&
-           state[NEXT] - state[DONE] <= most && state[N_AGAIN] >= 0 && state[N_AGAIN] <= most &&
-           state[N_DONE] >= 0 && state[N_DONE] <= most && state[VERSION] >= 0 &&
+           state[WORKERS] <= LT_MAX_WORKERS && state[PREFETCH] >= 1 &&
+           state[PREFETCH] <= LT_MAX_PREFETCH && state[PULLS] >= 0 && state[DONE] >= 0 &&
+           state[NEXT] >= state[DONE] && state[NEXT] <= state[LIMIT] && state[LIMIT] <= MAX_LIMIT &&
+           state[NEXT] - state[DONE] <= max && state[N_AGAIN] >= 0 && state[N_AGAIN] <= max &&
+           state[N_DONE] >= 0 && state[N_DONE] <= max && state[VERSION] >= 0 &&
            state[VERSION] - state[N_DONE] <= state[DONE] &&
            (state[STALENESS] >= 0 || state[STALENESS] == LT_UNBOUNDED) &&
            (state[DROP] >= 1 || state[DROP] == LT_UNBOUNDED) &&
-           (state[WINDOW] >= 1 || state[WINDOW] == LT_UNBOUNDED) &&
-           HEAD + state[N_AGAIN] + state[N_DONE] + OF_WORKER * state[WORKERS] == most;
+           (state[MAX_LEAD] >= 1 || state[MAX_LEAD] == LT_UNBOUNDED) &&
+           HEAD + state[N_AGAIN] + state[N_DONE] + OF_WORKER * state[WORKERS] == max;
 }
 
 static worker load_worker(const int64_t *from)
@@ -463,7 +468,7 @@ static worker load_worker(const int64_t *from)
     worker w = {.lost = from[FLAGS] & IS_LOST,
                 .computing = from[FLAGS] & IS_COMPUTING,
                 .waiting = from[FLAGS] & IS_WAITING,
-                .held = (int)from[N_HELD],
+                .prefetch = (int)from[N_HELD],
                 .read = from[READ],
                 .pushes = from[PUSHES],
                 .pull = from[PULL]};
@@ -481,7 +486,7 @@ static lt_status load(lt_order *o, const lt_order_config *config, const int64_t 
     o->pulls = state[PULLS];
     o->done = state[DONE];
     o->base = o->done / WORD * WORD;
-    LT_TRY(reserve_bits(o, o->next + (int64_t)config->workers * LT_MAX_HELD));
+    LT_TRY(reserve_bits(o, o->next + (int64_t)config->workers * LT_MAX_PREFETCH));
     for (int64_t i = 0; i < state[N_AGAIN]; i++)
         o->again[o->n_again++] = *at++;
     for (int64_t i = 0; i < state[N_DONE]; i++)
@@ -497,10 +502,10 @@ static lt_status load(lt_order *o, const lt_order_config *config, const int64_t 
 static lt_order *load_checked(const int64_t *state, bool *damaged)
 {
     lt_order_config config = {.workers = (int)state[WORKERS],
-                              .held = (int)state[HELD],
+                              .prefetch = (int)state[PREFETCH],
                               .staleness = state[STALENESS],
                               .drop = state[DROP],
-                              .window = state[WINDOW],
+                              .max_lead = state[MAX_LEAD],
                               .limit = state[LIMIT]};
     bool *seen =
         lt__calloc((size_t)(state[NEXT] - state[DONE]) + 1, sizeof *seen, "for a checkpoint");
@@ -533,7 +538,7 @@ lt_status lt__order_restart(lt_order *o, const lt_order_config *config)
         return lt_fail(LT_EINVAL, "%lld tickets were issued, but the limit is %lld",
                        (long long)o->next, (long long)config->limit);
     for (int i = 0; i < n; i++)
-        outstanding += old[i].held;
+        outstanding += old[i].prefetch;
     o->workers = NULL;
     lt_status status = set_workers(o, config, (size_t)outstanding);
     if (status != LT_OK) {
@@ -541,7 +546,7 @@ lt_status lt__order_restart(lt_order *o, const lt_order_config *config)
         return status;
     }
     for (int i = 0; i < n; i++)
-        for (int k = 0; k < old[i].held; k++)
+        for (int k = 0; k < old[i].prefetch; k++)
             put_back(o, old[i].ticket[k]);
     o->computing = 0;
     o->pulls = 0;

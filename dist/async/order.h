@@ -25,7 +25,7 @@
 
 enum {
     LT_MAX_WORKERS = 4096,
-    LT_MAX_HELD = 4, /* tickets of one worker */
+    LT_MAX_PREFETCH = 4, /* tickets of one worker */
     LT_UNBOUNDED = -1
 };
 enum { LT_NO_TICKET = -1 };
@@ -33,20 +33,20 @@ enum { LT_NO_TICKET = -1 };
 typedef struct lt_order lt_order;
 
 typedef struct lt_order_config {
-    int workers;       /* 1 to LT_MAX_WORKERS */
-    int held;          /* 1 to LT_MAX_HELD: the tickets that a worker holds at a time, so that it
+    int workers;  /* 1 to LT_MAX_WORKERS */
+    int prefetch; /* 1 to LT_MAX_PREFETCH: the tickets that a worker holds at a time, so that it
                         * can prepare the data of the next ones */
     int64_t staleness; /* bound S >= 0, or LT_UNBOUNDED */
     int64_t drop;      /* limit R >= 1, or LT_UNBOUNDED */
-    int64_t window;    /* W >= 1, or LT_UNBOUNDED */
+    int64_t max_lead;  /* W >= 1, or LT_UNBOUNDED */
     int64_t limit;     /* tickets [0, limit) exist */
 } lt_order_config;
 
 typedef struct lt_grant { /* the answer to a pull */
     int worker;
-    int64_t version;             /* version of the weights that the worker must read now */
-    int n;                       /* number of tickets; 0: every ticket is applied or skipped */
-    int64_t ticket[LT_MAX_HELD]; /* ticket[0] is to be computed now, the others are reserved */
+    int64_t version;                 /* version of the weights that the worker must read now */
+    int n;                           /* number of tickets; 0: every ticket is applied or skipped */
+    int64_t ticket[LT_MAX_PREFETCH]; /* ticket[0] is to be computed now, the others are reserved */
 } lt_grant;
 
 typedef enum lt_push_kind {
@@ -68,20 +68,20 @@ typedef struct lt_push {
 lt_order *lt__order_new(const lt_order_config *config);
 void lt__order_free(lt_order *order); /* NULL is allowed */
 /* Changes the limit. LT_EINVAL if it is negative or decreases. */
-LT_MUST lt_status lt__order_set_limit(lt_order *order, int64_t limit);
+LT_NODISCARD lt_status lt__order_set_limit(lt_order *order, int64_t limit);
 
 /* The worker asks for a ticket. lt__order_grant() answers, perhaps after further events. A pull of
  * a lost worker is ignored. LT_EINVAL if the worker does not exist, has not pushed the ticket of
  * its last pull, or waits already; LT_ENOMEM. */
-LT_MUST lt_status lt__order_pull(lt_order *order, int worker);
+LT_NODISCARD lt_status lt__order_pull(lt_order *order, int worker);
 /* Answers the oldest pull that can be answered. Returns false if there is none. After each event,
  * call it until it returns false. */
 bool lt__order_grant(lt_order *order, lt_grant *grant);
 /* The worker pushes the ticket of its last pull. number counts its accepted pushes, from 0. skip:
  * it has no gradient. LT_EINVAL if the worker does not exist; LT_EDESYNC if pushes are missing
  * before this one or the worker computes no ticket. */
-LT_MUST lt_status lt__order_push(lt_order *order, int worker, int64_t number, bool skip,
-                                 lt_push *push);
+LT_NODISCARD lt_status lt__order_push(lt_order *order, int worker, int64_t number, bool skip,
+                                      lt_push *push);
 /* Worker i gives its tickets back, to be issued again, and withdraws its pull. It may pull again.
  * Nothing happens if it is lost or does not exist. */
 void lt__order_release(lt_order *order, int i);
@@ -100,12 +100,14 @@ bool lt__order_is_lost(const lt_order *order, int worker);
 
 /* The state as numbers (*n), for a checkpoint. New; release it with free(). NULL with LT_ENOMEM. */
 int64_t *lt__order_save(const lt_order *order, size_t *n);
+/* The number of issued tickets in a saved state of n numbers. -1 if there are too few. */
+int64_t lt__order_saved_issued(const int64_t *state, size_t n);
 /* Restores a saved state exactly, workers and waiting pulls included. New. NULL with LT_EINVAL if
  * the numbers are not a valid state, or with LT_ENOMEM. */
 lt_order *lt__order_load(const int64_t *state, size_t n);
 /* Continues with new workers, none of which is lost or has pulled: tickets that the old ones held
  * are issued again. The other settings are replaced too; the limit must not be below the tickets
  * issued so far. LT_EINVAL, as for lt__order_new(); LT_ENOMEM. On failure nothing changes. */
-LT_MUST lt_status lt__order_restart(lt_order *order, const lt_order_config *config);
+LT_NODISCARD lt_status lt__order_restart(lt_order *order, const lt_order_config *config);
 
 #endif

@@ -78,7 +78,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
         return begin(r, e, event);
     if (r->version < r->n)
         return apply(r, event);
-    *event = (lt_async_event){.kind = LT_ASYNC_DONE};
+    *event = (lt_async_event){.kind = LT_ASYNC_EVENT_DONE};
     return LT_OK;
 }
 

@@ -7,7 +7,7 @@
 #include "core/tensor.h"
 #include "dist/async/rule.h"
 
-enum { MOMENTUM_SLOT = LT_OPTIM_SLOT };
+enum { MOMENTUM_SLOT = LT_OPTIM_FIRST_SLOT };
 
 /* What a rule needs besides the optimizer. */
 enum { BACKUP = 1, SQUARES = 2, VELOCITY = 4, PLAIN_MOMENTUM = 8, OWN_STEP = 16 };
@@ -32,12 +32,12 @@ struct lt_rule_state {
     lt_optim *optim;
     lt_rule_config config;
     int needs;
-    bool has_momentum;    /* the update op is momentum_step */
-    lt_flat values, slot; /* values of the optimizer; its velocity, or one of our own */
-    lt_flat squares;
-    lt_flat *backup, *velocity; /* (workers) */
-    bool *all;                  /* (parameters) true */
-    lt_tensor **stats;          /* (n_groups), each f64 (3): strength, capped, n */
+    bool has_momentum;            /* the update op is momentum_step */
+    lt_flat_buffers values, slot; /* values of the optimizer; its velocity, or one of our own */
+    lt_flat_buffers squares;
+    lt_flat_buffers *backup, *velocity; /* (workers) */
+    bool *all;                          /* (parameters) true */
+    lt_tensor **stats;                  /* (n_groups), each f64 (3): strength, capped, n */
     int n_groups;
     double mean_delay; /* moving mean; negative before the first push */
     double pushes;     /* number of squares averaged so far */
@@ -108,9 +108,9 @@ static void free_workers(lt_rule_state *s)
 {
     for (int i = 0; i < s->config.workers; i++) {
         if (s->backup)
-            lt__flat_free(&s->backup[i]);
+            lt__flat_buffers_free(&s->backup[i]);
         if (s->velocity)
-            lt__flat_free(&s->velocity[i]);
+            lt__flat_buffers_free(&s->velocity[i]);
     }
     free(s->backup);
     free(s->velocity);
@@ -126,7 +126,7 @@ static lt_status open_workers(lt_rule_state *s, int workers)
     for (int i = 0; i < workers; i++) {
         if (s->needs & BACKUP) {
             LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->backup[i]));
-            LT_TRY(lt__flat_copy(&s->backup[i], &s->values));
+            LT_TRY(lt__flat_buffers_copy(&s->backup[i], &s->values));
         }
         if (s->needs & VELOCITY)
             LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->velocity[i]));
@@ -178,9 +178,9 @@ void lt__rule_free(lt_rule_state *s)
     free_workers(s);
     for (int g = 0; s->stats && g < s->n_groups; g++)
         lt_release(s->stats[g]);
-    lt__flat_free(&s->values);
-    lt__flat_free(&s->slot);
-    lt__flat_free(&s->squares);
+    lt__flat_buffers_free(&s->values);
+    lt__flat_buffers_free(&s->slot);
+    lt__flat_buffers_free(&s->squares);
     free(s->stats);
     free(s->all);
     free(s);
@@ -189,7 +189,7 @@ void lt__rule_free(lt_rule_state *s)
 size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
 {
     size_t n = (s->needs & BACKUP ? 1 : 0) + (s->needs & VELOCITY ? 1 : 0);
-    return n * lt__flat_bytes(&s->values);
+    return n * lt__flat_buffers_bytes(&s->values);
 }
 
 /* ==== Options ================================================================================= */
@@ -198,7 +198,7 @@ size_t lt__rule_bytes_per_worker(const lt_rule_state *s)
 static double option_of(const lt_def *def, const lt_opt *options, const char *name)
 {
     int k = lt_schema_index(&def->schema, name);
-    return k < 0 ? 0 : options[k].kind == LT_NUMBER ? options[k].f : (double)options[k].i[0];
+    return k < 0 ? 0 : options[k].kind == LT_KIND_NUMBER ? options[k].f : (double)options[k].i[0];
 }
 
 lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
@@ -240,7 +240,7 @@ static void set_at(call *c, int k, double value)
 {
     c->opt[k].n = 1;
     c->opt[k].kind = c->def->schema.opt[k].value.kind;
-    if (c->opt[k].kind == LT_NUMBER)
+    if (c->opt[k].kind == LT_KIND_NUMBER)
         c->opt[k].f = value;
     else
         c->opt[k].i[0] = (int64_t)value;
@@ -264,9 +264,9 @@ static void add_tensor(call *c, lt_tensor *x)
 }
 
 /* Appends the range of a flat to the inputs. */
-static void add(call *c, const lt_flat *flat, const lt_optim_range *r)
+static void add(call *c, const lt_flat_buffers *flat, const lt_optim_range *r)
 {
-    add_tensor(c, lt__flat_range(flat, r));
+    add_tensor(c, lt__flat_buffers_range(flat, r));
 }
 
 /* Runs the call and releases its inputs. */
@@ -343,7 +343,7 @@ static lt_status own_step(lt_rule_state *s, const place *p, double scale)
     add(&c, &s->values, p->range);
     add_gradient(&c, p);
     for (int k = 0; k < schema->n_in - 2; k++)
-        add_tensor(&c, lt__optim_range(s->optim, LT_OPTIM_SLOT + k, p->range));
+        add_tensor(&c, lt__optim_range(s->optim, LT_OPTIM_FIRST_SLOT + k, p->range));
     return run(&c);
 }
 
@@ -423,7 +423,7 @@ static lt_status apply_to(lt_rule_state *s, const place *p)
 
 lt_status lt__rule_pull(lt_rule_state *s, int worker)
 {
-    return s->needs & BACKUP ? lt__flat_copy(&s->backup[worker], &s->values) : LT_OK;
+    return s->needs & BACKUP ? lt__flat_buffers_copy(&s->backup[worker], &s->values) : LT_OK;
 }
 
 lt_status lt__rule_apply(lt_rule_state *s, const lt_rule_push *push)
@@ -464,13 +464,13 @@ lt_status lt__rule_stats(lt_rule_state *s, int group, lt_rule_stats *stats)
     return lt_fill(s->stats[group], 0);
 }
 
-bool lt__rule_flat(const lt_rule_state *s, int i, char name[32], const lt_flat **flat)
+bool lt__rule_flat(const lt_rule_state *s, int i, char name[32], const lt_flat_buffers **flat)
 {
     bool own_slot = s->slot.n > 0 && !s->has_momentum;
     int workers = s->config.workers;
     const struct {
         const char *name;
-        const lt_flat *flat;
+        const lt_flat_buffers *flat;
         int n;
         bool per_worker;
     } lists[] = {{"squares", &s->squares, s->needs & SQUARES ? 1 : 0, false},

@@ -41,7 +41,7 @@ typedef enum lt_rule {
 /* The name of a rule, as in --parallel async=RULE. Borrowed. */
 const char *lt__rule_name(lt_rule rule);
 /* Finds a rule by its name. LT_EUSAGE, with all names. */
-LT_MUST lt_status lt__rule_find(const char *name, lt_rule *rule);
+LT_NODISCARD lt_status lt__rule_find(const char *name, lt_rule *rule);
 
 typedef struct lt_rule_config {
     lt_rule rule;
@@ -71,21 +71,21 @@ lt_rule_state *lt__rule_new(lt_optim *optim, const lt_rule_config *config);
 void lt__rule_free(lt_rule_state *state); /* NULL is allowed */
 /* LT_EUSAGE if an option of the step is not supported: nesterov, or a momentum of 1 or more, with
  * dana, ormo or ddc. */
-LT_MUST lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
-                                 int n_groups);
+LT_NODISCARD lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
+                                      int n_groups);
 /* A worker reads the current values. Stores a copy of them if the rule needs it. */
-LT_MUST lt_status lt__rule_pull(lt_rule_state *state, int worker);
+LT_NODISCARD lt_status lt__rule_pull(lt_rule_state *state, int worker);
 /* Updates the parameters. Changes the gradient. */
-LT_MUST lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
+LT_NODISCARD lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
 /* Memory per worker, in bytes. */
 size_t lt__rule_bytes_per_worker(const lt_rule_state *state);
 /* Reads and clears the statistics of a group. Zeros for rules other than ddc. LT_ENOMEM, or the
  * device's error. */
-LT_MUST lt_status lt__rule_stats(lt_rule_state *state, int group, lt_rule_stats *stats);
+LT_NODISCARD lt_status lt__rule_stats(lt_rule_state *state, int group, lt_rule_stats *stats);
 
 /* Flat i of the state, for checkpoints, and its name: "backup.3" for worker 3, or "squares".
  * Returns false past the last one. Borrowed. */
-bool lt__rule_flat(const lt_rule_state *state, int i, char name[32], const lt_flat **flat);
+bool lt__rule_flat(const lt_rule_state *state, int i, char name[32], const lt_flat_buffers **flat);
 /* The numbers of the state, for checkpoints. */
 enum { LT_RULE_NUMBERS = 2 };
 void lt__rule_save(const lt_rule_state *state, double numbers[LT_RULE_NUMBERS]);

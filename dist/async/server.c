@@ -10,10 +10,10 @@
 lt_status lt__server_open(lt_server *s, const lt_image *net, const lt_async_config *c)
 {
     const lt_order_config order = {.workers = c->workers,
-                                   .held = c->held == 0 ? 1 : c->held,
+                                   .prefetch = c->prefetch == 0 ? 1 : c->prefetch,
                                    .staleness = c->staleness,
                                    .drop = c->drop,
-                                   .window = c->window == 0 ? LT_UNBOUNDED : c->window};
+                                   .max_lead = c->max_lead == 0 ? LT_UNBOUNDED : c->max_lead};
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};
     LT_TRY(lt__rule_find(c->rule, &rule.rule));
     *s = (lt_server){.net = net, .order = lt__order_new(&order), .base = c->steps};
@@ -60,7 +60,7 @@ lt_status lt__server_push(lt_server *s, int worker, int64_t number, const lt_gra
 lt_async_event lt__server_event(const lt_server *s, const lt_push *push, int worker, int64_t read,
                                 const lt_gradient *g)
 {
-    return (lt_async_event){.kind = LT_ASYNC_PUSH,
+    return (lt_async_event){.kind = LT_ASYNC_EVENT_PUSH,
                             .worker = worker,
                             .ticket = push->ticket,
                             .read = read,
@@ -122,7 +122,7 @@ static lt_tensor *snapshot_tensor(const lt_server *s, int i, char name[LT_ASYNC_
 
 lt_tensor *lt__server_state(const lt_server *s, int i, char name[LT_ASYNC_NAME])
 {
-    const lt_flat *flat;
+    const lt_flat_buffers *flat;
     char of[32];
     if (i < 2) {
         snprintf(name, LT_ASYNC_NAME, i == 0 ? "order" : "numbers");
@@ -160,6 +160,11 @@ static lt_status damaged(const char *name)
     return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'", name);
 }
 
+int64_t lt_async_issued(const lt_tensor *x)
+{
+    return x->dtype == LT_I64 ? lt__order_saved_issued(x->data, (size_t)x->count) : -1;
+}
+
 static lt_status restore_order(lt_server *s, const saved *from)
 {
     lt_tensor *x = find_saved(from, "order");
@@ -185,7 +190,8 @@ static lt_status restore_order(lt_server *s, const saved *from)
 
 /* Copies a saved flat. *found is false, and the flat stays zero, if the checkpoint does not have
  * it. */
-static lt_status restore_flat(const saved *s, const char *of, const lt_flat *flat, bool *found)
+static lt_status restore_flat(const saved *s, const char *of, const lt_flat_buffers *flat,
+                              bool *found)
 {
     for (int k = 0; k < flat->n; k++) {
         char name[LT_ASYNC_NAME];
@@ -223,7 +229,7 @@ lt_status lt__server_restore(lt_server *s, const char *const *names, lt_tensor *
                              int n, bool with_snapshots, int *fresh)
 {
     const saved from = {names, tensors, n};
-    const lt_flat *flat;
+    const lt_flat_buffers *flat;
     char of[32];
     double numbers[NUMBERS];
     lt_tensor *x = find_saved(&from, "numbers");

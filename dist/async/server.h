@@ -22,17 +22,17 @@ typedef struct lt_server { /* all zeros: not open */
 
 /* Opens *server for config->workers workers. LT_EUSAGE for a wrong setting; LT_ENOMEM. On failure
  * nothing is open. */
-LT_MUST lt_status lt__server_open(lt_server *server, const lt_image *net,
-                                  const lt_async_config *config);
+LT_NODISCARD lt_status lt__server_open(lt_server *server, const lt_image *net,
+                                       const lt_async_config *config);
 void lt__server_close(lt_server *server); /* does nothing if server is not open */
 
 /* Answers the oldest pull that can be answered; *any is false if there is none. The worker must
  * read the values of the parameters before the next push. */
-LT_MUST lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any);
+LT_NODISCARD lt_status lt__server_grant(lt_server *server, lt_grant *grant, bool *any);
 /* Takes push `number` of a worker, applies its gradient unless it is skipped or dropped, and takes
  * the snapshots whose moment has come. */
-LT_MUST lt_status lt__server_push(lt_server *server, int worker, int64_t number,
-                                  const lt_gradient *gradient, lt_push *push);
+LT_NODISCARD lt_status lt__server_push(lt_server *server, int worker, int64_t number,
+                                       const lt_gradient *gradient, lt_push *push);
 /* The event of this push, right after it. read: the version that the worker has read. The caller
  * sets the time. */
 lt_async_event lt__server_event(const lt_server *server, const lt_push *push, int worker,
@@ -40,19 +40,19 @@ lt_async_event lt__server_event(const lt_server *server, const lt_push *push, in
 
 /* Applies a gradient. version: number of versions made before; delay: number of versions made since
  * its worker's pull. For callers that do not use the order. */
-LT_MUST lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
-                                   int64_t version, int64_t delay);
+LT_NODISCARD lt_status lt__server_apply(lt_server *server, int worker, const lt_gradient *gradient,
+                                        int64_t version, int64_t delay);
 
 /* Number of steps of the optimizer: see lt_async_steps(). */
 int64_t lt__server_steps(const lt_server *server);
 /* Adds the statistics of the rule to *stats; see lt_async_read_stats(). */
-LT_MUST lt_status lt__server_stats(lt_server *server, int group, lt_async_stats *stats);
+LT_NODISCARD lt_status lt__server_stats(lt_server *server, int group, lt_async_stats *stats);
 
 /* Tensor i of the state; see lt_async_state(). */
 lt_tensor *lt__server_state(const lt_server *server, int i, char name[LT_ASYNC_NAME]);
 /* Restores a state; see lt_async_restore(). with_snapshots: also the snapshots that it has. */
-LT_MUST lt_status lt__server_restore(lt_server *server, const char *const *names,
-                                     lt_tensor *const *tensors, int n, bool with_snapshots,
-                                     int *fresh);
+LT_NODISCARD lt_status lt__server_restore(lt_server *server, const char *const *names,
+                                          lt_tensor *const *tensors, int n, bool with_snapshots,
+                                          int *fresh);
 
 #endif

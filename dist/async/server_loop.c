@@ -153,9 +153,10 @@ static void lose(lt_server_loop *l, int i, bool silent)
         if (silent)
             lt_group_fail(l->group);
     }
-    int held = forget(l, i);
-    report(l, &(lt_async_event){
-                  .kind = LT_ASYNC_LOST, .worker = i, .ticket = held, .dropped = silent});
+    report(l, &(lt_async_event){.kind = LT_ASYNC_EVENT_LOST,
+                                .worker = i,
+                                .n_returned = forget(l, i),
+                                .timed_out = silent});
 }
 
 static lt_status pull(lt_server_loop *l, const lt_message *m)
@@ -180,7 +181,7 @@ static void report_request(lt_server_loop *l, const lt_message *m)
 {
     if (!l->stopped)
         report(l, &(lt_async_event){
-                      .kind = LT_ASYNC_STOP, .worker = m->from, .ticket = m->as.stop.code});
+                      .kind = LT_ASYNC_EVENT_STOP, .worker = m->from, .code = m->as.stop.code});
 }
 
 /* Declares workers without a recent message lost. time: when the server sent LT_MSG_CHECK to

@@ -59,17 +59,17 @@ lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image 
 /* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.
  * If training has not begun, these are the values of `from`, the net of rank 0. The server's
  * failure; LT_ENOMEM. */
-LT_MUST lt_status lt__server_loop_finish(lt_server_loop *loop, const lt_image *from);
+LT_NODISCARD lt_status lt__server_loop_finish(lt_server_loop *loop, const lt_image *from);
 /* Frees the loop. If it has not finished, all workers fail. NULL is allowed. */
 void lt__server_loop_close(lt_server_loop *loop);
 
 /* Any thread of rank 0 may call the functions below, unless it has locked the loop. */
 /* The first failure of the server, with its message; or LT_OK. */
-LT_MUST lt_status lt__server_loop_status(lt_server_loop *loop);
+LT_NODISCARD lt_status lt__server_loop_status(lt_server_loop *loop);
 /* The loop handles no message before the first call, which copies the values, buffers and slots of
  * `from`, the net of rank 0. */
-LT_MUST lt_status lt__server_loop_set_limit(lt_server_loop *loop, int64_t tickets,
-                                            const lt_image *from);
+LT_NODISCARD lt_status lt__server_loop_set_limit(lt_server_loop *loop, int64_t tickets,
+                                                 const lt_image *from);
 /* Stops training: pulls are answered by LT_MSG_STOP, and pushes are ignored. */
 void lt__server_loop_stop(lt_server_loop *loop, int code);
 void lt__server_loop_pause(lt_server_loop *loop, bool on); /* suspends it, or continues it */

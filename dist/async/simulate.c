@@ -161,7 +161,7 @@ static lt_status next(lt_async *async, lt_async_event *event)
     worker *w = next_push(a);
     if (w)
         return take_push(a, w, event);
-    *event = (lt_async_event){.kind = LT_ASYNC_DONE, .time = a->server.time};
+    *event = (lt_async_event){.kind = LT_ASYNC_EVENT_DONE, .time = a->server.time};
     return LT_OK;
 }
 

@@ -1,4 +1,6 @@
 /* worker.c - the part of a step that asynchronous training takes; see worker.h. */
+#include <string.h>
+
 #include "core/tensor.h"
 #include "dist/async/worker.h"
 #include "dist/fault.h"
@@ -52,4 +54,21 @@ lt_status lt__async_set_part(lt_async *a)
 {
     return lt_set_part(a->ctx, LT_PART_EXCHANGE,
                        &(lt_step_part){.ud = a, .begin = add_loss, .apply = store});
+}
+
+void lt__async_begin(lt_async *a, const lt_grant *g, lt_gradient *gradient, lt_async_event *event)
+{
+    a->ticket = g->ticket[0];
+    a->gradient = gradient;
+    gradient->loss = gradient->lr = 0;
+    a->stepped = a->has_backward = false;
+    a->computed++;
+    lt_set_step(a->ctx, a->ticket);
+    *event = (lt_async_event){.kind = LT_ASYNC_EVENT_COMPUTE,
+                              .worker = g->worker,
+                              .ticket = a->ticket,
+                              .read = g->version,
+                              .n_prefetched = g->n - 1};
+    memcpy(event->prefetched, g->ticket + 1,
+           (size_t)event->n_prefetched * sizeof *event->prefetched);
 }

@@ -46,7 +46,7 @@ struct lt_async {
 };
 
 /* Sets the exchange of async->ctx. */
-LT_MUST lt_status lt__async_set_part(lt_async *async);
+LT_NODISCARD lt_status lt__async_set_part(lt_async *async);
 /* Starts the computation of ticket[0], and makes the event. grant: the worker, the version that it
  * reads and its tickets. The gradient will be stored in *gradient. */
 void lt__async_begin(lt_async *async, const lt_grant *grant, lt_gradient *gradient,

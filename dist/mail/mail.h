@@ -39,7 +39,7 @@ void lt__messages_free(lt_messages *list);        /* frees the messages */
 
 /* Opens the mailboxes of n ranks that are threads of this process: mail (n), all new. LT_ENOMEM; no
  * mailbox is open then. */
-LT_MUST lt_status lt__mail_open_local(int n, lt_mail **mail);
+LT_NODISCARD lt_status lt__mail_open_local(int n, lt_mail **mail);
 /* Opens the mailbox of a process. net is borrowed until the mailbox is closed. New. NULL with
  * LT_ENOMEM. */
 lt_mail *lt__mail_open_net(const lt_net *net);

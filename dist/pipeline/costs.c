@@ -231,7 +231,7 @@ static void add_value(const lt_costs *c, const lt_pipe_value *v, const int *firs
         if (stage == to)
             continue;
         p->bytes[from * p->pipe.stages + stage] += v->bytes * c->images;
-        if (v->tracked)
+        if (v->requires_grad)
             p->grads[to * p->pipe.stages + stage] += v->bytes * c->images;
         to = stage;
     }

@@ -29,13 +29,14 @@ typedef struct lt_costed_pipe {
 } lt_costed_pipe;
 
 /* LT_EINVAL if a number is out of range. */
-LT_MUST lt_status lt__pipe_job_check(const lt_pipe_job *job);
+LT_NODISCARD lt_status lt__pipe_job_check(const lt_pipe_job *job);
 /* Checks what the job says about plans: their stages, replicas, micro, lag and kind. LT_EINVAL. */
-LT_MUST lt_status lt__pipe_choices_check(const lt_pipe_job *job, int blocks);
+LT_NODISCARD lt_status lt__pipe_choices_check(const lt_pipe_job *job, int blocks);
 
 /* Fits the times of a net. net and job are borrowed, and must be valid. LT_EINVAL, LT_ENOMEM; close
  * costs in this case, too. */
-LT_MUST lt_status lt__costs_open(lt_costs *costs, const lt_pipe_net *net, const lt_pipe_job *job);
+LT_NODISCARD lt_status lt__costs_open(lt_costs *costs, const lt_pipe_net *net,
+                                      const lt_pipe_job *job);
 void lt__costs_close(lt_costs *costs);
 /* Computes the costs for these numbers of replicas and of micro-batches of each replica. */
 void lt__costs_set(lt_costs *costs, int replicas, int micro);
@@ -58,7 +59,7 @@ double lt__costs_exchanged(const lt_costs *costs, int first, int end);
  * has blocks first[i] to first[i + 1] - 1, at least one. The slowest stage or link is as fast as
  * possible. memory: bytes of each stage, or 0 for no limit. *fits: whether there is a division into
  * stages that have enough memory; otherwise, first is not set. LT_ENOMEM. */
-LT_MUST lt_status lt__partition(const lt_costs *costs, const lt_schedule *schedule, double memory,
-                                int *first, bool *fits);
+LT_NODISCARD lt_status lt__partition(const lt_costs *costs, const lt_schedule *schedule,
+                                     double memory, int *first, bool *fits);
 
 #endif

@@ -37,10 +37,10 @@ typedef struct lt_micro_batch { /* exists until its backward pass is done */
     lt_tensor *loss, *grad; /* the loss, if this stage has it; its gradient, or NULL */
     bool in_scope;          /* it began within a scope */
     bool forward_done;
-    bool in_half;        /* it was computed in half precision */
-    double share;        /* its share of the rows */
-    lt_scope *scope;     /* scopes of its tensors that the program has left, linked by outer */
-    lt_weights *weights; /* pending gradients of a split backward pass, or NULL */
+    bool in_half;    /* it was computed in half precision */
+    double share;    /* its share of the rows */
+    lt_scope *scope; /* scopes of its tensors that the program has left, linked by outer */
+    lt_deferred_wgrad *weights; /* pending gradients of a split backward pass, or NULL */
 } lt_micro_batch;
 
 /* Events that a pipeline logs besides its actions: the arrival of a value that a forward pass
@@ -113,27 +113,28 @@ void lt__micro_drop_first(lt_pipeline *p); /* frees the oldest one */
 /* When the outermost scope ends: frees the newest one if it began in the scope and its forward pass
  * is not complete, since no backward can follow. */
 void lt__micro_drop_current(lt_pipeline *p);
-LT_MUST lt_status lt__pipe_check(const lt_pipeline *p); /* the first error of a backward pass */
+LT_NODISCARD lt_status
+lt__pipe_check(const lt_pipeline *p); /* the first error of a backward pass */
 /* Stores status if it is the first error of a backward pass. Returns status. */
-LT_MUST lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status);
+LT_NODISCARD lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status);
 /* Completes the gradients of the weights of the oldest one, which lacks only these gradients. */
-LT_MUST lt_status lt__micro_run_weights(lt_pipeline *p);
+LT_NODISCARD lt_status lt__micro_run_weights(lt_pipeline *p);
 
-/* messages.c: the functions of lt_stages, with the pipeline as ud. */
-lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool returns);
+/* messages.c: the functions of lt_stage_hooks, with the pipeline as ud. */
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns);
 lt_status lt__pipe_receive(void *ud, lt_tensor *x, int from, int returns_to);
 lt_status lt__pipe_expect(void *ud, lt_tensor *x, int from);
 lt_status lt__pipe_return_grad(void *ud, lt_tensor *x, lt_tensor *grad);
 /* Tells the senders of a micro-batch's values that these have no gradient, except for values whose
  * gradient was returned. */
-LT_MUST lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q);
+LT_NODISCARD lt_status lt__pipe_return_nothing(lt_pipeline *p, lt_micro_batch *q);
 /* Waits for a message and stores it. stages: the stages that must send one, as bits. */
-LT_MUST lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
+LT_NODISCARD lt_status lt__pipe_wait(lt_pipeline *p, uint64_t stages);
 /* Stores the messages that have arrived. */
-LT_MUST lt_status lt__pipe_poll(lt_pipeline *p);
+LT_NODISCARD lt_status lt__pipe_poll(lt_pipeline *p);
 /* Waits for the accelerator, if there is one, and then stores the messages that have arrived. The
  * host is ahead of an accelerator, so polling alone would be too early. */
-LT_MUST lt_status lt__pipe_catch_up(lt_pipeline *p);
+LT_NODISCARD lt_status lt__pipe_catch_up(lt_pipeline *p);
 /* A tensor with the elements of a message. New. */
 lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_message *m);
 

@@ -276,7 +276,7 @@ lt_tensor *lt__pipe_unpack(lt_pipeline *p, const lt_tensor *like, const lt_messa
     return NULL;
 }
 
-/* ==== The functions of lt_stages ============================================================== */
+/* ==== The functions of lt_stage_hooks ========================================================= */
 
 /* Adds x to the current micro-batch: stage `from` will return its gradient. x is taken. */
 static lt_status expect_grad(lt_pipeline *p, lt_tensor *x, int from)
@@ -301,14 +301,14 @@ static lt_status wait_for_reader(lt_pipeline *p, int to)
     return LT_OK;
 }
 
-lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool tracked, bool returns)
+lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns)
 {
     lt_pipeline *p = ud;
     if (returns)
         LT_TRY(expect_grad(p, lt__tensor_with_history(x), to));
-    if (!tracked)
+    if (!requires_grad)
         LT_TRY(wait_for_reader(p, to));
-    return send_tensor(p, to, LT_MSG_VALUES, p->sent[to]++, !tracked, x);
+    return send_tensor(p, to, LT_MSG_VALUES, p->sent[to]++, !requires_grad, x);
 }
 
 /* No message is sent, but the gradient returns with a number as if one had been sent. */

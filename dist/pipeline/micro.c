@@ -28,7 +28,7 @@ lt_micro_batch *lt__micro_current(lt_pipeline *p)
 
 static void free_micro(lt_pipeline *p, lt_micro_batch *q)
 {
-    lt_weights_free(q->weights);
+    lt_deferred_wgrad_free(q->weights);
     for (int i = 0; i < q->n_sent; i++) {
         lt_release(q->sent[i].x);
         lt__message_free(q->sent[i].grad);
@@ -86,7 +86,7 @@ lt_status lt__micro_run_weights(lt_pipeline *p)
 {
     LT_TRY(lt__pipe_check(p));
     double began = lt__seconds();
-    lt_weights *weights = p->first->weights;
+    lt_deferred_wgrad *weights = p->first->weights;
     p->first->weights = NULL;
     LT_TRY(lt__pipe_store_error(p, lt_backward_weights(weights)));
     lt__pipe_log(p, LT_WEIGHTS, p->state.weights);

@@ -148,7 +148,7 @@ lt_status lt_pipeline_drain(lt_pipeline *p)
 
 int lt_pipeline_forwards(const lt_pipeline *p) { return p->state.forward; }
 
-/* ==== The functions of lt_stages and lt_step_part ============================================= */
+/* ==== The functions of lt_stage_hooks and lt_step_part ======================================== */
 
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
 {
@@ -174,7 +174,7 @@ static lt_tensor *weighted(const lt_pipeline *p, lt_tensor *loss)
 static lt_status store_loss(const lt_pipeline *p, lt_micro_batch *q, lt_tensor *loss,
                             lt_tensor *grad)
 {
-    if (lt_is_remote(loss))
+    if (lt_is_meta(loss))
         return LT_OK;
     lt_tensor *scaled = weighted(p, loss);
     if (!scaled || !(q->loss = lt__tensor_with_history(scaled))) {
@@ -279,7 +279,7 @@ int lt_pipeline_replica(const lt_pipeline *p) { return p->replica; }
 int lt_pipeline_replicas(const lt_pipeline *p) { return p->replicas; }
 lt_group *lt_pipeline_group(const lt_pipeline *p) { return p->peers; }
 
-bool lt_pipeline_counts(const lt_pipeline *p, const lt_tensor *x)
+bool lt_pipeline_owns(const lt_pipeline *p, const lt_tensor *x)
 {
     return lt__sender_of(x) == p->schedule.stage;
 }
@@ -346,9 +346,9 @@ uint64_t lt_pipeline_bytes(const lt_pipeline *p)
     return p->bytes + (p->peers ? lt_group_bytes(p->peers) : 0);
 }
 
-static lt_status set_parts(lt_ctx *ctx, const lt_stages *stages, const lt_step_part *schedule)
+static lt_status set_parts(lt_ctx *ctx, const lt_stage_hooks *stages, const lt_step_part *schedule)
 {
-    LT_TRY(lt_set_stages(ctx, stages));
+    LT_TRY(lt_set_stage_hooks(ctx, stages));
     return lt_set_part(ctx, LT_PART_SCHEDULE, schedule);
 }
 
@@ -391,14 +391,14 @@ static lt_status open_pipeline(lt_pipeline *p)
                            : lt_group_barrier(p->group, "a pipeline"));
     lt__mail_begin_run(p->mail);
     return set_parts(p->ctx,
-                     &(lt_stages){.ud = p,
-                                  .own = p->schedule.stage,
-                                  .stages = p->schedule.stages,
-                                  .stage_of = stage_of,
-                                  .send = lt__pipe_send,
-                                  .receive = lt__pipe_receive,
-                                  .return_grad = lt__pipe_return_grad,
-                                  .expect = lt__pipe_expect},
+                     &(lt_stage_hooks){.ud = p,
+                                       .own = p->schedule.stage,
+                                       .stages = p->schedule.stages,
+                                       .stage_of = stage_of,
+                                       .send = lt__pipe_send,
+                                       .receive = lt__pipe_receive,
+                                       .return_grad = lt__pipe_return_grad,
+                                       .expect = lt__pipe_expect},
                      &(lt_step_part){.ud = p,
                                      .backward = end_forward,
                                      .synchronize = synchronize,

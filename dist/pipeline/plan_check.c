@@ -40,15 +40,15 @@ lt_status lt__pipe_job_check(const lt_pipe_job *j)
     return check_link(&j->exchange, "gradient exchange");
 }
 
-static lt_status check_choice(int choice, int least, int most, const char *what)
+static lt_status check_choice(int choice, int min, int max, const char *what)
 {
-    if (choice == LT_PIPE_ANY || (choice >= least && choice <= most))
+    if (choice == LT_PIPE_ANY || (choice >= min && choice <= max))
         return LT_OK;
-    if (least == most)
-        return lt_fail(LT_EINVAL, "planning: the %s must be %d for this job, but is %d", what, most,
+    if (min == max)
+        return lt_fail(LT_EINVAL, "planning: the %s must be %d for this job, but is %d", what, max,
                        choice);
     return lt_fail(LT_EINVAL, "planning: the %s must be from %d to %d for this job, but is %d",
-                   what, least, most, choice);
+                   what, min, max, choice);
 }
 
 lt_status lt__pipe_choices_check(const lt_pipe_job *j, int blocks)

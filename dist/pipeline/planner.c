@@ -182,12 +182,12 @@ static lt_status move_borders(search *s, bool thorough)
 }
 
 /* Whether there are at most `most` divisions of n blocks, with at least one block in each stage. */
-static bool are_few(int n, int stages, int most)
+static bool are_few(int n, int stages, int max)
 {
     double divisions = 1;
     for (int k = 1; k < stages; k++)
         divisions *= (double)(n - k) / k;
-    return divisions < most + 0.5;
+    return divisions < max + 0.5;
 }
 
 /* Tries all divisions, in lexical order. */
@@ -320,17 +320,17 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* Whether the job allows this number of micro-batches. */
 static bool is_micro(const lt_pipe_job *job, const lt_pipe_plan *p)
 {
-    int most = job->most_micro > 0 ? job->most_micro : LT_PIPE_MICRO;
-    int least = job->least_micro > 0 ? job->least_micro : 1;
+    int max = job->most_micro > 0 ? job->most_micro : LT_PIPE_MICRO;
+    int min = job->least_micro > 0 ? job->least_micro : 1;
     double images = (double)job->batch / p->replicas / p->micro;
     int64_t own = divide_up(job->batch, p->replicas);
     if (job->micro != LT_PIPE_ANY)
         return p->micro == job->micro && images >= 1;
     if (p->stages == 1)
         return p->micro == 1;
-    if (p->micro > most || divide_up(own, divide_up(own, p->micro)) != p->micro)
+    if (p->micro > max || divide_up(own, divide_up(own, p->micro)) != p->micro)
         return false; /* fewer of the same size, rounded up, are enough */
-    return images >= least;
+    return images >= min;
 }
 
 /* Adds plans with these numbers of stages and replicas. */

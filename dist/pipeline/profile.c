@@ -20,7 +20,7 @@ typedef struct leaf {           /* a parameter or buffer */
 typedef struct value {
     int unit, latest; /* the unit that makes the value; the last unit that used it so far */
     int64_t bytes;
-    bool tracked;
+    bool requires_grad;
     int *uses; /* (n) units, ascending */
     int n;
     size_t room;
@@ -145,8 +145,8 @@ static void begin_unit(lt_profile *p, lt_tensor *const *in, int n_in)
 }
 
 /* The unit of an op: the latest unit to which one of its inputs belongs. If it has no parameters,
- * the latest unit that has made or used one of its inputs, as in lt_stages. -1 if there is none.
- * *first: the earliest unit of its parameters; n_units if it has none. */
+ * the latest unit that has made or used one of its inputs, as in lt_stage_hooks. -1 if there is
+ * none. *first: the earliest unit of its parameters; n_units if it has none. */
 static int find_unit(const lt_profile *p, lt_tensor *const *in, int n_in, int *first)
 {
     int unit = -1, latest = -1;
@@ -204,7 +204,7 @@ static void add_value(lt_profile *p, const lt_tensor *x, int unit)
     p->values[p->n_values] = (value){.unit = unit,
                                      .latest = unit,
                                      .bytes = (int64_t)lt__tensor_bytes(x),
-                                     .tracked = lt_requires_grad(x)};
+                                     .requires_grad = lt_requires_grad(x)};
     place *at = find_place(p, x);
     p->n_places += !at->x;
     *at = (place){x, p->n_values++};
@@ -242,7 +242,7 @@ static void note_first(lt_profile *p, const lt_def *def, lt_tensor *const *in, i
         value *v = value_of(p, in[i]);
         if (v)
             note_use(p, v, unit);
-        end = v && v->tracked && v->latest > end ? v->latest : end;
+        end = v && v->requires_grad && v->latest > end ? v->latest : end;
     }
     for (int i = first + 1; i <= end; i++)
         p->net.units[i].may_begin_stage = false; /* see lt_pipe_unit */
@@ -298,7 +298,7 @@ static void time_call(void *ud, const lt_call *call, bool backward, double secon
         p->net.units[unit].inputs[0] += seconds;
 }
 
-/* ==== The functions of lt_stages and lt_step_part ============================================= */
+/* ==== The functions of lt_stage_hooks and lt_step_part ======================================== */
 
 /* Notes a parameter or buffer. */
 static int stage_of(void *ud, const char *name, const lt_tensor *x)
@@ -324,7 +324,7 @@ static lt_status receive(void *ud, lt_tensor *x, int from, int returns_to)
 /* Both halves of a split backward, timed. */
 static lt_status run_backward(lt_profile *p, lt_tensor *loss, lt_tensor *grad)
 {
-    lt_weights *weights;
+    lt_deferred_wgrad *weights;
     double begun = lt__seconds();
     LT_TRY(lt_backward_from(p->ctx, &loss, &grad, 1, &weights));
     double half = lt__seconds();
@@ -371,14 +371,14 @@ lt_profile *lt_profile_new(lt_ctx *ctx, int passes)
     p->ctx = lt__ctx_retain(ctx);
     p->is_dry = passes == 0;
     p->passes = passes;
-    const lt_stages stages = {.ud = p,
-                              .own = p->is_dry ? 1 : 0,
-                              .stages = p->is_dry ? 2 : 1,
-                              .stage_of = stage_of,
-                              .receive = receive,
-                              .note = note};
+    const lt_stage_hooks stages = {.ud = p,
+                                   .own = p->is_dry ? 1 : 0,
+                                   .stages = p->is_dry ? 2 : 1,
+                                   .stage_of = stage_of,
+                                   .receive = receive,
+                                   .note = note};
     const lt_step_part schedule = {.ud = p, .backward = backward};
-    if (lt_set_stages(ctx, &stages) != LT_OK ||
+    if (lt_set_stage_hooks(ctx, &stages) != LT_OK ||
         lt_set_part(ctx, LT_PART_SCHEDULE, &schedule) != LT_OK) {
         lt_profile_free(p);
         return NULL;
@@ -392,7 +392,7 @@ void lt_profile_free(lt_profile *p)
 {
     if (!p)
         return;
-    lt_status status = lt_set_stages(p->ctx, NULL);
+    lt_status status = lt_set_stage_hooks(p->ctx, NULL);
     if (status == LT_OK)
         status = lt_set_part(p->ctx, LT_PART_SCHEDULE, NULL);
     (void)status; /* it fails only within backward */
@@ -442,8 +442,8 @@ lt_status lt_profile_take_net(lt_profile *p, double images, lt_pipe_net *net)
     net->values = values;
     for (value *v = p->values; v < p->values + p->n_first; v++)
         if (v->n > 0) {
-            values[net->n_values++] =
-                (lt_pipe_value){v->unit, v->uses, v->n, (double)v->bytes / images, v->tracked};
+            values[net->n_values++] = (lt_pipe_value){v->unit, v->uses, v->n,
+                                                      (double)v->bytes / images, v->requires_grad};
             v->uses = NULL;
         }
     for (lt_pipe_unit *u = net->units; u < net->units + net->n_units; u++) {

@@ -38,7 +38,7 @@ typedef void lt_pipe_log(void *ud, int stage, lt_action action, int micro, doubl
 /* Simulates a step. Each stage sends its messages one after the other, and also receives them one
  * after the other. A message does not delay computing. log may be NULL. LT_EINVAL if a number is
  * out of range; LT_ENOMEM. */
-LT_MUST lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud,
-                                    lt_pipe_result *result);
+LT_NODISCARD lt_status lt__pipe_simulate(const lt_pipe *pipe, lt_pipe_log *log, void *ud,
+                                         lt_pipe_result *result);
 
 #endif

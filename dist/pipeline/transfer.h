@@ -20,11 +20,12 @@ void lt__transfer_close(lt_transfer *t);
 /* Sends a message to a rank, after the messages of earlier calls. If x is not NULL, its elements
  * become the data of the message; x may change or be freed afterwards. message is taken. LT_ENOMEM,
  * or an error of the accelerator. */
-LT_MUST lt_status lt__transfer_send(lt_transfer *t, int to, lt_message *message, lt_tensor *x);
+LT_NODISCARD lt_status lt__transfer_send(lt_transfer *t, int to, lt_message *message, lt_tensor *x);
 /* Writes the data of a message to x, which has memory on the accelerator. message may be freed
  * afterwards. Returns the same errors. */
-LT_MUST lt_status lt__transfer_receive(lt_transfer *t, lt_tensor *x, const lt_message *message);
+LT_NODISCARD lt_status lt__transfer_receive(lt_transfer *t, lt_tensor *x,
+                                            const lt_message *message);
 /* The error of a message that could not be sent. */
-LT_MUST lt_status lt__transfer_check(lt_transfer *t);
+LT_NODISCARD lt_status lt__transfer_check(lt_transfer *t);
 
 #endif

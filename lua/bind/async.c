@@ -17,9 +17,9 @@ static int check_int(lua_State *L, int index)
 }
 
 /* Reads the arguments that all kinds of asynchronous training have. Argument 2 is a table of
- * options: rule, a string; steps; and staleness, drop, window and lam, which may be nil. Argument 3
- * is the list of the net's buffers. See async.h. rule is borrowed from the table. Pushes the memory
- * of the array of buffers, which must stay on the stack while the result is in use. */
+ * options: rule, a string; steps; and staleness, drop, max_lead and lam, which may be nil. Argument
+ * 3 is the list of the net's buffers. See async.h. rule is borrowed from the table. Pushes the
+ * memory of the array of buffers, which must stay on the stack while the result is in use. */
 static lt_async_config read_config(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -33,7 +33,7 @@ static lt_async_config read_config(lua_State *L)
                               .lam = lt__number_field(L, 2, "lam", 0),
                               .staleness = lt__integer_field(L, 2, "staleness", LT_ASYNC_UNBOUNDED),
                               .drop = lt__integer_field(L, 2, "drop", LT_ASYNC_UNBOUNDED),
-                              .window = lt__integer_field(L, 2, "window", 0),
+                              .max_lead = lt__integer_field(L, 2, "max_lead", 0),
                               .steps = lt__integer_field(L, 2, "steps", 0)};
     lua_pop(L, 1);
     return config;
@@ -114,7 +114,7 @@ static int live(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    config.held = (int)lt__integer_field(L, 2, "held", 1);
+    config.prefetch = (int)lt__integer_field(L, 2, "prefetch", 1);
     config.lost = check_lost(L, 4, lt_group_size(s->group));
     config.group = s->group;
     void **handle = lt__push_handle(L, async_class); /* this may fail, so the server comes later */
@@ -135,6 +135,14 @@ static int needs_async(lua_State *L)
     return 0;
 }
 
+/* async_issued(order): the number of tickets issued before a state was saved, from its tensor
+ * "order"; -1 if that is damaged. */
+static int async_issued(lua_State *L)
+{
+    const lt_tensor *order = lt__check_tensor(L, lt__lua(L), 1, "async_issued", "order");
+    return lt__return_integer(L, lt_async_issued(order));
+}
+
 /* joins_async(): whether the ranks train asynchronously. */
 static int joins_async(lua_State *L) { return lt__return_boolean(L, lt__lua(L)->joins_async); }
 
@@ -142,14 +150,14 @@ static int joins_async(lua_State *L) { return lt__return_boolean(L, lt__lua(L)->
 
 static lt_async *self(lua_State *L) { return lt__check_handle(L, async_class); }
 
-static int keep_at(lua_State *L)
+static int snapshot_at(lua_State *L)
 {
-    return lt__done(L, lt_async_keep_at(self(L), luaL_checkinteger(L, 2)));
+    return lt__done(L, lt_async_snapshot_at(self(L), luaL_checkinteger(L, 2)));
 }
 
-static int read_kept(lua_State *L)
+static int load_snapshot(lua_State *L)
 {
-    return lt__done(L, lt_async_read_kept(self(L), luaL_checkinteger(L, 2)));
+    return lt__done(L, lt_async_load_snapshot(self(L), luaL_checkinteger(L, 2)));
 }
 
 static int set_limit(lua_State *L)
@@ -164,9 +172,9 @@ static int is_written(lua_State *L) { return lt__return_boolean(L, lt_async_is_w
 static int steps(lua_State *L) { return lt__return_integer(L, lt_async_steps(self(L))); }
 static int done_below(lua_State *L) { return lt__return_integer(L, lt_async_done_below(self(L))); }
 
-static int forget(lua_State *L)
+static int free_snapshot(lua_State *L)
 {
-    lt_async_forget(self(L), luaL_checkinteger(L, 2));
+    lt_async_free_snapshot(self(L), luaL_checkinteger(L, 2));
     return 0;
 }
 
@@ -208,12 +216,12 @@ static int push(lua_State *L)
 /* Pushes a table with the fields of an event. */
 static int push_event(lua_State *L, const lt_async_event *e)
 {
-    static const char *const kinds[] = {[LT_ASYNC_COMPUTE] = "compute",
-                                        [LT_ASYNC_PUSH] = "push",
-                                        [LT_ASYNC_LOST] = "lost",
-                                        [LT_ASYNC_STOP] = "stop",
-                                        [LT_ASYNC_DONE] = "done"};
-    lua_createtable(L, 0, 12);
+    static const char *const kinds[] = {[LT_ASYNC_EVENT_COMPUTE] = "compute",
+                                        [LT_ASYNC_EVENT_PUSH] = "push",
+                                        [LT_ASYNC_EVENT_LOST] = "lost",
+                                        [LT_ASYNC_EVENT_STOP] = "stop",
+                                        [LT_ASYNC_EVENT_DONE] = "done"};
+    lua_createtable(L, 0, 14);
     lt__set_string(L, "kind", kinds[e->kind]);
     lt__set_integer(L, "worker", e->worker);
     lt__set_integer(L, "ticket", e->ticket);
@@ -225,14 +233,16 @@ static int push_event(lua_State *L, const lt_async_event *e)
     lt__set_number(L, "lr", e->lr);
     lt__set_number(L, "time", e->time);
     lt__set_integer(L, "done_below", e->done_below);
-    lt__push_dim_list(L, e->reserved, e->n_reserved);
-    lua_setfield(L, -2, "reserved");
+    lt__set_boolean(L, "timed_out", e->timed_out);
+    lt__set_integer(L, "code", e->code);
+    lt__push_dim_list(L, e->prefetched, e->n_prefetched);
+    lua_setfield(L, -2, "prefetched");
     return 1;
 }
 
 /* async:next(): returns the next event, a table: kind = "compute", "push", "lost", "stop" or
- * "done"; and worker, ticket, applied, delay, dropped, loss, lr, time, done_below and reserved: see
- * lt_async_event. applied is nil if the push was skipped or dropped. */
+ * "done"; and worker, ticket, applied, delay, dropped, loss, lr, time, done_below, timed_out, code
+ * and prefetched: see lt_async_event. applied is nil if the push was skipped or dropped. */
 static int next(lua_State *L)
 {
     lt_async_event e;
@@ -317,15 +327,16 @@ static int async_gc(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {LT_FN(simulate),    LT_FN(live),        LT_FN(replay),
-                                     LT_FN(needs_async), LT_FN(joins_async), {NULL, NULL}};
+                                     LT_FN(needs_async), LT_FN(joins_async), LT_FN(async_issued),
+                                     {NULL, NULL}};
 static const luaL_Reg methods[] = {
-    LT_FN(set_limit),      LT_FN(next),       LT_FN(push),
-    LT_FN(release),        LT_FN(finish),     LT_FN(done_below),
-    LT_FN(keep_at),        LT_FN(read_kept),  LT_FN(forget),
-    {"read", read_server}, LT_FN(is_written), LT_FN(accept_writes),
-    LT_FN(stop),           LT_FN(stop_at),    {"pause", pause_server},
-    LT_FN(poll),           LT_FN(state),      LT_FN(restore),
-    LT_FN(stats),          LT_FN(steps),      {"close", async_gc},
+    LT_FN(set_limit),      LT_FN(next),          LT_FN(push),
+    LT_FN(release),        LT_FN(finish),        LT_FN(done_below),
+    LT_FN(snapshot_at),    LT_FN(load_snapshot), LT_FN(free_snapshot),
+    {"read", read_server}, LT_FN(is_written),    LT_FN(accept_writes),
+    LT_FN(stop),           LT_FN(stop_at),       {"pause", pause_server},
+    LT_FN(poll),           LT_FN(state),         LT_FN(restore),
+    LT_FN(stats),          LT_FN(steps),         {"close", async_gc},
     {NULL, NULL}};
 
 void lt__open_async(lua_State *L)

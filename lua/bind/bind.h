@@ -119,9 +119,6 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
     if (status != LT_OK)
         lt__raise(L, s);
 }
-/* Raises "tensor: unknown method or field 'name' (did you mean 'near'?)". The candidates are the
- * string keys of the table on top. */
-noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name);
 /* Pushes " (did you mean 'near'?)" if one of names[0..n) is close to word, else `otherwise`.
  * Returns the string. */
 const char *lt__hint(lua_State *L, const char *word, const char *const *names, int n,
@@ -294,6 +291,7 @@ void lt__open_load(lua_State *L);
 /* ==== Parts: each adds its functions to the core table, which is on top ======================= */
 
 void lt__open_error(lua_State *L);
+void lt__open_hint(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
 void lt__open_arange(lua_State *L);         /* after lt__open_tensor(): adds to its constructors */
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor(): ops are also methods */
@@ -334,9 +332,9 @@ lt_tensor *lt__here(lua_State *L, lt_lua *s, lt_tensor *x);
  * inside lt.on_root if x belongs to a stage of a pipeline. */
 bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x);
 /* Prepares the state of a rank that has joined its group for the first script. */
-LT_MUST lt_status lt__begin_rank(lua_State *L);
+LT_NODISCARD lt_status lt__begin_rank(lua_State *L);
 /* Trains with data parallelism on all ranks of a group. */
-LT_MUST lt_status lt__use_reducer(lt_lua *s, lt_group *group);
+LT_NODISCARD lt_status lt__use_reducer(lt_lua *s, lt_group *group);
 void lt__close_pipeline(lt_lua *s); /* without a pipeline it does nothing */
 /* Records where this rank is in its script, for the messages of ranks that wait for it in a
  * collective. Raises inside lt.on_root. */

@@ -166,7 +166,7 @@ static int reduce(lua_State *L)
         return 0;
     lt_tensor **params = lt__check_tensors(L, s, 1, "optim", "a parameter", &n);
     for (int i = 0; i < n; i++)
-        if (!lt_is_remote(params[i]))
+        if (!lt_is_meta(params[i]))
             params[own++] = params[i];
     return lt__done(L, lt__name_line(L, lt_reducer_add(s->reducer, params, own)));
 }
@@ -249,12 +249,12 @@ static int shard(lua_State *L)
  * 0. */
 static int64_t least_of(int64_t rows, int64_t grain, int shards)
 {
-    int64_t least = rows, first, count;
+    int64_t min = rows, first, count;
     for (int i = 0; i < shards; i++) {
         lt_shard(rows, grain, i, shards, &first, &count);
-        least = count < least ? count : least;
+        min = count < min ? count : min;
     }
-    return least > 0 ? least : 1;
+    return min > 0 ? min : 1;
 }
 
 void lt__check_micro_batches(lua_State *L, lt_lua *s, const char *what, const char *at)

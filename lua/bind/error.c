@@ -51,9 +51,9 @@ typedef struct place {
 /* Truncates a long path at its start, because the paths of layers differ at the end. */
 static void set_module(place *p, const char *path)
 {
-    size_t length = strlen(path), most = sizeof p->module - 2;
-    if (length > most)
-        snprintf(p->module, sizeof p->module, "...%s ", path + length - most + 3);
+    size_t length = strlen(path), max = sizeof p->module - 2;
+    if (length > max)
+        snprintf(p->module, sizeof p->module, "...%s ", path + length - max + 3);
     else
         snprintf(p->module, sizeof p->module, "%s ", path);
 }
@@ -182,31 +182,6 @@ noreturn void lt__raise(lua_State *L, lt_lua *s)
     lua_pop(L, 1);
     lua_error(L);
     __builtin_unreachable();
-}
-
-const char *lt__hint(lua_State *L, const char *word, const char *const *names, int n,
-                     const char *otherwise)
-{
-    int near = lt_nearest(word, names, n);
-    return near < 0 ? lua_pushstring(L, otherwise)
-                    : lua_pushfstring(L, " (did you mean '%s'?)", names[near]);
-}
-
-noreturn void lt__unknown_field(lua_State *L, lt_lua *s, const char *name)
-{
-    enum { MOST = 256 };
-    const char *names[MOST];
-    int n = 0;
-    if (lt__foreign(name))
-        lt__refuse(L, s, "tensor: unknown method or field '%s' (use %s)", name, lt__foreign(name));
-    lua_pushnil(L);
-    while (lua_next(L, -2)) {
-        lua_pop(L, 1);
-        if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
-            names[n++] = lua_tostring(L, -1);
-    }
-    lt__refuse(L, s, "tensor: unknown method or field '%s'%s", name,
-               lt__hint(L, name, names, n, ""));
 }
 
 /* Whether the text of an error contains one of the last messages raised here. *status is then the
@@ -401,21 +376,6 @@ static int set_table_text(lua_State *L)
     return 0;
 }
 
-/* hint(word, names, otherwise): see lt__hint(). */
-static int hint(lua_State *L)
-{
-    int n;
-    const char *word = luaL_checkstring(L, 1), **names = lt__check_strings(L, 2, &n);
-    lt__hint(L, word, names, n, luaL_checkstring(L, 3));
-    return 1;
-}
-
-/* foreign(name): see lt__foreign(). */
-static int foreign(lua_State *L)
-{
-    return lt__return_string(L, lt__foreign(luaL_checkstring(L, 1)));
-}
-
 /* exit_code(error): returns the exit code of a program that ends with this error. With several
  * ranks it is the code of the first failure. */
 static int exit_code(lua_State *L)
@@ -430,9 +390,9 @@ static int exit_code(lua_State *L)
     return lt__return_integer(L, lt_exit_code(status));
 }
 
-static const luaL_Reg functions[] = {LT_FN(active_module), LT_FN(fail),      LT_FN(where),
-                                     {"exit", exit_with},  LT_FN(hint),      LT_FN(set_table_text),
-                                     LT_FN(foreign),       LT_FN(exit_code), {NULL, NULL}};
+static const luaL_Reg functions[] = {LT_FN(active_module), LT_FN(fail),           LT_FN(where),
+                                     {"exit", exit_with},  LT_FN(set_table_text), LT_FN(exit_code),
+                                     {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

@@ -68,8 +68,8 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
     if (opt->n > 0)
         lt__refuse(L, s, "%s: option '%s' is given twice", schema->name, name);
     switch ((lt_kind)opt->kind) {
-    case LT_INTS: read_integers(L, s, schema, k, index, opt); return;
-    case LT_NUMBER:
+    case LT_KIND_INTS: read_integers(L, s, schema, k, index, opt); return;
+    case LT_KIND_NUMBER:
         if (lua_type(L, index) != LUA_TNUMBER)
             lt__refuse(L, s, "%s: option '%s' must be a number, but is %s", schema->name, name,
                        lt__text(L, index));
@@ -78,14 +78,14 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
                        schema->name, name, lt__text(L, index));
         opt->f = lua_tonumber(L, index);
         break;
-    case LT_BOOL:
+    case LT_KIND_BOOL:
         if (!lua_isboolean(L, index))
             lt__refuse(L, s, "%s: option '%s' must be true or false, but is %s", schema->name, name,
                        lt__text(L, index));
         opt->i[0] = lua_toboolean(L, index);
         break;
-    case LT_DTYPE: opt->i[0] = lt__check_dtype(L, s, index, schema->name); break;
-    case LT_WORD:
+    case LT_KIND_DTYPE: opt->i[0] = lt__check_dtype(L, s, index, schema->name); break;
+    case LT_KIND_WORD:
         opt->i[0] = lt_schema_word(schema, k,
                                    lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index)
                                                                      : lt__text(L, index));
@@ -136,7 +136,7 @@ static const char *list_hint(lua_State *L, const lt_schema *schema, int first)
 {
     int top = lua_gettop(L);
     luaL_Buffer b;
-    if (schema->n_opt != 1 || schema->opt[0].value.kind != LT_INTS ||
+    if (schema->n_opt != 1 || schema->opt[0].value.kind != LT_KIND_INTS ||
         strcmp(schema->opt[0].name, "axis") == 0)
         return "";
     for (int i = first; i <= top; i++)
@@ -270,7 +270,7 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
     if (n == 0 || n > LT_MAX_LIST)
         lt__refuse(L, s, "%s requires a list of 1 to %d tensors, but got %llu", name, LT_MAX_LIST,
                    (unsigned long long)n);
-    int most = (int)n;
+    int max = (int)n;
     for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) {
         if (lua_type(L, -2) != LUA_TNUMBER)
             lt__refuse(L, s,
@@ -280,11 +280,11 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
         if (!lua_isinteger(L, -2) || lua_tointeger(L, -2) < 1)
             lt__refuse(L, s, "%s: the list of tensors has a key %s; its items count from 1", name,
                        lt__text(L, -2));
-        if (lua_tonumber(L, -2) > most) /* the list has a hole */
-            most++;
+        if (lua_tonumber(L, -2) > max) /* the list has a hole */
+            max++;
     }
-    luaL_checkstack(L, most + 1, NULL);
-    for (int i = 1; i <= most; i++) {
+    luaL_checkstack(L, max + 1, NULL);
+    for (int i = 1; i <= max; i++) {
         lua_rawgeti(L, 1, i);
         if (!lt__to_tensor(L, s, lua_gettop(L)))
             lt__refuse(L, s, "%s: item %d of the list must be a tensor, but is %s", name, i,

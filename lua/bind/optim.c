@@ -250,7 +250,7 @@ static int optim_steps(lua_State *L)
     if (steps < 0)
         lt__raise(L, s);
     lt__fill_box(L, s, box,
-                 lt_is_remote(x)
+                 lt_is_meta(x)
                      ? lt__tensor_remote(x, LT_I64, 0, NULL, false)
                      : lt__tensor_inherit(lt_tensor_from(s->ctx, LT_I64, 0, NULL, &steps), x));
     return 1;

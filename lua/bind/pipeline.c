@@ -139,13 +139,13 @@ static int pipeline(lua_State *L)
                                lt_pipeline_replica(p), lt_pipeline_replicas(p));
 }
 
-/* counts(tensor): whether this rank counts the tensor in a sum over all ranks. In a pipeline, one
+/* owns(tensor): whether this rank owns the tensor for a sum over all ranks. In a pipeline, one
  * stage of each replica does. */
-static int counts(lua_State *L)
+static int owns(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    return lt__return_boolean(L, !s->pipeline ||
-                                     lt_pipeline_counts(s->pipeline, lt__self(L, "counts")));
+    return lt__return_boolean(L,
+                              !s->pipeline || lt_pipeline_owns(s->pipeline, lt__self(L, "owns")));
 }
 
 /* own_item(tensor): returns the only element of a tensor that this rank has. Unlike item(), it does
@@ -158,10 +158,10 @@ static int own_item(lua_State *L)
     return 1;
 }
 
-/* is_remote(tensor): whether only another stage of the pipeline has its values. */
-static int is_remote(lua_State *L)
+/* is_meta(tensor): whether only another stage of the pipeline has its values. */
+static int is_meta(lua_State *L)
 {
-    return lt__return_boolean(L, lt_is_remote(lt__self(L, "is_remote")));
+    return lt__return_boolean(L, lt_is_meta(lt__self(L, "is_meta")));
 }
 
 /* pipeline_times(): returns the fields of lt_pipeline_times: seconds, since the last call, of
@@ -196,14 +196,14 @@ bool lt__begin_write(lua_State *L, lt_lua *s, const lt_tensor *x)
 {
     int stage = lt_stage_of(x);
     if (!s->pipeline || stage == LT_NO_STAGE)
-        return !lt_is_remote(x); /* false in a profile */
+        return !lt_is_meta(x); /* false in a profile */
     if (s->on_root)
         lt__refuse(L, s,
                    "in a pipeline, writing to a tensor of the net requires all ranks, but "
                    "lt.on_root runs on rank 0 only");
     s->plan->writes[stage].count++;
     lt__where(s, s->plan->writes[stage].at, sizeof s->plan->writes[stage].at);
-    return !lt_is_remote(x);
+    return !lt_is_meta(x);
 }
 
 /* writes(stage): returns the number of writes of this rank's script to tensors of a stage, from 0,
@@ -219,7 +219,7 @@ static int writes(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {LT_FN(schedules), LT_FN(joins_pipeline), LT_FN(pipeline),
-                                     LT_FN(counts),    LT_FN(own_item),       LT_FN(is_remote),
+                                     LT_FN(owns),      LT_FN(own_item),       LT_FN(is_meta),
                                      LT_FN(writes),    LT_FN(pipeline_times), {NULL, NULL}};
 
 void lt__open_pipeline(lua_State *L) { lt__register(L, functions); }

@@ -144,7 +144,7 @@ static void push_value(lua_State *L, const lt_pipe_value *v)
     lua_createtable(L, 0, 4);
     lt__set_integer(L, "unit", v->unit + 1);
     lt__set_number(L, "bytes", v->bytes);
-    lt__set_boolean(L, "tracked", v->tracked);
+    lt__set_boolean(L, "tracked", v->requires_grad);
     lua_createtable(L, v->n, 0);
     for (int i = 0; i < v->n; i++) {
         lua_pushinteger(L, v->uses[i] + 1);

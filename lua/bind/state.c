@@ -49,7 +49,7 @@ static int close_state(lua_State *L)
     return 0;
 }
 
-static uint64_t variable(lua_State *L, const char *name, uint64_t most)
+static uint64_t variable(lua_State *L, const char *name, uint64_t max)
 {
     const char *text = getenv(name);
     char *end;
@@ -57,9 +57,9 @@ static uint64_t variable(lua_State *L, const char *name, uint64_t most)
         return 0;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || value > most) {
+    if (*text < '0' || *text > '9' || *end || errno || value > max) {
         char limit[24];
-        snprintf(limit, sizeof limit, "%llu", (unsigned long long)most);
+        snprintf(limit, sizeof limit, "%llu", (unsigned long long)max);
         luaL_error(L, "environment variable %s must be an integer from 0 to %s, but is '%s'", name,
                    limit, text);
     }
@@ -109,6 +109,7 @@ static void push_core(lua_State *L, lt_lua *s)
 {
     lua_newtable(L);
     lt__open_error(L);
+    lt__open_hint(L);
     lt__open_tensor(L, s);
     lt__open_arange(L);
     lt__open_ops(L, s);

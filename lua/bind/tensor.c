@@ -388,15 +388,15 @@ static int count_elements(lua_State *L)
 }
 
 /* Returns a description such as "2x3 f32" and, if there are no values to print, "dead", "pending",
- * or "remote" if only another stage of the pipeline has them. */
+ * or "meta" if only another stage of the pipeline has them. */
 static int describe(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "tostring");
     char text[96];
-    const char *why = lt_is_dead(x)     ? "dead"
-                      : x->pending      ? "pending"
-                      : lt_is_remote(x) ? "remote"
-                                        : NULL;
+    const char *why = lt_is_dead(x)   ? "dead"
+                      : x->pending    ? "pending"
+                      : lt_is_meta(x) ? "meta"
+                                      : NULL;
     lua_pushstring(L, lt_describe(x, text, sizeof text));
     lua_pushstring(L, why);
     return 2;
@@ -445,13 +445,32 @@ static int same(lua_State *L)
 /* Pushes x.grad. Usually it is nil; then no box is created. */
 static int push_grad(lua_State *L, lt_lua *s)
 {
-    if (lt_is_remote(lt__self(L, "grad")))
+    if (lt_is_meta(lt__self(L, "grad")))
         lt__refuse(L, s, "only another stage of the pipeline has the gradient of this tensor");
     if (!lt_grad(lt__self(L, "grad")))
         return 0;
     lt_tensor **box = lt__push_box(L, s);
     lt__box_retain(L, box, lt_grad(lt__self(L, "grad")));
     return 1;
+}
+
+/* Raises "tensor: unknown method or field 'name' (did you mean 'near'?)". The candidates are the
+ * string keys of the table on top. */
+static noreturn void unknown_field(lua_State *L, lt_lua *s, const char *name)
+{
+    enum { MOST = 256 };
+    const char *names[MOST];
+    int n = 0;
+    if (lt__foreign(name))
+        lt__refuse(L, s, "tensor: unknown method or field '%s' (use %s)", name, lt__foreign(name));
+    lua_pushnil(L);
+    while (lua_next(L, -2)) {
+        lua_pop(L, 1);
+        if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
+            names[n++] = lua_tostring(L, -1);
+    }
+    lt__refuse(L, s, "tensor: unknown method or field '%s'%s", name,
+               lt__hint(L, name, names, n, ""));
 }
 
 enum property { SHAPE, DTYPE, DEVICE, GRAD, ON_TAPE };
@@ -473,7 +492,7 @@ static int index_tensor(lua_State *L)
     if (kind == LUA_TNIL) {
         const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
         lua_pushvalue(L, lua_upvalueindex(2));
-        lt__unknown_field(L, s, name);
+        unknown_field(L, s, name);
     }
     if (!x)
         lt__refuse(L, s, "this tensor was closed");

@@ -178,7 +178,7 @@ LT_INLINE void forward_rows(const lt_pass *p, int form, bool residual)
         forward_lanes(p, form, residual, 0, p->n, p->out);
     else
         for (int64_t i = 0; i < p->n; i += units)
-            forward_units(p, form, residual, i, 0, lt__least(units, p->n - i),
+            forward_units(p, form, residual, i, 0, lt__min(units, p->n - i),
                           (char *)p->out + i * bytes);
 }
 
@@ -189,14 +189,14 @@ LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
     int64_t units = p->units, bytes = form == HALVES ? 2 : 4, size = PIECE / bytes, k = 0;
     bool lanes = has_lanes(p, form);
     for (int64_t i = 0; i < p->n; i += size) {
-        int64_t end = lt__least(size, p->n - i), m;
+        int64_t end = lt__min(size, p->n - i), m;
         prefetch(p->x, i + AHEAD, end, form);
         if (residual)
             prefetch(p->residual, i + AHEAD, end, form);
         if (lanes)
             forward_lanes(p, form, residual, i, end, piece);
         for (int64_t j = 0; j < end && !lanes; j += m) {
-            m = lt__least(end - j, units - k);
+            m = lt__min(end - j, units - k);
             forward_units(p, form, residual, i + j, k, m, piece + j * bytes);
             k = k + m < units ? k + m : 0;
         }
@@ -267,10 +267,10 @@ LT_INLINE void sum_rows(const lt_pass *p, int form, int mode)
                 prefetch(p->dy, next, BAND * STRIP, form);
             if (mode == ACT_OF_Y)
                 prefetch(p->y, next, BAND * STRIP, form);
-            sum_strip(p, form, mode, BAND, i, k, lt__least(k + STRIP, units));
+            sum_strip(p, form, mode, BAND, i, k, lt__min(k + STRIP, units));
         }
     for (; i < p->n; i += units)
-        sum_strip(p, form, mode, 1, i, 0, lt__least(units, p->n - i));
+        sum_strip(p, form, mode, 1, i, 0, lt__min(units, p->n - i));
 }
 
 /* The same for rows of LANES lanes. The sums stay in registers and memory is read in order, which
@@ -321,7 +321,7 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int mode, bool add)
     lt_bounds act = p->act;
     int64_t units = p->units;
     for (int64_t i = 0; i < p->n; i += units) {
-        int64_t m = lt__least(units, p->n - i);
+        int64_t m = lt__min(units, p->n - i);
         LT_IVDEP
         for (int64_t k = 0; k < m; k++) {
             float v[2];

@@ -104,7 +104,7 @@ static void repeat(const plan *p, float *row)
 /* Describes a pass over n elements starting at `first`, or fewer at the end of x. */
 static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
-    return (lt_pass){.n = lt__least(n, p->n - first) / p->sides,
+    return (lt_pass){.n = lt__min(n, p->n - first) / p->sides,
                      .units = p->width / p->sides,
                      .pitch = p->pitch,
                      .coefs = coefficients(c, p, 0),
@@ -160,10 +160,7 @@ static void each_group(lt_call *c, const plan *p, group_fn fn, bool from_end)
     }
 }
 
-static int64_t end_of_group(const plan *p, int64_t g)
-{
-    return lt__least((g + 1) * p->group, p->n);
-}
+static int64_t end_of_group(const plan *p, int64_t g) { return lt__min((g + 1) * p->group, p->n); }
 
 /* Adds the sums of g and of g (x - center) over a block to sums (2, channels). */
 static void add_sums(const plan *p, const lt_pass *q, double *sums)
@@ -180,7 +177,7 @@ static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, in
 {
     memset(sums, 0, (size_t)(2 * p->channels) * sizeof *sums);
     for (int64_t i = first; i < end; i += p->block) {
-        lt_pass q = pass_over(c, p, thread, i, lt__least(p->block, end - i));
+        lt_pass q = pass_over(c, p, thread, i, lt__min(p->block, end - i));
         q.mode = MOMENTS;
         q.center = q.lanes + AT_CENTER * p->pitch;
         add_sums(p, &q, sums);
@@ -192,7 +189,7 @@ static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
 {
     double *sums = group_sums(c, p, g), *squares = sums + p->channels;
     float *center = lanes(c, p, thread) + AT_CENTER * p->pitch;
-    int64_t first = g * p->group, end = end_of_group(p, g), lead = lt__least(first + p->lead, end);
+    int64_t first = g * p->group, end = end_of_group(p, g), lead = lt__min(first + p->lead, end);
     memset(center, 0, (size_t)p->width * sizeof *center);
     sum_moments(c, p, thread, first, lead, sums);
     for (int64_t k = 0; k < p->channels; k++)

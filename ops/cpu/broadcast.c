@@ -37,13 +37,13 @@ void lt__put_grad(const lt_call *c, int i, lt_map *m)
 
 size_t lt__grad_scratch(const lt_call *c, bool backward)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; backward && i < c->n_in; i++) {
         const lt_tensor *d = c->d_in[i], *dz = c->d_out[0];
         if (!d || d->count == dz->count)
             continue;
         size_t need = wide_bytes(dz) + wide_bytes(d) + lt__sum_to_scratch(d, dz);
-        most = need > most ? need : most;
+        max = need > max ? need : max;
     }
-    return most;
+    return max;
 }

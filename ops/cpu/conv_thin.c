@@ -40,7 +40,7 @@ static plan plan_of(const lt_conv *v)
     plan p = {.conv = v, .taps = w->kernel[0] * run};
     p.pitch = (across - 1) * w->stride[1] * v->in + run;
     int64_t spare = STRIP / p.pitch - w->kernel[0]; /* rows beyond those for one row of y */
-    p.rows = lt__least(spare < 0 ? 1 : spare / w->stride[0] + 1, w->out[0]);
+    p.rows = lt__min(spare < 0 ? 1 : spare / w->stride[0] + 1, w->out[0]);
     p.strips = (w->out[0] + p.rows - 1) / p.rows;
     p.words = ((p.rows - 1) * w->stride[0] + w->kernel[0]) * p.pitch;
     p.words = (p.words + LT_LANES - 1) / LT_LANES * LT_LANES;
@@ -58,7 +58,7 @@ typedef struct {
 static range rows_of(const plan *p, int64_t strip)
 {
     int64_t first = strip % p->strips * p->rows;
-    return (range){strip / p->strips, first, lt__least(p->rows, p->conv->window.out[0] - first)};
+    return (range){strip / p->strips, first, lt__min(p->rows, p->conv->window.out[0] - first)};
 }
 
 /* Copies the rows of x that rows of y need. The padding columns are zero from the start. */
@@ -73,7 +73,7 @@ static void fill(const plan *p, const float *x, const range *rows, float *strip)
             memset(to, 0, (size_t)p->pitch * sizeof *to);
         else
             memcpy(to + left, x + (rows->image * w->in[0] + top + i) * length,
-                   (size_t)lt__least(length, p->pitch - left) * sizeof *to);
+                   (size_t)lt__min(length, p->pitch - left) * sizeof *to);
     }
 }
 
@@ -121,7 +121,7 @@ LT_SIMD static void put_rows(const plan *p, const float *strip, const float *pan
     for (int64_t oh = 0; oh < n; oh++, strip += w->stride[0] * p->pitch) {
         const float *x = strip;
         for (int64_t left = w->out[1]; left > 0; left -= PIXELS, x += columns) {
-            int64_t pixels = lt__least(left, PIXELS);
+            int64_t pixels = lt__min(left, PIXELS);
             for (int64_t o = 0; o < out; o += COLUMNS)
                 put_pixels(p, x, panel + o * p->taps, bias ? bias + o : NULL, pixels, y + o);
             y += pixels * out;

@@ -190,7 +190,7 @@ LT_INLINE void sum_panels(bool half, part *p, int64_t words, bool add)
     int64_t depth = depth_of(v), tiles = (depth + COLUMNS - 1) / COLUMNS * (v->out / ROWS);
     int64_t of_y = v->out * bytes_of(half); /* bytes per pixel of y */
     int64_t of_x = w->in[0] * w->in[1] * v->in * bytes_of(half) / (w->out[0] * w->out[1]);
-    int64_t next = lt__least(words * (half ? 2 : 1), p->end - p->pixel);
+    int64_t next = lt__min(words * (half ? 2 : 1), p->end - p->pixel);
     range dy = range_of((char *)p->task->y.data + p->pixel * of_y, next * of_y, tiles);
     range x = range_of(patch_of(half, p->task, &p->at).data, next * of_x, tiles);
     float *sums = p->sums;
@@ -225,7 +225,7 @@ LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int
     int64_t depth = depth_of(task->conv);
     float *dw = (float *)task->w.data + o * depth;
     for (int64_t k = 0; k < depth; k += COLUMNS, sums += task->conv->out * COLUMNS) {
-        int64_t n = lt__least(COLUMNS, depth - k);
+        int64_t n = lt__min(COLUMNS, depth - k);
         float sum[COLUMNS];
         memcpy(sum, sums + o * COLUMNS, sizeof sum);
         for (int i = 1; i < parts; i++)

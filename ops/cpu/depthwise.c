@@ -56,7 +56,7 @@ static inline int64_t blocks_of(int64_t channels, bool half)
 static inline int64_t channel_of(int64_t b, int64_t channels, bool half)
 {
     int64_t last = channels > block_of(half) ? channels - block_of(half) : 0;
-    return lt__least(b * block_of(half), last);
+    return lt__min(b * block_of(half), last);
 }
 
 static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_t row,
@@ -134,28 +134,30 @@ enum {
 };
 
 /* Returns that pixel, or -1 if it is not one of `size` pixels. */
-LT_INLINE int meet(int way, int r, int k, int size)
+LT_INLINE int map_tap(int direction, int r, int k, int size)
 {
-    int i = way == BACK ? 2 * (r - 1) + k : r - k;
-    if (i < 0 || (way == BY_TWO && i % 2 != 0))
+    int i = direction == BACK ? 2 * (r - 1) + k : r - k;
+    if (i < 0 || (direction == BY_TWO && i % 2 != 0))
         return -1;
-    i = way == BY_TWO ? i / 2 : i;
+    i = direction == BY_TWO ? i / 2 : i;
     return i < size ? i : -1;
 }
 
 /* The number of source pixels that `size` pixels of the result need. */
-LT_INLINE int reach(int way, int size)
+LT_INLINE int reach(int direction, int size)
 {
-    return way == BY_ONE ? size + SIDE - 1 : way == BY_TWO ? 2 * size + SIDE - 2 : size / 2 + 1;
+    return direction == BY_ONE   ? size + SIDE - 1
+           : direction == BY_TWO ? 2 * size + SIDE - 2
+                                 : size / 2 + 1;
 }
 
 /* Columns of a tile, which has ROWS rows. */
-LT_INLINE int columns_of(int way) { return way == BY_TWO ? 1 : 2; }
+LT_INLINE int columns_of(int direction) { return direction == BY_TWO ? 1 : 2; }
 
 /* The distance in the source that corresponds to n pixels of the result. */
-LT_INLINE int64_t in_source(int way, int64_t n)
+LT_INLINE int64_t in_source(int direction, int64_t n)
 {
-    return way == BY_ONE ? n : way == BY_TWO ? 2 * n : n / 2;
+    return direction == BY_ONE ? n : direction == BY_TWO ? 2 * n : n / 2;
 }
 
 typedef struct {
@@ -178,30 +180,31 @@ static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
     return (uintptr_t)x->data + (uintptr_t)((n * x->h + row) * x->w * pixel_bytes(x));
 }
 
-LT_INLINE int64_t first_met(const pass *p, int way, int64_t i)
+LT_INLINE int64_t first_met(const pass *p, int direction, int64_t i)
 {
-    return in_source(way, i) - (way == BACK ? 1 : p->pad);
+    return in_source(direction, i) - (direction == BACK ? 1 : p->pad);
 }
 
-LT_INLINE walk walk_from(const pass *p, int way, int64_t n, int64_t row)
+LT_INLINE walk walk_from(const pass *p, int direction, int64_t n, int64_t row)
 {
-    walk at = {.n = n, .row = row, .column = -columns_of(way)};
-    at.next_from = address_of(&p->from, n, first_met(p, way, row) + reach(way, ROWS));
+    walk at = {.n = n, .row = row, .column = -columns_of(direction)};
+    at.next_from = address_of(&p->from, n, first_met(p, direction, row) + reach(direction, ROWS));
     at.next_to = address_of(&p->to, n, row + ROWS);
     return at;
 }
 
 /* Advances to the next tile, or returns false after the last one. outside is the address used for
  * pixels of `to` outside the image. */
-LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
+LT_INLINE bool walk_on(const pass *p, int direction, const void *outside, walk *at)
 {
-    int columns = columns_of(way), by = at->column < 0 ? 0 : columns;
-    int64_t shift = way == BACK ? p->pad : 0;
+    int columns = columns_of(direction), by = at->column < 0 ? 0 : columns;
+    int64_t shift = direction == BACK ? p->pad : 0;
     at->column += columns;
     if (at->column >= p->to.w + shift)
         return false;
-    find_pixels(&p->from, at->n, first_met(p, way, at->row), first_met(p, way, at->column),
-                reach(way, ROWS), reach(way, columns), (int)in_source(way, by), p->zeros, at->from);
+    find_pixels(&p->from, at->n, first_met(p, direction, at->row),
+                first_met(p, direction, at->column), reach(direction, ROWS),
+                reach(direction, columns), (int)in_source(direction, by), p->zeros, at->from);
     find_pixels(&p->to, at->n, at->row - shift, at->column - shift, ROWS, columns, by, outside,
                 at->to);
     return true;
@@ -209,10 +212,10 @@ LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
 
 /* Prefetches the next lines in address order, as many as one block of a tile has. They are many, so
  * they go to the L2 cache. */
-LT_INLINE void prefetch(int way, walk *at)
+LT_INLINE void prefetch(int direction, walk *at)
 {
-    int lines = ROWS * columns_of(way);
-    int of_from = way == BY_ONE ? lines : way == BY_TWO ? 4 * lines : lines / 4;
+    int lines = ROWS * columns_of(direction);
+    int of_from = direction == BY_ONE ? lines : direction == BY_TWO ? 4 * lines : lines / 4;
     UNROLL(i, of_from) {
         __builtin_prefetch((const void *)at->next_from, 0, 2);
         at->next_from += LINE;
@@ -247,30 +250,30 @@ LT_INLINE void put_part(const pass *p, bool half, int64_t b, void *pixel, lt_vec
     copy_part(there, line + before, bytes);
 }
 
-LT_INLINE void put_tile(const pass *p, int way, bool half, int64_t b, const void *const *to,
+LT_INLINE void put_tile(const pass *p, int direction, bool half, int64_t b, const void *const *to,
                         lt_vec sum[TILE][2])
 {
     int64_t channel = b * block_of(half);
     if (channel + block_of(half) > p->to.c) {
-        UNROLL(i, ROWS * columns_of(way))
+        UNROLL(i, ROWS * columns_of(direction))
             if (to[i])
                 put_part(p, half, b, (void *)to[i], sum[i]);
         return;
     }
-    UNROLL(i, ROWS * columns_of(way)) {
+    UNROLL(i, ROWS * columns_of(direction)) {
         UNROLL(h, vectors_of(half))
             if (p->add && to[i])
                 sum[i][h] += load(half, to[i], channel, h);
     }
-    UNROLL(i, ROWS * columns_of(way))
+    UNROLL(i, ROWS * columns_of(direction))
         if (to[i])
             store(half, (void *)to[i], channel, sum[i]);
 }
 
 /* Computes block b of the tile. */
-LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, int64_t b)
+LT_INLINE void compute_tile(const pass *p, int direction, bool half, const walk *at, int64_t b)
 {
-    int columns = columns_of(way);
+    int columns = columns_of(direction);
     int64_t channel = channel_of(b, p->to.c, half);
     const float *packed = p->w + b * block_of(half) * PACKED;
     lt_vec w[PACKED], sum[TILE][2];
@@ -279,34 +282,35 @@ LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, i
             w[k] = lt__load_f32(packed + (h * PACKED + k) * LT_LANES);
         UNROLL(i, ROWS * columns)
             sum[i][h] = w[START];
-        UNROLL(r, reach(way, ROWS)) {
-            UNROLL(t, reach(way, columns)) {
-                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
+        UNROLL(r, reach(direction, ROWS)) {
+            UNROLL(t, reach(direction, columns)) {
+                lt_vec x = load(half, at->from[r * reach(direction, columns) + t], channel, h);
                 UNROLL(k, TAPS) {
-                    int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
+                    int i = map_tap(direction, r, k / SIDE, ROWS),
+                        j = map_tap(direction, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
                         sum[i * columns + j][h] += x * w[k];
                 }
             }
         }
     }
-    put_tile(p, way, half, b, at->to, sum);
+    put_tile(p, direction, half, b, at->to, sum);
 }
 
-LT_INLINE void compute_rows(const pass *p, int way, bool half, int64_t n, int64_t row)
+LT_INLINE void compute_rows(const pass *p, int direction, bool half, int64_t n, int64_t row)
 {
-    walk at = walk_from(p, way, n, row);
+    walk at = walk_from(p, direction, n, row);
     int64_t blocks = blocks_of(p->to.c, half);
-    while (walk_on(p, way, NULL, &at))
+    while (walk_on(p, direction, NULL, &at))
         for (int64_t b = 0; b < blocks; b++) {
-            prefetch(way, &at);
-            compute_tile(p, way, half, &at, b);
+            prefetch(direction, &at);
+            compute_tile(p, direction, half, &at, b);
         }
 }
 
-LT_SIMD static void compute_group(const pass *p, int way, int64_t n, int64_t row)
+LT_SIMD static void compute_group(const pass *p, int direction, int64_t n, int64_t row)
 {
-    switch (2 * way + p->to.half) {
+    switch (2 * direction + p->to.half) {
     case 2 * BY_ONE: compute_rows(p, BY_ONE, false, n, row); break;
     case 2 * BY_ONE + 1: compute_rows(p, BY_ONE, true, n, row); break;
     case 2 * BY_TWO: compute_rows(p, BY_TWO, false, n, row); break;
@@ -325,21 +329,21 @@ static inline double work_of(const pass *p)
 /* Groups of ROWS rows in an image of the result. */
 static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
-static void compute(const lt_call *c, const pass *p, int way)
+static void compute(const lt_call *c, const pass *p, int direction)
 {
-    int64_t groups = groups_of(p->to.h + (way == BACK ? p->pad : 0));
+    int64_t groups = groups_of(p->to.h + (direction == BACK ? p->pad : 0));
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t g = 0; g < p->to.n * groups; g++)
-        compute_group(p, way, g / groups, g % groups * ROWS);
+        compute_group(p, direction, g / groups, g % groups * ROWS);
 }
 
 /* ==== The gradient of the weights ============================================================= */
 
 /* Adds block b of the tile to sums (vectors, TAPS, LT_LANES). `from` is x and `to` is dy. */
-LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at, int64_t b,
+LT_INLINE void correlate_tile(const pass *p, int direction, bool half, const walk *at, int64_t b,
                               float *sums)
 {
-    int columns = columns_of(way);
+    int columns = columns_of(direction);
     int64_t channel = channel_of(b, p->to.c, half);
     lt_vec sum[TAPS], d[TILE];
     UNROLL(h, vectors_of(half)) {
@@ -347,11 +351,12 @@ LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at,
             sum[k] = lt__load_f32(sums + k * LT_LANES);
         UNROLL(i, ROWS * columns)
             d[i] = load(half, at->to[i], channel, h);
-        UNROLL(r, reach(way, ROWS)) {
-            UNROLL(t, reach(way, columns)) {
-                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
+        UNROLL(r, reach(direction, ROWS)) {
+            UNROLL(t, reach(direction, columns)) {
+                lt_vec x = load(half, at->from[r * reach(direction, columns) + t], channel, h);
                 UNROLL(k, TAPS) {
-                    int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
+                    int i = map_tap(direction, r, k / SIDE, ROWS),
+                        j = map_tap(direction, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
                         sum[k] += x * d[i * columns + j];
                 }
@@ -363,22 +368,23 @@ LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at,
     }
 }
 
-LT_INLINE void correlate_rows(const pass *p, int way, bool half, int64_t n, int64_t row,
+LT_INLINE void correlate_rows(const pass *p, int direction, bool half, int64_t n, int64_t row,
                               float *sums)
 {
-    walk at = walk_from(p, way, n, row);
+    walk at = walk_from(p, direction, n, row);
     int64_t blocks = blocks_of(p->to.c, half);
-    while (walk_on(p, way, p->zeros, &at))
+    while (walk_on(p, direction, p->zeros, &at))
         for (int64_t b = 0; b < blocks; b++) {
-            prefetch(way, &at);
-            correlate_tile(p, way, half, &at, b, sums + b * block_of(half) * TAPS);
+            prefetch(direction, &at);
+            correlate_tile(p, direction, half, &at, b, sums + b * block_of(half) * TAPS);
         }
 }
 
 /* Adds a group of rows to sums (blocks, vectors, TAPS, LT_LANES). */
-LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t row, float *sums)
+LT_SIMD static void correlate_group(const pass *p, int direction, int64_t n, int64_t row,
+                                    float *sums)
 {
-    switch (2 * way + p->to.half) {
+    switch (2 * direction + p->to.half) {
     case 2 * BY_ONE: correlate_rows(p, BY_ONE, false, n, row, sums); break;
     case 2 * BY_ONE + 1: correlate_rows(p, BY_ONE, true, n, row, sums); break;
     case 2 * BY_TWO: correlate_rows(p, BY_TWO, false, n, row, sums); break;
@@ -390,8 +396,8 @@ LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t r
 static int64_t parts_of(const lt_conv *v)
 {
     const int64_t *out = v->window.out;
-    int64_t parts = lt__least(v->n * groups_of(out[0]), v->n * out[0] * out[1] / PART_PIXELS);
-    return parts < 1 ? 1 : lt__least(parts, MAX_PARTS);
+    int64_t parts = lt__min(v->n * groups_of(out[0]), v->n * out[0] * out[1] / PART_PIXELS);
+    return parts < 1 ? 1 : lt__min(parts, MAX_PARTS);
 }
 
 /* dw (+)= the sums of the parts, which are `pitch` floats apart, for vector h of block b. */
@@ -412,7 +418,7 @@ static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, i
     }
 }
 
-static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *p, int way,
+static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *p, int direction,
                         float *sums)
 {
     bool half = p->to.half;
@@ -423,7 +429,7 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
     for (int64_t part = 0; part < parts; part++) {
         memset(sums + part * weights, 0, (size_t)weights * sizeof *sums);
         for (int64_t g = all * part / parts; g < all * (part + 1) / parts; g++)
-            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * weights);
+            correlate_group(p, direction, g / groups, g % groups * ROWS, sums + part * weights);
     }
     LT_PARALLEL_FOR(c, parts * weights)
     for (int64_t i = 0; i < vectors; i++)
@@ -443,7 +449,7 @@ static int64_t padded_channels(int64_t channels)
 }
 
 /* Packs (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), with zeros beyond the channels. */
-static void pack(const lt_conv_task *task, bool half, bool turned, float *packed)
+static void pack(const lt_conv_task *task, bool half, bool flipped, float *packed)
 {
     int64_t channels = task->conv->in;
     for (int64_t i = 0; i < blocks_of(channels, half) * block_of(half); i++) {
@@ -455,7 +461,7 @@ static void pack(const lt_conv_task *task, bool half, bool turned, float *packed
         if (channel >= channels)
             continue;
         for (int k = 0; k < TAPS; k++)
-            to[k * LT_LANES] = element_of(task->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
+            to[k * LT_LANES] = element_of(task->w, channel * TAPS + (flipped ? TAPS - 1 - k : k));
         if (task->bias.data)
             to[START * LT_LANES] = element_of(task->bias, channel);
     }
@@ -519,8 +525,8 @@ static lt_status depthwise_run(const lt_call *c, const lt_conv_task *task)
     const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
     bool back = task->kind == LT_CONV_DATA;
-    int way = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
-    bool turned = back && way == BY_ONE;
+    int direction = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
+    bool flipped = back && direction == BY_ONE;
     float *zeros = c->scratch;
     char *rest = (char *)(zeros + padded_channels(v->in));
     float *weights = (float *)(rest + 2 * REST);
@@ -530,15 +536,15 @@ static lt_status depthwise_run(const lt_call *c, const lt_conv_task *task)
               .to = back ? x : y,
               .zeros = zeros,
               .w = weights,
-              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0],
+              .pad = flipped ? SIDE - 1 - w->pad[0] : w->pad[0],
               .add = task->add};
     memset(zeros, 0, (size_t)padded_channels(v->in) * sizeof *zeros);
     if (task->kind == LT_CONV_WEIGHTS) {
-        sum_weights(c, task, &p, way, weights);
+        sum_weights(c, task, &p, direction, weights);
         return LT_OK;
     }
-    pack(task, x.half, turned, weights);
-    compute(c, &p, way);
+    pack(task, x.half, flipped, weights);
+    compute(c, &p, direction);
     return LT_OK;
 }
 

@@ -48,7 +48,7 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
         at += index[a] * w->step[a];
     }
     while (n > 0) {
-        int64_t run = lt__least(n, w->dims[0] - index[0]);
+        int64_t run = lt__min(n, w->dims[0] - index[0]);
         LT_SIZES(bytes, T,
             T *to = (T *)dst;
             const T *from = (const T *)src + at;
@@ -118,7 +118,7 @@ static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int6
         if (walks[k].ndim > 0 && walks[k].period > 0)
             block -= block % walks[k].period;
     for (b.first = first; b.first < last; b.first += block) {
-        b.n = lt__least(block, last - b.first);
+        b.n = lt__min(block, last - b.first);
         for (int k = 0; k < m->n_in; k++) {
             const walk *w = &walks[k];
             bool repeats = w->ndim > 0 && w->period > 0 && block % w->period == 0;
@@ -150,5 +150,5 @@ void lt__map(const lt_call *c, const lt_map *m)
     }
     LT_PARALLEL_FOR(c, count * m->cost)
     for (int64_t first = 0; first < count; first += task)
-        map_range(c, m, walks, first, lt__least(first + task, count));
+        map_range(c, m, walks, first, lt__min(first + task, count));
 }

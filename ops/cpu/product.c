@@ -16,17 +16,17 @@ enum { TILE = 64 };               /* rows and columns per task of lt__product() 
 enum { STRIP = 256, PARTS = 16 }; /* lt__sum_rows(): columns at a time; parts of the rows */
 enum { RUN = 64 };                /* rows of f32 and bf16 that are summed in f32 */
 
-LT_SIMD void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a, const void *b,
-                             void *out)
+LT_SIMD static void add_product(lt_dtype dtype, const lt_product *p, const void *a, const void *b,
+                                void *out)
 {
     LT_FLOATS(dtype, T,
         enum { COLS = VECTOR_BYTES / sizeof(T) };
         typedef T vector __attribute__((vector_size(VECTOR_BYTES)));
         vector panel[DEPTH];
         for (int64_t col = 0; col < p->n; col += COLS) {
-            int cols = (int)lt__least(COLS, p->n - col);
+            int cols = (int)lt__min(COLS, p->n - col);
             for (int64_t first = 0; first < p->k; first += DEPTH) {
-                int depth = (int)lt__least(DEPTH, p->k - first);
+                int depth = (int)lt__min(DEPTH, p->k - first);
                 for (int s = 0; s < depth; s++) {
                     const T *from = (const T *)b + (first + s) * p->b_row + col * p->b_col;
                     if (cols == COLS && p->b_col == 1)
@@ -36,7 +36,7 @@ LT_SIMD void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a,
                             panel[s][j] = j < cols ? from[j * p->b_col] : 0;
                 }
                 for (int64_t row = 0; row < p->m; row += ROWS) {
-                    int rows = (int)lt__least(ROWS, p->m - row);
+                    int rows = (int)lt__min(ROWS, p->m - row);
                     const T *from[ROWS]; /* rows beyond the edge repeat the first one */
                     vector sum[ROWS] = {{0}};
                     for (int i = 0; i < ROWS; i++)
@@ -54,6 +54,12 @@ LT_SIMD void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a,
             }
         }
     );
+}
+
+/* A function of its own, because GCC exports a function that is compiled for several CPUs. */
+void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a, const void *b, void *out)
+{
+    add_product(dtype, p, a, b, out);
 }
 
 /* Sets rows [0, m) of out to the bias, or to zero. */
@@ -98,8 +104,8 @@ static void multiply(const lt_call *c, const lt_product *p, const void *a, const
         int64_t i = task / (down * across);
         int64_t row = task / across % down * TILE, col = task % across * TILE;
         lt_product tile = *p;
-        tile.m = lt__least(TILE, p->m - row);
-        tile.n = lt__least(TILE, p->n - col);
+        tile.m = lt__min(TILE, p->m - row);
+        tile.n = lt__min(TILE, p->n - col);
         void *to = lt__at(out, dtype, i * p->out_batch + row * p->out_row + col);
         if (!add)
             begin_rows(dtype, &tile, bias ? lt__at(bias, dtype, col) : NULL, to);
@@ -127,7 +133,7 @@ LT_INLINE void sum_vectors(bool half, int64_t rows, int64_t stride, int64_t vect
         for (int64_t k = 0; k < vectors; k++) {
             lt_vec run = {0};
             int64_t at = first * stride + k * LT_LANES;
-            for (int64_t i = first; i < lt__least(first + RUN, rows); i++, at += stride)
+            for (int64_t i = first; i < lt__min(first + RUN, rows); i++, at += stride)
                 run += half ? lt__load_bf16((const uint16_t *)in + at)
                             : lt__load_f32((const float *)in + at);
             for (int j = 0; j < LT_LANES; j++)
@@ -168,7 +174,7 @@ void lt__sum_rows(const lt_call *c, int64_t rows, int64_t cols, lt_operand x, lt
 {
     for (int64_t col = 0; col < cols; col += STRIP) {
         double sum[PARTS][STRIP];
-        int64_t n = lt__least(STRIP, cols - col);
+        int64_t n = lt__min(STRIP, cols - col);
         LT_PARALLEL_FOR(c, (double)(rows * n))
         for (int part = 0; part < PARTS; part++) {
             int64_t first = rows * part / PARTS, end = rows * (part + 1) / PARTS;

@@ -90,7 +90,7 @@ LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t f
     int64_t channels = of_x ? g->x.c : g->y.c;
     for (int64_t t = 0, some; t < n; t += some, advance(g, &at, some)) {
         square s = of_x ? input_of(half, g, &at) : output_of(half, g, &at);
-        some = lt__least(n - t, g->across - at.column / 2);
+        some = lt__min(n - t, g->across - at.column / 2);
         if (s.top <= 0 && s.bottom >= (of_x ? TILE : 2))
             spread_row(half, of_x, tiles, &s, true, channels, some, t, to);
         else
@@ -239,7 +239,7 @@ LT_INLINE ahead ahead_of(bool half, const grid *g, const image *x, int64_t first
 {
     int64_t bytes = x->h * x->w * x->c * bytes_of(half), tiles = g->down * g->across;
     uintptr_t from = (uintptr_t)x->data + (uintptr_t)(bytes * first / tiles);
-    return (ahead){from, from, bytes * lt__least(n, g->count - first) / tiles / steps + 1};
+    return (ahead){from, from, bytes * lt__min(n, g->count - first) / tiles / steps + 1};
 }
 
 LT_INLINE void prefetch(ahead *a)
@@ -297,7 +297,7 @@ static int64_t tiles_at_a_time(int64_t words)
 {
     enum { WORDS = 1 << 18 };
     int64_t tiles = WORDS / POINTS / words / ROWS * ROWS;
-    return tiles < ROWS ? ROWS : lt__least(tiles, 64);
+    return tiles < ROWS ? ROWS : lt__min(tiles, 64);
 }
 
 static int64_t words_of_v(int64_t words)
@@ -313,15 +313,15 @@ static int64_t words_of_m(int64_t words)
 /* Computes one part of the tiles. Each thread has one part. */
 static void convolve_part(const lt_call *c, const grid *g, const lt_conv_task *task, int part)
 {
-    int64_t words = g->x.c / terms_of(g->half), most = tiles_at_a_time(words);
+    int64_t words = g->x.c / terms_of(g->half), max = tiles_at_a_time(words);
     int64_t first = g->count * part / c->threads, end = g->count * (part + 1) / c->threads;
     float *u = c->scratch, *own = u + POINTS * (words * g->y.c + PADDING) +
                                   part * (words_of_v(words) + words_of_m(words));
-    store v = {own, most * words + PADDING, words, LT_LANES / terms_of(g->half)};
-    store m = {own + words_of_v(words), most * COLUMNS + PADDING, COLUMNS, LT_LANES};
-    for (; first < end; first += most)
-        (g->half ? convolve_bf16 : convolve_f32)(g, first, lt__least(most, end - first), u,
-                                                 task->bias, task->add, &v, &m);
+    store v = {own, max * words + PADDING, words, LT_LANES / terms_of(g->half)};
+    store m = {own + words_of_v(words), max * COLUMNS + PADDING, COLUMNS, LT_LANES};
+    for (; first < end; first += max)
+        (g->half ? convolve_bf16 : convolve_f32)(g, first, lt__min(max, end - first), u, task->bias,
+                                                 task->add, &v, &m);
 }
 
 static void run_convolution(const lt_call *c, const grid *g, const lt_conv_task *task)
@@ -415,7 +415,7 @@ static sums sums_of(const lt_call *c, const grid *g)
     bool few = in * out <= FEW;
     int64_t words = (few ? OWN : SHARED) / POINTS / (in + out) / ROWS * ROWS;
     int64_t all = (g->count + terms_of(g->half) - 1) / terms_of(g->half);
-    words = lt__least(all, words < LEAST ? LEAST : words);
+    words = lt__min(all, words < LEAST ? LEAST : words);
     sums s = {.tiles = words * terms_of(g->half), .parts = few ? c->threads : 1};
     s.v = POINTS * in * out;
     s.w = s.v + POINTS * (words * in + PADDING);
@@ -439,7 +439,7 @@ static void sum_part(const lt_call *c, const grid *g, const sums *s, int part)
     if (first == end)
         memset(du, 0, (size_t)s->v * sizeof *du);
     for (int64_t at = first; at < end; at += s->tiles) {
-        int64_t n = lt__least(s->tiles, end - at);
+        int64_t n = lt__min(s->tiles, end - at);
         (g->half ? spread_both_bf16 : spread_both_f32)(g, at, n, v, w, 0);
         for (int k = 0; k < POINTS; k++)
             for (int64_t o = 0; o < out; o += LT_LANES)
@@ -456,11 +456,11 @@ static void sum_together(const lt_call *c, const grid *g, const sums *s)
     float *du = c->scratch;
     store v = store_of(du + s->v, g, s, in), w = store_of(du + s->w, g, s, out);
     for (int64_t first = 0; first < g->count; first += s->tiles) {
-        int64_t n = lt__least(s->tiles, g->count - first);
+        int64_t n = lt__min(s->tiles, g->count - first);
         LT_PARALLEL_FOR(c, (double)(n * (in + out)) * POINTS)
         for (int64_t at = 0; at < n; at += SHARE)
-            (g->half ? spread_both_bf16 : spread_both_f32)(g, first + at, lt__least(SHARE, n - at),
-                                                           v, w, at);
+            (g->half ? spread_both_bf16 : spread_both_f32)(g, first + at, lt__min(SHARE, n - at), v,
+                                                           w, at);
         LT_PARALLEL_FOR(c, (double)(n * in) * (double)out)
         for (int64_t task = 0; task < POINTS * blocks; task++)
             (g->half ? sum_point_bf16 : sum_point_f32)(

@@ -116,7 +116,7 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
 
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
 {
-    size_t most = 0, bytes = 0;
+    size_t max = 0, bytes = 0;
     part t;
     if (!backward) {
         lt_status status = linear_part(c, &t);
@@ -127,9 +127,9 @@ size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
     for (int i = X; i <= W; i++)
         if (c->d_in[i]) {
             lt_status status = linear_grad_part(d, c, i, &t, &bytes);
-            most = lt__cuda_scratch(most, status, bytes);
+            max = lt__cuda_scratch(max, status, bytes);
         }
-    return most;
+    return max;
 }
 
 lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c)
@@ -270,15 +270,15 @@ static lt_status run_products(lt_cublas *d, lt_call *c, const products *v, bool 
 
 size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
 {
-    size_t most = 0, bytes;
+    size_t max = 0, bytes;
     for (int i = X; i <= (backward ? Y : X); i++) {
         if (backward && !c->d_in[i])
             continue;
         products v = products_of(c, backward, i);
         lt_status status = needs(d, c, &v, backward && (c->add >> i & 1), &bytes);
-        most = lt__cuda_scratch(most, status, bytes);
+        max = lt__cuda_scratch(max, status, bytes);
     }
-    return most;
+    return max;
 }
 
 lt_status lt__cublas_matmul_fwd(lt_cublas *d, lt_call *c)

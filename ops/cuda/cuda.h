@@ -90,10 +90,10 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
 }
 
 /* Returns the smallest power of two >= n, but at most `most`. */
-static inline int lt__next_power_of_two(int64_t n, int most)
+static inline int lt__next_power_of_two(int64_t n, int max)
 {
     int p = 1;
-    while (p < n && p < most)
+    while (p < n && p < max)
         p *= 2;
     return p;
 }
@@ -257,8 +257,8 @@ lt_status lt__cuda_report_bad_id(const lt_cuda *cuda);
 /* Converts d to the integer type T, saturating. NaN gives 0. */
 template <class T> __host__ __device__ inline T lt__saturated(double d)
 {
-    const T least = (T)-1 < 0 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : 0, most = (T)~least;
-    return d != d ? 0 : d >= (double)most ? most : d <= (double)least ? least : (T)d;
+    const T min = (T)-1 < 0 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : 0, max = (T)~min;
+    return d != d ? 0 : d >= (double)max ? max : d <= (double)min ? min : (T)d;
 }
 
 /* ==== Dispatch on dtypes ====================================================================== */
@@ -336,7 +336,7 @@ lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *stats, in
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
                                  const lt_grad_stats *stats, int n);
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
-lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
+lt_status lt__cuda_clip(lt_tensor *squares, double max, lt_step_check *check);
 
 /* Creates the events of the marks and the streams for copies, and sets the device's functions that
  * use them. */

@@ -43,8 +43,8 @@ typedef struct lt_cudnn_config {
  * TF32, the fast ones transpose images in the workspace. */
 static inline size_t lt__cudnn_workspace(size_t memory)
 {
-    const size_t least = (size_t)512 << 20, most = (size_t)1536 << 20, share = memory / 50;
-    return share < least ? least : share > most ? most : share;
+    const size_t min = (size_t)512 << 20, max = (size_t)1536 << 20, share = memory / 50;
+    return share < min ? min : share > max ? max : share;
 }
 
 /* A cuDNN handle and its plan cache, for one device and one stream. Not thread-safe. */

@@ -73,15 +73,15 @@ bool lt__cudnn_conv2d_computes(lt_cudnn *d, const lt_call *c, int i)
 
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int i = X; i <= (backward ? W : X); i++) {
         if (backward && !c->d_in[i])
             continue;
         part p;
         lt_status status = conv_part(d, c, backward, i, &p);
-        most = lt__cuda_scratch(most, status, p.workspace);
+        max = lt__cuda_scratch(max, status, p.workspace);
     }
-    return most;
+    return max;
 }
 
 /* Runs a part that conv_part() has planned. */

@@ -297,9 +297,9 @@ template <class E> static int64_t cut(const lt_conv *v, pass *p)
     enum { ENOUGH_BLOCKS = 1024, MIN_PATCHES = 8 };
     put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
     p->all = (int)pixels_of(v);
-    int64_t down = LT_THREADS / p->columns, most = lt__ceil_div(ENOUGH_BLOCKS, p->blocks);
+    int64_t down = LT_THREADS / p->columns, max = lt__ceil_div(ENOUGH_BLOCKS, p->blocks);
     int64_t parts = lt__ceil_div(p->all, down * MIN_PATCHES);
-    parts = parts < most ? parts : most;
+    parts = parts < max ? parts : max;
     p->part = parts > 0 ? (int)lt__ceil_div(p->all, parts) : 0;
     return p->part > 0 ? lt__ceil_div(p->all, p->part) : 0;
 }
@@ -335,11 +335,11 @@ static lt_status weights_gradient(const lt_conv *v, lt_call *c)
 
 bool lt__cuda_is_depthwise(const lt_conv *v)
 {
-    const int64_t most = INT32_MAX / 4;
-    bool yes = v->groups == v->in && v->groups == v->out && v->in < most &&
+    const int64_t max = INT32_MAX / 4;
+    bool yes = v->groups == v->in && v->groups == v->out && v->in < max &&
                v->window.stride[0] == v->window.stride[1] && v->window.stride[0] <= 2 &&
                v->window.pad[0] == v->window.pad[1] && v->window.pad[0] <= 1 &&
-               v->n * (v->window.in[0] + 2) * (v->window.in[1] + 2) < most;
+               v->n * (v->window.in[0] + 2) * (v->window.in[1] + 2) < max;
     for (int i = 0; i < 2; i++)
         yes = yes && v->window.kernel[i] == SIDE && v->window.dilation[i] == 1;
     return yes;

@@ -26,12 +26,12 @@ static inline size_t lt__cuda_padded(size_t bytes)
     return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
 }
 
-/* For lt_kernels.scratch: the maximum of `most` and the bytes of one part. status is the result of
+/* For lt_kernels.scratch: the maximum of `max` and the bytes of one part. status is the result of
  * planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give LT_SCRATCH_FAILED. */
-static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t bytes)
+static inline size_t lt__cuda_scratch(size_t max, lt_status status, size_t bytes)
 {
     size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_SCRATCH_FAILED;
-    return part > most ? part : most;
+    return part > max ? part : max;
 }
 
 /* Bytes of an element. The plugin cannot call lt_dtype_bytes(), which is in libluatrain. */

@@ -71,7 +71,7 @@ template <class To, class From>
 static lt_status launch(const lt_cuda *cuda, void *to, const void *from, int64_t count, double by,
                         lt_grad_row *row, double times)
 {
-    int64_t blocks = lt__least(lt__ceil_div(count, LT_THREADS * 8), LT_GRAD_PARTS);
+    int64_t blocks = lt__min(lt__ceil_div(count, LT_THREADS * 8), LT_GRAD_PARTS);
     return lt__launch(cuda, blocks > 0 ? blocks : 1, measure_kernel<To, From>, (To *)to,
                       (const From *)from, count, by, row, times, lt__are_wide(to, from));
 }
@@ -175,20 +175,20 @@ lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check)
                       return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
 }
 
-static __global__ void clip_kernel(const double *squares, double most, lt_step_check *check)
+static __global__ void clip_kernel(const double *squares, double max_norm, lt_step_check *check)
 {
     double norm = sqrt(*squares);
     if (threadIdx.x > 0)
         return;
-    check->factor = norm > most ? most / norm : 1;
+    check->factor = norm > max_norm ? max_norm / norm : 1;
     if (norm - norm == 0)
         return;
     check->norm = norm;
     check->skip = 1;
 }
 
-lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check)
+lt_status lt__cuda_clip(lt_tensor *squares, double max_norm, lt_step_check *check)
 {
-    return lt__launch(lt__cuda(squares->ctx), 1, clip_kernel, (const double *)squares->data, most,
-                      check);
+    return lt__launch(lt__cuda(squares->ctx), 1, clip_kernel, (const double *)squares->data,
+                      max_norm, check);
 }

@@ -95,9 +95,9 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width, int64
     p.blocks = (unsigned)lt__ceil_div(width, p.columns);
     if (width == 0)
         return p;
-    int64_t parts = lt__least(lt__ceil_div(enough, p.blocks), rows / (MIN_ROWS * p.lanes));
-    int64_t least = lt__ceil_div(rows, (int64_t)MAX_ROWS * p.lanes);
-    parts = parts > least ? parts : least;
+    int64_t parts = lt__min(lt__ceil_div(enough, p.blocks), rows / (MIN_ROWS * p.lanes));
+    int64_t min = lt__ceil_div(rows, (int64_t)MAX_ROWS * p.lanes);
+    parts = parts > min ? parts : min;
     p.part = parts > 0 ? lt__ceil_div(lt__ceil_div(rows, parts), p.lanes) * p.lanes : 1;
     p.parts = (unsigned)lt__ceil_div(rows, p.part);
     return p;

@@ -173,9 +173,9 @@ static inline int64_t lt__tile_count(const lt_tiles *t)
 static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool cut)
 {
     enum { ENOUGH_BLOCKS = 256, MIN_TERMS = 256 };
-    const int64_t most = INT32_MAX - LT_TILE;
+    const int64_t max = INT32_MAX - LT_TILE;
     lt_tiles t = {(int)batch, (int)m, (int)n, (int)k, (int)k, 1};
-    if (batch > most || m > most || n > most || k > most)
+    if (batch > max || m > max || n > max || k > max)
         t.batch = -1;
     int64_t tiles = lt__tile_count(&t);
     if (!cut || tiles <= 0 || tiles >= ENOUGH_BLOCKS || k < 2 * MIN_TERMS)

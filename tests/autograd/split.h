@@ -61,10 +61,10 @@ static inline lt_tensor *random_tensor(lt_ctx *ctx, lt_dtype dtype, int ndim, co
 
 /* Forward and backward of one micro-batch: y = op(-x, w, b) from the gradient -y, so that x gets a
  * gradient through a node. */
-static inline lt_weights *micro_batch(lt_ctx *ctx, const layer *l, lt_tensor *x, lt_tensor *w,
-                                      lt_tensor *b, bool split)
+static inline lt_deferred_wgrad *micro_batch(lt_ctx *ctx, const layer *l, lt_tensor *x,
+                                             lt_tensor *w, lt_tensor *b, bool split)
 {
-    lt_weights *weights = NULL;
+    lt_deferred_wgrad *weights = NULL;
     lt_tensor *minus = lt_run(ctx, "neg", NULL, x, NULL);
     lt_tensor *y = lt_run(ctx, l->op, l->options, minus, w, b, NULL);
     if (!y)
@@ -82,7 +82,7 @@ static inline lt_weights *micro_batch(lt_ctx *ctx, const layer *l, lt_tensor *x,
 static inline void accumulate(lt_ctx *ctx, const layer *l, lt_dtype dtype, lt_dtype half,
                               bool split, bits *to)
 {
-    lt_weights *weights[MICRO];
+    lt_deferred_wgrad *weights[MICRO];
     lt_tensor *x[MICRO];
     lt_init init = {LT_INIT_UNIFORM, -1, 1};
     lt_params *params = lt_params_new(ctx);

@@ -134,7 +134,7 @@ static lt_tensor *forward(net *n)
     return loss;
 }
 
-static lt_status go_back(net *n, lt_weights **weights)
+static lt_status go_back(net *n, lt_deferred_wgrad **weights)
 {
     lt_tensor *loss = forward(n), *grad = NULL;
     lt_status status = loss ? lt_backward_from(n->ctx, &loss, &grad, 1, weights) : lt_errcode();
@@ -142,9 +142,9 @@ static lt_status go_back(net *n, lt_weights **weights)
     return status;
 }
 
-static lt_weights *split(net *n)
+static lt_deferred_wgrad *split(net *n)
 {
-    lt_weights *weights = NULL;
+    lt_deferred_wgrad *weights = NULL;
     CHECK_OK(go_back(n, &weights));
     CHECK(weights != NULL);
     return weights;
@@ -173,7 +173,7 @@ static void step(net *n, lt_status status, const char *message)
 /* w0 is used twice, so its layers are not split. */
 TEST_NET(hooks_and_callbacks_run_once_per_backward_in_order)
 {
-    lt_weights *list[2];
+    lt_deferred_wgrad *list[2];
     set_part(n, false);
     CHECK_OK(go_back(n, NULL));
     CHECK_STR(n->log, "begin b2 w1 b1 w0 b0 end ");
@@ -198,7 +198,7 @@ TEST(late_lists_accumulate_like_whole_backwards)
     float grads[2][128];
     for (int k = 0; k < 2; k++) {
         net *n = made();
-        lt_weights *list[3] = {NULL};
+        lt_deferred_wgrad *list[3] = {NULL};
         for (int i = 0; i < 3; i++) {
             CHECK_OK(lt_fill_uniform(n->x, LT_RNG_USER, (uint64_t)i, 0, -1, 1));
             if (k == 1)
@@ -225,7 +225,7 @@ TEST(the_graph_of_a_pending_list_may_be_freed)
     n = made();
     lt_tape *tape = lt_tape_new(n->ctx);
     lt_tape_use(n->ctx, tape);
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     CHECK_EQ(lt_tape_nodes(tape), 0);
     CHECK(!lt_grad(n->w[1]) && lt_grad(n->w[0]) && lt_grad(n->x));
     lt_tape_free(tape);
@@ -249,7 +249,7 @@ TEST_NET(an_op_hook_sees_both_calls)
 {
     halves = leaves = 0;
     lt_set_op_hook(n->ctx, count_calls, NULL);
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     CHECK_EQ(halves, 1);
     CHECK_EQ(leaves, 2 + 3);
     CHECK_OK(lt_backward_weights(list));
@@ -261,7 +261,7 @@ TEST_NET(an_op_hook_sees_both_calls)
 
 TEST_NET(lists_are_completed_in_order)
 {
-    lt_weights *one = split(n), *two = split(n);
+    lt_deferred_wgrad *one = split(n), *two = split(n);
     CHECK_FAILS(lt_backward_weights(two), LT_EINVAL, "an earlier backward must be completed first");
     CHECK_EQ(n->w[1]->leaf->deferred, 1);
     CHECK_OK(lt_backward_weights(one));
@@ -269,7 +269,7 @@ TEST_NET(lists_are_completed_in_order)
 
 TEST_NET(no_step_and_no_new_scaling_while_gradients_are_pending)
 {
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     step(n, LT_EINVAL,
          "an optimizer step cannot run while gradients of parameters are pending; "
          "call lt_backward_weights() first");
@@ -282,7 +282,7 @@ TEST_NET(no_step_and_no_new_scaling_while_gradients_are_pending)
 
 TEST_NET(a_pending_gradient_cannot_be_discarded)
 {
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     lt_zero_grad(n->w[0]); /* not pending */
     CHECK_OK(lt_backward_weights(list));
     list = split(n);
@@ -296,7 +296,7 @@ TEST_NET(a_pending_gradient_cannot_be_discarded)
 
 TEST_NET(a_backward_cannot_overtake_a_pending_gradient)
 {
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     CHECK_FAILS(go_back(n, NULL), LT_EINVAL,
                 "backward of linear: an earlier backward has not added to this gradient yet; call "
                 "lt_backward_weights() for it first");
@@ -313,31 +313,31 @@ TEST_NET(a_backward_cannot_overtake_a_pending_gradient)
 /* w0 is computed at once, so its hook runs in the first half of the second backward. */
 TEST_NET(a_hook_may_not_discard_a_pending_gradient_of_another_parameter)
 {
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     n->victim = n->w[1];
-    lt_weights *more = split(n);
+    lt_deferred_wgrad *more = split(n);
     n->victim = NULL;
     CHECK_FAILS(lt_backward_weights(list), LT_EINVAL, "lt_zero_grad() has discarded a gradient");
-    lt_weights_free(more);
+    lt_deferred_wgrad_free(more);
 }
 
 TEST_NET(callbacks_must_support_overlapping_backwards)
 {
     set_part(n, true);
-    lt_weights *list = split(n), *more = NULL;
+    lt_deferred_wgrad *list = split(n), *more = NULL;
     CHECK_FAILS(go_back(n, &more), LT_EINVAL,
                 "backward cannot start before lt_backward_weights() has completed the earlier "
                 "split backward, because the gradient callbacks do not support overlap");
     CHECK(!more);
     CHECK_OK(lt_backward_weights(list));
     list = split(n);
-    lt_weights_free(list);
+    lt_deferred_wgrad_free(list);
     CHECK_STR(n->log, "begin b2 w0 b0 w1 b1 end begin b2 w0 b0 broken ");
 }
 
 TEST_NET(a_dry_run_defers_nothing)
 {
-    lt_weights *list = split(n), *dry;
+    lt_deferred_wgrad *list = split(n), *dry;
     CHECK_OK(lt_dry_run_begin(n->ctx, NULL, NULL, NULL));
     dry = split(n);
     CHECK_EQ(n->w[1]->leaf->deferred, 1);
@@ -359,10 +359,10 @@ TEST_NET(a_dry_run_defers_nothing)
 
 TEST_NET(a_hook_that_fails_ends_the_backward)
 {
-    lt_weights *list, *next;
+    lt_deferred_wgrad *list, *next;
     set_part(n, false);
     n->fails = "b2"; /* in the first half */
-    list = (lt_weights *)n;
+    list = (lt_deferred_wgrad *)n;
     CHECK_FAILS(go_back(n, &list), LT_EPEER, "hook says no");
     CHECK(!list);
     n->fails = "w1";
@@ -378,11 +378,11 @@ TEST_NET(a_hook_that_fails_ends_the_backward)
 TEST(lists_may_be_freed_in_any_order_and_after_the_context)
 {
     net *n = made();
-    lt_weights *list[3] = {split(n), split(n), split(n)};
-    lt_weights_free(list[1]);
+    lt_deferred_wgrad *list[3] = {split(n), split(n), split(n)};
+    lt_deferred_wgrad_free(list[1]);
     CHECK_EQ(n->w[1]->leaf->deferred, 2);
     CHECK_OK(lt_backward_weights(list[0]));
-    lt_weights_free(NULL);
+    lt_deferred_wgrad_free(NULL);
     close_net(n);
     lt_ctx_free(n->ctx);
     CHECK_FAILS(lt_backward_weights(list[2]), LT_EINVAL, "the context was closed");
@@ -390,7 +390,7 @@ TEST(lists_may_be_freed_in_any_order_and_after_the_context)
 
 TEST_NET(a_frozen_or_changed_parameter)
 {
-    lt_weights *list = split(n);
+    lt_deferred_wgrad *list = split(n);
     CHECK_OK(lt_set_requires_grad(n->w[1], false));
     CHECK_OK(lt_backward_weights(list));
     CHECK(!lt_grad(n->w[1]) && lt_grad(n->b[1]));
@@ -405,17 +405,17 @@ TEST_NET(a_frozen_or_changed_parameter)
 static lt_status train(lt_ctx *ctx)
 {
     static net n;
-    lt_weights *list[2] = {NULL};
+    lt_deferred_wgrad *list[2] = {NULL};
     lt_status status = open_net(&n, ctx);
     for (int i = 0; i < 2 && status == LT_OK; i++)
         status = go_back(&n, &list[i]);
     for (int i = 0; i < 2 && status == LT_OK; i++) {
-        lt_weights *next = list[i];
+        lt_deferred_wgrad *next = list[i];
         list[i] = NULL;
         status = lt_backward_weights(next);
     }
-    lt_weights_free(list[1]);
-    lt_weights_free(list[0]);
+    lt_deferred_wgrad_free(list[1]);
+    lt_deferred_wgrad_free(list[0]);
     close_net(&n);
     return status;
 }

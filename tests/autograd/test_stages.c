@@ -13,7 +13,7 @@ enum { STAGES = 3, ROWS = 6, WIDTH = 5, CLASSES = 3, MOST = 32 };
 
 typedef struct letter { /* values, or their gradient on the way back */
     int from, to;
-    bool is_grad, tracked, taken;
+    bool is_grad, requires_grad, taken;
     size_t bytes;
     char data[4096];
 } letter;
@@ -44,22 +44,22 @@ typedef struct net { /* all, or a stage of it */
 
 /* ==== Messages ================================================================================ */
 
-static void put(post *p, int from, int to, bool is_grad, bool tracked, lt_tensor *x)
+static void put(post *p, int from, int to, bool is_grad, bool requires_grad, lt_tensor *x)
 {
     letter *l = &p->letters[p->n++];
-    *l = (letter){.from = from, .to = to, .is_grad = is_grad, .tracked = tracked};
+    *l = (letter){.from = from, .to = to, .is_grad = is_grad, .requires_grad = requires_grad};
     l->bytes = (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
     CHECK(p->n <= MOST && l->bytes <= sizeof l->data);
     CHECK_OK(lt_read(x, l->data));
 }
 
-static void take(post *p, int from, int to, bool is_grad, bool tracked, lt_tensor *x)
+static void take(post *p, int from, int to, bool is_grad, bool requires_grad, lt_tensor *x)
 {
     for (int i = 0; i < p->n; i++) {
         letter *l = &p->letters[i];
         if (l->taken || l->from != from || l->to != to || l->is_grad != is_grad)
             continue;
-        CHECK_EQ(l->tracked, tracked);
+        CHECK_EQ(l->requires_grad, requires_grad);
         CHECK_EQ(l->bytes, (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x)));
         CHECK_OK(lt_write(x, l->data));
         l->taken = true;
@@ -74,10 +74,10 @@ static int stage_of(void *ud, const char *name, const lt_tensor *x)
     return name[strlen(name) - 1] - '0';
 }
 
-static lt_status send(void *ud, lt_tensor *x, int to, bool tracked, bool returns)
+static lt_status send(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns)
 {
     net *n = ud;
-    put(n->post, n->own, to, false, tracked, x);
+    put(n->post, n->own, to, false, requires_grad, x);
     if (returns) {
         lt_tensor *root = lt__tensor_with_history(x);
         CHECK(root != NULL);
@@ -116,7 +116,7 @@ static lt_status note_backward(void *ud, lt_tensor *loss, lt_tensor *grad)
 {
     net *n = ud;
     CHECK(grad == NULL);
-    if (!lt_is_remote(loss))
+    if (!lt_is_meta(loss))
         n->loss = lt__tensor_with_history(loss);
     return LT_OK;
 }
@@ -149,17 +149,17 @@ static net make(post *p, int own, int frozen)
 
 static void place(net *n)
 {
-    const lt_stages stages = {.ud = n,
-                              .own = n->own,
-                              .stages = STAGES,
-                              .stage_of = stage_of,
-                              .send = send,
-                              .receive = receive,
-                              .expect = expect,
-                              .return_grad = return_grad};
+    const lt_stage_hooks stages = {.ud = n,
+                                   .own = n->own,
+                                   .stages = STAGES,
+                                   .stage_of = stage_of,
+                                   .send = send,
+                                   .receive = receive,
+                                   .expect = expect,
+                                   .return_grad = return_grad};
     const lt_step_part schedule = {.ud = n, .backward = note_backward};
     if (n->own >= 0) {
-        CHECK_OK(lt_set_stages(n->ctx, &stages));
+        CHECK_OK(lt_set_stage_hooks(n->ctx, &stages));
         CHECK_OK(lt_set_part(n->ctx, LT_PART_SCHEDULE, &schedule));
     }
     CHECK_OK(lt_params_place(n->params));
@@ -189,7 +189,7 @@ static lt_tensor *forward(net *n, bool residual)
     for (int64_t i = 0; i < ROWS; i++)
         ((int64_t *)lt_data(y))[i] = i % CLASSES;
     x = noted(n, lt_run(c, "add", NULL, x, x, NULL)); /* of data alone: on all ranks */
-    CHECK(!lt_is_remote(x));
+    CHECK(!lt_is_meta(x));
     lt_tensor *a = noted(n, lt_run(c, "linear", NULL, x, n->w[0], NULL));
     a = x = noted(n, lt_run(c, "relu", NULL, a, NULL));
     x = noted(n, lt_run(c, "linear", NULL, x, n->w[1], NULL));
@@ -254,11 +254,11 @@ static void check_stages(int frozen, lt_dtype amp)
         place(&part[i]);
         lt_set_autocast(part[i].ctx, amp);
         for (int k = 0; k < STAGES; k++)
-            CHECK_EQ(lt_is_remote(part[i].w[k]), k != i);
+            CHECK_EQ(lt_is_meta(part[i].w[k]), k != i);
         CHECK_OK(lt_scope_push(part[i].ctx));
         lt_tensor *own = forward(&part[i], true);
         CHECK(own != NULL);
-        CHECK_EQ(lt_is_remote(own), i < STAGES - 1);
+        CHECK_EQ(lt_is_meta(own), i < STAGES - 1);
         CHECK_OK(lt_backward(own, NULL));
         if (i == STAGES - 1) {
             CHECK_OK(lt_item(own, 0, &value));
@@ -333,11 +333,11 @@ TEST(views_of_a_remote_tensor_are_remote)
     CHECK_OK(lt_scope_push(n.ctx));
     lt_tensor *rows = noted(&n, lt_rows(n.w[2], 1, 2));
     lt_tensor *flat = noted(&n, lt_view(n.w[2], 1, (int64_t[]){25}));
-    CHECK(lt_is_remote(rows) && lt_dim(rows, 0) == 2 && lt_dim(rows, 1) == WIDTH);
-    CHECK(lt_is_remote(flat) && lt_count(flat) == 25);
+    CHECK(lt_is_meta(rows) && lt_dim(rows, 0) == 2 && lt_dim(rows, 1) == WIDTH);
+    CHECK(lt_is_meta(flat) && lt_count(flat) == 25);
     CHECK(lt_data(rows) == NULL);
     lt_tensor *own = noted(&n, lt_detach(n.w[0]));
-    CHECK(!lt_is_remote(own));
+    CHECK(!lt_is_meta(own));
     CHECK(lt_run(n.ctx, "add", NULL, own, flat, NULL) == NULL); /* the shape rule runs */
     CHECK_MSG("add: ");
     lt_scope_pop(n.ctx);

@@ -510,7 +510,7 @@ static inline void check_call(machine *m, const spec *s, const char *where)
                     .same_grad = def->op->same_grad,
                     .spec = specs,
                     .first_row = s->first_row,
-                    .stream = s->stream,
+                    .rng_stream = s->stream,
                     .skip = def->op->in_place && s->shift ? skip : NULL};
     must(def->op->shape(&call));
     t.n_out = (def->op->n_out ? def->op->n_out : !def->op->in_place) + def->op->n_aux;

@@ -177,7 +177,7 @@ static inline lt_status next_event(net *n, lt_async *async, double clip, lt_asyn
 {
     for (;;) {
         LT_TRY(lt_async_next(async, e));
-        if (e->kind != LT_ASYNC_COMPUTE)
+        if (e->kind != LT_ASYNC_EVENT_COMPUTE)
             return LT_OK;
         CHECK_EQ(lt_step(n->ctx), e->ticket);
         LT_TRY(try_compute(n, e->ticket, clip));

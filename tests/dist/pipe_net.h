@@ -231,7 +231,7 @@ static inline lt_status train_from(member *m, int first)
         }
     }
     for (int i = 0; i < LAYERS; i++)
-        if (!lt_is_remote(m->net.w[i]))
+        if (!lt_is_meta(m->net.w[i]))
             digest(lt_grad(m->net.w[i]), m->grads[i]);
     return LT_OK;
 }

@@ -18,12 +18,12 @@ static void simulate(net *n, const lt_async_config *config, int64_t tickets, dou
     lt_async *async = open_async(n, config);
     lt_async_event e = {0};
     CHECK_OK(lt_async_set_limit(async, tickets));
-    for (int i = 0; i < 100000 && e.kind != LT_ASYNC_DONE; i++) {
+    for (int i = 0; i < 100000 && e.kind != LT_ASYNC_EVENT_DONE; i++) {
         CHECK_OK(next_event(n, async, clip, &e));
-        if (e.kind == LT_ASYNC_PUSH && t && t->n < MAX_EVENTS)
+        if (e.kind == LT_ASYNC_EVENT_PUSH && t && t->n < MAX_EVENTS)
             t->event[t->n++] = e;
     }
-    CHECK_EQ(e.kind, LT_ASYNC_DONE);
+    CHECK_EQ(e.kind, LT_ASYNC_EVENT_DONE);
     CHECK_EQ(lt_async_done_below(async), tickets);
     lt_async_free(async);
 }
@@ -93,7 +93,7 @@ TEST(every_ticket_is_applied_once_within_the_bounds)
         for (int64_t drop = 0; drop <= 4; drop += 2) {
             lt_async_config config = config_of("asgd", 5);
             t.n = 0;
-            config.held = 2;
+            config.prefetch = 2;
             config.sigma = 0.5;
             config.staleness = staleness;
             config.drop = drop > 0 ? drop : LT_ASYNC_UNBOUNDED;
@@ -142,11 +142,11 @@ TEST(a_limit_may_grow)
         CHECK_OK(lt_async_set_limit(async, limit));
         do {
             CHECK_OK(lt_async_next(async, &e));
-            if (e.kind == LT_ASYNC_COMPUTE) {
+            if (e.kind == LT_ASYNC_EVENT_COMPUTE) {
                 computed++;
                 compute(&n, e.ticket, 0);
             }
-        } while (e.kind != LT_ASYNC_DONE);
+        } while (e.kind != LT_ASYNC_EVENT_DONE);
         CHECK_EQ(computed, limit);
     }
     CHECK_FAILS(lt_async_set_limit(async, 5), LT_EINVAL, "cannot decrease from 6 to 5");
@@ -276,7 +276,7 @@ TEST(wrong_settings_are_refused)
     REFUSE(lam = -1, "lam must be at least 0, but is -1");
     REFUSE(staleness = -2, "staleness must be at least 0, but is -2");
     REFUSE(drop = 0, "drop must be at least 1, but is 0");
-    REFUSE(held = LT_ASYNC_HELD + 1, "a worker must hold 1 to 4 tickets, not 5");
+    REFUSE(prefetch = LT_ASYNC_MAX_PREFETCH + 1, "a worker must hold 1 to 4 tickets, not 5");
 #undef REFUSE
 }
 
@@ -407,9 +407,9 @@ TEST(a_push_has_the_gradients_of_some_parameters)
     lt_async_config config = live_config("asgd", group, &a);
     lt_async *async = open_async(&a, &config);
     CHECK_OK(lt_async_set_limit(async, STEPS));
-    while (e.kind != LT_ASYNC_DONE) {
+    while (e.kind != LT_ASYNC_EVENT_DONE) {
         CHECK_OK(lt_async_next(async, &e));
-        if (e.kind == LT_ASYNC_COMPUTE)
+        if (e.kind == LT_ASYNC_EVENT_COMPUTE)
             compute_some(&a, e.ticket);
     }
     CHECK_OK(lt_async_finish(async));

@@ -13,7 +13,7 @@ typedef struct job { /* what all ranks share */
     double timeout;
     int leaves, hangs; /* ranks that leave or sleep after some tickets; -1: none */
     int after;         /* how many tickets */
-    int held;          /* tickets that a rank holds at a time; 0: 1 */
+    int prefetch;      /* tickets that a rank holds at a time; 0: 1 */
     int n_buffers[RANKS];
     _Atomic uint64_t masks[TICKETS]; /* dropout masks */
     int asks;          /* rank that asks rank 0 to stop after some tickets; -1: none */
@@ -54,7 +54,7 @@ static lt_status take_push(job *j, net *n, lt_async *a, const lt_async_event *e)
         lt_async_stop(a, 75);
     if (e->done_below < HALF || j->kept[0])
         return LT_OK;
-    LT_TRY(lt_async_read_kept(a, HALF));
+    LT_TRY(lt_async_load_snapshot(a, HALF));
     return lt_params_sha256(n->params, j->kept);
 }
 
@@ -80,22 +80,22 @@ static lt_status train(rank *r, net *n, lt_async *a)
     for (lt_async_event e = {0};;) {
         LT_TRY(lt_async_next(a, &e));
         r->ended = e.kind;
-        if (e.kind == LT_ASYNC_STOP && e.worker > 0) {
-            CHECK(self == 0 && e.worker == j->asks && e.ticket == 15);
+        if (e.kind == LT_ASYNC_EVENT_STOP && e.worker > 0) {
+            CHECK(self == 0 && e.worker == j->asks && e.code == 15);
             lt_async_stop(a, 75);
             continue;
         }
-        if (e.kind == LT_ASYNC_DONE || e.kind == LT_ASYNC_STOP)
+        if (e.kind == LT_ASYNC_EVENT_DONE || e.kind == LT_ASYNC_EVENT_STOP)
             return LT_OK;
-        if (e.kind == LT_ASYNC_LOST) {
+        if (e.kind == LT_ASYNC_EVENT_LOST) {
             j->n_lost++;
-            j->silent += e.dropped;
+            j->silent += e.timed_out;
         }
-        if (e.kind == LT_ASYNC_PUSH)
+        if (e.kind == LT_ASYNC_EVENT_PUSH)
             LT_TRY(take_push(j, n, a, &e));
         if (self == 0 && j->ends && j->kept[0])
             return LT_OK;
-        if (e.kind != LT_ASYNC_COMPUTE)
+        if (e.kind != LT_ASYNC_EVENT_COMPUTE)
             continue;
         bool troubled = self == j->leaves || self == j->hangs;
         if (troubled && r->computed == j->after)
@@ -128,13 +128,13 @@ static void *run_rank(void *ud)
     bool root = lt_group_rank(r->group) == 0;
     lt_async_config config = live_config(r->job->rule, r->group, &n);
     config.staleness = r->job->staleness;
-    config.held = r->job->held;
+    config.prefetch = r->job->prefetch;
     config.n_buffers = r->job->n_buffers[lt_group_rank(r->group)];
     lt_async *a = lt_async_new(n.ctx, n.optim, &config);
     r->status = a ? LT_OK : lt_errcode();
     if (root && a) {
         pause_ms(30); /* the others pull before the run begins */
-        r->status = lt_async_keep_at(a, HALF);
+        r->status = lt_async_snapshot_at(a, HALF);
         if (r->status == LT_OK)
             r->status = lt_async_set_limit(a, TICKETS);
         while (r->job->late && r->status == LT_OK && lt_async_steps(a) == 0)
@@ -203,7 +203,7 @@ TEST(all_ranks_train_and_each_ticket_is_applied_once)
 {
     rank ranks[RANKS];
     job j = usual;
-    check_job(&j, ranks, LT_ASYNC_DONE);
+    check_job(&j, ranks, LT_ASYNC_EVENT_DONE);
     for (int i = 0; i < RANKS; i++) {
         CHECK(ranks[i].computed > 0);
         CHECK_STR(ranks[i].end, j.end);
@@ -218,7 +218,7 @@ TEST(rank_0_may_begin_after_the_others)
     rank ranks[RANKS];
     job j = usual;
     j.late = true;
-    check_job(&j, ranks, LT_ASYNC_DONE);
+    check_job(&j, ranks, LT_ASYNC_EVENT_DONE);
     check_all_applied(&j);
 }
 
@@ -249,9 +249,9 @@ static void replay(const job *j, const char *rule, net *n)
     lt_async *a = open_async(n, &config);
     lt_async_event e = {0};
     CHECK_OK(lt_async_set_limit(a, TICKETS));
-    for (int i = 0; e.kind != LT_ASYNC_DONE; i++) {
+    for (int i = 0; e.kind != LT_ASYNC_EVENT_DONE; i++) {
         CHECK_OK(next_event(n, a, 0, &e));
-        if (e.kind == LT_ASYNC_PUSH)
+        if (e.kind == LT_ASYNC_EVENT_PUSH)
             CHECK_EQ(e.delay, i - j->trace[i].read);
     }
     lt_async_free(a);
@@ -324,7 +324,7 @@ TEST(each_ticket_is_applied_once_if_a_worker_is_lost_at_any_step)
         job j = usual;
         j.leaves = 1 + i % 2;
         j.after = i;
-        j.held = 1 + i / 2 % 2;
+        j.prefetch = 1 + i / 2 % 2;
         run_job(&j, ranks, RANKS);
         CHECK_STR(ranks[j.leaves].text, "it leaves");
         CHECK_STR(ranks[0].text, "");
@@ -388,7 +388,7 @@ static void check_write(lt_group *group, bool is_buffer, double first)
     CHECK_OK(lt_async_read(a)); /* it does nothing before the training */
     CHECK_OK(lt_async_set_limit(a, TICKETS));
     CHECK_OK(lt_async_next(a, &e));
-    CHECK_EQ(e.kind, LT_ASYNC_COMPUTE);
+    CHECK_EQ(e.kind, LT_ASYNC_EVENT_COMPUTE);
     CHECK_OK(lt_item(x, 3, &value));
     CHECK_NEAR(value, first, 0);
     compute(&n, e.ticket, 0);
@@ -398,7 +398,7 @@ static void check_write(lt_group *group, bool is_buffer, double first)
     CHECK(!lt_async_state(a, 0, name) && name[0]);
     CHECK_FAILS(lt_errcode(), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_read(a), LT_EINVAL, wrong);
-    CHECK_FAILS(lt_async_read_kept(a, HALF), LT_EINVAL, wrong);
+    CHECK_FAILS(lt_async_load_snapshot(a, HALF), LT_EINVAL, wrong);
     CHECK_FAILS(lt_async_finish(a), LT_EINVAL, wrong);
     lt_async_free(a);
     destroy(&n);
@@ -479,7 +479,7 @@ TEST(rank_0_stops_all_workers)
     rank ranks[RANKS];
     job j = usual;
     j.stops_at = 20;
-    check_job(&j, ranks, LT_ASYNC_STOP);
+    check_job(&j, ranks, LT_ASYNC_EVENT_STOP);
     CHECK(j.n_applied >= 20 && j.n_applied < TICKETS);
 }
 
@@ -491,7 +491,7 @@ TEST(without_rank_0_the_others_fail)
     run_job(&j, ranks, RANKS);
     CHECK_STR(ranks[0].text, "it leaves");
     for (int i = 1; i < RANKS; i++)
-        CHECK(ranks[i].status == LT_EPEER || ranks[i].ended == LT_ASYNC_STOP);
+        CHECK(ranks[i].status == LT_EPEER || ranks[i].ended == LT_ASYNC_EVENT_STOP);
 }
 
 TEST(rank_0_stops_when_another_rank_asks_it_to)
@@ -499,7 +499,7 @@ TEST(rank_0_stops_when_another_rank_asks_it_to)
     rank ranks[RANKS];
     job j = usual;
     j.asks = 2;
-    check_job(&j, ranks, LT_ASYNC_STOP);
+    check_job(&j, ranks, LT_ASYNC_EVENT_STOP);
     CHECK(j.n_applied < TICKETS);
 }
 
@@ -514,7 +514,7 @@ TEST(rank_0_may_finish_before_all_tickets_are_done)
         CHECK_EQ(ranks[i].status, LT_OK);
         CHECK_STR(ranks[i].end, j.end);
     }
-    CHECK_EQ(ranks[1].ended, LT_ASYNC_DONE);
+    CHECK_EQ(ranks[1].ended, LT_ASYNC_EVENT_DONE);
     CHECK(j.n_applied >= HALF && j.n_applied < TICKETS);
 }
 

@@ -32,7 +32,7 @@ static lt_status train(net *n, lt_async *a, int64_t tickets)
 {
     lt_async_event e = {0};
     LT_TRY(lt_async_set_limit(a, tickets));
-    while (e.kind != LT_ASYNC_DONE)
+    while (e.kind != LT_ASYNC_EVENT_DONE)
         LT_TRY(next_event(n, a, 0.5, &e));
     return LT_OK;
 }
@@ -75,7 +75,7 @@ static void walk(const lt_async_config *config)
 static lt_async_config usual_config(const char *rule)
 {
     lt_async_config config = config_of(rule, WORKERS);
-    config.held = 2;
+    config.prefetch = 2;
     return config;
 }
 
@@ -115,10 +115,10 @@ typedef struct rank {
 
 static lt_status run_events(rank *r, lt_async *a)
 {
-    for (lt_async_event e = {0}; e.kind != LT_ASYNC_DONE && e.kind != LT_ASYNC_STOP;) {
+    for (lt_async_event e = {0}; e.kind != LT_ASYNC_EVENT_DONE && e.kind != LT_ASYNC_EVENT_STOP;) {
         LT_TRY(next_event(&r->net, a, 0.5, &e));
-        r->applied += e.kind == LT_ASYNC_PUSH && e.applied > 0;
-        r->silent |= e.kind == LT_ASYNC_LOST && e.dropped;
+        r->applied += e.kind == LT_ASYNC_EVENT_PUSH && e.applied > 0;
+        r->silent |= e.kind == LT_ASYNC_EVENT_LOST && e.timed_out;
     }
     return LT_OK;
 }
@@ -126,7 +126,7 @@ static lt_status run_events(rank *r, lt_async *a)
 static lt_status read_results(rank *r, lt_async *a)
 {
     lt_async_config config = usual_config("ddc");
-    LT_TRY(lt_async_read_kept(a, TICKETS));
+    LT_TRY(lt_async_load_snapshot(a, TICKETS));
     LT_TRY(lt_async_read(a));
     lt_async *b = lt_async_new(r->other.ctx, r->other.optim, &config);
     lt_status status = b ? pass_state(a, b) : lt_errcode();
@@ -138,7 +138,7 @@ static lt_status run_live(rank *r, lt_async *a)
 {
     bool root = lt_group_rank(r->group) == 0;
     if (root) {
-        LT_TRY(lt_async_keep_at(a, TICKETS));
+        LT_TRY(lt_async_snapshot_at(a, TICKETS));
         LT_TRY(lt_async_set_limit(a, TICKETS));
     }
     LT_TRY(run_events(r, a));

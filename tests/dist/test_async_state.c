@@ -14,7 +14,7 @@ static const double times[WORKERS] = {1, 1.3, 2.1, 3.7};
 static lt_async_config usual_config(const char *rule)
 {
     lt_async_config config = config_of(rule, WORKERS);
-    config.held = 2;
+    config.prefetch = 2;
     config.times = times;
     config.n_times = WORKERS;
     return config;
@@ -192,9 +192,9 @@ static void close_simulation(simulation *s)
 static void simulate(simulation *s, int applied)
 {
     lt_async_event e = {0};
-    for (int n = 0; n < applied && e.kind != LT_ASYNC_DONE;) {
+    for (int n = 0; n < applied && e.kind != LT_ASYNC_EVENT_DONE;) {
         CHECK_OK(next_event(&s->net, s->async, 0, &e));
-        if (e.kind == LT_ASYNC_PUSH) {
+        if (e.kind == LT_ASYNC_EVENT_PUSH) {
             n++;
             s->done[e.ticket]++;
         }
@@ -223,32 +223,32 @@ TEST(values_that_were_kept_are_saved)
         config.steps = 7;
         async[i] = open_async(&n[i], &config);
     }
-    CHECK_OK(lt_async_keep_at(async[0], HALF));
+    CHECK_OK(lt_async_snapshot_at(async[0], HALF));
     CHECK_OK(lt_async_set_limit(async[0], TICKETS));
-    for (lt_async_event e = {0}; e.kind != LT_ASYNC_DONE;) {
+    for (lt_async_event e = {0}; e.kind != LT_ASYNC_EVENT_DONE;) {
         CHECK_OK(lt_async_next(async[0], &e));
-        if (e.kind == LT_ASYNC_COMPUTE && e.ticket == HALF)
+        if (e.kind == LT_ASYNC_EVENT_COMPUTE && e.ticket == HALF)
             CHECK_OK(lt_params_sha256(n[0].params, middle));
-        if (e.kind == LT_ASYNC_COMPUTE)
+        if (e.kind == LT_ASYNC_EVENT_COMPUTE)
             compute(&n[0], e.ticket, 0);
     }
     CHECK_EQ(lt_async_steps(async[0]), 7 + TICKETS);
     CHECK_OK(pass_state(async[0], async[1]));
     CHECK_EQ(lt_async_steps(async[1]), 7);
-    CHECK_OK(lt_async_keep_at(async[1], HALF)); /* it was kept already */
+    CHECK_OK(lt_async_snapshot_at(async[1], HALF)); /* it was kept already */
     CHECK_OK(lt_async_set_limit(async[1], TICKETS));
     for (int i = 0; i < 2; i++) {
         CHECK_OK(lt_params_sha256(n[1].params, again));
         CHECK(strcmp(middle, again) != 0);
-        CHECK_OK(lt_async_read_kept(async[1], HALF));
+        CHECK_OK(lt_async_load_snapshot(async[1], HALF));
         CHECK_OK(lt_params_sha256(n[1].params, again));
         CHECK_STR(middle, again);
         CHECK_OK(lt_async_read(async[1])); /* they are still kept */
     }
     CHECK_OK(pass_state(async[1], async[0]));
-    CHECK_OK(lt_async_read_kept(async[0], HALF));
-    lt_async_forget(async[1], HALF);
-    CHECK_FAILS(lt_async_read_kept(async[1], HALF), LT_EINVAL, "were not kept");
+    CHECK_OK(lt_async_load_snapshot(async[0], HALF));
+    lt_async_free_snapshot(async[1], HALF);
+    CHECK_FAILS(lt_async_load_snapshot(async[1], HALF), LT_EINVAL, "were not kept");
     for (int i = 0; i < 2; i++) {
         lt_async_free(async[i]);
         destroy(&n[i]);
@@ -316,6 +316,8 @@ static lt_status restore_without(const char *missing, lt_tensor *wrong, int *fre
     simulate(&s, HALF);
     for (; (all[n] = lt_async_state(s.async, n, name[n])); n++) {
         bool is_it = strcmp(name[n], missing) == 0;
+        if (strcmp(name[n], "order") == 0)
+            CHECK(lt_async_issued(all[n]) >= HALF && lt_async_issued(all[n]) <= TICKETS);
         names[kept] = name[n];
         x[kept] = is_it ? wrong : all[n];
         kept += x[kept] != NULL;
@@ -337,6 +339,8 @@ TEST(damaged_states_are_refused)
     int fresh;
     CHECK_OK(lt_fill(floats, 0));
     CHECK_OK(lt_fill(integers, 0));
+    CHECK_EQ(lt_async_issued(floats), -1);
+    CHECK_EQ(lt_async_issued(integers), -1);
     for (int i = 0; i < 2; i++) {
         char text[100];
         snprintf(text, sizeof text, "the asynchronous state in this checkpoint has no valid '%s'",

@@ -11,7 +11,7 @@ enum { WORKERS = 6, TICKETS = 48, HISTORIES = 100000 };
 /* ==== The checker ============================================================================= */
 
 typedef struct checker {
-    int64_t staleness, drop, window;
+    int64_t staleness, drop, max_lead;
     int64_t version, next; /* next: the first ticket that was never issued */
     int done[TICKETS];     /* how often each ticket was applied or skipped */
     int holder[TICKETS];   /* worker that holds it, + 1; or 0 */
@@ -41,7 +41,7 @@ static const char *check_grant(checker *c, const lt_grant *g)
             return "a ticket was issued although it is done";
         if (c->holder[t] != 0 && c->holder[t] != g->worker + 1)
             return "two workers hold a ticket";
-        if (t >= c->next && c->window != LT_UNBOUNDED && t - done_below(c) >= c->window)
+        if (t >= c->next && c->max_lead != LT_UNBOUNDED && t - done_below(c) >= c->max_lead)
             return "a ticket was issued beyond the window";
         c->next = t >= c->next ? t + 1 : c->next;
         c->holder[t] = g->worker + 1;
@@ -198,17 +198,17 @@ static void save_and_load(history *h)
 static lt_order_config some_config(history *h, int64_t limit)
 {
     lt_order_config config = {.workers = h->workers = 1 + (int)pick(WORKERS),
-                              .held = 1 + (int)pick(LT_MAX_HELD),
+                              .prefetch = 1 + (int)pick(LT_MAX_PREFETCH),
                               .staleness = pick(2) ? LT_UNBOUNDED : pick(8),
                               .drop = pick(2) ? LT_UNBOUNDED : 1 + pick(6),
-                              .window = pick(2) ? LT_UNBOUNDED : 1 + pick(9),
+                              .max_lead = pick(2) ? LT_UNBOUNDED : 1 + pick(9),
                               .limit = limit};
     h->checker.staleness = config.staleness;
     h->checker.drop = config.drop;
-    h->checker.window = config.window;
+    h->checker.max_lead = config.max_lead;
     config.staleness += h->bug == LATE_BY_1 && config.staleness != LT_UNBOUNDED;
     config.drop += h->bug == DROPS_LATE && config.drop != LT_UNBOUNDED;
-    config.window += h->bug == WIDE_WINDOW && config.window != LT_UNBOUNDED;
+    config.max_lead += h->bug == WIDE_WINDOW && config.max_lead != LT_UNBOUNDED;
     return config;
 }
 
@@ -316,7 +316,7 @@ TEST(random_histories_keep_all_rules)
 
 TEST(the_checker_finds_each_broken_rule)
 {
-    checker c = {.staleness = 1, .drop = 3, .window = 3};
+    checker c = {.staleness = 1, .drop = 3, .max_lead = 3};
     lt_grant a = {.worker = 0, .version = 0, .n = 2, .ticket = {0, 1}};
     lt_grant b = {.worker = 1, .version = 0, .n = 1, .ticket = {1}};
     CHECK(check_grant(&c, &a) == NULL);
@@ -423,7 +423,7 @@ TEST(a_lost_worker_returns_its_tickets_and_stays_fenced)
 
 TEST(with_a_window_workers_wait_for_the_lowest_ticket)
 {
-    lt_order_config config = {2, 1, LT_UNBOUNDED, LT_UNBOUNDED, .window = 2, .limit = 3};
+    lt_order_config config = {2, 1, LT_UNBOUNDED, LT_UNBOUNDED, .max_lead = 2, .limit = 3};
     lt_order *o = lt__order_new(&config);
     lt_grant g;
     lt_push p;
@@ -454,10 +454,10 @@ TEST(wrong_numbers_are_refused)
     lt_order_config config = {1, 1, 0, 1, 1, 1};
     lt_order_config wrong[] = {config, config, config, config, config, config};
     wrong[0].workers = 0;
-    wrong[1].held = LT_MAX_HELD + 1;
+    wrong[1].prefetch = LT_MAX_PREFETCH + 1;
     wrong[2].staleness = -2;
     wrong[3].drop = 0;
-    wrong[4].window = 0;
+    wrong[4].max_lead = 0;
     wrong[5].limit = -1;
     for (int i = 0; i < 6; i++)
         CHECK(lt__order_new(&wrong[i]) == NULL && lt_errcode() == LT_EINVAL);

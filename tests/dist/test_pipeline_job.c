@@ -38,7 +38,7 @@ static lt_reducer *open_reducer(net *n, lt_group *g)
     int n_own = 0;
     lt_reducer *r = lt_reducer_new(n->ctx, g, &(lt_reducer_config){.blocking = true});
     for (int i = 0; i < LAYERS; i++)
-        if (!lt_is_remote(n->w[i]))
+        if (!lt_is_meta(n->w[i]))
             own[n_own++] = n->w[i];
     if (r && lt_reducer_add(r, own, n_own) == LT_OK)
         return r;
@@ -178,7 +178,7 @@ static lt_status take_clipped_step(lt_optim *o, double *norm)
 static void store_weights(const net *n, clipped *to)
 {
     for (int i = 0; i < LAYERS; i++)
-        if (!lt_is_remote(n->w[i]))
+        if (!lt_is_meta(n->w[i]))
             memcpy(to->w[i], lt_data(n->w[i]), sizeof to->w[i]);
 }
 
@@ -368,7 +368,7 @@ static lt_status evaluate_within(member *m)
     for (int i = 0; i < m->plan->micro; i++)
         LT_TRY(micro_batch(m, i, (uint64_t)(m->plan->micro + i)));
     for (int i = 0; i < LAYERS; i++)
-        if (!lt_is_remote(m->net.w[i]))
+        if (!lt_is_meta(m->net.w[i]))
             digest(lt_grad(m->net.w[i]), m->grads[i]); /* drains */
     return LT_OK;
 }

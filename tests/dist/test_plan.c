@@ -75,7 +75,7 @@ TEST(an_output_without_gradient_returns_no_message)
     net *n = two_units();
     lt_pipe_plan_stage stage[] = {{.first = 0}, {.first = 1}};
     lt_pipe_plan plan = {2, 1, 2, 0, LT_1F1B, 0, stage};
-    n->values[0].tracked = false;
+    n->values[0].requires_grad = false;
     CHECK_OK(lt_pipe_plan_predict(&n->net, &any, &plan));
     CHECK_NEAR(plan.seconds, 11, 1e-12); /* of stage 1, with its update: 2.5 + 2 * 4 + 0.5 */
     CHECK(stage[0].sent_bytes == 20 && stage[1].sent_bytes == 0);
@@ -92,7 +92,7 @@ TEST(a_value_is_sent_once_to_each_stage_that_uses_it)
     n->uses[0][2] = 3;
     n->values[0].n = 3;
     add_value(n, 1, 2, -1, 1000);
-    add_value(n, 2, 3, -1, 30)->tracked = false;
+    add_value(n, 2, 3, -1, 30)->requires_grad = false;
     lt_pipe_plan_stage stage[] = {{.first = 0}, {.first = 1}, {.first = 3}};
     lt_pipe_plan plan = {3, 1, 2, 0, LT_1F1B, 0, stage};
     CHECK_OK(lt_pipe_plan_predict(&n->net, &any, &plan));

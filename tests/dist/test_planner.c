@@ -26,7 +26,7 @@ static net *random_net(int units)
         if (i > 0)
             add_value(n, i - 1, i, pick(2) && i + 1 < units ? i + 1 + pick(units - i - 1) : -1,
                       pick(30))
-                ->tracked = pick(4) > 0;
+                ->requires_grad = pick(4) > 0;
     }
     n->net.n_sizes = 2;
     n->net.sizes[1] = 4;

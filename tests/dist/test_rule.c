@@ -26,7 +26,7 @@ typedef struct server {
     lt_optim *optim;
     lt_opt opt[2][LT_MAX_OPT];
     lt_rule_state *rule;
-    lt_flat values;
+    lt_flat_buffers values;
     lt_image net;
     lt_gradient gradient;
     lt_optim_range range[PARAMS];
@@ -34,7 +34,7 @@ typedef struct server {
     double read[WORKERS][PARAMS][COUNT]; /* the weights that each worker has read */
 } server;
 
-static double *elements(const lt_flat *flat, const lt_optim_range *r)
+static double *elements(const lt_flat_buffers *flat, const lt_optim_range *r)
 {
     return (double *)lt_data(flat->arena[r->arena]) + r->offset;
 }
@@ -94,7 +94,7 @@ static server *open_server(const setting *set)
 static void close_server(server *s)
 {
     lt__rule_free(s->rule);
-    lt__flat_free(&s->values);
+    lt__flat_buffers_free(&s->values);
     lt__gradient_close(&s->gradient);
     lt__image_close(&s->net);
     lt_optim_free(s->optim);

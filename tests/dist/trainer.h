@@ -63,7 +63,7 @@ typedef struct trainer { /* of one rank */
     lt_tensor *w[PARAMS], *mean, *var, *scale, *shift;
     lt_optim *optim;
     trained *result;
-    lt_weights *pending[8];
+    lt_deferred_wgrad *pending[8];
     int n_pending;
     bool poisons;         /* in this step */
     int measured[PARAMS]; /* number of calls of a filter's measure */
@@ -208,7 +208,7 @@ static lt_status split_back(trainer *r, lt_tensor *loss)
     r->n_pending += status == LT_OK;
     if (status != LT_OK) {
         while (r->n_pending > 0)
-            lt_weights_free(r->pending[--r->n_pending]);
+            lt_deferred_wgrad_free(r->pending[--r->n_pending]);
         return status;
     }
     return r->plan->splits == 1 ? complete_pending(r) : LT_OK;

@@ -126,11 +126,11 @@ TEST_CALLS(files)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1),
               *y = lt_tensor_full(ctx, LT_F32, 1, one, 1);
-    const char *names[] = {"x", "x"}, *text = "\xff", *reserved = "__metadata__";
+    const char *names[] = {"x", "x"}, *text = "\xff", *prefetched = "__metadata__";
     lt_tensor *tensors[] = {x, y};
     REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 2, names, tensors, 0, NULL), "x");
     REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &text, tensors, 0, NULL), "UTF-8");
-    REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &reserved, tensors, 0, NULL),
+    REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &prefetched, tensors, 0, NULL),
             "__metadata__");
     REFUSES(LT_EFILE, lt_file_save("no/m.safetensors", 1, names, tensors, 0, NULL), "no/m");
     REFUSES(LT_EFILE, lt_file_replace("/", "x", 1), "/");
@@ -296,13 +296,13 @@ TEST_CALLS(backward)
     CHECK_OK(lt_on_grad(x, end_pass, NULL, NULL));
     y = lt_run(ctx, "mul", NULL, x, x, NULL), z = lt_run(ctx, "sum", NULL, y, NULL);
     REFUSES(LT_EINVAL, lt_backward(z, NULL), "backward");
-    lt_weights *weights = NULL;
+    lt_deferred_wgrad *weights = NULL;
     REFUSES(LT_EINVAL,
             lt_backward_from(ctx, (lt_tensor *[]){z, z}, (lt_tensor *[]){NULL, NULL}, 2, &weights),
             "freed");
     REFUSES(LT_EINVAL, lt_backward_from(ctx, &z, (lt_tensor *[]){NULL}, -1, &weights),
             "at least 0, but is -1");
-    QUIET((lt_weights_free(NULL), weights == NULL));
+    QUIET((lt_deferred_wgrad_free(NULL), weights == NULL));
     CHECK_OK(lt_dry_run_begin(ctx, NULL, NULL, NULL));
     REFUSES(LT_EINVAL, lt_dry_run_begin(ctx, NULL, NULL, NULL), "dry run");
     REFUSES(LT_EINVAL, lt_set_part(ctx, LT_PART_SCALE, NULL), "dry run");

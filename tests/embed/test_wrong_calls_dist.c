@@ -125,9 +125,9 @@ TEST(configs_of_asynchronous_training)
     ASYNC(LT_EUSAGE, "staleness", c.staleness = INT64_MIN);
     ASYNC(LT_EUSAGE, "drop", c.drop = 0);
     ASYNC(LT_EUSAGE, "drop", c.drop = INT64_MIN);
-    ASYNC(LT_EUSAGE, "tickets", c.held = -1);
-    ASYNC(LT_EUSAGE, "tickets", c.held = 5);
-    ASYNC(LT_EUSAGE, "window", c.window = -2);
+    ASYNC(LT_EUSAGE, "tickets", c.prefetch = -1);
+    ASYNC(LT_EUSAGE, "tickets", c.prefetch = 5);
+    ASYNC(LT_EUSAGE, "window", c.max_lead = -2);
     ASYNC(LT_EINVAL, "steps", c.steps = -1);
     ASYNC(LT_EINVAL, "steps", c.steps = INT64_MAX);
     ASYNC(LT_EUSAGE, "workers", c.workers = 0);
@@ -172,11 +172,11 @@ TEST(the_order_of_asynchronous_calls)
     QUIET(lt_async_state(a, INT_MAX, name) == NULL);
     QUIET(!lt_async_poll(a, &e));
     CHECK_OK(lt_async_next(a, &e));
-    CHECK_EQ(e.kind, LT_ASYNC_COMPUTE);
+    CHECK_EQ(e.kind, LT_ASYNC_EVENT_COMPUTE);
     CHECK_OK(train(&n, 1));
     REFUSES(LT_EINVAL, step_with(n.optim, "lr=0.1", NULL), "backward");
     CHECK_OK(lt_async_next(a, &e));
-    while (e.kind != LT_ASYNC_COMPUTE)
+    while (e.kind != LT_ASYNC_EVENT_COMPUTE)
         CHECK_OK(lt_async_next(a, &e));
     REFUSES(LT_EINVAL, lt_async_next(a, &e), "step");
     REFUSES(LT_EINVAL, lt_async_next(a, &e), "failed before");
@@ -209,7 +209,7 @@ static void restore_damaged(unsigned seed)
     lt_async *a = lt_async_new(n.ctx, n.optim, &usual);
     lt_status status = lt_async_set_limit(a, 12);
     for (int k = rand_r(&seed) % 12; k > 0 && status == LT_OK; k--)
-        if ((status = lt_async_next(a, &e)) == LT_OK && e.kind == LT_ASYNC_COMPUTE)
+        if ((status = lt_async_next(a, &e)) == LT_OK && e.kind == LT_ASYNC_EVENT_COMPUTE)
             status = train(&n, 1);
     CHECK_OK(status);
     for (; count < MOST && (x[count] = lt_async_state(a, count, name[count])); count++) {
@@ -225,10 +225,11 @@ static void restore_damaged(unsigned seed)
         CHECK_EQ(status, LT_EFILE);
     } else {
         CHECK_OK(lt_async_set_limit(a, TICKETS));
-        while (left-- > 0 && (status = lt_async_next(a, &e)) == LT_OK && e.kind != LT_ASYNC_DONE) {
-            if (e.kind == LT_ASYNC_COMPUTE)
+        while (left-- > 0 && (status = lt_async_next(a, &e)) == LT_OK &&
+               e.kind != LT_ASYNC_EVENT_DONE) {
+            if (e.kind == LT_ASYNC_EVENT_COMPUTE)
                 CHECK_OK(train(&n, 1));
-            if (e.kind == LT_ASYNC_PUSH && !e.dropped && e.ticket < TICKETS) {
+            if (e.kind == LT_ASYNC_EVENT_PUSH && !e.dropped && e.ticket < TICKETS) {
                 CHECK(!seen[e.ticket]);
                 seen[e.ticket] = true;
             }
@@ -379,7 +380,7 @@ static int plan_any(unsigned seed)
                                     .uses = uses[i],
                                     .n = 1 + rand_r(&seed) % 2,
                                     .bytes = measured(&seed),
-                                    .tracked = rand_r(&seed) % 2};
+                                    .requires_grad = rand_r(&seed) % 2};
     }
     lt_pipe_net parts = {.n_sizes = 1 + rand_r(&seed) % LT_PIPE_SIZES,
                          .sizes = {1, 2 + measured(&seed), 4},

@@ -123,7 +123,7 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
     int k = which % s->n_opt;
     lt_opt *opt = &w->opts[k];
     switch (opt->kind) {
-    case LT_INTS:
+    case LT_KIND_INTS:
         if (value >= 0xf8) { /* changes the number of values; all are equal to the first */
             opt->n = (uint8_t)(value & 7) + 1;
             for (int i = 1; i < opt->n; i++)
@@ -133,15 +133,15 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
             opt->i[which / s->n_opt % opt->n] = PICK(integers, value);
         }
         break;
-    case LT_NUMBER:
+    case LT_KIND_NUMBER:
         opt->n = 1;
         opt->f = PICK(numbers, value);
         break;
-    case LT_DTYPE:
+    case LT_KIND_DTYPE:
         opt->n = 1;
         opt->i[0] = value % LT_DTYPE_COUNT;
         break;
-    case LT_BOOL:
+    case LT_KIND_BOOL:
         opt->n = 1;
         opt->i[0] = value & 1;
         break;

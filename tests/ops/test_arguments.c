@@ -52,12 +52,12 @@ static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t 
     static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
     char value[64] = "";
     switch (s->opt[k].value.kind) {
-    case LT_NUMBER: snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]); break;
-    case LT_BOOL: snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false"); break;
-    case LT_DTYPE:
+    case LT_KIND_NUMBER: snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]); break;
+    case LT_KIND_BOOL: snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false"); break;
+    case LT_KIND_DTYPE:
         snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT)));
         break;
-    case LT_WORD: make_word(r, s, k, value, sizeof value); break;
+    case LT_KIND_WORD: make_word(r, s, k, value, sizeof value); break;
     default:
         for (int64_t n = roll(r, 4); n >= 0; n--)
             snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s",

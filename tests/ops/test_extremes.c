@@ -46,7 +46,7 @@ static const char *show(const call *e)
                              : "",
                      (long long)e->dims[i][k]);
     for (int k = 0; k < e->def->schema.n_opt; k++)
-        if (e->opts[k].kind == LT_INTS)
+        if (e->opts[k].kind == LT_KIND_INTS)
             for (int i = 0; i < e->opts[k].n; i++)
                 snprintf(text + strlen(text), sizeof text - strlen(text), " %s=%lld",
                          e->def->schema.opt[k].name, (long long)e->opts[k].i[i]);
@@ -87,7 +87,7 @@ static void run(lt_ctx *ctx, const call *e)
 static void change_options(lt_ctx *ctx, const call *e)
 {
     for (int k = 0; k < e->def->schema.n_opt; k++)
-        for (int v = 0; e->opts[k].kind == LT_INTS && v < EXTREMES; v++) {
+        for (int v = 0; e->opts[k].kind == LT_KIND_INTS && v < EXTREMES; v++) {
             call other = *e;
             lt_opt *opt = &other.opts[k];
             opt->n = opt->n > 0 ? opt->n : 1;

@@ -28,7 +28,7 @@ end
 -- one: only one stage has its value.
 function deferred.take(loss, who)
   if getmetatable(loss) == Sum then return loss end
-  if core.is_tensor(loss) and (core.pipeline() or core.is_remote(loss)) then return loss end
+  if core.is_tensor(loss) and (core.pipeline() or core.is_meta(loss)) then return loss end
   return deferred.scalar(loss, who)
 end
 

@@ -379,7 +379,7 @@ function Optim:load(state, _)
   local steps, own = count_in(state, "steps"), {}
   for i, item in ipairs(inner.counts and inner.parameters or {}) do
     local name = counts and "step." .. item.name or "steps"
-    own[i] = core.is_remote(state[name]) and 0 or count_in(state, name)
+    own[i] = core.is_meta(state[name]) and 0 or count_in(state, name)
   end
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, but this optimizer does not", name) end
@@ -388,7 +388,7 @@ function Optim:load(state, _)
   local has_slots = false
   for name, tensor in pairs(mine) do
     has_slots = has_slots or not name:find "^steps?%f[%z.]"
-    if name ~= "steps" and not core.is_remote(tensor) then tensor:copy(state[name]) end
+    if name ~= "steps" and not core.is_meta(tensor) then tensor:copy(state[name]) end
   end
   for i, count in ipairs(own) do inner.handle:set_steps(inner.parameters[i].tensor, count) end
   inner.steps, inner.pending = steps, false

@@ -68,7 +68,7 @@ return core.in_c_locale(function(x)
   local text, state = core.describe(x)
   if state == "dead" then return ("dead tensor %s (its step is over)"):format(text) end
   if state == "pending" then return ("parameter %s (no memory yet)"):format(text) end
-  if state == "remote" then return ("tensor %s of another pipeline stage"):format(text) end
+  if state == "meta" then return ("tensor %s of another pipeline stage"):format(text) end
   local flat, width = {}, 0
   if x.device ~= "cpu" then
     x, text = x:to "cpu", text .. " on " .. x.device

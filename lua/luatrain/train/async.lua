@@ -41,7 +41,7 @@ function exits.is_server()
   return rank == 0 and size > 1 and (async.running or async.end_pass) and true or false
 end
 
-local HELD = 2             -- tickets of a live worker: one to compute, one to prepare
+local PREFETCH = 2             -- tickets of a live worker: one to compute, one to prepare
 
 -- The mode of a run with settings `run`, or nil if it does not train asynchronously.
 function async.of(run)
@@ -72,8 +72,6 @@ end
 
 -- ==== Tickets ====================================================================================
 
-local ISSUED = 8           -- index of the number of issued tickets in the tensor `order` of a state
-
 local function restore(self, saved, warnings)
   local names, tensors = {}, {}
   for i, name in ipairs(sorted(saved.tensors)) do
@@ -94,8 +92,7 @@ end
 -- EUSAGE if workers of the saved run already got more batches than this run has.
 local function check_issued(self, saved)
   local order, epochs = saved.tensors.order, self.run.settings.epochs
-  if not order or order.dtype ~= "i64" or order:count() < ISSUED then return end -- restore() fails
-  local issued, has = order:slice(1, ISSUED, ISSUED):item(), self.first[epochs + 1]
+  local issued, has = order and core.async_issued(order) or -1, self.first[epochs + 1]
   if issued <= has then return end
   refuse("the run cannot resume at step %d with epochs = %d, which are %d steps: its workers have "
          .. "already begun %d; raise epochs", self.run.steps, epochs, has, issued)
@@ -131,7 +128,7 @@ function async.open(inner, buffers, o, gone)
     refuse("%swith --parallel async=%s, each worker has a velocity of its own, so the one that "
            .. "optim:load has loaded would not be used; choose another rule", core.where(), o.rule)
   end
-  o.steps, o.held = inner.steps, HELD
+  o.steps, o.prefetch = inner.steps, PREFETCH
   if o.trace then return core.replay(inner.handle, o, buffers, o.trace_workers, o.trace_steps) end
   if o.workers then return core.simulate(inner.handle, o, buffers, o.times) end
   return core.live(inner.handle, o, buffers, gone)
@@ -139,8 +136,8 @@ end
 
 -- How far a ticket may be above the lowest unfinished one: an epoch, so that one slow worker
 -- does not let the others train to the end of the run.
-local function window_of(self)
-  local steps = 2 * HELD * self.workers
+local function max_lead_of(self)
+  local steps = 2 * PREFETCH * self.workers
   for epoch = 1, self.run.settings.epochs do
     steps = math.max(steps, self.first[epoch + 1] - self.first[epoch])
   end
@@ -181,7 +178,7 @@ function Async:open(saved, warnings)
   end
   core.set_step(0, 0)                  -- random numbers depend on the ticket
   if saved then check_issued(self, saved) end
-  o.window = window_of(self)
+  o.max_lead = max_lead_of(self)
   if saved then self.inner.has_loaded_slots = false end    -- the run has loaded them
   self.handle = async.open(self.inner, async.buffers_of(run.settings.net), o)
   if saved then
@@ -192,7 +189,7 @@ function Async:open(saved, warnings)
   self.first_step = run.steps
   local max_steps = run.settings.max_steps
   if max_steps then self.handle:stop_at(max_steps, 0) end
-  for epoch = run.epoch, epochs do self.handle:keep_at(self.first[epoch + 1]) end
+  for epoch = run.epoch, epochs do self.handle:snapshot_at(self.first[epoch + 1]) end
   async.running = run.folder
 end
 
@@ -243,15 +240,15 @@ local function request(self, open_pass, ticket)
   self.requested[ticket] = epoch
 end
 
--- The batch of a ticket in a live run. Requests those of the reserved tickets, which this worker
+-- The batch of a ticket in a live run. Requests those of the prefetched tickets, which this worker
 -- will compute next.
-local function requested_batch(self, open_pass, ticket, reserved)
+local function requested_batch(self, open_pass, ticket, prefetched)
   request(self, open_pass, ticket)
   local own = self.requested[ticket]
   local x, y = pass_of(self, open_pass, own):next()
   self.requested[ticket] = nil
   local used = {[own] = true}
-  for _, other in ipairs(reserved) do request(self, open_pass, other) end
+  for _, other in ipairs(prefetched) do request(self, open_pass, other) end
   for _, epoch in pairs(self.requested) do used[epoch] = true end
   for epoch, pass in pairs(self.passes) do
     if not used[epoch] then
@@ -362,7 +359,7 @@ local function begin(self, open_pass, event)
   local epoch, position, rows = locate(self, ticket)
   local x, y
   if self.is_live then
-    x, y = requested_batch(self, open_pass, ticket, event.reserved)
+    x, y = requested_batch(self, open_pass, ticket, event.prefetched)
   else
     x, y = batch_at(self, open_pass, epoch, position, rows)
   end
@@ -376,7 +373,7 @@ end
 -- too long.
 function async.loss_text(event)
   return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
-    event.worker, event.dropped and "was silent for too long" or "has failed or left")
+    event.worker, event.timed_out and "was silent for too long" or "has failed or left")
 end
 
 local function lose(self, event)
@@ -416,7 +413,7 @@ function Async:batches(open_pass, _, stop_if_wanted, stopped)
   local function next_batch()
     self:follows()
     local event = self.pending or self.handle:next()
-    local kind, worker, ticket = event.kind, event.worker, event.ticket
+    local kind, worker = event.kind, event.worker
     self.pending = false
     if kind == "push" then
       take_push(self, event)
@@ -427,15 +424,15 @@ function Async:batches(open_pass, _, stop_if_wanted, stopped)
     elseif kind == "lost" then
       lose(self, event)
     elseif kind == "stop" then
-      if worker > 0 then take_stop_request(self, ticket) end
+      if worker > 0 then take_stop_request(self, event.code) end
       if run.root then stop_if_wanted(run) end
-      if worker == 0 then stopped(run, ticket, "stopped by rank 0") end
+      if worker == 0 then stopped(run, event.code, "stopped by rank 0") end
     elseif kind == "done" then
       if self.is_replay and not is_over(self) then
         stopped(run, 0, ("the trace ends at step %d"):format(run.steps))
       end
       return nil
-    elseif run.root or locate(self, ticket) <= run.epoch then
+    elseif run.root or locate(self, event.ticket) <= run.epoch then
       return begin(self, open_pass, event)
     else
       self.pending = event
@@ -466,7 +463,7 @@ function Async:read_epoch()
   if self.read_back == epoch then return end
   self.read_back = epoch
   if self.is_live then release(self) end
-  self.handle:read_kept(self.first[epoch + 1])
+  self.handle:load_snapshot(self.first[epoch + 1])
 end
 
 -- Gives the net the newest values of the server, to be evaluated during an epoch.
@@ -520,7 +517,7 @@ function Async:samples_seen() return self.samples end
 function Async:check_saved() state.check_weights(self.run) end
 
 -- Rank 0: the run's epoch is reported, so its final values are no longer saved.
-function Async:forget_epoch() self.handle:forget(self.first[self.run.epoch + 1]) end
+function Async:forget_epoch() self.handle:free_snapshot(self.first[self.run.epoch + 1]) end
 
 -- Calls fn(...) while the server is suspended, the net and the optimizer have its current values,
 -- and all steps so far are recorded, to save a checkpoint. Returns what fn returns. If the net had
@@ -531,7 +528,7 @@ function Async:suspended(fn, ...)
   local _ <close> = setmetatable({}, {__close = function()
     handle:pause(false)
     if run.status == "epoch" and self.read_back == run.epoch then
-      handle:read_kept(self.first[run.epoch + 1])
+      handle:load_snapshot(self.first[run.epoch + 1])
     end
   end})
   handle:pause(true)
@@ -539,7 +536,7 @@ function Async:suspended(fn, ...)
     if event.kind == "push" then
       take_push(self, event)
     elseif event.kind == "stop" then
-      take_stop_request(self, event.ticket)
+      take_stop_request(self, event.code)
     else
       lose(self, event)
     end

@@ -130,7 +130,7 @@ function hooks.batches(set, o, open_batches)
   local function take(event)
     if event.kind == "compute" then
       request(event.ticket)
-      for _, ticket in ipairs(event.reserved) do request(ticket) end
+      for _, ticket in ipairs(event.prefetched) do request(ticket) end
       requested[event.ticket] = nil
       local x, y = pass.data:next()
       core.take_shard(x:dim(1), 1, o.grain)

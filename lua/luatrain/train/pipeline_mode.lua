@@ -222,7 +222,7 @@ end
 -- One stage of each replica contributes a tensor, the first one a number, and the others 0.
 function Pipeline:own(value, read)
   if not core.is_tensor(value) then return core.pipeline() == 0 and read(value) or 0.0 end
-  if not core.counts(value) then return 0.0 end
+  if not core.owns(value) then return 0.0 end
   return read(value:count() == 1 and core.own_item(value) or value)
 end
 

@@ -90,7 +90,7 @@ end
 function state.check_weights(run)
   local names, tensors = run.settings.net:state()
   for i, name in ipairs(names) do
-    if not core.is_remote(tensors[i]) and not core.step(core.no_grad, is_finite, tensors[i]) then
+    if not core.is_meta(tensors[i]) and not core.step(core.no_grad, is_finite, tensors[i]) then
       local good = checkpoint.newest_step(run.folder)
       good = good > 0 and ("the checkpoint of step %d is the last good one"):format(good)
              or "there is no checkpoint before it"
