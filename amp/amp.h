@@ -14,9 +14,9 @@ extern "C" {
 
 /* Turns autocast on if dtype is LT_BF16 or LT_F16: each op of ctx converts its inputs to this dtype
  * or to f32, as its policy in lt_op.cast says, unless an input is f64. Any other dtype turns
- * autocast off, the default: ops do not convert their inputs. Backward follows the setting that was
- * in effect during forward. To change it temporarily, save lt_autocast() and restore it. In f16,
- * small gradients become 0 unless the loss is scaled. */
+ * autocast off, so that ops do not convert their inputs. Autocast is off by default. Backward
+ * follows the setting that was in effect during forward. To change it temporarily, save
+ * lt_autocast() and restore it. In f16, small gradients become 0 unless the loss is scaled. */
 LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
 /* The half-precision dtype that ops run in; LT_F32 while autocast is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
@@ -63,8 +63,8 @@ enum {
     /* minimum of k. Backward starts with the gradient 1. Multiplied by 2^-14, it is still a normal
      * f16 number and keeps full precision */
     LT_SCALE_MIN = -14,
-    /* maximum of k. It scales the smallest f16 number, 2^-24, to 1. A larger scale would lose range
-     * at the top in order to keep gradients that are negligible */
+    /* maximum of k. With this scale the smallest f16 number, 2^-24, becomes 1. A larger scale would
+     * lose range at the top in order to keep gradients that are negligible */
     LT_SCALE_MAX = 24,
     LT_NO_EXPONENT = -10000 /* the exponent of a step whose gradients are all zero */
 };
@@ -90,32 +90,34 @@ LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
 /* LT_EINVAL, with the name of the field, if a field is out of range. lt_scaler_update() never
  * produces such a state. */
 LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
-/* Reports a step whose loss was multiplied by 2^k, and adjusts k. exponent: the largest finite
- * magnitude of its gradients, still scaled, is in [2^exponent, 2^(exponent + 1)); LT_NO_EXPONENT if
- * all are 0. finite: whether all gradients are finite. Returns whether the step must be applied;
- * otherwise it must be skipped. */
+/* Reports a step whose loss was multiplied by 2^k, and adjusts k. exponent is the exponent of the
+ * largest finite magnitude m of the scaled gradients: 2^exponent <= m < 2^(exponent + 1). It is
+ * LT_NO_EXPONENT if all gradients are 0. `finite` says whether all gradients are finite. Returns
+ * whether the step must be applied; otherwise it must be skipped. */
 LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== Loss scaling ============================================================================ */
 
 /* A loss scale applies a scaler to the training in a context. Backward multiplies the gradient of
- * the loss by the scale. It divides the gradient of each leaf by the scale when the gradient is
- * complete, before its hooks run. All other code sees unscaled gradients. The scale is the same in
- * all backwards of a step.
+ * the loss by the scale. When the gradient of a leaf is complete, backward divides it by the scale,
+ * before the hooks of the leaf run. All other code sees unscaled gradients. The scale is the same
+ * in all backwards of a step.
  *
  * At an optimizer step the scaler decides whether the step is applied. The decision covers all
- * parameters that belonged to an optimizer during backward. It uses their gradients after hooks,
- * without gradients that were discarded after backward. If one is not finite, the steps of all
- * optimizers until the next backward are skipped: weights, slots and running statistics stay as
- * they are. With several ranks, a discarded gradient still counts if backward has already announced
- * it to the other ranks. An accelerator makes the decision itself, see lt_synchronize().
+ * parameters that belonged to an optimizer during backward. It uses the gradients of these
+ * parameters after all hooks have run, except gradients that were discarded after backward. If a
+ * gradient is not finite, the steps of all optimizers until the next backward are skipped: weights,
+ * slots and running statistics stay as they are. With several ranks, a discarded gradient still
+ * counts if backward has already announced it to the other ranks. An accelerator makes the decision
+ * itself; see lt_synchronize().
  *
  * After ten skipped steps in a row with the lowest possible scale (a static one, or 2^-14),
  * training ends with LT_ENUMERIC, because no scale helps. During the tenth, all results of ops are
  * checked, and the message names the first op whose result was not finite, its place in the user's
- * code, and whether f16 is the cause. For a loss that is not finite, backward reports the same at
- * once, as far as the saved tensors show it. With several ranks, the ranks whose own results are
- * not finite report it; the others continue until they learn of that failure. */
+ * code, and whether f16 is the cause. If a loss is not finite, backward fails at once with such a
+ * message, as far as the saved tensors show the cause. With several ranks, only the ranks whose own
+ * results are not finite fail in this way. The other ranks continue until they learn of the
+ * failure. */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Makes a loss scale, which is not in use yet. scaler is copied. New. NULL with LT_ENOMEM. */
@@ -150,8 +152,8 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 
 /* All ranks must make the same decision, so they vote. Each bucket of gradients carries the votes
  * in its allreduce. The votes count the ranks with a gradient that is not finite, and for each
- * exponent the ranks whose largest gradient has that exponent. The sums replace the statistics of
- * the rank itself.
+ * exponent the ranks whose largest gradient has that exponent. Each rank then uses the sums instead
+ * of its own statistics.
  *
  * A bucket that is sent in f16, with or without a loss scale, is multiplied by its wire scale
  * 2^exponent, which leaves 2 bits of headroom. If the largest gradient grows by more than 2 bits or
@@ -159,8 +161,9 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * the bucket is sent again. So overflow on the wire costs no step and changes no loss scale. */
 enum {
     LT_WIRE_SCALE_MIN = -120,
-    /* 2^100 fits f32 and leaves bits for the shares of the ranks. With this scale, an unscaled
-     * gradient becomes 0 on the wire if its product with the share of the rank is below 2^-125 */
+    /* 2^100 fits f32, even after it is multiplied by the share of a rank. With this scale, an
+     * unscaled gradient becomes 0 on the wire if its product with the share of the rank is below
+     * 2^-125 */
     LT_WIRE_SCALE_MAX = 100,
     LT_WIRE_SCALE_COUNT = 256
 };
@@ -194,8 +197,8 @@ LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *
 
 /* Runs a forward and backward pass twice, in half precision and in f32, and compares each tensor
  * that an op makes. Both are dry runs, see lt_dry_run_begin(): they do not change the training, and
- * draw the same random numbers as the pass that follows. The results of the first pass are kept in
- * memory until the second ends.
+ * draw the same random numbers as the pass that follows. The results of the first pass stay in
+ * memory until the second pass ends.
  *
  *     lt_precision_check_begin(check, k, false);
  *     forward and backward
@@ -219,8 +222,9 @@ LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
 typedef struct lt_precision { /* comparison of one tensor */
-    /* place as in lt_where_fn, such as "train.lua:9: net.4 ", and op, such as "conv2d". Borrowed,
-     * like `of`, until the next first pass begins */
+    /* the place in the user's code (see lt_where_fn), such as "train.lua:9: net.4 ", and the name
+     * of the op, such as "conv2d". where, op and of are borrowed until the next first pass
+     * begins */
     const char *where, *op;
     const char *of; /* the input whose gradient this is; NULL for an output */
     bool leaf;      /* the input is a leaf, such as a parameter */
@@ -231,10 +235,10 @@ typedef struct lt_precision { /* comparison of one tensor */
     int64_t overflows;  /* how many of these elements are not finite in half precision */
     double norm, error; /* 2-norms without overflows: |f32|; |half - f32| / |f32| */
 } lt_precision;
-/* *row = the comparison of tensor i, in the order of the first pass. Returns false past the last
- * one, and before the second pass. Only tensors that both passes made are compared. Views, results
- * of cast, of in-place ops and of ops with gradients off, and gradients that an op passes on
- * unchanged are left out. */
+/* Sets *row to the comparison of tensor i, in the order of the first pass. Returns false past the
+ * last tensor, and before the second pass. Only tensors that both passes made are compared. The
+ * comparison leaves out views, the results of cast, of in-place ops and of ops that run with
+ * gradients off, and gradients that an op passes on unchanged. */
 LT_API bool lt_precision_check_row(const lt_precision_check *check, int i, lt_precision *row);
 
 #ifdef __cplusplus

@@ -51,7 +51,7 @@ typedef enum lt_kind {
 
 typedef struct lt_opt { /* one option of one call */
     uint8_t kind;       /* lt_kind */
-    uint8_t n;          /* number of values; 0 if not given and without a default */
+    uint8_t n;          /* number of values; 0 if it is not given and has no default */
     union {
         /* LT_KIND_INTS; the other kinds store a bool, an lt_dtype or the index of a word in i[0] */
         int64_t i[LT_MAX_DIMS];
@@ -61,7 +61,7 @@ typedef struct lt_opt { /* one option of one call */
 
 typedef struct lt_schema {
     char name[24];
-    int n_in, min_in; /* number of inputs; number of required ones */
+    int n_in, min_in; /* number of inputs, and of required inputs */
     bool variadic;    /* the last input is a list of one or more tensors */
     int n_opt;
     struct {
@@ -70,7 +70,7 @@ typedef struct lt_schema {
     } in[LT_MAX_IN];
     struct {
         char name[16];
-        bool optional, position; /* optional without a default; a position, see above */
+        bool optional, position; /* an option such as `axis?`; a position, see above */
         int8_t same_as;          /* index of the option whose value is the default, or -1 */
         lt_opt value;            /* the kind and the default */
         const char *words;       /* LT_KIND_WORD: the word list within the signature. Borrowed */
@@ -82,10 +82,12 @@ typedef struct lt_schema {
 LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
 /* Index of an option by name, or -1. Sets no error. */
 LT_API int lt_schema_index(const lt_schema *schema, const char *option);
-/* The same, but -1 sets an error: "unknown option 'strides' (did you mean 'stride'?)". */
+/* Like lt_schema_index(), but sets an error if there is no such option: "unknown option 'strides'
+ * (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
-/* Index of a word in the word list of option k, an LT_KIND_WORD. Otherwise -1, and an error such as
- * "option 'act' must be none, relu or relu6, but is 'rellu' (did you mean 'relu'?)". */
+/* Index of a word in the word list of option k, an LT_KIND_WORD. If the word is not in the list,
+ * returns -1 with an error such as "option 'act' must be none, relu or relu6, but is 'rellu' (did
+ * you mean 'relu'?)". */
 LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
 /* Fills opts[0..n_opt) from the defaults and a string such as "stride=2 pad=1,1 train=true". text
  * may be NULL. LT_EINVAL if an option is unknown, malformed or given twice, or a required one is
@@ -106,7 +108,7 @@ typedef struct lt_spec { /* an output that has no memory yet */
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    int view;       /* 1 + index of the input of which it is a view; 0: it owns memory */
+    int view;       /* 1 + index of the input that it views; 0 if it has its own memory */
     int64_t offset; /* offset of the view, in elements */
 } lt_spec;
 
@@ -140,7 +142,7 @@ struct lt_call {
      * separately */
     uint64_t seed, rng_stream;
     uint64_t number;   /* number of the forward call in its context */
-    int64_t first_row; /* index in the global batch of row 0 */
+    int64_t first_row; /* index of row 0 in the global batch */
     /* in-place ops on an accelerator: flag in device memory, or NULL. If the flag is not 0 when the
      * kernel runs, the kernel changes nothing */
     const int32_t *skip;
@@ -173,22 +175,22 @@ typedef struct lt_step_check {
  * when the work is queued in the stream of the device. The rules of lt_op.grad_in_place and
  * lt_call.add apply to them too. */
 typedef struct lt_kernels {
-    /* Bytes of device memory. LT_SCRATCH_FAILED on failure, with this thread's message set. May be
-     * NULL, which means 0 bytes. */
+    /* Returns the number of bytes of device memory that the kernel needs as lt_call.scratch; on
+     * failure, LT_SCRATCH_FAILED with this thread's message set. NULL means 0 bytes. */
     size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* kernels, or NULL. LT_EUNSUPPORTED for other dtypes or options */
     /* Runs n forward calls of an in-place op at once. NULL: fwd runs them one by one */
     lt_status (*fwd_all)(lt_call *calls, int n);
-    /* For an f16 or bf16 input i that is the half copy of a parameter: whether bwd of this call
-     * writes the input's gradient in f32. Otherwise d_in[i] has the dtype of the input, and is
-     * converted after bwd. NULL: never. The function must not use call->d_in */
+    /* Called for an input i that is the half copy of a parameter, in f16 or bf16. Returns whether
+     * bwd of this call writes the gradient of the input in f32. Otherwise d_in[i] has the dtype of
+     * the input, and is converted after bwd. NULL: never. The function must not use call->d_in */
     bool (*f32_grad)(const lt_call *call, int i);
 } lt_kernels;
 
 /* Tensors that backward may read: inputs, outputs, extra outputs. LT_SAVE_IN(7) means input 7 and
  * all later ones. */
 #define LT_SAVE_IN(i) (1u << (i))
-#define LT_SAVE_OUT(i) (1u << (8 + (i))) /* extra outputs follow the outputs in this count */
+#define LT_SAVE_OUT(i) (1u << (8 + (i))) /* i counts outputs, then extra outputs */
 
 /* What autocast does to an op. */
 typedef enum lt_cast_policy {
@@ -204,15 +206,15 @@ struct lt_op {
     lt_cast_policy cast;
     uint8_t n_out; /* number of tensors it returns; 0 means 1, or none if in_place is set */
     uint8_t n_aux; /* extra outputs, visible to backward and `after` only */
-    /* bit i: writes input i. Such an op returns nothing, is never recorded, and is not part of the
-     * Lua API */
+    /* bit i: the op writes input i. An op with such a bit returns nothing, is never recorded, and
+     * is not part of the Lua API */
     uint8_t in_place;
     bool whole_params; /* an update op that must run on one whole parameter at a time */
     bool to_floats;    /* integer inputs are cast to the dtype of the float input, else to f32 */
     bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
     /* the fast kernels take bf16 directly. Some tensors of such a call are f32: parameters, and the
-     * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel
-     * gets f32 copies */
+     * gradients of half copies (lt_half). When the fast kernels return LT_EUNSUPPORTED, the
+     * reference kernel gets f32 copies */
     bool fast_bf16;
     uint32_t save; /* LT_SAVE_* */
     /* bit i: the gradient of input i is d_out[0] itself, if their counts and dtypes are equal */
@@ -224,15 +226,17 @@ struct lt_op {
     /* bit i: the gradient of input i, a parameter, may be computed by a second call of backward,
      * see lt_backward_from(). The first call then has d_in[i] = NULL */
     uint8_t weights;
-    /* Whether splitting this call on the CPU changes no bits. d_in[i] has the dtype and dims of the
-     * gradient of input i, and must not be written. NULL means always. */
+    /* Returns whether the backward of this call, on the CPU, gives the same bits when it is split.
+     * d_in[i] has the dtype and dims of the gradient of input i, and must not be written. NULL
+     * means that the bits are always the same. */
     bool (*can_split)(const lt_call *call);
     lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* NULL: no scratch memory */
-    /* How many numbers the kernel needs summed over all ranks; the first is a count. NULL means 0.
-     * With several ranks (lt_set_allreduce()) the kernel runs twice: it fills call->sums in the
-     * first run, and in the second, with call->summed set, uses the sums over all ranks. Otherwise
-     * call->sums is NULL, and the kernel uses the numbers that it computes itself. */
+    /* Returns how many numbers of the kernel must be summed over all ranks; the first one is a
+     * count. NULL means 0. With several ranks (lt_set_allreduce()) the kernel runs twice. In the
+     * first run it fills call->sums. In the second run call->summed is set, and the kernel uses the
+     * sums over all ranks. In all other cases call->sums is NULL, and the kernel uses the numbers
+     * that it computes itself. */
     int64_t (*sums)(const lt_call *call, bool backward);
     /* An op without bwd, fast_bwd and same_grad is not differentiable. */
     lt_kernel fwd, bwd; /* reference kernels, or NULL. Views need no fwd */
@@ -249,7 +253,7 @@ struct lt_def { /* an op as registered in one context */
     int id;                      /* order of registration */
 };
 
-/* How many tensors op returns. In lt_call.out the n_aux extra outputs follow them. */
+/* How many tensors op returns. In lt_call.out, the n_aux extra outputs follow these tensors. */
 static inline int lt_op_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
 /* Registers op, which is borrowed as long as ctx exists. LT_EINVAL if the signature is malformed,
  * the name is taken, the doc, shape rule or kernels are missing, or a limit is exceeded;
@@ -259,11 +263,11 @@ LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* Op i in order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
-/* Checks a loss of one element on an accelerator, in its stream. A loss that is not finite sets
- * skip, and is stored in check->loss unless an earlier one is stored there. */
+/* Checks a loss of one element on an accelerator, in its stream. If the loss is not finite, sets
+ * check->skip, and stores the loss in check->loss unless an earlier loss is stored there. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
-/* Sets check->factor = min(1, max_norm / norm), also in the stream. `squares` contains the norm
- * squared, an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
+/* Sets check->factor = min(1, max_norm / norm), also in the stream. `squares` is an f64 scalar, the
+ * square of the norm. If the norm is not finite, stores it in check->norm and sets check->skip. */
 typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double max_norm, lt_step_check *check);
 /* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. kernels is borrowed as long as ops
  * run. */
@@ -281,8 +285,8 @@ LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in,
 /* Runs an op that returns one tensor, by its name and an option string, which may be NULL. The list
  * of inputs ends with NULL. New. NULL with the errors of lt_op_find(), lt_opts_parse() and
  * lt_apply(). A missing input may be the NULL of a nested call that failed. So if a required input
- * is missing and the thread has an earlier error, this call fails with the code of that error, and
- * its message ends with the message of that error.
+ * is missing and the thread has an earlier error, this call fails with the code of the earlier
+ * error, and its message ends with the earlier message.
  *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
 LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
     __attribute__((sentinel));
@@ -298,9 +302,9 @@ LT_API bool lt_grad_enabled(const lt_ctx *ctx);
 
 /* ==== The tape and backward =================================================================== */
 
-/* on: makes x a leaf that collects a gradient; off: x no longer collects one. LT_EINVAL if x is the
- * result of a recorded op or dead, or if `on` is true and x is a buffer or not of a float dtype;
- * LT_ENOMEM. */
+/* If `on` is true, makes x a leaf that collects a gradient; otherwise x no longer collects a
+ * gradient. LT_EINVAL if x is dead or the result of a recorded op, or if `on` is true and x is a
+ * buffer or does not have a float dtype; LT_ENOMEM. */
 LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
 /* True for leaves that collect a gradient and for all tensors computed from them. */
 LT_API bool lt_requires_grad(const lt_tensor *x);
@@ -324,45 +328,47 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  * computed. */
 typedef struct lt_deferred_wgrad lt_deferred_wgrad;
 
-/* One backward from several roots, as if from the sum of roots[i] * grads[i]. A rank of a pipeline
- * starts from the gradients that the next rank has sent. grads[i] is like the argument of
+/* Runs one backward from several roots, as if from the sum of roots[i] * grads[i]. A rank of a
+ * pipeline starts from the gradients that the next rank has sent. grads[i] is like the argument of
  * lt_backward(), but already scaled if there is a loss scale. One grads[i] may be NULL: then
  * roots[i] is the loss, as in lt_backward(loss, NULL). Roots are on one tape and may depend on each
  * other; gradients of equal roots are added in their order. With n = 0 only the parts of the step
  * run.
  *
- * weights = NULL: a whole backward. Otherwise the backward is split (zero bubble,
- * arXiv:2401.10241): gradients of the parameters of convolutions and linear layers are left to
- * lt_backward_weights(), with the same bits. The gradients of a layer are not deferred if a
- * parameter has another use in this backward, or if its kernels could then give other bits (bf16 on
- * some CPUs). *weights is new. The backward ends, with lt_step_part.end, when lt_backward_weights()
- * ends. The saved tensors that it needs must stay alive and unchanged until then. A dry run is not
- * split.
+ * If weights is NULL, runs a whole backward. Otherwise the backward is split (zero bubble,
+ * arXiv:2401.10241): lt_backward_weights() computes the gradients of the parameters of convolutions
+ * and linear layers, with the same bits. The gradients of a layer are not deferred if a parameter
+ * has another use in this backward, or if its kernels could then give other bits (bf16 on some
+ * CPUs). *weights is new. The backward ends with lt_backward_weights(), which calls
+ * lt_step_part.end. Until then the saved tensors that the second half needs must stay alive and
+ * unchanged. A dry run is not split.
  *
  * While gradients are pending, lt_optim_step() fails with LT_EINVAL, parts of the step must not be
  * replaced (lt_set_part()), and lt_grad() does not wait for other ranks. Another backward fails if
  * its first half would add to a pending gradient, or if a part is exclusive. A reducer is exclusive
  * unless it is blocking or has vranks.
  *
- * The errors of lt_backward(), and LT_EINVAL if roots belong to other contexts or to several tapes,
- * or if several have no gradient. *weights is NULL on failure. */
+ * The errors of lt_backward(); also LT_EINVAL if a root belongs to another context, if the roots
+ * are on several tapes, or if more than one of grads is NULL. *weights is NULL on failure. */
 LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tensor *const *grads,
                                    int n, lt_deferred_wgrad **weights);
 /* Computes the pending gradients and runs their hooks, in the order of a whole backward. weights is
  * taken. LT_EINVAL if an earlier backward is pending, if lt_zero_grad() has discarded a pending
- * gradient, in a hook, or in a dry run that began after the first half; the pending gradients are
- * then discarded, as by lt_deferred_wgrad_free(). Also the errors of kernels, hooks and parts. */
+ * gradient, in a hook, or in a dry run that began after the first half. In these cases the pending
+ * gradients are discarded, as by lt_deferred_wgrad_free(). Also the errors of kernels, hooks and
+ * parts. */
 LT_MUST lt_status lt_backward_weights(lt_deferred_wgrad *weights);
-/* Discards pending gradients. lt_step_part.end gets LT_EINVAL. NULL is allowed. */
+/* Discards the pending gradients, and ends the backward: calls lt_step_part.end with LT_EINVAL.
+ * NULL is allowed. */
 LT_API void lt_deferred_wgrad_free(lt_deferred_wgrad *weights);
 
 /* An accelerator runs asynchronously, and decides itself whether a step is applied. The host learns
  * the decision later: at the latest at the start of the next backward, which waits for the work
  * queued before the last optimizer step. Until then
- *   - a non-finite loss, or gradient norm in lt_optim_step_clipped(), has not caused an error yet.
- *     The next backward or lt_synchronize() reports it. Its step changes no weights, slots or
- *     running statistics. Later steps change nothing either, until gradients are discarded, by a
- *     step or lt_zero_grad(), and a new backward starts;
+ *   - a loss that is not finite, or such a gradient norm in lt_optim_step_clipped(), has not caused
+ *     an error yet. The next backward or lt_synchronize() reports it. The step with this loss or
+ *     norm changes no weights, slots or running statistics. Later steps change nothing either,
+ *     until a step or lt_zero_grad() discards gradients and a new backward starts;
  *   - the status of an optimizer step is LT_PENDING.
  * Deferred and immediate decisions give bit-identical results. With a timer, a trace or an op hook,
  * each loss is checked synchronously.
@@ -370,8 +376,8 @@ LT_API void lt_deferred_wgrad_free(lt_deferred_wgrad *weights);
  * Blocks until all decisions on the accelerator are known. LT_ENUMERIC for a loss or norm as above,
  * once; LT_OK; or the accelerator's error. Does nothing without an accelerator. */
 LT_MUST lt_status lt_synchronize(lt_ctx *ctx);
-/* Like lt_synchronize(), for callers that cannot report an error: the next lt_synchronize() reports
- * it. */
+/* Like lt_synchronize(), for callers that cannot report an error. The next lt_synchronize() reports
+ * the error instead. */
 LT_API void lt_synchronize_quiet(lt_ctx *ctx);
 
 /* A tape stores the state of one pass over one part of the batch: its nodes, its first row in the
@@ -402,7 +408,7 @@ LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
  * gradient, including contributions of earlier backward passes. x and grad are borrowed. An error
  * ends the backward. Hooks run in order of registration, and ops in them are not recorded. A hook
  * may change grad. If it discards grad with lt_zero_grad() and other ranks need it, backward fails
- * with LT_EINVAL. It may release x, which lives until all its hooks have run. Hooks registered
+ * with LT_EINVAL. A hook may release x, which lives until all its hooks have run. Hooks registered
  * while hooks of x run are first called in the next backward. Hooks must not call backward or free
  * the tape. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
@@ -427,7 +433,7 @@ typedef enum lt_step_status {
 
 /* ==== Batch-norm statistics =================================================================== */
 
-/* Batch norm computes the mean and the biased variance of its shard. Running values are updated
+/* Batch norm computes the mean and the biased variance of its shard. The running values are updated
  * once per step from the statistics of all shards, weighted by count. This function adds one
  * shard's statistics of `count` values per channel for the given running buffers. The tensors are
  * kept; mean and var must not be changed while these statistics are pending. Shards of the same
@@ -435,8 +441,8 @@ typedef enum lt_step_status {
  * sum of counts overflows; LT_ENOMEM. This section requires a context from lt_open(). */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                   lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
-/* Updates the running values from the pending statistics, which it then discards, as each applied
- * optimizer step does. Calls lt_synchronize() first and returns its errors. */
+/* Updates the running values from the pending statistics, and then discards these statistics. Each
+ * applied optimizer step does the same. Calls lt_synchronize() first and returns its errors. */
 LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
 /* Like lt_bn_stats_commit(), for code that reads the running values, such as module:eval() and
  * saving. Leaves statistics pending if they were pending during a backward and neither an optimizer
@@ -448,7 +454,8 @@ typedef struct lt_bn_stats {
     int64_t count;
     double momentum;
 } lt_bn_stats;
-/* Entry i of the pending statistics, merged; false past the last. Borrowed until they change. */
+/* Gets entry i of the pending statistics, with the shards merged. Returns false past the last
+ * entry. The tensors are borrowed until the pending statistics change. */
 LT_API bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats);
 /* Discards all pending statistics. */
 LT_API void lt_bn_stats_clear(lt_ctx *ctx);

@@ -65,11 +65,11 @@ typedef struct lt_step_part {
     /* ---- Between backward and the optimizer step ---- */
 
     /* Called before lt_grad() and lt_zero_grad(), except in backward: waits until no other thread
-     * writes gradients. Between the halves of a split backward, only a part with `backward` is
-     * called: it runs the second halves. */
+     * writes gradients. Between the halves of a split backward, the function is only called in a
+     * part that has `backward`; it then runs the second halves. */
     void (*synchronize)(void *ud);
     /* Called by lt_grad_set(x, true). This step has added to grad, so the next decide() must cover
-     * it. grad is unscaled. grad_complete() may have been called for it before. */
+     * grad. grad is unscaled. grad_complete() may have been called for grad before. */
     lt_grad_hook grad_set;
 
     /* ---- The optimizer step ---- */
@@ -102,23 +102,24 @@ typedef struct lt_step_part {
      * Borrowed until the next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
     /* Replaces numbers (n) with their sums over the ranks among which the net is divided. A
-     * collective of these ranks. If no part has it, this rank has the whole net. */
+     * collective of these ranks. If no part has this function, this rank has the whole net. */
     lt_status (*sum)(void *ud, double *numbers, int64_t n);
     /* Allocates zeroed memory for an arena of gradients, which may outlive the part. If it returns
      * false, the context allocates the arena. */
     bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_step_part;
 
-/* Sets a part of ctx, or removes it if part is NULL. part is copied. Fails with LT_EINVAL for an
- * unknown kind, and, except for the exchange, in backward and in a dry run. For the scale, also
- * fails while gradients are pending (lt_backward_from()). After the scale has changed, an optimizer
- * step fails with LT_EINVAL if a scale with another ud has scaled its gradients. */
+/* Sets a part of ctx, or removes it if part is NULL. part is copied. LT_EINVAL for an unknown kind;
+ * for a schedule or a scale, in backward and in a dry run; and for a scale, while gradients are
+ * pending (lt_backward_from()). An optimizer step fails with LT_EINVAL if an earlier scale, with
+ * another ud, has scaled gradients that the step uses. */
 LT_MUST lt_status lt_set_part(lt_ctx *ctx, lt_part_kind kind, const lt_step_part *part);
-/* LT_EINVAL if ctx has a part of this kind. who: name of the caller for the message, or NULL. */
+/* LT_EINVAL if ctx has a part of this kind. who is the name of the caller, for the message, or
+ * NULL. */
 LT_MUST lt_status lt_check_no_part(const lt_ctx *ctx, lt_part_kind kind, const char *who);
-/* Whether a net in ctx is divided among ranks: a part has `sum`. */
+/* Whether nets in ctx are divided among ranks, which means that a part has `sum`. */
 LT_API bool lt_net_is_divided(const lt_ctx *ctx);
-/* Calls `sum`. Does nothing if no part has it. */
+/* Calls `sum` of the part that has it. Does nothing if no part has `sum`. */
 LT_MUST lt_status lt_sum_over_net(lt_ctx *ctx, double *numbers, int64_t n);
 
 /* ==== For parts =============================================================================== */
@@ -137,9 +138,9 @@ LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to the gradient of x in the running backward, plus 1 while x is a
  * root. Excludes nodes that a split backward leaves to lt_backward_weights(). */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* Marks the gradient of x, a leaf, as present, after the caller has written it. added: whether this
- * step added to it, on this rank or another one. Must not be called in backward. Returns the status
- * of lt_step_part.grad_set. */
+/* Marks the gradient of x, a leaf, as present, after the caller has written it. `added` says
+ * whether this step added to the gradient, on this rank or another one. Must not be called in
+ * backward. Returns the status of lt_step_part.grad_set. */
 LT_MUST lt_status lt_grad_set(lt_tensor *x, bool added);
 /* Whether x has hooks of lt_on_grad(). */
 LT_API bool lt_has_hooks(const lt_tensor *x);
@@ -147,8 +148,8 @@ LT_API bool lt_has_hooks(const lt_tensor *x);
 LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
 /* Whether an optimizer has this parameter. */
 LT_API bool lt_has_optim(const lt_tensor *x);
-/* The step check of the accelerator of ctx, in its memory, for kernels in its stream. NULL before
- * the first backward on the accelerator. Borrowed. */
+/* The step check of the accelerator of ctx. It is in the memory of the accelerator, for kernels in
+ * the accelerator's stream. NULL before the first backward on the accelerator. Borrowed. */
 LT_API lt_step_check *lt_step_check_of(lt_ctx *ctx);
 
 #ifdef __cplusplus

@@ -39,7 +39,8 @@ extern "C" {
 
 /* ==== Status ================================================================================== */
 
-/* Each status with the exit code of a program that ends with it, see lt_exit_code(). */
+/* The number in each comment is the exit code of a program that ends with this status; see
+ * lt_exit_code(). */
 typedef enum lt_status {
     LT_OK,           /* 0 */
     LT_EINVAL,       /* 1: invalid argument: shape, dtype, option or misuse */
@@ -62,8 +63,9 @@ typedef enum lt_status {
  * that exit code. */
 enum { LT_EXIT = 256 };
 
-/* The process exit code for a status, and its generic text, a static string. For a number that is
- * not a status: 1 and "unknown status". */
+/* lt_exit_code() returns the exit code of a process that ends with this status. lt_status_text()
+ * returns a generic text for the status, as a static string. For a number that is not a status,
+ * they return 1 and "unknown status". */
 LT_API int lt_exit_code(lt_status status);
 LT_API const char *lt_status_text(lt_status status);
 
@@ -87,8 +89,8 @@ LT_API lt_status lt_errcode(void);
     } while (0)
 
 /* For "did you mean" hints: returns the index in names[0..n) of the name closest to word, without
- * regard to case, or -1. If no spelling is close, returns a name whose last part, after a - or _,
- * is word: weight_decay for decay. */
+ * regard to case, or -1. If no name is close, returns a name whose last word, after a - or _, is
+ * equal to word: weight_decay for decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */
@@ -104,8 +106,8 @@ typedef enum lt_dtype {
     LT_DTYPE_COUNT
 } lt_dtype;
 
-/* The size of an element in bytes, and the name, a static string such as "f32"; 0 and "unknown" if
- * dtype is not one of these. */
+/* The size of an element in bytes, and the name of the dtype, a static string such as "f32". For a
+ * number that is not a dtype, the results are 0 and "unknown". */
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
 /* The dtype with this name, or -1. */
@@ -131,8 +133,9 @@ typedef struct lt_config { /* zero selects the default */
     int threads;
     bool reference; /* use only the reference kernels */
     bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
-    /* device of new tensors: "cpu" (default), or "auto", an accelerator if there is one. lt_open()
-     * in ops.h also accepts "cuda" and "cuda:1". lt_ctx_new() accepts "auto" and uses the CPU */
+    /* device of new tensors: "cpu" (default) or "auto". lt_open() in ops.h uses an accelerator for
+     * "auto" if there is one, and also accepts "cuda" and "cuda:1". lt_ctx_new() uses the CPU for
+     * "auto" */
     const char *device;
     /* rank number on this machine. It selects the device for "cuda" and "auto", modulo the number
      * of devices */
@@ -142,10 +145,11 @@ typedef struct lt_config { /* zero selects the default */
     bool deterministic;
     bool tf32; /* an accelerator may round operands of f32 products to 10 mantissa bits */
     /* Fault to inject, for tests. "alloc:n=5": the 5th allocation fails. "kill:rank=1:step=3": in
-     * distributed training, rank 1 kills its process in the backward pass of step 3. "leave:...":
-     * rank 1 stops there with LT_EDONE. "hang:...": it sleeps there forever. "delay:rank=1:ms=100":
-     * it sleeps 100 ms in each step. "inf:rank=0:step=7:param=conv1.w": an inf is written into the
-     * gradient of that parameter. NULL: use $LUATRAIN_FAULT */
+     * distributed training, rank 1 kills its process in the backward pass of step 3.
+     * "leave:rank=1:step=3": rank 1 stops in that pass with LT_EDONE. "hang:rank=1:step=3": rank 1
+     * sleeps forever in that pass. "delay:rank=1:ms=100": rank 1 sleeps 100 ms in each step.
+     * "inf:rank=0:step=7:param=conv1.w": in step 7, rank 0 writes an inf into the gradient of the
+     * parameter conv1.w. NULL: use $LUATRAIN_FAULT */
     const char *fault;
 } lt_config;
 
@@ -169,8 +173,8 @@ LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The device of new tensors: "cpu", "cuda:0". Borrowed. */
 LT_API const char *lt_device_name(const lt_ctx *ctx);
-/* The number of CPUs that this process may use: the number in its affinity mask, or the CPU quota
- * of its container (cgroup v1 or v2), rounded up, if that is smaller. */
+/* The number of CPUs that this process may use: the number of CPUs in its affinity mask or the CPU
+ * quota of its container (cgroup v1 or v2), rounded up, whichever is smaller. */
 LT_API int lt_cpu_count(void);
 /* The value of OMP_NUM_THREADS, at most 1024. If it is a list, the first number counts. 0 if it is
  * not set or not a positive number. */
@@ -189,11 +193,12 @@ LT_API void lt_set_random_step(lt_ctx *ctx, int64_t step);
 
 /* Requests a stop of the training run in ctx. That run saves its state, clears the request with
  * lt_stop(ctx, 0) and returns LT_ESTOPPED. Safe in signal handlers and from any thread. reason is
- * the signal number. Returns false and does nothing if there is no listener. With reason 0 it
- * clears the request and returns false. */
+ * the signal number. If reason is 0, the call clears the request and returns false. If there is no
+ * listener, it does nothing and returns false. */
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
-/* Adds or removes a listener for stop requests. If a request arrives while the last listener is
- * being removed, it stays set for the next one, so no request is lost between two training runs. */
+/* Adds or removes a listener for stop requests. A request that arrives while the last listener is
+ * being removed stays set for the next listener, so no request is lost between two training
+ * runs. */
 LT_API void lt_stop_listen(lt_ctx *ctx, bool on);
 /* The reason of the pending stop request, or 0. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
@@ -205,7 +210,7 @@ typedef struct lt_memory { /* memory of one context, in bytes */
     uint64_t allocations;  /* number of allocations so far */
 } lt_memory;
 LT_API lt_memory lt_memory_stats(const lt_ctx *ctx); /* sum over all devices */
-/* The same for the device of new tensors only. */
+/* Like lt_memory_stats(), but only for the device of new tensors. */
 LT_API lt_memory lt_device_memory_stats(const lt_ctx *ctx);
 /* Returns cached memory to the system. */
 LT_API void lt_memory_trim(lt_ctx *ctx);
@@ -297,7 +302,7 @@ LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
  * other than the context's may also call it. */
 LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
 LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
-/* Like lt_item(), but as an integer; exact for i64. */
+/* Like lt_item(), but reads the element as an integer, without rounding i64. */
 LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 
 /* Returns a view of x with other dims and the same number of elements. The view shares memory with
@@ -314,7 +319,7 @@ LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
 /* Sets all elements to value, which is rounded if dst has a float dtype. LT_EINVAL if dst has an
  * integer dtype and value is a fraction, out of range or NaN. Not recorded by autograd. */
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
-/* The same for an integer value, which is stored exactly in an i64 tensor. */
+/* Like lt_fill(), but for an integer value, which an i64 tensor stores exactly. */
 LT_MUST lt_status lt_fill_integer(lt_tensor *dst, int64_t value);
 
 /* Writes a description such as "32x32x32x3 f32" into buffer, for messages. Returns buffer. */
@@ -323,16 +328,16 @@ LT_API char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes);
 /* ==== Scopes ================================================================================== */
 
 /* A tensor made between push and pop loses its memory at pop, even if handles to it remain. Using
- * such a dead tensor is an error with a clear message. Kept tensors, parameters, optimizer slots
- * and buffers survive. Scopes nest. LT_EINVAL after lt_ctx_free(), LT_ENOMEM. */
+ * such a dead tensor is an error with a clear message. Parameters, buffers, optimizer slots and
+ * tensors passed to lt_keep() survive. Scopes nest. LT_EINVAL after lt_ctx_free(), LT_ENOMEM. */
 LT_MUST lt_status lt_scope_push(lt_ctx *ctx);
 LT_API void lt_scope_pop(lt_ctx *ctx);
 /* Makes x outlive all scopes. Its history on the tape still ends with the scope in which x was
  * made. */
 LT_API void lt_keep(lt_tensor *x);
-/* Moves x from the innermost scope to the enclosing one, or out of all scopes, and drops its
- * history. lt.step in Lua calls it for the tensors that it returns. Does nothing if x is not in the
- * innermost scope. */
+/* Moves x from the innermost scope to the enclosing scope, and drops its history. If there is no
+ * enclosing scope, x outlives all scopes. lt.step in Lua calls this function for the tensors that
+ * it returns. Does nothing if x is not in the innermost scope. */
 LT_API void lt_keep_outer(lt_tensor *x);
 LT_API bool lt_is_dead(const lt_tensor *x);
 
@@ -359,21 +364,22 @@ LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t
 LT_API void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,
                       uint32_t out[4]);
 /* Fills x with uniform numbers in [low, high). low and high are first rounded to the dtype of x; if
- * that makes them equal, all elements are low. The seed is the context's. Element i is the number
- * first + i of the stream; numbers 2j and 2j + 1 are computed from the lt_random() words of index
+ * that makes them equal, all elements are low. The seed of the context is used. Element i is number
+ * first + i of the stream. Numbers 2j and 2j + 1 are computed from the lt_random() words of index
  * j. LT_EINVAL if x is not of a float dtype, if low > high, if low or high is not finite in that
  * dtype, or if high - low overflows in double. */
 LT_MUST lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                   double low, double high);
-/* The same for a normal distribution with this mean and standard deviation, which are not rounded
- * (Box-Muller, in double). LT_EINVAL if one of them is not finite or deviation is negative. */
+/* Like lt_fill_uniform(), but for a normal distribution with this mean and standard deviation,
+ * which are not rounded (Box-Muller, in double). LT_EINVAL if one of them is not finite or
+ * deviation is negative. */
 LT_MUST lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                  double mean, double deviation);
 /* Writes a permutation of 0..n-1 to order[0..n). It depends only on (seed, LT_RNG_SHUFFLE,
  * epoch). */
 LT_API void lt_shuffle(uint64_t seed, uint64_t epoch, int64_t *order, int64_t n);
-/* Returns the number of the next LT_RNG_USER draw in this context, counted from 0, and advances it.
- * lt.randn uses it as stream. */
+/* Returns the number of the next LT_RNG_USER draw in this context, counted from 0, and advances the
+ * count. lt.randn uses the number as stream. */
 LT_API uint64_t lt_next_draw(lt_ctx *ctx);
 /* Sets the number of the next draw, for resuming a run. */
 LT_API void lt_set_next_draw(lt_ctx *ctx, uint64_t draw);
@@ -399,39 +405,39 @@ LT_API int lt_file_find(const lt_file *file, const char *name); /* index, or -1 
 LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim, int64_t *dims);
 /* The value of key in __metadata__, or NULL. Borrowed. */
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
-/* Entry i of __metadata__ in file order, without the digest. Returns false past the end.
- * Borrowed. */
+/* Gets entry i of __metadata__, in file order. The digest is not counted as an entry. Returns false
+ * past the end. Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
 /* Reads tensor i to the context's device. New. NULL with LT_EINVAL if i is out of range (such as -1
  * from lt_file_find()), LT_EFILE, LT_ENOMEM or the device's error. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
-/* Reads tensor i into dst, which must have the same dims and may have any dtype (converted). Errors
- * as above. LT_EFILE also if the dims differ, or if the file was modified since it was opened: the
- * result of lt_file_verify() may no longer hold. On failure dst may have been partly
- * overwritten. */
+/* Reads tensor i into dst, which must have the same dims. Converts the elements to the dtype of
+ * dst. The errors of lt_file_read(); also LT_EFILE if the dims differ, or if the file was modified
+ * after it was opened, because the result of lt_file_verify() may then be out of date. On failure
+ * dst may be partly overwritten. */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
 /* Reads the whole file and compares its digest with the digest that lt_file_save() stored. LT_EFILE
- * if they differ; a single flipped bit is detected. LT_OK for a file written by another program,
- * which has no digest. */
+ * if they differ; a single flipped bit is detected. LT_OK for a file without a digest, such as a
+ * file written by another program. */
 LT_MUST lt_status lt_file_verify(lt_file *file);
 
-/* Whether the file has such a digest. False for a file written by another program, and for a file
- * in which two or more of the characters around the digest are damaged. */
+/* Whether the file has a digest that lt_file_save() stored. False for a file written by another
+ * program, and for a file in which two or more of the characters around the digest are damaged. */
 LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like
  * lt_file_replace(). A SHA-256 digest of the file is stored in the metadata under "sha256".
  * LT_EFILE with the system's reason; LT_EINVAL for a name that is duplicate or reserved, text that
  * is not UTF-8, more than 16384 names or pairs, a header of more than 100 MB, or a dead or pending
- * tensor. Also LT_ENOMEM or the device's error for a tensor that is not on the CPU. */
+ * tensor. LT_ENOMEM; or, for a tensor that is not on the CPU, the device's error. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 
 /* Atomically replaces a file of any format with these bytes: writes a temporary file next to path,
- * then fsync, rename, fsync of the folder. At any time path names either the old file or the
- * complete new file. If path is a symbolic link, its target is replaced. Permissions are preserved.
- * Only regular files are replaced. LT_EFILE with the reason. */
+ * calls fsync, renames the file, and calls fsync on the folder. At any time path names either the
+ * old file or the complete new file. If path is a symbolic link, its target is replaced.
+ * Permissions are preserved. Only regular files are replaced. LT_EFILE with the reason. */
 LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t bytes);
 
 /* ==== SHA-256 (FIPS 180-4) ==================================================================== */

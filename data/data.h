@@ -65,9 +65,9 @@ LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
-/* A source with the images of another source, resized to height x width, which are 1 to 16384 each.
- * An image is resized when a batch needs it, as in lt_source_folder(). source must have u8 images;
- * it is kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* A source with the images of another source, resized to height x width pixels. height and width
+ * are from 1 to 16384. An image is resized when a batch needs it, as in lt_source_folder(). source
+ * must have u8 images; it is kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_resized(lt_source *source, int64_t height, int64_t width);
 
 LT_API lt_source *lt_source_retain(lt_source *source); /* adds a reference; returns source */
@@ -128,10 +128,11 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
-    /* Above 0 and up to 1: before an image is resized, it is cropped to the centre. The crop is the
-     * largest region with the aspect ratio of the result, scaled by this factor. ImageNet results
-     * usually use 0.875: the central 224 pixels of an image whose short side is 256. 0: the whole
-     * image is resized, and its aspect ratio may change. Does not apply to random crops (area) */
+    /* if above 0 and at most 1: each image is cropped to its centre before it is resized. The crop
+     * is the largest region with the aspect ratio of the result, scaled by this factor. ImageNet
+     * results usually use 0.875: the central 224 pixels of an image whose short side is 256. If 0:
+     * the whole image is resized, and its aspect ratio may change. Does not apply to random crops
+     * (area) */
     double center_crop;
 
     /* Augmentation of sample i; its random choices are a function of (seed, epoch, i). */
@@ -143,8 +144,9 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     double area;
 
     /* worker threads that prepare batches ahead. Default: 1 for images in memory, the number of
-     * CPUs for other sources. Negative, or with labels_only: none; lt_batches_next() does the work.
-     * If fewer threads can be started, a warning is logged and the pass continues with those */
+     * CPUs for other sources. If negative, or with labels_only, there are no workers, and
+     * lt_batches_next() does the work. If not all threads can be started, a warning is logged and
+     * the pass continues with the others */
     int workers;
 } lt_batch_options;
 
@@ -159,22 +161,23 @@ LT_API void lt_batches_free(lt_batches *batches);
 /* The number of batches that the pass returns, at most INT64_MAX. With on_request, the number for
  * the same pass without on_request. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
-/* Returns the next batch on the context's device: *x (b, h, w, c) = (value - mean) / std, where the
- * value of a u8 image is byte / 255, or the bytes themselves if dtype is u8; and *y (b) i64. Both
- * new; both NULL, with LT_OK, after the last batch. Over the shards of all ranks, each image of the
- * pass occurs once, except that an empty shard returns a copy of the first row of its batch. The
- * result does not depend on the number of workers. If an image cannot be read, this and every later
- * call fail with LT_EDATA and the name of the file, so an incomplete pass never ends like a
- * complete one. Also LT_ENOMEM, or the device's error. */
+/* Returns the next batch on the context's device: images *x (b, h, w, c) and labels *y (b) i64. The
+ * elements of x are (value - mean) / std, where the value of a u8 element is byte / 255; or, if
+ * options.dtype is u8, the bytes themselves. Both are new. After the last batch, both are NULL,
+ * with LT_OK. Over the shards of all ranks, each image of the pass occurs once, except that an
+ * empty shard returns a copy of the first row of its batch. The result does not depend on the
+ * number of workers. If an image cannot be read, this and every later call fail with LT_EDATA and
+ * the name of the file, so an incomplete pass never ends like a complete one. Also LT_ENOMEM, or
+ * the device's error. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
 /* Requests a batch from a pass with on_request: the min(batch, n - first) images from position
  * `first` of the epoch's order, where n is the number of images in the source. first counts from 0,
  * need not be a multiple of batch, and may repeat an earlier request. lt_batches_next() returns the
- * batches in the order of the requests, and both NULL if no request is outstanding. Worker threads
- * prepare the next 4 outstanding batches ahead. Call it from the thread that calls
- * lt_batches_next(). To drop outstanding requests, free the pass. A request that fails is not
- * outstanding. LT_EINVAL without on_request, if first is not from 0 to n - 1, or if LT_MAX_REQUESTS
- * requests are outstanding already. Also LT_ENOMEM, or the device's error. */
+ * batches in the order of the requests; if no request is outstanding, it returns NULL for both
+ * tensors. Worker threads prepare the next 4 outstanding batches ahead. Call it from the thread
+ * that calls lt_batches_next(). To drop outstanding requests, free the pass. A request that fails
+ * is not outstanding. LT_EINVAL without on_request, if first is not from 0 to n - 1, or if
+ * LT_MAX_REQUESTS requests are outstanding already. Also LT_ENOMEM, or the device's error. */
 LT_MUST lt_status lt_batches_request(lt_batches *batches, int64_t first);
 
 typedef struct lt_batch_stats {

@@ -28,13 +28,13 @@ typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 
 typedef struct lt_async_config {
     const char *rule;  /* name of a rule, such as "ddc"; borrowed for the call. Required */
     double lam;        /* strength of delay compensation; 0 means the default of the rule */
-    int64_t staleness; /* largest delay of an applied gradient, at least 0, for which workers may
-                        * have to wait; or LT_ASYNC_UNBOUNDED */
+    int64_t staleness; /* largest allowed delay of an applied gradient, at least 0; or
+                        * LT_ASYNC_UNBOUNDED. Workers wait if they might exceed it */
     int64_t drop;      /* smallest delay at which gradients are dropped, at least 1; or
                         * LT_ASYNC_UNBOUNDED */
     int prefetch; /* tickets that a worker holds at a time, 1 to LT_ASYNC_MAX_PREFETCH; 0 means 1 */
     int64_t max_lead; /* a worker waits instead of getting a ticket that is this far above the
-                        * lowest unfinished one; 0 means no limit */
+                        * lowest unfinished ticket; 0 means no limit */
     int64_t steps;    /* optimizer steps before this call, including steps of the training that
                         * lt_async_restore() continues */
 
@@ -64,8 +64,8 @@ typedef enum lt_async_kind {
     LT_ASYNC_EVENT_COMPUTE, /* compute the gradient of a batch, and take an optimizer step */
     LT_ASYNC_EVENT_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
     LT_ASYNC_EVENT_LOST,    /* a worker has failed; its tickets are issued again */
-    LT_ASYNC_EVENT_STOP,    /* training is stopped. On rank 0, worker > 0 means that this rank has
-                             * called lt_async_stop(); training then continues */
+    LT_ASYNC_EVENT_STOP,    /* training is stopped. On rank 0, if worker > 0, rank `worker` has
+                             * called lt_async_stop(), and training continues */
     LT_ASYNC_EVENT_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
 } lt_async_kind;
 
@@ -101,8 +101,8 @@ LT_MUST lt_status lt_async_check_rule(const char *rule);
  * exchange; LT_ENOMEM. */
 LT_API lt_async *lt_async_new(lt_ctx *ctx, lt_optim *optim, const lt_async_config *config);
 /* Ends live training. Every rank calls it, and gets the final values, buffers and optimizer slots
- * of the server. Rank 0 stops the workers that are still training. The other ranks block until
- * rank 0 calls it; the tickets that they hold are issued again. LT_EPEER if rank 0 is lost; the
+ * of the server. Rank 0 stops the workers that are still training. The other ranks block until rank
+ * 0 calls it; the tickets that they hold are issued again. LT_EPEER if rank 0 is lost; or the
  * server's error. LT_EINVAL if the caller has written to the net; training ends in this case, too.
  * In a simulation, the function only checks for such writes. */
 LT_MUST lt_status lt_async_finish(lt_async *async);
@@ -122,14 +122,14 @@ LT_MUST lt_status lt_async_set_limit(lt_async *async, int64_t tickets);
  * missing; the errors of kernels; LT_ENOMEM. */
 LT_MUST lt_status lt_async_next(lt_async *async, lt_async_event *event);
 /* Sets the learning rate that the PUSH event of the current ticket reports. Call it after the
- * optimizer step. The default is the lr of group 0, which may differ from the optimizer's. */
+ * optimizer step, which sets this rate to the lr of group 0. */
 LT_API void lt_async_set_lr(lt_async *async, double lr);
-/* Pushes the gradient of the current ticket now. Otherwise lt_async_next() pushes it, which is much
- * later if the caller evaluates first. The errors of lt_async_next(). */
+/* Pushes the gradient of the current ticket now. Without this call, lt_async_next() pushes it,
+ * which is much later if the caller evaluates first. Fails with the errors of lt_async_next(). */
 LT_MUST lt_status lt_async_push(lt_async *async);
-/* Live: gives back the tickets that this rank holds; they are issued again. Call it before a long
- * operation, such as an evaluation, and when you abandon a batch. The next lt_async_next() gets new
- * tickets. Does nothing in a simulation. LT_ENOMEM. */
+/* Live: gives back the tickets that this rank holds, so that they are issued again. Call it before
+ * a long operation, such as an evaluation, and when the caller abandons a batch. The next
+ * lt_async_next() gets new tickets. Does nothing in a simulation. LT_ENOMEM. */
 LT_MUST lt_status lt_async_release(lt_async *async);
 /* Rank 0, live: plans a snapshot of the server's values, for an evaluation. The server takes it
  * when all tickets below `ticket` are done. lt_async_load_snapshot() writes the snapshot to the
@@ -140,26 +140,25 @@ LT_MUST lt_status lt_async_snapshot_at(lt_async *async, int64_t ticket);
 LT_MUST lt_status lt_async_load_snapshot(lt_async *async, int64_t ticket);
 LT_API void lt_async_free_snapshot(lt_async *async, int64_t ticket);
 /* Whether the caller has written to the net since training began. If so, the next function of
- * async.h that uses the net fails, unless lt_async_accept_writes() is called first. Call that only
- * after the writes have restored the values of the net. */
+ * async.h that uses the net fails, unless lt_async_accept_writes() is called first. Call
+ * lt_async_accept_writes() only if the writes have restored the values of the net. */
 LT_API bool lt_async_is_written(const lt_async *async);
 LT_API void lt_async_accept_writes(lt_async *async);
 /* Rank 0, live: copies the server's current values and slots to the net and the optimizer, so that
  * they can be saved. Does nothing in a simulation, and before the training begins. */
 LT_MUST lt_status lt_async_read(lt_async *async);
 /* Rank 0, live: suspends the server, or continues it. While the server is suspended, each call of
- * lt_async_poll() returns, without waiting, one event that lt_async_next() has not reported: a
- * push, a lost worker or a request to stop. It returns false after the last one; the server's state
- * then includes all reported events, and can be saved. Both functions do nothing in a
- * simulation. */
+ * lt_async_poll() gets, without waiting, one event that lt_async_next() has not reported: a push, a
+ * lost worker or a request to stop. After the last event it returns false. The server's state then
+ * includes all reported events, and can be saved. Both functions do nothing in a simulation. */
 LT_API void lt_async_pause(lt_async *async, bool on);
 LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
 /* Rank 0, live: stops training with this code, like lt_async_stop(), as soon as the server has made
- * this version. The server ignores gradients that arrive later. */
+ * this version of the weights. The server ignores gradients that arrive later. */
 LT_API void lt_async_stop_at(lt_async *async, int64_t version, int code);
-/* On rank 0, stops training: each worker gets LT_ASYNC_EVENT_STOP with this code after its push. On
- * another rank, rank 0 gets LT_ASYNC_EVENT_STOP with this code and worker > 0, and decides whether
- * to stop. */
+/* On rank 0, stops training: each worker gets LT_ASYNC_EVENT_STOP with this code after its push. If
+ * another rank calls the function, rank 0 gets LT_ASYNC_EVENT_STOP with this code and worker > 0,
+ * and decides whether to stop. */
 LT_API void lt_async_stop(lt_async *async, int code);
 /* Returns a ticket: every ticket below it is applied or skipped. 0 on ranks other than 0. */
 LT_API int64_t lt_async_done_below(const lt_async *async);
@@ -170,9 +169,9 @@ LT_API int64_t lt_async_steps(const lt_async *async);
 typedef struct lt_async_stats { /* statistics of the server; zeros on ranks without one */
     size_t worker_bytes;        /* memory that the rule takes on the server, per worker */
     int64_t wire_bytes;         /* bytes of the messages between rank 0 and the other ranks */
-    double strength;            /* strength |c| / |g| of the compensation by ddc: mean over steps
-                                 * and parameters */
-    double capped;              /* share of these compensations that were limited */
+    double strength;            /* ddc: strength |c| / |g| of the compensation, as the mean over
+                                 * steps and parameters */
+    double capped;              /* ddc: fraction of the compensations that were limited */
 } lt_async_stats;
 /* Reads statistics. strength and capped cover the parameters of one group since the last call for
  * this group; they are 0 for rules other than ddc. LT_EINVAL for a negative group; the device's
@@ -186,14 +185,14 @@ LT_MUST lt_status lt_async_read_stats(lt_async *async, int group, lt_async_stats
 enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* The number of tickets that were issued before a state was saved, from its tensor "order". -1 if
- * that is damaged. */
+ * this tensor is damaged. */
 LT_API int64_t lt_async_issued(const lt_tensor *order);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
  * workers start anew, and the tickets that they held are issued again. The number of workers, the
- * rule and the bounds may differ from the checkpoint. If the number of tickets is below the number
- * issued so far, it is raised to that. *fresh is the number of parts of the rule's state that the
- * checkpoint lacks; these start at zero. LT_EFILE if the state is damaged or does not fit the
- * optimizer; LT_EUSAGE for a replay; LT_ENOMEM. */
+ * rule and the bounds may differ from the checkpoint. If the number of tickets is less than the
+ * number issued so far, it is raised to the number issued. *fresh is the number of arrays of the
+ * rule's state that the checkpoint lacks; these arrays start at zero. LT_EFILE if the state is
+ * damaged or does not fit the optimizer; LT_EUSAGE for a replay; LT_ENOMEM. */
 LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
                                    lt_tensor *const *tensors, int n, int *fresh);
 

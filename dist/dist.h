@@ -1,4 +1,4 @@
-/* dist.h - public header of dist: data-parallel training. Each rank computes its share of every
+/* dist.h - public header of dist: data-parallel training. Each rank computes a part of every
  * batch.
  *
  * A rank is a thread or a process with its own context. A group connects it to the other ranks: it
@@ -62,9 +62,9 @@ LT_MUST lt_status lt_mpi_check(void);
  * MPI_THREAD_SERIALIZED; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or LT_ENOMEM. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
 /* Waits for all started tasks. If one has failed, returns its failure and does nothing else. If
- * ranks are processes, the call then declares that this rank makes no more calls, and waits without
- * a timeout until all ranks of this node have left or one has failed. Later collectives with this
- * rank fail. Returns the failure of the job, if there is one. */
+ * ranks are processes, the function then declares that this rank makes no more calls, and waits
+ * without a timeout until all ranks of this node have left or one has failed. Later collectives
+ * with this rank fail. Returns the failure of the job, if there is one. */
 LT_MUST lt_status lt_group_leave(lt_group *group);
 /* Waits for all started tasks, leaves and frees the group. NULL is allowed. If ranks are processes,
  * all must call it: it waits for the ranks of all nodes, and finalizes MPI if lt_mpi_open()
@@ -99,9 +99,9 @@ typedef struct lt_sum { /* data = sum over all ranks of scale * data, bit-identi
     void *data;         /* (count) */
     int64_t count;      /* elements */
     lt_dtype dtype;     /* a float dtype, or i64 with scale 1 */
-    /* dtype in which data travels. For f32 data it is f32, f16 or bf16, to which data is rounded
-     * before it is sent; for all other data it equals dtype. f64 and i64 are added as they are, all
-     * others in f32. Overflow in f16 becomes inf, and i64 wraps */
+    /* dtype in which data travels. f32 data may travel in f32, f16 or bf16, and is rounded to that
+     * dtype before it is sent. All other data travels in its own dtype. f64 and i64 are added in
+     * their own dtype, all other dtypes in f32. Overflow in f16 becomes inf, and i64 wraps */
     lt_dtype wire;
     double scale; /* applied before rounding; may differ between ranks */
 } lt_sum;
@@ -120,14 +120,14 @@ LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
 
 /* For benchmarks: times n allreduces of `count` f32 elements, in the same kind of memory as
- * gradients on the CPU. seconds (n): the time of each on this rank, in seconds. by_mpi uses
- * MPI_Allreduce instead, always in f32. A collective. LT_EENV for by_mpi if the ranks are threads
- * or the plugin has no allreduce; LT_ENOMEM. */
+ * gradients on the CPU. seconds (n) receives the time of each allreduce on this rank, in seconds.
+ * If by_mpi is true, uses MPI_Allreduce instead, always in f32. A collective. LT_EENV for by_mpi if
+ * the ranks are threads or the plugin has no allreduce; LT_ENOMEM. */
 LT_MUST lt_status lt_group_time_allreduce(lt_group *group, int64_t count, lt_dtype wire,
                                           bool by_mpi, double *seconds, int n);
 
-/* *seconds = the shortest of five measured times of a message of `bytes` bytes from the first rank
- * to the last rank; 0 for one rank. A collective. For the planner of pipelines. */
+/* Sets *seconds to the shortest of five measured times of a message of `bytes` bytes from the first
+ * rank to the last rank; 0 for one rank. A collective. For the planner of pipelines. */
 LT_MUST lt_status lt_group_time_message(lt_group *group, size_t bytes, double *seconds);
 
 /* Total bytes that this rank has sent to other ranks or exchanged with them in shared memory, not
@@ -151,8 +151,8 @@ LT_MUST lt_status lt_group_allreduce_side(lt_group *group, const lt_sum *sum);
 /* ==== Failure ================================================================================= */
 
 /* Declares that this rank has failed, with the error code and message of this thread. Soon
- * afterwards the waits of the other ranks fail with LT_EDESYNC if this is the code, otherwise with
- * LT_EPEER. Does nothing if the job has already failed. Any thread may call it. */
+ * afterwards the waits of the other ranks fail: with LT_EDESYNC if this rank's code is LT_EDESYNC,
+ * otherwise with LT_EPEER. Does nothing if the job has already failed. Any thread may call it. */
 LT_API void lt_group_fail(lt_group *group);
 /* Gets the rank, code and message of the first failure that this node knows of, which may be on
  * another node. All ranks of a node get the same failure. The message is cut off to fit in text,
@@ -161,17 +161,17 @@ LT_API void lt_group_fail(lt_group *group);
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
 /* After a failure: whether this rank reports it to the user. One rank of each node does. On that
- * rank the call waits until every other rank of the node has called it too, has left its group or
- * was lost. On the others it waits until the reporter has left its group. Either way it returns
- * after `seconds` at the latest. Any thread may call it. */
+ * rank, the function waits until every other rank of the node has called it, has left its group or
+ * is lost. On the other ranks, it waits until the reporting rank has left its group. In both cases
+ * it returns after `seconds` at the latest. Any thread may call it. */
 LT_API bool lt_group_is_reporter(lt_group *group, double seconds);
 /* Sets the location of this rank, such as "train.lua:31", and its step, from 1. Other ranks show
- * them in messages when this rank is missing. `where` is copied, up to 63 bytes. Cheap. Any thread
- * may call it. */
+ * them in messages when this rank is missing. `where` is copied, up to 63 bytes. The call is cheap,
+ * and any thread may make it. */
 LT_API void lt_group_set_location(lt_group *group, const char *where, int64_t step);
 
-/* Checks that all ranks have the same text. If not, LT_EDESYNC with the first line that differs
- * from rank 0. A collective; `what` names the text in messages. LT_ENOMEM. */
+/* Checks that all ranks have the same text. If they do not, fails with LT_EDESYNC and the first
+ * line that differs from rank 0. A collective; `what` names the text in messages. LT_ENOMEM. */
 LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
 /* Like lt_group_compare(), for numbers (n); n must be equal on all ranks. Numbers may differ by
  * `tolerance` times the largest finite magnitude on rank 0, because the last bits of computed
@@ -186,7 +186,7 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
 /* ==== The reducer ============================================================================= */
 
 /* Averages the gradients of all ranks, as the exchange of a context (autograd/step.h). The result
- * is the gradient of the mean loss over the global batch, of which each rank computes its share.
+ * is the gradient of the mean loss over the global batch, of which each rank computes a part.
  *
  * Gradients travel in buckets, which are spans of the gradient arena. Backward produces the
  * gradients of the last parameters first, so their buckets are sent first, while backward still
@@ -194,11 +194,11 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  * parameters it uses, its loss, the sums of its batch-norm statistics and its stop request.
  *
  * A step may have several backward passes, whose gradients add up. The exchange starts in the last
- * one. lt_reducer_expect_backwards() sets how many there are. Without it, the reducer expects the
- * largest number that any rank has had in a step so far; in the first step, the exchange starts
- * when an optimizer needs the gradients. If only some ranks have used a parameter, its gradient
- * counts as zero on the others. A parameter that no rank has used is not updated, and a bucket of
- * only such parameters is not sent.
+ * pass. lt_reducer_expect_backwards() sets the number of passes. By default, the reducer expects
+ * the largest number of passes that any rank has run in a step so far; in the first step, the
+ * exchange starts when an optimizer needs the gradients. If only some ranks have used a parameter,
+ * its gradient counts as zero on the others. A parameter that no rank has used is not updated, and
+ * a bucket of only such parameters is not sent.
  *
  * The ranks must agree on the following, or the step fails with LT_EDESYNC:
  * - They run each batch norm for the first time in the same step and in the same order.
@@ -209,21 +209,20 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  * - The same parameters are frozen at the first backward of a step.
  * If some ranks have written to parameters or running statistics more often than others since the
  * last record, all ranks compare the values. lt_fill(), for example, is counted; a write through
- * lt_data() is not. The record contains only digests of all this, so the checks need no further
- * communication while the ranks agree.
+ * lt_data() is not. For these checks the record contains only digests, so the checks need no
+ * further communication while the ranks agree.
  *
  * Gradients on accelerators are summed there if each rank has its own accelerator and a library
- * such as NCCL connects them; for NCCL, ranks must be processes. That library adds in the wire
+ * such as NCCL connects them; for NCCL, ranks must be processes. Such a library adds in the wire
  * dtype. Otherwise each bucket is copied to the CPU when it is complete, summed there and copied
- * back, while the accelerator continues.
- * Backward does not wait for buckets, except that a backward pass beyond the expected number first
- * waits for the exchange. The optimizer step waits for the last bucket, because all ranks must make
- * the same decision on whether to apply the step.
+ * back, while the accelerator continues. Backward does not wait for buckets, except that a backward
+ * pass beyond the expected number first waits for the exchange. The optimizer step waits for the
+ * last bucket, because all ranks must make the same decision on whether to apply the step.
  *
- * Between backward and the optimizer step, a gradient is this rank's own if it has not been sent,
- * and the average of all ranks if it has; lt_grad() and lt_zero_grad() wait for a running exchange.
- * If one rank discards gradients at that point, all ranks must discard them, or their weights
- * diverge. This is not checked. */
+ * Between backward and the optimizer step, a gradient that has been sent is the average of all
+ * ranks, and a gradient that has not been sent is this rank's own. lt_grad() and lt_zero_grad()
+ * wait for a running exchange. If one rank discards gradients between backward and the step, all
+ * ranks must discard the same gradients, or their weights diverge. This is not checked. */
 typedef struct lt_reducer lt_reducer;
 
 /* where gradients on accelerators are summed */
@@ -252,8 +251,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
      * or 0. A rank computes its shards one after the other: for each it sets the share, runs
      * backward and calls the optimizer step. Only the call for the last shard takes a step; before
      * that, the step status is LT_ACCUMULATING. Weights are then bit-identical for any number of
-     * ranks. After the optimizer step of a shard, another backward of it fails with LT_EUSAGE. 0
-     * means one shard for each rank; sending then overlaps with backward */
+     * ranks. After the optimizer step of a shard, another backward of this shard fails with
+     * LT_EUSAGE. 0 means one shard for each rank; sending then overlaps with backward */
     int vranks;
 } lt_reducer_config;
 
@@ -283,14 +282,14 @@ LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_con
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
  * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined.
- * It must be the same on all ranks, which compare it in the next step. The rows of all ranks and
- * shards, each 0 or more, must add up to total; this is not checked. Call it before backward, with
- * vranks for each shard. Before the first call, all ranks have equal shares. A rank with 0 rows
- * must still run backward on some rows, which do not count. */
+ * total must be the same on all ranks, which compare it in the next step. The rows of all ranks and
+ * shards, each 0 or more, must add up to total; this is not checked. Call this function before
+ * backward; with vranks, call it for each shard. Before the first call, all ranks have equal
+ * shares. A rank with 0 rows must still run backward on some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
-/* Sets a digest of the data that this rank trains on, or 0 if it is not known. It must be the same
- * on all ranks. */
+/* Sets a digest of the data that this rank trains on, or 0 if the digest is unknown. It must be the
+ * same on all ranks. */
 LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
 
 /* A function for lt_set_allreduce(), with the reducer as ud: replaces numbers (n) with their sums
@@ -301,23 +300,23 @@ LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
 LT_MUST lt_status lt_reducer_allreduce(void *reducer, double *numbers, int64_t n, bool backward);
 
 /* Sets the number of backward passes of this rank in each step from now on; it may differ between
- * ranks. 0, the default, means the largest number that any rank has had in a step so far. With 0,
- * if one rank runs more than that in a step, all ranks must. */
+ * ranks. 0, the default, means the largest number of passes that any rank has run in a step so far.
+ * With 0, if one rank runs more passes than this number in a step, all ranks must do so. */
 LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
 typedef struct lt_reduced_step { /* the last step whose gradients were exchanged */
-    double loss;     /* mean over the global batch; the sum over the backward passes of the step */
+    double loss;     /* mean over the global batch, summed over the backward passes of the step */
     int stop_reason; /* stop reason of the first rank that has one, or 0; see lt_stop() */
     int buckets;     /* number of buckets sent in its last exchange */
     double waited;   /* seconds that the optimizer step waited for the exchange */
 } lt_reduced_step;
-/* All zeros before the first step. Call it between steps. */
+/* The last step; all zeros before the first step. Call it between steps. */
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
 /* A bucket of the last step. Times are in seconds since the last backward of the step began. */
 typedef struct lt_bucket {
     size_t bytes;        /* bytes of gradients that were summed; if 0, the times have no meaning */
-    double ready;        /* when backward completed the bucket; on an accelerator, enqueued it */
+    double ready;        /* when backward completed the bucket or, on an accelerator, queued it */
     double began, ended; /* when the allreduce began and ended */
 } lt_bucket;
 /* Describes bucket i, from 0, in the order of sending. False if there is no such bucket. Call it
@@ -341,8 +340,8 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     int bucket;            /* index, in the order of sending */
     lt_tensor *const *x;   /* (n) its parameters that have a gradient on this rank. Borrowed */
     int n;
-    /* statistics of the gradients that decide whether the step is applied. A gradient decides if
-     * its parameter belongs to an optimizer and some rank has added to the gradient in this step */
+    /* statistics of the gradients that decide whether the step is applied. These are the gradients
+     * whose parameter belongs to an optimizer and to which some rank has added in this step */
     lt_grad_stats stats;
     double largest; /* if in_f16: largest finite magnitude in all gradients of x */
     /* (count) gradients of this rank; in unpack(), the sums over all ranks, after division by
@@ -351,12 +350,12 @@ typedef struct lt_packet { /* a bucket in an allreduce */
     int64_t count; /* elements, including padding between parameters */
     lt_dtype dtype;
     bool in_f16; /* f32 gradients travel in f16, which overflows at 2^16 */
-    int sent;    /* number of times it has been sent before */
-    /* pack() may set it if in_f16, to the same value on all ranks: the bucket is multiplied by
-     * 2^exponent while it travels */
+    int sent;    /* number of times that the bucket has been sent before */
+    /* the bucket is multiplied by 2^exponent before it is sent. If in_f16, pack() may set exponent,
+     * to the same value on all ranks */
     int exponent;
-    /* pack() writes whole numbers to it; in unpack() it contains their sums. Sums are exact up to
-     * 256 in bf16 and up to 2048 in f16 */
+    /* pack() writes whole numbers; in unpack(), tail contains their sums over all ranks. Sums are
+     * exact up to 256 in bf16 and up to 2048 in f16 */
     float tail[LT_MAX_TAIL];
 } lt_packet;
 
@@ -378,13 +377,13 @@ typedef struct lt_bucket_filter {
     /* Called on the group's thread before the first bucket of an exchange. A step has a second
      * exchange if gradients were added after the first. May be NULL. */
     void (*start)(void *ud);
-    /* Called on the group's thread for each bucket, in the order of sending. On a rank without rows
-     * n is 0 and data is all zeros. If pack is NULL, buckets have no tail and unpack() is not
+    /* Called on the group's thread for each bucket, in the order of sending. On a rank without
+     * rows, n is 0 and data is all zeros. If pack is NULL, buckets have no tail and unpack() is not
      * called, but the other callbacks are. */
     void (*pack)(void *ud, lt_packet *packet);
     /* Called on the group's thread after the allreduce; required with pack. Returns true to send
-     * the bucket again, beginning with pack(), up to LT_MAX_RESENDS times; ignored unless in_f16.
-     * All ranks must return the same value. */
+     * the bucket again, beginning with pack(), up to LT_MAX_RESENDS times. The result is ignored
+     * unless in_f16. All ranks must return the same value. */
     bool (*unpack)(void *ud, const lt_packet *packet);
 } lt_bucket_filter;
 

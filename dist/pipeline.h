@@ -35,7 +35,7 @@ typedef struct lt_pipeline lt_pipeline;
 struct lt_group;
 
 typedef struct lt_pipeline_config {
-    int stages; /* divides the number of ranks */
+    int stages; /* number of stages; the number of ranks must be a multiple of it */
     lt_schedule_kind kind;
     int lag; /* additional micro-batches in flight, compared with 1F1B; at least 0 */
     /* The stage of a parameter or buffer, from 0; see lt_stage_hooks. ud is borrowed. */
@@ -65,18 +65,19 @@ LT_API int lt_pipeline_replicas(const lt_pipeline *pipeline); /* number of repli
 /* The group of the replicas of this stage, for a blocking reducer. NULL if there is only one
  * replica. Borrowed until the pipeline is freed. */
 LT_API struct lt_group *lt_pipeline_group(const lt_pipeline *pipeline);
-/* Whether this rank counts x in a sum over the stages, so that x counts once. True on the stage to
- * which x belongs; if all ranks have x, on stage 0. */
+/* Whether this rank includes x in a sum over the stages, in which each tensor must count once. True
+ * on the stage to which x belongs; if all stages have x, true on stage 0. */
 LT_API bool lt_pipeline_owns(const lt_pipeline *pipeline, const lt_tensor *x);
 
-/* Begins micro-batch i of n, counted from 0: the next passes belong to it. share is the part of
- * this replica's rows that it has; losses are multiplied by share. Before the last micro-batch,
- * optimizer steps are LT_ACCUMULATING. Before the first call, i = 0, n = 1 and share = 1. LT_EINVAL
- * if a number is out of range; LT_EUSAGE if i = 0 and the previous batch is incomplete. */
+/* Begins micro-batch i of n, counted from 0: the next passes belong to it. share is the fraction of
+ * this replica's rows that are in the micro-batch; losses are multiplied by share. Before the last
+ * micro-batch, optimizer steps are LT_ACCUMULATING. Before the first call, i, n and share are 0, 1
+ * and 1. LT_EINVAL if a number is out of range; LT_EUSAGE if i = 0 and the previous batch is
+ * incomplete. */
 LT_MUST lt_status lt_pipeline_set_micro_batch(lt_pipeline *pipeline, int i, int n, double share);
 /* Ends the micro-batch. Between two micro-batches of a batch, backward passes fail with LT_EUSAGE.
- * After the last one, i, n and share are 0, 1 and 1 again, for passes that belong to no batch. The
- * call is optional before the next lt_pipeline_set_micro_batch(). */
+ * After the last micro-batch, i, n and share are 0, 1 and 1 again, for passes that belong to no
+ * batch. The call is optional before the next lt_pipeline_set_micro_batch(). */
 LT_API void lt_pipeline_end_micro_batch(lt_pipeline *pipeline);
 /* Ends the innermost scope of the context, like lt_scope_pop(). If backward passes have yet to run,
  * the tensors of the scope live until the newest of these passes is done. */

@@ -1,10 +1,10 @@
 /* plan.h - predicts how long a step of a pipeline takes, and finds the fastest pipeline for a net.
  * Included by dist.h.
  *
- * A net describes its units: their times, and the values that they need from earlier units. A
- * profile measures it. A job describes a step and the ranks. A plan divides the net into stages.
- * The prediction simulates a step of the plan, with the code that orders the passes of real
- * pipelines. Planning runs no op and sends no message.
+ * An lt_pipe_net describes the units of a net: their times, and the values that they need from
+ * earlier units. A profile measures these. A job describes a step and the ranks. A plan divides the
+ * net into stages. The prediction simulates a step of the plan, with the code that orders the
+ * passes of real pipelines. Planning runs no op and sends no message.
  *
  * The prediction assumes that messages and the gradient exchange do not slow down computing or each
  * other, that replicas do not slow down each other, that all stages begin a step at the same time,
@@ -23,9 +23,9 @@ extern "C" {
 
 enum { LT_PIPE_SIZES = 3 };
 
-/* A part of a net that is not divided between stages. It begins with an op that is the first to use
- * some parameter, and ends where the next unit begins. Ops without parameters belong to the latest
- * unit that has made or used one of their inputs. */
+/* A unit: a section of a net that is not divided between stages. It begins with an op that is the
+ * first to use some parameter, and ends where the next unit begins. Ops without parameters belong
+ * to the latest unit that has made or used one of their inputs. */
 typedef struct lt_pipe_unit {
     /* Whether a stage may begin with this unit; ignored for unit 0. False if an op of this unit or
      * a later one uses a parameter of an earlier unit, or if an op of an earlier unit uses a value
@@ -40,7 +40,7 @@ typedef struct lt_pipe_unit {
     double saved_bytes; /* bytes per image of results, and of data that the backward pass reads */
     double back_bytes;  /* bytes per image of gradients that its largest op reads and writes */
     double work_bytes;  /* working memory to sum the gradients of several micro-batches. The units
-                         * of a stage share it, so only the largest one counts */
+                         * of a stage use the same memory, so only the largest size counts */
     char *name;         /* name of its first parameter */
 } lt_pipe_unit;
 
@@ -58,7 +58,7 @@ typedef struct lt_pipe_param { /* a parameter or buffer */
     int unit; /* the first unit that uses it, or LT_PIPE_UNUSED */
 } lt_pipe_param;
 
-/* A net. lt_profile_take_net() makes it; the planner does not check its numbers. */
+/* The description of a net, from lt_profile_take_net(). The planner does not check its numbers. */
 typedef struct lt_pipe_net {
     int n_sizes;
     double sizes[LT_PIPE_SIZES]; /* (n_sizes) numbers of images in the measured micro-batches */
@@ -130,7 +130,7 @@ typedef struct lt_pipe_link {    /* each direction of a link between two ranks *
 typedef struct lt_pipe_job {
     int ranks;         /* number of ranks; every plan uses all of them. Required */
     int64_t batch;     /* images in a step, over all replicas. Required */
-    lt_pipe_link link; /* carries messages. A rank sends one after the other. Required */
+    lt_pipe_link link; /* carries messages. A rank sends one message at a time. Required */
     /* Carries the gradient exchange. Required. A sum of b bytes over G replicas takes
      * (2 G - 1) latency + 2 (G - 1) / G b / bytes_per_s seconds: the replicas form a ring, and
      * first compare descriptions of the sum. For shared memory, measure bytes_per_s as
@@ -141,7 +141,7 @@ typedef struct lt_pipe_job {
     int least_micro; /* smallest number of images in a micro-batch; 0 means 1. Plans of one stage
                       * may have fewer */
     int most_micro;  /* largest number of micro-batches; 0 means LT_PIPE_MICRO */
-    /* Values that every plan must have. LT_PIPE_ANY lets the planner choose; 0 is not a default. If
+    /* Values that every plan must have. LT_PIPE_ANY lets the planner choose a value; 0 does not. If
      * micro is given, least_micro and most_micro are ignored. Otherwise, plans of one stage have
      * one micro-batch. kind and lag are ignored for plans of one stage, and lag also for
      * LT_GPIPE */
@@ -151,12 +151,12 @@ typedef struct lt_pipe_job {
 /* ==== Plans =================================================================================== */
 
 typedef struct lt_pipe_plan_stage {
-    const char *name; /* name of its first unit, or NULL; borrowed from the net */
-    int first; /* its first unit; for a stage without units, the next unit, or the number of units
-                * if there is no next one */
+    const char *name; /* name of the first unit, or NULL; borrowed from the net */
+    int first; /* first unit. For a stage without units: the next unit, or the number of units if
+                * there is no next unit */
     /* Predictions for one rank of the stage: */
     double busy;    /* seconds of passes and of the optimizer step */
-    double idle;    /* share of the step in which the rank is not busy */
+    double idle;    /* fraction of the step in which the rank is not busy */
     double exposed; /* seconds that the gradient exchange takes after the last pass */
     double peak_bytes;
     double sent_bytes;      /* bytes of the messages that it sends in a step */
@@ -186,16 +186,17 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
                                        lt_pipe_plan *plan);
 
 /* Finds a plan for each number of stages, replicas and micro-batches, each kind and each lag that
- * the job allows. Free them with lt_pipe_plans_free(). If several numbers of micro-batches give the
- * same size, rounded up, only the smallest is tried. Plans of equal speed are sorted by their
- * memory.
+ * the job allows. Free the plans with lt_pipe_plans_free(). If several numbers of micro-batches
+ * give the same size, rounded up, only the smallest is tried. Plans of equal speed are sorted by
+ * their memory.
  *
- * If a plan has at most 1,000 possible divisions, such as 2 stages of 1,000 units or 3 of 45, its
- * division is the fastest one. Otherwise, the search begins with the division whose slowest stage
- * or link is fastest, and moves borders as long as the simulated step gets faster. If the ranks
- * have little memory, this search may find no division although one exists. For the fastest 32
- * plans, it then tries all divisions if there are at most 20,000, and more moves otherwise.
- * Planning for 200 units and 8 ranks takes less than a second.
+ * If a net can be divided into the stages of a plan in at most 1,000 ways, the plan has the fastest
+ * division. Examples are 1,000 units in 2 stages, and 45 units in 3 stages. In all other cases, the
+ * search begins with the division whose slowest stage or link is fastest, and moves borders as long
+ * as the simulated step gets faster. If the ranks have little memory, this search may find no
+ * division although one exists. For the 32 fastest plans, the search then tries all divisions if
+ * there are at most 20,000; otherwise it tries more moves of borders. Planning for 200 units and 8
+ * ranks takes less than a second.
  *
  * LT_EINVAL if a number is out of range, if the job allows no plan, or if the search finds no plan
  * that fits into the memory of the ranks; LT_ENOMEM. */

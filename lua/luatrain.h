@@ -38,10 +38,10 @@ LT_API lua_State *lt_lua_new(lt_ctx *ctx);
 LT_API void lt_lua_close(lua_State *L); /* NULL is allowed */
 
 /* Makes the state a rank of group, which trains together with the other ranks. Each rank has its
- * own state in its own thread or process, runs the same script, and computes its part of every
- * batch. Output of ranks other than 0 goes to the file rank-N.log in the run's folder. Call this
- * before the first script. group is borrowed and must outlive the state; config is copied, or NULL
- * for the defaults. Does nothing if the group has one rank, unless config sets vranks or
+ * own state in its own thread or process, runs the same script, and computes a part of every batch.
+ * Output of ranks other than 0 goes to the file rank-N.log in the run's folder. Call this before
+ * the first script. group is borrowed and must outlive the state; config is copied, or NULL for the
+ * defaults. Does nothing if the group has one rank, unless config sets vranks or
  * LT_SUM_BACKEND_NCCL. LT_ENOMEM, or LT_EUSAGE as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 /* Prepares the state for a profile of the net that the script makes. The script sees itself as rank
@@ -53,12 +53,12 @@ LT_API void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *gro
 typedef struct lt_lua_pipeline { /* plan of a training in a pipeline; the same on all ranks */
     const lt_pipe_net *net;
     const lt_pipe_job *job;
-    /* NULL if the script ended before a backward pass, so that no plan could be made. If it trains
-     * nevertheless, its run fails with status and text */
+    /* NULL if the script ended before a backward pass, so that no plan could be made. If the script
+     * then trains all the same, its run fails with `status` and the message `text` */
     const lt_pipe_plan *plan;
     bool only_replicas; /* the plan has one stage and one micro-batch: train with a reducer */
     lt_status status;
-    const char *text; /* with a plan: a warning that the first run logs, or NULL */
+    const char *text; /* with a plan: a warning that the first run logs, or NULL; else see plan */
 } lt_lua_pipeline;
 /* Like lt_lua_join(), for training in a pipeline: each rank has a stage of the net, see
  * dist/pipeline.h. config is for the gradient exchange between replicas of a stage. pipeline is
@@ -67,14 +67,14 @@ typedef struct lt_lua_pipeline { /* plan of a training in a pipeline; the same o
 LT_MUST lt_status lt_lua_join_pipeline(lua_State *L, lt_group *group,
                                        const lt_reducer_config *config,
                                        const lt_lua_pipeline *pipeline);
-/* Pushes a table {net =, job =, plans =} with the arguments as tables. Raises a Lua error if Lua
- * runs out of memory. */
+/* Pushes a table with the fields net, job and plans: the arguments, converted to tables. Raises a
+ * Lua error if Lua runs out of memory. */
 LT_API void lt_lua_push_plans(lua_State *L, const lt_pipe_net *net, const lt_pipe_job *job,
                               const lt_pipe_plans *plans);
 /* Like lt_lua_join(), for asynchronous training: each rank computes whole batches, see
- * dist/async.h. The variable LUATRAIN_PARALLEL must request it. Optimizer steps are then errors
- * outside of lt.run, lt.fit and loops over shuffled batches. group is borrowed and must outlive the
- * state; it may have one rank. LT_ENOMEM. */
+ * dist/async.h. The environment variable LUATRAIN_PARALLEL must request asynchronous training.
+ * Optimizer steps are then errors outside of lt.run, lt.fit and loops over shuffled batches. group
+ * is borrowed and must outlive the state; it may have one rank. LT_ENOMEM. */
 LT_MUST lt_status lt_lua_join_async(lua_State *L, lt_group *group);
 
 /* Runs a script with the arguments argv, which are also in the global table arg = {[0] = path,
@@ -102,9 +102,9 @@ LT_MUST lt_status lt_lua_push(lua_State *L, lt_tensor *x);
  * value is not a tensor or was closed. */
 LT_API lt_tensor *lt_lua_tensor(lua_State *L, int index);
 
-/* For require "luatrain" in a stock Lua 5.4. The state gets its own context, configured by the
- * environment variables LUATRAIN_DEVICE (default: auto), LUATRAIN_THREADS, LUATRAIN_SEED,
- * LUATRAIN_DETERMINISTIC and LUATRAIN_TF32. */
+/* The entry point for require "luatrain" in a stock Lua 5.4. The state gets its own context,
+ * configured by the environment variables LUATRAIN_DEVICE (default: auto), LUATRAIN_THREADS,
+ * LUATRAIN_SEED, LUATRAIN_DETERMINISTIC and LUATRAIN_TF32. */
 LT_API int luaopen_luatrain(lua_State *L);
 
 #ifdef __cplusplus
