@@ -31,9 +31,9 @@ typedef struct lt_stage_hooks {
      * for each of them when its tree is placed, which fails with LT_EINVAL if the stage does not
      * exist. Parameters of other stages get no memory here. */
     int (*stage_of)(void *ud, const char *name, const lt_tensor *x);
-    /* Sends the values of x to stage `to`; not called if there is only one stage. tracked: x needs
-     * a gradient. returns: stage `to` will return the gradient to this stage, and not to another
-     * one. x is borrowed. */
+    /* Sends the values of x to stage `to`; not called if there is only one stage. requires_grad: x
+     * needs a gradient. returns: stage `to` will return the gradient to this stage, and not to
+     * another one. x is borrowed. */
     lt_status (*send)(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns);
     /* Receives the values of x, which has memory, from stage `from`. returns_to: the stage to which
      * the gradient of x is returned; until then, the callee must retain x. -1 if x has no

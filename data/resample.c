@@ -19,7 +19,7 @@ typedef struct axis { /* for each of n output positions: the input pixels and we
     int64_t n, max;
     struct taps {
         int64_t first, count;
-    } * taps;       /* (n) ranges of at most `most` input pixels */
+    } * taps;       /* (n) ranges of at most `max` input pixels */
     float *weights; /* (n, max) */
 } axis;
 

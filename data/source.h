@@ -73,7 +73,7 @@ const char *lt__short_path(const char *path, char buffer[LT_SHORT_PATH_BYTES]);
 /* Opens a regular file and stores its length in *bytes. Returns the descriptor, or -1 with
  * LT_EDATA. */
 int lt__open_regular(const char *path, int64_t *bytes);
-/* Reads a regular file of at most `most` bytes into buffer, and stores its length in *n. LT_EDATA,
+/* Reads a regular file of at most `max` bytes into buffer, and stores its length in *n. LT_EDATA,
  * LT_ENOMEM. */
 lt_status lt__read_file(const char *path, size_t max, lt_bytes *buffer, size_t *n);
 

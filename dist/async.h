@@ -186,7 +186,7 @@ enum { LT_ASYNC_NAME = 48 };
 LT_API lt_tensor *lt_async_state(const lt_async *async, int i, char name[LT_ASYNC_NAME]);
 /* The number of tickets that were issued before a state was saved, from its tensor "order". -1 if
  * this tensor is damaged. */
-LT_API int64_t lt_async_issued(const lt_tensor *order);
+LT_API int64_t lt_async_issued(lt_tensor *order);
 /* Restores a state from the tensors (n) of a checkpoint. Call it before the first event. All
  * workers start anew, and the tickets that they held are issued again. The number of workers, the
  * rule and the bounds may differ from the checkpoint. If the number of tickets is less than the

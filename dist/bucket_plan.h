@@ -50,7 +50,7 @@ LT_NODISCARD lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
  * LT_ENOMEM. */
 LT_NODISCARD lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t max);
 /* The capacity of the next bucket if `left` bytes are left in its arena. The first bucket has at
- * most `first` bytes, the others at most `most`. A bucket also takes at most half of the bytes
+ * most `first` bytes, the others at most `max`. A bucket also takes at most half of the bytes
  * left, unless that is less than `first`: sending the last buckets does not overlap with backward,
  * so they should be small. */
 size_t lt__bucket_capacity(bool is_first, size_t left, size_t first, size_t max);

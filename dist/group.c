@@ -313,7 +313,7 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
     return status == LT_OK ? lt_group_barrier(g, what) : status;
 }
 
-/* Whether two numbers differ by at most `most`. nan equals nan, and inf equals inf. */
+/* Whether two numbers differ by at most `max`. nan equals nan, and inf equals inf. */
 static bool is_near(double a, double b, double max)
 {
     return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= max;

@@ -229,17 +229,19 @@ lt_status lt__liveness_open(lt_ring *ring, lt_liveness **to)
     int listener = -1;
     offer *offers;
     LT_TRY(LT_CALLOC(offers, n, "for %d nodes", ring->size));
-    *to = lt__calloc(1, sizeof **to + n * sizeof *(*to)->connection, "for %d nodes", ring->size);
-    lt_status status = *to ? LT_OK : LT_ENOMEM;
-    if (*to) {
-        (*to)->n = ring->size;
+    lt_liveness *liveness = lt__calloc(1, sizeof *liveness + n * sizeof *liveness->connection,
+                                       "for %d nodes", ring->size);
+    lt_status status = liveness ? LT_OK : LT_ENOMEM;
+    if (liveness) {
+        liveness->n = ring->size;
         for (size_t i = 0; i < n; i++)
-            (*to)->connection[i].fd = -1;
-        status = open_all(ring, *to, offers, &listener);
+            liveness->connection[i].fd = -1;
+        status = open_all(ring, liveness, offers, &listener);
     }
     if (listener >= 0)
         close(listener);
     free(offers);
+    *to = liveness; /* not before: while it opens, the end of a connection is not a loss */
     return status;
 }
 

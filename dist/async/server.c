@@ -160,9 +160,24 @@ static lt_status damaged(const char *name)
     return lt_fail(LT_EFILE, "the asynchronous state in this checkpoint has no valid '%s'", name);
 }
 
-int64_t lt_async_issued(const lt_tensor *x)
+/* The numbers of tensor "order", which may be on any device. New. NULL after an error. */
+static int64_t *read_order(lt_tensor *x)
 {
-    return x->dtype == LT_I64 ? lt__order_saved_issued(x->data, (size_t)x->count) : -1;
+    int64_t *state;
+    if (LT_CALLOC(state, x->count, "the state of the asynchronous workers") != LT_OK)
+        return NULL;
+    if (lt_read(x, state) == LT_OK)
+        return state;
+    free(state);
+    return NULL;
+}
+
+int64_t lt_async_issued(lt_tensor *x)
+{
+    int64_t *state = x->dtype == LT_I64 ? read_order(x) : NULL;
+    int64_t issued = state ? lt__order_saved_issued(state, (size_t)x->count) : -1;
+    free(state);
+    return issued;
 }
 
 static lt_status restore_order(lt_server *s, const saved *from)
@@ -171,7 +186,11 @@ static lt_status restore_order(lt_server *s, const saved *from)
     lt_order_config config = lt__order_config(s->order);
     if (!x || x->dtype != LT_I64)
         return damaged("order");
-    lt_order *order = lt__order_load(lt_data(x), (size_t)x->count);
+    int64_t *state = read_order(x);
+    if (!state)
+        return lt_errcode();
+    lt_order *order = lt__order_load(state, (size_t)x->count);
+    free(state);
     if (!order)
         return lt_errcode() == LT_EINVAL ? damaged("order") : lt_errcode();
     if (config.limit < lt__order_issued(order))

@@ -181,7 +181,7 @@ static lt_status move_borders(search *s, bool thorough)
     return LT_OK;
 }
 
-/* Whether there are at most `most` divisions of n blocks, with at least one block in each stage. */
+/* Whether there are at most `max` divisions of n blocks, with at least one block in each stage. */
 static bool are_few(int n, int stages, int max)
 {
     double divisions = 1;

@@ -139,7 +139,7 @@ static int needs_async(lua_State *L)
  * "order"; -1 if that is damaged. */
 static int async_issued(lua_State *L)
 {
-    const lt_tensor *order = lt__check_tensor(L, lt__lua(L), 1, "async_issued", "order");
+    lt_tensor *order = lt__check_tensor(L, lt__lua(L), 1, "async_issued", "order");
     return lt__return_integer(L, lt_async_issued(order));
 }
 

@@ -89,7 +89,7 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
     return lt__cuda_status(cuda, cudaLaunchKernelEx(&config, kernel, args...));
 }
 
-/* Returns the smallest power of two >= n, but at most `most`. */
+/* Returns the smallest power of two >= n, but at most `max`. */
 static inline int lt__next_power_of_two(int64_t n, int max)
 {
     int p = 1;

@@ -117,7 +117,8 @@ static inline lt_status check_sum(adder *a, int64_t count, lt_dtype dtype, lt_dt
 /* Checks sums of all dtypes. Some do not fit in staging memory. */
 static inline lt_status check_sums(adder *a)
 {
-    const int64_t n = a->size, counts[] = {0, 1, n - 1, n, n + 1, 511, 513, 1009, 16 * n, 30011};
+    const int64_t n = a->size,
+                  counts[] = {0, 1, n - 1, n, n + 1, 511, 513, 1009, 16 * n, 8192, 30011};
     for (int type = 0; type < (int)N_SUM_TYPES; type++)
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
             LT_TRY(check_sum(a, counts[k], sum_types[type].dtype, sum_types[type].wire));

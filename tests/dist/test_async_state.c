@@ -2,6 +2,7 @@
  * workers compute, and restored: training continues with the same bits. */
 #include "core/tensor.h"
 #include "dist/async/server.h"
+#include "tests/device/emu.h"
 #include "tests/dist/async_net.h"
 
 enum { WORKERS = 4, HALF = 15, TICKETS = 40 };
@@ -298,6 +299,37 @@ TEST(a_simulation_that_is_resumed_between_tickets_equals_one_in_one_piece)
         close_simulation(&whole);
         close_simulation(&resumed);
     }
+}
+
+/* A run on a GPU reads its checkpoints into the memory of the GPU. */
+TEST(a_state_on_a_gpu_is_restored)
+{
+    simulation from, to;
+    char name[MAX_STATE][LT_ASYNC_NAME];
+    const char *names[MAX_STATE];
+    lt_tensor *x[MAX_STATE], *here;
+    lt_ctx *gpu = open_emu();
+    int n = 0, fresh;
+    open_simulation(&from, "ddc", ops[0], 0);
+    open_simulation(&to, "ddc", ops[0], 0);
+    CHECK_OK(lt_async_set_limit(from.async, TICKETS));
+    simulate(&from, HALF);
+    for (; (here = lt_async_state(from.async, n, name[n])); n++) {
+        names[n] = name[n];
+        x[n] = lt_tensor_from(gpu, (lt_dtype)here->dtype, here->ndim, here->dims, lt_data(here));
+        CHECK(x[n] != NULL);
+        if (strcmp(name[n], "order") == 0)
+            CHECK_EQ(lt_async_issued(x[n]), lt_async_issued(here));
+        lt_release(here);
+    }
+    CHECK_OK(lt_async_restore(to.async, names, x, n, &fresh));
+    CHECK_EQ(fresh, 0);
+    CHECK_EQ(lt_async_done_below(to.async), lt_async_done_below(from.async));
+    for (int i = 0; i < n; i++)
+        lt_release(x[i]);
+    close_simulation(&from);
+    close_simulation(&to);
+    lt_ctx_free(gpu);
 }
 
 /* ==== Damaged states ========================================================================== */

@@ -126,11 +126,11 @@ TEST_CALLS(files)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two, 1),
               *y = lt_tensor_full(ctx, LT_F32, 1, one, 1);
-    const char *names[] = {"x", "x"}, *text = "\xff", *prefetched = "__metadata__";
+    const char *names[] = {"x", "x"}, *text = "\xff", *reserved = "__metadata__";
     lt_tensor *tensors[] = {x, y};
     REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 2, names, tensors, 0, NULL), "x");
     REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &text, tensors, 0, NULL), "UTF-8");
-    REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &prefetched, tensors, 0, NULL),
+    REFUSES(LT_EINVAL, lt_file_save("m.safetensors", 1, &reserved, tensors, 0, NULL),
             "__metadata__");
     REFUSES(LT_EFILE, lt_file_save("no/m.safetensors", 1, names, tensors, 0, NULL), "no/m");
     REFUSES(LT_EFILE, lt_file_replace("/", "x", 1), "/");

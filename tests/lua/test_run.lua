@@ -40,8 +40,9 @@ T.test("an error in backward names the line of the op", function()
   local line = debug.getinfo(1, "l").currentline + 1
   local y = (x * w):sum()
   w:fill(0)
-  T.raises(("tests/lua/test_run.lua:%d: backward of mul: its input 2 was changed in place after it "
-            .. "was used"):format(line), y.backward, y)
+  T.equal({pcall(y.backward, y)},
+          {false, ("tests/lua/test_run.lua:%d: backward of mul: its input 2 was changed in place "
+                   .. "after it was used"):format(line)})
 end)
 
 T.test("nan in the loss names the step", function()
