@@ -28,7 +28,6 @@
 
 enum { STAGING_BYTES = 256 << 10 }; /* small enough for the cache */
 enum { POLL_NS = 2000 * 1000 };     /* between checks while leaving */
-enum { GRACE_SECONDS = 1 }; /* added to timeouts when the other rank may be waiting itself */
 /* Seconds after a connection was lost until it is reported: LOST by a rank that waits for the other
  * one, LIVENESS by any other. The waiting rank comes first because its message says more. */
 static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
@@ -143,7 +142,7 @@ static lt_status pass_failure(mpi_transport *c, lt_status status)
 /* Checks that all nodes have the same signature, and exchanges locations. */
 static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
 {
-    ring->grace = GRACE_SECONDS;
+    ring->grace = LT_GRACE_SECONDS;
     lt__shm_last_seen(&c->at.shm[0], c->net.rank, ring->seen);
     LT_TRY(lt__ring_match(ring, sig));
     mpi_transport *job = c->job;
@@ -171,7 +170,7 @@ static lt_status allreduce(lt_shm *shm, const lt_sum *sum)
         return LT_OK;
     if (is_first(c))
         LT_TRY(share_failure(shm, sum_between(c, ring_of(shm), sum)));
-    shm->grace = 2 * GRACE_SECONDS;
+    shm->grace = 2 * LT_GRACE_SECONDS;
     return pass_failure(c, lt__shm_broadcast(shm, sum->what, sum->data,
                                              (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
 }
@@ -208,7 +207,7 @@ static lt_status broadcast(lt_shm *shm, const char *what, void *data, size_t byt
                                    : lt__shm_match(shm, &sig)));
     if (is_first(c) && c->nodes.n > 1)
         LT_TRY(share_failure(shm, broadcast_between(c, ring_of(shm), &sig, data)));
-    shm->grace = 2 * GRACE_SECONDS;
+    shm->grace = 2 * LT_GRACE_SECONDS;
     return is_here ? LT_OK : pass_failure(c, lt__shm_broadcast(shm, what, data, bytes, 0));
 }
 
@@ -230,7 +229,7 @@ static lt_status barrier(lt_shm *shm, const char *what)
         return LT_OK;
     if (is_first(c))
         LT_TRY(share_failure(shm, barrier_between(c, ring_of(shm), &sig)));
-    shm->grace = 2 * GRACE_SECONDS;
+    shm->grace = 2 * LT_GRACE_SECONDS;
     return pass_failure(c, lt__shm_match(shm, &sig));
 }
 

@@ -63,6 +63,16 @@ static lt_status make_control(lt_nodes *nodes, int n, int size, lt_mappings *map
     return LT_OK;
 }
 
+/* Receives from a rank that may itself be waiting for others: for at most `waits` ranks, each of
+ * which waits for the next. The last one fails first, and its message names the missing rank. */
+static lt_status receive(lt_ring *ring, int from, void *data, size_t bytes, int waits)
+{
+    ring->grace = waits * LT_GRACE_SECONDS;
+    lt_status status = lt__ring_receive(ring, from, data, bytes);
+    ring->grace = 0;
+    return status;
+}
+
 typedef struct offer { /* sent by the first rank on a machine to the others there */
     uint64_t handle, mark;
     int pid;
@@ -105,7 +115,7 @@ static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *map
     if (good)
         set_control(nodes, w->n_node, window);
     LT_TRY(lt__ring_send(ring, w->node[0], &pid, sizeof pid));
-    return lt__ring_receive(ring, w->node[0], nodes->pid, (size_t)w->n_node * sizeof *nodes->pid);
+    return receive(ring, w->node[0], nodes->pid, (size_t)w->n_node * sizeof *nodes->pid, 1);
 }
 
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
@@ -133,12 +143,12 @@ lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring)
     size_t bytes = (size_t)size * sizeof *nodes->first_of;
     nodes->first_of[rank] = nodes->rank_of[0];
     for (int r = 1; r < size && rank == 0; r++)
-        LT_TRY(lt__ring_receive(ring, r, &nodes->first_of[r], sizeof *nodes->first_of));
+        LT_TRY(receive(ring, r, &nodes->first_of[r], sizeof *nodes->first_of, 2));
     for (int r = 1; r < size && rank == 0; r++)
         LT_TRY(lt__ring_send(ring, r, nodes->first_of, bytes));
     if (rank > 0) {
         LT_TRY(lt__ring_send(ring, 0, &nodes->first_of[rank], sizeof *nodes->first_of));
-        LT_TRY(lt__ring_receive(ring, 0, nodes->first_of, bytes));
+        LT_TRY(receive(ring, 0, nodes->first_of, bytes, 3));
     }
     for (int r = 0; r < size; r++)
         if (nodes->first_of[r] == r)

@@ -16,6 +16,8 @@
 #include "dist/net.h"
 #include "dist/coll_sig.h"
 
+enum { LT_GRACE_SECONDS = 1 }; /* for lt_ring.grace and lt_shm.grace */
+
 typedef struct lt_ring { /* one member's view */
     const lt_net *net;   /* borrowed */
     const int *rank;     /* (size) the rank of each member, ascending. Borrowed */
