@@ -131,6 +131,17 @@ static bool is_first_use(const lt_tensor *x, int stage)
     return home && home->stage != stage && !(home->sent_to >> stage & 1);
 }
 
+bool lt_moves_values(lt_ctx *ctx, lt_tensor *const *in, int n)
+{
+    int stage;
+    if (!lt_has_stages(ctx) || find_stage(in, n, &stage) != LT_OK || stage == LT_NO_STAGE)
+        return false;
+    for (int i = 0; i < n; i++)
+        if (is_first_use(in[i], stage))
+            return true;
+    return false;
+}
+
 /* The stage to which `stage` returns the gradient of x: the last stage before it that uses x, or
  * else the stage of x. If a later stage has used x before, it is the stage of x, because that
  * later stage does not wait for another gradient. */

@@ -62,6 +62,9 @@ int lt_stage_of(const lt_tensor *x);
 LT_MUST lt_status lt_set_stage(lt_tensor *x, int stage);
 /* Whether x has no values here. */
 bool lt_is_meta(const lt_tensor *x);
+/* Whether an op with these inputs (n; NULL for a missing one) would move a value to another stage,
+ * which all ranks must do. False without stages, and if lt_apply() would fail. */
+bool lt_moves_values(lt_ctx *ctx, lt_tensor *const *in, int n);
 /* A meta tensor that belongs to the stage of x; outside any scope if kept. New. NULL with
  * LT_ENOMEM. */
 lt_tensor *lt__tensor_remote(const lt_tensor *x, lt_dtype dtype, int ndim, const int64_t *dims,

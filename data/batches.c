@@ -265,7 +265,8 @@ static int find_rows(const lt_batches *b, int64_t all, int64_t *first, int64_t *
 {
     const lt_batch_options *o = &b->spec.options;
     int64_t before;
-    lt_shard(all, o->grain, o->rank + b->shard, o->ranks, &before, count);
+    lt_shard_parts(all, o->grain, o->rank + b->shard * o->parts, o->parts, o->ranks, &before,
+                   count);
     int n = lt_micro_batches(all, o->grain, o->ranks, o->micro);
     lt_shard(*count, o->grain, b->micro, n, first, count);
     *first = *count > 0 ? before + *first : 0; /* an empty shard returns the first row */

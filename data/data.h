@@ -94,6 +94,10 @@ LT_API const char *lt_source_class_name(const lt_source *source, int64_t i);
  * batch. */
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
+/* The same for unequal shards: divides the rows into n nearly equal parts, and the shard is parts
+ * [part, part + parts). *count may be 0, but not for the shard with part 0 of a non-empty batch. */
+LT_API void lt_shard_parts(int64_t rows, int64_t grain, int part, int parts, int n, int64_t *first,
+                           int64_t *count);
 
 /* The number of micro-batches of each shard of a batch with `rows` rows: `max`, or fewer so that
  * no micro-batch is empty, but at least 1. Grains stay together. */
@@ -115,6 +119,9 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* the pass returns only this rank's shard of each batch. An empty shard is replaced by the
      * first row of the batch. ranks = 0: whole batches */
     int rank, ranks;
+    /* for unequal shards: `ranks` is the number of parts of a batch, and a shard has this many of
+     * them, the first from part `rank` on; see lt_shard_parts(). 0 means 1 */
+    int parts;
     /* number of shards of each batch to return, starting with shard `rank`. Each is returned as a
      * separate batch. 0 means 1 */
     int shards;

@@ -47,7 +47,8 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (o->on_request && (o->first != 0 || o->ranks > 1))
         return lt_fail(LT_EINVAL, "batches: on_request cannot be combined with %s",
                        o->first != 0 ? "first" : "ranks");
-    int64_t last = (int64_t)o->rank + (o->shards > 0 ? o->shards - 1 : 0);
+    int64_t parts = o->parts > 0 ? o->parts : 1;
+    int64_t last = o->rank + (o->shards > 0 ? o->shards : 1) * parts - 1;
     if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
         return lt_fail(LT_EINVAL, "batches: rank %lld is out of range for %d ranks",
                        (long long)last, o->ranks);
@@ -56,6 +57,8 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
                        o->micro < 0 ? "batches: micro must be at least 1, but is %d"
                                     : "batches: on_request cannot be combined with micro = %d",
                        o->micro);
+    if (o->parts < 0)
+        return lt_fail(LT_EINVAL, "batches: parts must be at least 1, but is %d", o->parts);
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
                        (long long)o->grain);
@@ -81,6 +84,7 @@ lt_status lt__batch_options_read(const lt_source *source, const lt_batch_options
         o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
     o->area = o->area == 0 ? 1 : o->area;
     o->ranks = o->ranks == 0 ? 1 : o->ranks;
+    o->parts = o->parts == 0 ? 1 : o->parts;
     o->shards = o->shards == 0 ? 1 : o->shards;
     o->micro = o->micro == 0 ? 1 : o->micro;
     o->grain = o->grain == 0 ? 1 : o->grain;

@@ -476,6 +476,8 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     }
     LT_TRY(lt__record_read(r));
     r->last.waited = lt__seconds() - before;
+    r->last.waited_in_passes = r->waited_in_passes;
+    r->waited_in_passes = 0;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_discard_losses(&r->record);
     r->backwards = 0;
@@ -518,6 +520,8 @@ lt_status lt_reducer_allreduce(void *ud, double *numbers, int64_t n, bool backwa
     LT_TRY(lt_group_allreduce_side(r->group, &sum));
     for (int64_t i = 1; i < n; i++)
         numbers[i] /= weight;
-    lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, lt__seconds() - before);
+    double seconds = lt__seconds() - before;
+    r->waited_in_passes += seconds;
+    lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, seconds);
     return LT_OK;
 }

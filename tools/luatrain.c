@@ -289,6 +289,18 @@ static lt_status choose_threads(settings *s, int n, int cpus)
     return LT_OK;
 }
 
+/* LT_EUSAGE if --share does not apply to a job of n ranks. */
+static lt_status check_share(const settings *s, int n)
+{
+    if (!s->has_share || (n > 1 && !s->config.deterministic))
+        return LT_OK;
+    if (n == 1)
+        return lt_fail(LT_EUSAGE, "--share divides each batch among several ranks, but there is 1; "
+                                  "start them with --ranks or mpirun");
+    return lt_fail(LT_EUSAGE, "--share cannot be combined with --deterministic, which divides "
+                              "batches in the same way for any number of ranks");
+}
+
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
 static lt_status run_process(void *ud, lt_group *group)
 {
@@ -298,6 +310,7 @@ static lt_status run_process(void *ud, lt_group *group)
     if (lt_group_rank(group) == 0)
         warn_of_limit(s);
     LT_TRY(compare_options(group));
+    LT_TRY(check_share(s, lt_group_size(group)));
     LT_TRY(choose_threads(s, lt_group_size(group), cpus));
     if (s->trace && lt_group_rank(group) == 0)
         LT_TRY(lt_trace_create(s->trace));
@@ -333,6 +346,7 @@ static lt_status check_parallel(const settings *s)
                        : s->reducer.vranks > 0                      ? "--vranks"
                        : in_half && s->parallel == ASYNCHRONOUS     ? "--wire"
                        : by_nccl && s->parallel == ASYNCHRONOUS     ? "--sums nccl"
+                       : s->has_share                               ? "--share"
                        : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
                                                                     : NULL;
     if (s->parallel == UNKNOWN_MODE)
@@ -363,6 +377,7 @@ static lt_status run_all(settings *s)
     warn_of_limit(s);
     warn_if_bound("this process", 1, cpus);
     warn_of_shared_gpu(s, n);
+    LT_TRY(check_share(s, n));
     LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));

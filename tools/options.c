@@ -124,6 +124,30 @@ static lt_status set_simulate(settings *s, const char *who, const char *value)
                   : lt_fail(LT_EUSAGE, "%s must be workers=N,... or trace:FILE, but is ''", who);
 }
 
+/* Checks the form. The number of ranks is not known yet. */
+static lt_status set_share(settings *s, const char *who, const char *value)
+{
+    const char *at = value;
+    int number;
+    s->has_share = true;
+    if (strcmp(value, "auto") == 0)
+        return LT_OK;
+    for (;; at++) {
+        char digits[8] = "";
+        size_t length = strcspn(at, ",");
+        if (length < sizeof digits)
+            memcpy(digits, at, length);
+        if (parse_int(who, digits, 1000000, &number) != LT_OK)
+            return lt_fail(LT_EUSAGE,
+                           "%s must be auto or a list of integers from 1 to 1000000, one for each "
+                           "rank, but is '%s'",
+                           who, value);
+        at += length;
+        if (*at == '\0')
+            return LT_OK;
+    }
+}
+
 static lt_status set_count(settings *s, const char *who, const char *value)
 {
     uint64_t n;
@@ -226,6 +250,9 @@ static const struct option {
     {"vranks", "V",
      "shards of each batch in a deterministic run, divided among the ranks (--ranks)", set_vranks,
      SAME},
+    {"share", "auto|N,N,...",
+     "parts of each batch that the ranks get in turn (equal); auto: by their measured speed",
+     set_share, SAME},
     {"parallel", "MODE",
      "async=RULE: train asynchronously, and apply gradients by this rule; pipe=P|auto: divide the "
      "net into pipeline stages",

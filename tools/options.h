@@ -20,6 +20,7 @@ typedef struct settings {
     const char *trace;      /* path of the trace, or NULL */
     parallel_kind parallel; /* --parallel */
     bool simulates;         /* --simulate is given */
+    bool has_share;         /* --share is given; luatrain/train/share.lua reads its value */
     bool plans;             /* the subcommand is plan */
     int plan_ranks;         /* plan -n: number of ranks; 0 if not given */
     double plan_link;       /* plan --link: Gbit/s; 0 if not given */

@@ -49,7 +49,11 @@ typedef struct lt_lua {
     } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
-    lt_reducer *reducer;                    /* owned; NULL without a group */
+    lt_reducer *reducer; /* owned; NULL without a group */
+    /* for unequal shards: the parts of a batch of the ranks before each rank, and of all ranks, so
+     * one number more than ranks; owned; NULL for equal shards */
+    int *share;
+    int share_changes;                      /* calls of set_share(); see dist.c */
     lt_wire_scales wire_scales;             /* used if buckets travel in f16 */
     const lt_lua_pipeline *joined_pipeline; /* borrowed; NULL unless the ranks train in one */
     lt_pipeline *pipeline;                  /* owned; NULL until it is opened */

@@ -237,6 +237,11 @@ static void set_shards(const lt_lua *s, lt_batch_options *o)
         o->ranks = lt_pipeline_replicas(s->pipeline);
         o->micro = s->micro;
         o->labels_only = lt_pipeline_stage(s->pipeline) > 0;
+    } else if (s->share) {
+        const int *before = s->share + lt_group_rank(s->group);
+        o->rank = before[0];
+        o->parts = before[1] - before[0];
+        o->ranks = s->share[lt_group_size(s->group)];
     } else if (s->group && !s->is_async) {
         o->shards = lt__shards(s);
         o->rank = lt_group_rank(s->group) * o->shards;

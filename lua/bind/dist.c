@@ -4,6 +4,7 @@
  * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
  * once inside lt.on_root().
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "autograd/stages.h"
@@ -207,13 +208,24 @@ typedef struct part { /* a part of a batch: a shard, or in a pipeline a micro-ba
     int n;      /* number of parts of this rank */
 } part;
 
+/* Finds shard i, from 0, of all shards of a batch. */
+static void find_shard(const lt_lua *s, int64_t rows, int64_t grain, int i, int64_t *first,
+                       int64_t *count)
+{
+    int n = size_of(s) * lt__shards(s);
+    if (s->share)
+        lt_shard_parts(rows, grain, s->share[i], s->share[i + 1] - s->share[i], s->share[n], first,
+                       count);
+    else
+        lt_shard(rows, grain, i, n, first, count);
+}
+
 /* Divides a batch of `rows` rows. Returns part i, from 0, of this rank. */
 static part find_part(const lt_lua *s, int64_t rows, int64_t grain, int i)
 {
     part p = {.of = rows, .n = lt__shards(s)};
     if (!s->pipeline) {
-        lt_shard(rows, grain, (s->is_async ? 0 : rank_of(s)) * p.n + i, size_of(s) * p.n, &p.first,
-                 &p.rows);
+        find_shard(s, rows, grain, (s->is_async ? 0 : rank_of(s)) * p.n + i, &p.first, &p.rows);
         return p;
     }
     int64_t before;
@@ -247,15 +259,48 @@ static int shard(lua_State *L)
 
 /* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
  * 0. */
-static int64_t least_of(int64_t rows, int64_t grain, int shards)
+static int64_t least_of(const lt_lua *s, int64_t rows, int64_t grain)
 {
     int64_t min = rows, first, count;
-    for (int i = 0; i < shards; i++) {
-        lt_shard(rows, grain, i, shards, &first, &count);
-        min = count < min ? count : min;
+    for (int i = 0; i < size_of(s) * lt__shards(s); i++) {
+        find_shard(s, rows, grain, i, &first, &count);
+        min = LT_MIN(min, count);
     }
-    return min > 0 ? min : 1;
+    return LT_MAX(min, 1);
 }
+
+/* smallest_shard(rows, grain): returns the rows of the smallest shard of a batch, at least 1. */
+static int smallest_shard(lua_State *L)
+{
+    return lt__return_integer(L, least_of(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 2)));
+}
+
+/* set_share(parts): from the next batch on, rank i gets parts[i + 1] parts of each batch; a list of
+ * one positive integer per rank. nil: the shards are equal. All ranks must make the same call, and
+ * then open their passes again. */
+static int set_share(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int n = size_of(s), *share = NULL;
+    if (!lua_isnil(L, 1)) {
+        luaL_argcheck(L, n > 1 && lt__shards(s) == 1 && !s->pipeline, 1, "not in this mode");
+        luaL_argcheck(L, luaL_len(L, 1) == n, 1, "one number per rank is required");
+        if (!(share = lt__calloc((size_t)n + 1, sizeof *share, "for the shares of the ranks")))
+            lt__raise(L, s);
+        for (int i = 0; i < n; i++) {
+            lua_rawgeti(L, 1, i + 1);
+            share[i + 1] = share[i] + (int)lua_tointeger(L, -1);
+            lua_pop(L, 1);
+        }
+    }
+    free(s->share);
+    s->share = share;
+    s->share_changes++;
+    return 0;
+}
+
+/* share_changes(): returns the number of calls of set_share() so far. */
+static int share_changes(lua_State *L) { return lt__return_integer(L, lt__lua(L)->share_changes); }
 
 void lt__check_micro_batches(lua_State *L, lt_lua *s, const char *what, const char *at)
 {
@@ -301,7 +346,7 @@ static int take_shard(lua_State *L)
     part p = find_part(s, all, grain, i);
     s->first_row = p.first;
     s->shard_rows = p.rows > 0 ? p.rows : 1;
-    s->least_rows = s->pipeline ? s->shard_rows : least_of(all, grain, lt__shards(s) * size_of(s));
+    s->least_rows = s->pipeline ? s->shard_rows : least_of(s, all, grain);
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->pipeline)
         lt__check(L, s,
@@ -389,7 +434,7 @@ static int expect_backwards(lua_State *L)
 
 /* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
  * the number of buckets sent; then the bytes that this rank has sent so far; then the signal that
- * requested a stop on some rank, or 0. */
+ * requested a stop on some rank, or 0; then the seconds that the passes of the last step waited. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -403,7 +448,8 @@ static int reduced(lua_State *L)
     lua_pushinteger(L, last.buckets);
     lua_pushinteger(L, (lua_Integer)bytes);
     lua_pushinteger(L, last.stop_reason);
-    return 4;
+    lua_pushnumber(L, last.waited_in_passes);
+    return 5;
 }
 
 /* configure(no_sync, blocking, bucket): configures the gradient exchange from the next step on.
@@ -494,6 +540,9 @@ static const luaL_Reg functions[] = {LT_FN(rank),
                                      LT_FN(deterministic),
                                      LT_FN(shards),
                                      LT_FN(shard),
+                                     LT_FN(smallest_shard),
+                                     LT_FN(set_share),
+                                     LT_FN(share_changes),
                                      LT_FN(take_shard),
                                      LT_FN(end_shard),
                                      LT_FN(end_script),

@@ -12,6 +12,7 @@
  */
 #include <string.h>
 
+#include "autograd/stages.h"
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
@@ -361,6 +362,17 @@ static int calls_of_cross_entropy(lua_State *L)
     return 1;
 }
 
+/* LT_EINVAL inside lt.on_root if the op would move a value to another stage of the pipeline. */
+static lt_status check_on_root(const lt_lua *s, const lt_def *def, const inputs *in)
+{
+    if (!s->on_root || !lt_moves_values(s->ctx, in->x, in->n))
+        return LT_OK;
+    return lt_fail(LT_EINVAL,
+                   "%s: in a pipeline, computing on another stage requires all ranks, but "
+                   "lt.on_root runs on rank 0 only",
+                   def->schema.name);
+}
+
 /* Calls the op of upvalue 2, an lt_def. */
 static int call(lua_State *L)
 {
@@ -382,6 +394,8 @@ static int call(lua_State *L)
     lua_State *outer = s->running;
     s->running = L;
     lt_status status = make_numbers(L, s, &in);
+    if (status == LT_OK)
+        status = check_on_root(s, def, &in);
     if (status == LT_OK)
         status = lt_apply(s->ctx, def, in.x, in.n, options ? opts : NULL, out);
     release_numbers(&in);

@@ -37,6 +37,8 @@ static int close_state(lua_State *L)
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
     lt__close_pipeline(s);
+    free(s->share);
+    s->share = NULL;
     if (s->ctx) {
         lt_set_allreduce(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);

@@ -132,12 +132,57 @@ TEST_CTX(each_shard_is_returned_as_micro_batches)
     lt_source_release(source);
 }
 
+TEST_CTX(unequal_shards_are_several_parts_of_a_batch)
+{
+    static const int parts[] = {1, 5, 2}; /* of each rank */
+    enum { RANKS = 3, ALL = 8 };
+    lt_source *source = some_images(ctx);
+    for (int64_t batch = 1; batch <= N; batch++)
+        for (int64_t grain = 1; grain <= 3; grain++)
+            for (int rank = 0, before = 0; rank < RANKS; before += parts[rank++]) {
+                lt_batch_options options = {.batch = batch,
+                                            .rank = before,
+                                            .ranks = ALL,
+                                            .parts = parts[rank],
+                                            .grain = grain};
+                lt_batches *batches = lt_batches_new(ctx, source, &options);
+                CHECK_EQ(lt_batches_count(batches), (N + batch - 1) / batch);
+                for (int64_t done = 0; done < N; done += batch) {
+                    int64_t rows = lesser(N - done, batch), first, count, start, end = 0, n;
+                    lt_shard_parts(rows, grain, before, parts[rank], ALL, &first, &count);
+                    for (int i = 0; i < before + parts[rank]; i++) {
+                        lt_shard(rows, grain, i, ALL, &start, &n); /* the shards of equal ranks */
+                        end = start + n;
+                        if (i == before)
+                            CHECK_EQ(first, start);
+                    }
+                    CHECK_EQ(first + count, end);
+                    lt_tensor *x, *y;
+                    CHECK_OK(lt_batches_next(batches, &x, &y));
+                    CHECK_EQ(lt_dim(x, 0), count > 0 ? count : 1);
+                    CHECK_EQ(((int64_t *)lt_data(y))[0], done + (count > 0 ? first : 0));
+                    RELEASE(x, y);
+                }
+                CHECK_EQ(count_batches(batches), 0);
+                lt_batches_free(batches);
+            }
+    lt_batch_options options = {.batch = 4, .rank = 6, .ranks = ALL, .parts = 3};
+    CHECK_NULL(lt_batches_new(ctx, source, &options), LT_EINVAL,
+               "batches: rank 8 is out of range for 8 ranks");
+    options.parts = -1;
+    CHECK_NULL(lt_batches_new(ctx, source, &options), LT_EINVAL,
+               "batches: parts must be at least 1, but is -1");
+    lt_source_release(source);
+}
+
 TEST(shards_of_very_many_rows)
 {
     int64_t first, count;
     lt_shard(INT64_MAX - 1, 1, 254, 255, &first, &count); /* rows * ranks would overflow */
     CHECK_EQ(first + count, INT64_MAX - 1);
     CHECK_EQ(count, (INT64_MAX - 1) / 255);
+    lt_shard_parts(INT64_MAX, 1, INT_MAX - 3, 3, INT_MAX, &first, &count);
+    CHECK_EQ(first + count, INT64_MAX);
     lt_shard(INT64_MAX, 2, 2, 3, &first, &count); /* rounding up to whole grains would overflow */
     CHECK_EQ(first + count, INT64_MAX);
 }

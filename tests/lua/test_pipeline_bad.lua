@@ -184,6 +184,47 @@ T.test("a parameter of an earlier stage after the cut", function()
        .. "parameters must be used in the order of the stages")
 end)
 
+T.test("lt.on_root cannot compute on another stage", function()
+  T.write(folder .. "/root.lua", [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{norm = "sync_batch_norm", last = "fc"}
+local set = lt.data.open "synthetic:8x8x1/4/64"
+local net = nn.sequential{conv = nn.conv2d{1, 4, 3}, norm = nn[opt.norm]{4},
+                          pool = nn.global_avg_pool2d(), fc = nn.linear{4, 4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+local run <close> = lt.run{net = net, optim = sgd, train = set, epochs = 1, batch = 16}
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    run:step(function()
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      sgd:step()
+      return loss
+    end)
+    lt.on_root(function()
+      local first = net.norm(net.conv(lt.ones{2, 8, 8, 1}))
+      if opt.last == "fc" then net.fc(net.pool(first)) end
+    end)
+  end
+end
+]])
+  local pipe = "--ranks %d --parallel pipe=2,micro=%d,cut=%s --timeout 20 --resume never "
+               .. "--out root root.lua %s"
+  local text = "root.lua:%d: net.%s: in a pipeline, computing on another stage requires all ranks, "
+               .. "but lt.on_root runs on rank 0 only"
+  local fc, norm = text:format(19, "fc linear"), text:format(18, "norm batch_norm")
+  for _, ranks in ipairs{2, 4} do
+    ends(pipe:format(ranks, 1, "fc", "--norm batch_norm"), 1, fc)
+    ends(pipe:format(ranks, 2, "fc", "--norm batch_norm"), 1, fc)
+    ends(pipe:format(ranks, 1, "norm", ""), 1, norm)
+  end
+  ends(pipe:format(2, 1, "fc", ""), 1, fc)
+  ends(pipe:format(4, 1, "fc", ""), 1, "root.lua:18: net.norm batch_norm: sync requires all ranks, "
+       .. "but lt.on_root runs on rank 0 only")
+  passes(pipe:format(2, 1, "fc", "--last norm"))
+end)
+
 -- ==== Options ====================================================================================
 
 T.test("a wrong --parallel is reported once", function()

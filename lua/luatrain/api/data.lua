@@ -98,10 +98,15 @@ function Set:batches(given)
   if o.on_request then refuse "batches: on_request requires set:open_batches" end
   if o.shuffle and hooks.is_async() then return hooks.batches(self, o, open_batches) end
   o.shard = o.shard or o.shuffle
-  local pass, left = open_batches(self, o), self.count - o.first
+  local pass, left, shares = open_batches(self, o), self.count - o.first, core.share_changes()
   if not o.shard then return pass.next, pass end
   local parts, part, digest = 0, 0, hooks.digest(self)
   return function()
+    if part == 0 and shares ~= core.share_changes() then       -- those of the ranks: see share.lua
+      pass:close()
+      o.first, shares = self.count - math.max(left, 0), core.share_changes()
+      pass = open_batches(self, o)
+    end
     local x, y = pass:next()
     if part == 0 then parts = core.shards(math.min(o.batch, math.max(left, 0)), o.grain) end
     part = part + 1

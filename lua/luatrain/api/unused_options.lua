@@ -1,5 +1,5 @@
--- unused_options.lua - warns about options for mixed precision that only lt.run and lt.fit fully
--- apply, if the script calls neither.
+-- unused_options.lua - warns about options that only lt.run and lt.fit fully apply, if the script
+-- calls neither.
 
 local core = ...
 local command_line = require "luatrain.command_line"
@@ -30,6 +30,10 @@ function unused_options.warn()
   elseif precision == "fp16" and steps > 0 and not unused_options.scaler then
     say("%s: without lt.run or lt.fit, the script trained %d step%s with no loss scale; add local "
         .. "scaler <close> = lt.amp.scaler{} to its loop", amp, steps, steps == 1 and "" or "s")
+  end
+  if command_line.variable "LUATRAIN_SHARE" == "auto" then
+    say("%s applies only to lt.run and lt.fit; the script called neither, so the ranks had equal "
+        .. "shares", (given("--share", "LUATRAIN_SHARE")))
   end
   local amp_check = given("--amp-check", "LUATRAIN_AMP_CHECK")
   if amp_check then

@@ -15,6 +15,7 @@
 
 local core = ...
 local bench = require "luatrain.commands.bench"
+local command_line = require "luatrain.command_line"
 local ranks = require "luatrain.train.ranks"
 local sum = require "luatrain.sum"
 
@@ -363,6 +364,9 @@ function bench_dist.attach(...)
     bench.refuse "dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2"
   end
   if core.shards() > 1 then bench.refuse "dist requires one shard per rank; omit --vranks" end
+  if command_line.variable "LUATRAIN_SHARE" then
+    bench.refuse "dist requires equal shards; omit --share"
+  end
   if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end
   if not script then return nil, function() finish(o) end end

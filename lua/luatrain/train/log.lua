@@ -33,8 +33,9 @@ local FIELDS = {
   {"stages"}, {"exposed_comm", "%.4f", "step"}, {"optimizer", "%.4f", "step"},
   {"other", "%.4f", "step"}, {"wire_bytes"}, {"scale"},
   {"skipped"}, {"headroom"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"},
-  {"ranks"}, {"workers"}, {"rule"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"},
-  {"height"}, {"width"}, {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"},
+  {"ranks"}, {"share"}, {"workers"}, {"rule"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"},
+  {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"},
+  {"steps"},
   {"path"}, {"text"}, {"mean_delay", "%.3f", "async"}, {"steps_per_s", "%.3f", "async"},
   {"wall_s", "%.3f"}, {"device_hours", "%.6g", "end"}, {"target_epoch"},
   {"target_device_hours", "%.6g", "end"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
@@ -178,7 +179,7 @@ log.start_text = core.in_c_locale(function(f)
     .. joined(counted(f.parameters, "parameter", "parameters"),
               ("%s %dx%dx%d, %s"):format(counted(f.images, "image", "images"), f.height, f.width,
                                          f.channels, counted(f.classes, "class", "classes")),
-              "batch " .. f.batch,
+              "batch " .. f.batch .. (f.share and ", shares " .. table.concat(f.share, ",") or ""),
               counted(f.epochs, "epoch", "epochs") .. " = " .. counted(f.steps, "step", "steps"),
               f.step and ("resumed: step %d"):format(f.step)
               .. (f.epoch and (", epoch %d"):format(f.epoch) or ""))

@@ -15,17 +15,6 @@ function lone.divide(k, n) parts, rows = k, n end
 
 function lone.refuse(run) refused = run end
 
--- Images of the smallest part of a batch on this rank. Without mixup, no other rank has a smaller
--- one than rank 0.
-local function least_of(run, batch)
-  local least = batch
-  for i = 1, core.shards(batch, run.grain) do
-    local _, count = core.shard(batch, i, run.grain)
-    least = math.min(least, count)
-  end
-  return math.max(least, 1)
-end
-
 -- Whether the run reaches the last batch of its epoch before max_steps.
 local function gets_to_the_end(run)
   local o = run.settings
@@ -50,7 +39,7 @@ function lone.watch(run)
   local last = #run.settings.train % run.phase.batch
   lone.stop()
   if last == 0 or core.on_run or not gets_to_the_end(run) then return end
-  local least = least_of(run, last)
+  local least = core.smallest_shard(last, run.grain)
   core.on_norm = function(x, sync)
     if not run.inside then return end
     local _, here = core.shard(run.rows, run.shard, run.grain)

@@ -6,6 +6,7 @@ local core = ...
 local agree = require "luatrain.train.agree"
 local deferred = require "luatrain.api.deferred"
 local ending = require "luatrain.train.ending"
+local lone_rows = require "luatrain.train.lone_rows"
 local phases = require "luatrain.train.phases"
 local ranks = require "luatrain.train.ranks"
 local state = require "luatrain.train.state"
@@ -55,12 +56,19 @@ function Mode:has_weights() return self.run.root end
 -- Whether the epoch has batches left.
 function Mode:has_batches() return self.run.done < #self.run.settings.train end
 
+-- Opens the pass over the training set again after the shares of the ranks have changed.
+local function open_again(run, loader, open_pass)
+  loader:close()
+  lone_rows.watch(run)
+  return open_pass(run, run.epoch, run.done, run.settings.workers)
+end
+
 -- The iterator of run:batches(). open_pass(run, epoch, first, workers) opens a pass over an epoch;
 -- settle(run) saves and stops if due after a step. Further arguments: see Async:batches().
 function Mode:batches(open_pass, settle)
   local run = self.run
   local o, phase = run.settings, run.phase
-  local loader = open_pass(run, run.epoch, run.done, o.workers)
+  local loader, shares = open_pass(run, run.epoch, run.done, o.workers), core.share_changes()
   run.loader, run.shard = loader, run.shards
   return function()
     if run.status == "over" then core.fail("EINVAL", "run:batches: this run is over") end
@@ -70,6 +78,10 @@ function Mode:batches(open_pass, settle)
     if run.rows then core.fail("EINVAL", "run:batches: the previous batch had no run:step") end
     settle(run)
     local before = core.clock()
+    if shares ~= core.share_changes() then
+      loader, shares = open_again(run, loader, open_pass), core.share_changes()
+      run.loader = loader
+    end
     local x, y = loader:next()
     core.trace("wait for data", before)
     if run.shard == run.shards then run.shard, run.waited = 0, 0.0 end
@@ -174,6 +186,7 @@ function Mode:end_step(loss)
   local text = run.data_wait:step(run.waited, total, rows, run.loader)
   if text then run.log:warn(text) end
   if o.trial then continue_trial(run, run.spent.inside) end
+  if run.share then run.share:end_step(run, rows) end
   if run.observer then run.observer:end_step(rows, total, run.waited, run.spent) end
   run.is_settled = false
   agree.step(o, run.steps)

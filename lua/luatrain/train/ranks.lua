@@ -26,6 +26,7 @@ function ranks.begin()
     io.output(kept or "/dev/null")
     print = print_to_file
   end
+  require "luatrain.train.share".begin()     -- here, because share.lua requires this file
 end
 
 -- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.

@@ -44,6 +44,7 @@ local optims = require "luatrain.train.optims"
 local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
+local share = require "luatrain.train.share"
 local phases = require "luatrain.train.phases"
 local state = require "luatrain.train.state"
 local trial = require "luatrain.train.trial"
@@ -91,7 +92,8 @@ local function print_start(self)
   local o, resumed = self.settings, self.steps > 0
   local fields = {
     version = core.version, script = command_line.script(), folder = self.folder,
-    device = core.device(), backend = core.backend(), ranks = self.ranks, threads = core.threads(),
+    device = core.device(), backend = core.backend(), ranks = self.ranks,
+    share = self.share and self.share.parts or share.list(), threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
@@ -171,10 +173,12 @@ local function new(given)
     listener = false,                  -- while it is open, a signal is a request to stop
     checkpoints = {},                  -- this run's, in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the previous run, if it can be resumed
+    share = false,                     -- with --share auto: see share.lua
     observer = observer,                 -- called at each step: see bench.lua
     warned_of_eval = false,              -- whether a warning said that the net is in eval mode
   }
   own_mode.run = self
+  self.share = share.of(self)
   folder.take(self)
   local ok, err = pcall(start, self)
   if not ok then
@@ -366,7 +370,9 @@ local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
   local loss = self.mode:take_loss(given)
-  if self.settings.trial or self.observer then core.sync() end    -- they time the step
+  if self.settings.trial or self.observer or self.share and self.share:is_timing() then
+    core.sync()                -- they time the step
+  end
   local after, _, count, rows = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)

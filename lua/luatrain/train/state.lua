@@ -121,6 +121,7 @@ function state.of(run)
   for name, value in pairs(run.mode:numbers()) do s["async." .. name] = value end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.initial.settings) do s["initial." .. name] = value end
+  for i, part in ipairs(run.share and run.share.parts or {}) do s["share." .. i] = part end
   for name in pairs(run.initial.net) do s["initial_net." .. name] = true end
   for name in pairs(run.before or switches(o.net)) do s["current_net." .. name] = true end
   for name, value in pairs(state.settings(o)) do s["current." .. name] = value end
@@ -354,6 +355,7 @@ function state.resume(run)
     end
     take_over(run, s)
     restore_amp(o, s)
+    if run.share then run.share:restore(part(s, "share."), path) end
     differences(o, s, path, warnings)
     restore_settings(run, s, path, warnings)
     restore_switches(run, s, path, warnings)
