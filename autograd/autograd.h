@@ -346,7 +346,7 @@ typedef struct lt_deferred_wgrad lt_deferred_wgrad;
  * While gradients are pending, lt_optim_step() fails with LT_EINVAL, parts of the step must not be
  * replaced (lt_set_part()), and lt_grad() does not wait for other ranks. Another backward fails if
  * its first half would add to a pending gradient, or if a part is exclusive. A reducer is exclusive
- * unless it is blocking or has vranks.
+ * unless it is blocking, has vranks or belongs to a pipeline.
  *
  * The errors of lt_backward(); also LT_EINVAL if a root belongs to another context, if the roots
  * are on several tapes, or if more than one of grads is NULL. *weights is NULL on failure. */
@@ -358,6 +358,12 @@ LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tens
  * gradients are discarded, as by lt_deferred_wgrad_free(). Also the errors of kernels, hooks and
  * parts. */
 LT_MUST lt_status lt_backward_weights(lt_deferred_wgrad *weights);
+/* Computes the pending gradients of all split backwards of ctx, with the same bits as
+ * lt_backward_weights() for each of them, the oldest first. But it completes the gradients of a
+ * layer before those of the layer before it, so that a reducer can send them earlier. The backwards
+ * end together. Each lt_deferred_wgrad must still be freed. The errors of lt_backward_weights();
+ * then all pending gradients are discarded, except in a hook or a dry run. */
+LT_MUST lt_status lt_backward_weights_all(lt_ctx *ctx);
 /* Discards the pending gradients, and ends the backward: calls lt_step_part.end with LT_EINVAL.
  * NULL is allowed. */
 LT_API void lt_deferred_wgrad_free(lt_deferred_wgrad *weights);

@@ -144,7 +144,7 @@ bool lt_has_hooks(const lt_tensor *x) { return x->leaf && x->leaf->hooks; }
 
 bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
-int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
+int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses + x->leaf->deferred : 0; }
 
 lt_status lt_grad_set(lt_tensor *x, bool added)
 {

@@ -99,10 +99,22 @@ lt_status lt__step_end(struct lt_autograd *ag, lt_ctx *ctx, int begun, lt_status
 
 bool lt__step_is_exclusive(const struct lt_autograd *ag)
 {
-    EACH_PART(ag, p)
-        if (p->is_exclusive)
-            return true;
-    return false;
+    bool is_exclusive = false;
+    EACH_PART(ag, p) {
+        if (p->is_last) /* an exchange begins with the last pass, after which no other begins */
+            return false;
+        is_exclusive |= p->is_exclusive;
+    }
+    return is_exclusive;
+}
+
+bool lt_pass_is_last(const lt_ctx *ctx, bool guess)
+{
+    LT_NEED_CTX(ctx, false);
+    EACH_PART(ctx->slots.autograd, p)
+        if (p->is_last)
+            return p->is_last(p->ud);
+    return guess;
 }
 
 /* ==== Between backward and the optimizer step ================================================= */

@@ -46,6 +46,9 @@ typedef struct lt_step_part {
      * computed yet. grad is the gradient of the loss, which the function may scale. loss and grad
      * are NULL if the pass starts without a loss, from gradients that are scaled already. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad);
+    /* Only in a schedule. Called when a pass begins: whether it is the last one of the step. See
+     * lt_pass_is_last(). */
+    bool (*is_last)(void *ud);
     /* Called before this pass adds to grad, the gradient of leaf x from earlier passes. */
     lt_grad_hook grad_begin;
     /* Called when the gradient of leaf x is complete in this pass, before the leaf's own hooks.
@@ -57,8 +60,8 @@ typedef struct lt_step_part {
     /* Called once after each begin, when the pass has ended with this status. The returned status
      * replaces it, and is the result of the backward. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
-    /* true: a new backward fails while an earlier one is split and has pending gradients. false: it
-     * may start. Backwards end in the order in which they began, unless
+    /* true: a new backward fails while an earlier one is split and has pending gradients, unless a
+     * part has is_last. false: it may start. Backwards end in the order in which they began, unless
      * lt_deferred_wgrad_free() discards one. */
     bool is_exclusive;
 
@@ -135,9 +138,12 @@ typedef struct lt_grad_place {
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
-/* How many nodes may still add to the gradient of x in the running backward, plus 1 while x is a
- * root. Excludes nodes that a split backward leaves to lt_backward_weights(). */
+/* How many contributions the gradient of x may still get: from nodes of the running backward, plus
+ * 1 while x is a root, and from pending second halves of split backwards. */
 LT_API int lt_grad_uses(const lt_tensor *x);
+/* Whether the pass that begins is the last one of the step, if a part has is_last; `guess` if none
+ * has. After the last pass of a step, only second halves of split backwards follow. */
+LT_API bool lt_pass_is_last(const lt_ctx *ctx, bool guess);
 /* Marks the gradient of x, a leaf, as present, after the caller has written it. `added` says
  * whether this step added to the gradient, on this rank or another one. Must not be called in
  * backward. Returns the status of lt_step_part.grad_set. */

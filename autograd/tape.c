@@ -387,6 +387,33 @@ lt_node *lt__wgrad_take(lt_deferred_wgrad *w)
     return node;
 }
 
+/* Whether both nodes add to the same deferred gradient. */
+static bool share_leaf(const lt_node *a, const lt_node *b)
+{
+    for (int i = 0; i < a->n_in; i++)
+        for (int k = 0; k < b->n_in; k++)
+            if ((a->later >> i & 1) && (b->later >> k & 1) && a->edge[i].leaf == b->edge[k].leaf)
+                return true;
+    return false;
+}
+
+bool lt__wgrad_bring(lt_deferred_wgrad *w, const lt_node *like)
+{
+    lt_node *before = NULL, *node = w->first;
+    while (node && !share_leaf(node, like)) {
+        before = node;
+        node = node->next;
+    }
+    if (!node || !before)
+        return node != NULL;
+    before->next = node->next;
+    if (w->last == node)
+        w->last = before;
+    node->next = w->first;
+    w->first = node;
+    return true;
+}
+
 static void free_nodes(lt_deferred_wgrad *w)
 {
     while (w->first) {

@@ -292,6 +292,9 @@ lt_deferred_wgrad *lt__wgrad_new(lt_ctx *ctx); /* an empty list. New. NULL with 
 /* Adds a node whose `later` is not 0. Takes the walk's reference to it. */
 void lt__wgrad_add(lt_deferred_wgrad *weights, lt_node *node);
 lt_node *lt__wgrad_take(lt_deferred_wgrad *weights); /* removes and returns its first node. New */
+/* Moves the first node that adds to a gradient to which `like` adds, or has added, to the front.
+ * Returns false if there is none. */
+bool lt__wgrad_bring(lt_deferred_wgrad *weights, const lt_node *like);
 /* Adds it to the end of the lists of its context, or removes it from there. */
 void lt__wgrad_list(lt_deferred_wgrad *weights);
 void lt__wgrad_unlist(lt_deferred_wgrad *weights);
@@ -319,7 +322,7 @@ lt_status lt__step_grad_begin(struct lt_autograd *ag, lt_tensor *x, lt_tensor *g
 lt_status lt__step_grad_ready(struct lt_autograd *ag, lt_tensor *x, lt_tensor *grad);
 /* Ends a backward of the training for the first `begun` parts. Returns the result. */
 lt_status lt__step_end(struct lt_autograd *ag, lt_ctx *ctx, int begun, lt_status status);
-/* Whether a part is exclusive. */
+/* Whether a part is exclusive, and none has is_last. */
 bool lt__step_is_exclusive(const struct lt_autograd *ag);
 /* Waits until no other thread writes gradients. Does nothing in backward: the exchange that writes
  * them cannot end before backward does. */

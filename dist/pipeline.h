@@ -12,6 +12,10 @@
  * passes run. Values and gradients travel as messages, which do not block the sender. The results
  * are bit-identical to the results of one process that accumulates the gradients of the same
  * micro-batches.
+ *
+ * With several replicas, a stage has a reducer for their gradients. Its exchange begins with the
+ * last backward pass of the stage in a step, and the optimizer step waits for its end. Only the
+ * optimizer step knows which pass is the last one, so it runs this pass.
  */
 #ifndef LUATRAIN_DIST_PIPELINE_H
 #define LUATRAIN_DIST_PIPELINE_H
@@ -62,8 +66,8 @@ LT_API int lt_pipeline_stage(const lt_pipeline *pipeline);    /* this rank's sta
 LT_API int lt_pipeline_stages(const lt_pipeline *pipeline);   /* number of stages */
 LT_API int lt_pipeline_replica(const lt_pipeline *pipeline);  /* this rank's replica, from 0 */
 LT_API int lt_pipeline_replicas(const lt_pipeline *pipeline); /* number of replicas of each stage */
-/* The group of the replicas of this stage, for a blocking reducer. NULL if there is only one
- * replica. Borrowed until the pipeline is freed. */
+/* The group of the replicas of this stage, for a reducer. NULL if there is only one replica.
+ * Borrowed until the pipeline is freed. */
 LT_API struct lt_group *lt_pipeline_group(const lt_pipeline *pipeline);
 /* Whether this rank includes x in a sum over the stages, in which each tensor must count once. True
  * on the stage to which x belongs; if all stages have x, true on stage 0. */

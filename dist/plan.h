@@ -155,9 +155,10 @@ typedef struct lt_pipe_plan_stage {
     int first; /* first unit. For a stage without units: the next unit, or the number of units if
                 * there is no next unit */
     /* Predictions for one rank of the stage: */
-    double busy;    /* seconds of passes and of the optimizer step */
-    double idle;    /* fraction of the step in which the rank is not busy */
-    double exposed; /* seconds that the gradient exchange takes after the last pass */
+    double busy;     /* seconds of passes and of the optimizer step */
+    double idle;     /* fraction of the step in which the rank is not busy */
+    double exchange; /* seconds of the gradient exchange if nothing overlaps with it */
+    double exposed;  /* seconds that the gradient exchange takes after the last pass */
     double peak_bytes;
     double sent_bytes;      /* bytes of the messages that it sends in a step */
     double exchanged_bytes; /* bytes that it sends in the gradient exchange of a step */

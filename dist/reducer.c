@@ -396,7 +396,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
     if (r->shards > 1 && r->shard == 0 && r->backwards == 1)
         LT_TRY(lt__bucket_plan_save_leftover(&r->plan));
     int last = r->expected_backwards > 0 ? r->expected_backwards : r->most_backwards;
-    if (r->backwards != last || r->config.blocking || r->shards > 0)
+    if (!lt_pass_is_last(ctx, r->backwards == last) || r->config.blocking || r->shards > 0)
         return LT_OK;
     LT_TRY(lt__record_write(r));
     return start_exchange(r);
@@ -414,10 +414,12 @@ static lt_status grad_ready(void *ud, lt_tensor *x, lt_tensor *grad)
             "a hook discarded the gradient that it was called with, but the other ranks need it; "
             "fill it with zeros instead");
     lt_planned_bucket *b = &r->plan.buckets[it->bucket];
+    it->added = true;
+    if (lt_grad_uses(x) > 0) /* the second half of another backward pass adds to it later */
+        return LT_OK;
     it->measured = r->filter.callbacks.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
         it->stats = r->filter.callbacks.measure(r->filter.callbacks.ud, x, grad);
-    it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->state == LT_GRAD_PENDING && --b->pending == 0) {
         b->times.ready = lt__seconds();

@@ -145,21 +145,26 @@ static void send_bucket(const lt_costs *c, exchange *x)
     x->bytes = 0;
 }
 
-/* The seconds from the end of a stage's last pass to the end of its gradient exchange, which sends
- * the step record and then the buckets, from the last unit on. In a pipeline, the exchange begins
- * after that pass. Otherwise it begins with the pass, and a bucket is sent when it is complete and
- * the previous one has been sent. */
-static double exposed(const lt_costs *c, bool overlaps, int first, int end)
+typedef struct last_pass { /* the pass with which the exchange begins */
+    double seconds;        /* before it computes gradients of weights, then so far */
+    int inputs, weights;   /* passes for inputs and for weights that each unit then needs */
+} last_pass;
+
+/* The seconds of the gradient exchange of units first to end - 1. It sends the step record and then
+ * the buckets, from the last unit on. A bucket is sent when it is complete and the previous one has
+ * been sent. Adds the seconds of the pass to pass->seconds. */
+static double run_exchange(const lt_costs *c, int first, int end, last_pass *pass)
 {
     exchange x = {.sent = sum_seconds(c, 0)};
-    double now = 0, capacity = 0;
+    double capacity = 0;
     bool is_first = true;
     if (c->replicas == 1)
         return 0;
     for (int i = end - 1; i >= first; i--) {
         const lt_pipe_line *line = &c->lines[3 * (ptrdiff_t)i];
         double grads = c->net->units[i].grad_bytes;
-        now += overlaps ? at(line + 1, c->images) + at(line + 2, c->images) : 0;
+        pass->seconds += pass->inputs * at(line + 1, c->images) +
+                         pass->weights * at(line + 2, c->images);
         if (grads == 0)
             continue;
         if (x.bytes > 0 && x.bytes + grads > capacity) {
@@ -169,10 +174,27 @@ static double exposed(const lt_costs *c, bool overlaps, int first, int end)
         if (x.bytes == 0)
             capacity = capacity_of(is_first, lt__costs_sum(c, first, i + 1).grads);
         x.bytes += grads;
-        x.ready = now;
+        x.ready = pass->seconds;
     }
     send_bucket(c, &x);
-    return fmax(x.sent - now, 0);
+    return x.sent;
+}
+
+double lt__costs_exchange(const lt_costs *c, int first, int end)
+{
+    return run_exchange(c, first, end, &(last_pass){0, 0, 0});
+}
+
+/* The function lt_pipe.reduce of a costed pipe. After a split backward pass, the passes for weights
+ * are computed together, unit by unit. */
+static double exposed(const void *ud, int stage, int together)
+{
+    const lt_costed_pipe *p = ud;
+    int first = p->first[stage], end = p->first[stage + 1];
+    last_pass pass = {0, 1, 1};
+    if (p->pipe.kind == LT_ZERO_BUBBLE)
+        pass = (last_pass){lt__costs_sum(p->costs, first, end).inputs, 0, together};
+    return fmax(run_exchange(p->costs, first, end, &pass) - pass.seconds, 0);
 }
 
 double lt__costs_exchanged(const lt_costs *c, int first, int end)
@@ -248,14 +270,19 @@ void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *f
                         .stage = p->stage,
                         .bytes = p->bytes,
                         .link = c->job->link,
-                        .grads = p->grads};
+                        .grads = p->grads,
+                        .reduce = exposed,
+                        .ud = p};
+    p->costs = c;
+    memcpy(p->first, first, (n + 1) * sizeof *first);
     memset(p->bytes, 0, n * n * sizeof *p->bytes);
     memset(p->grads, 0, n * n * sizeof *p->grads);
     for (int i = 0; i < schedule->stages; i++) {
         lt_unit_costs s = lt__costs_sum(c, first[i], first[i + 1]);
-        bool overlaps = schedule->stages == 1 && c->micro == 1;
+        lt_schedule own = {schedule->kind, schedule->stages, i, schedule->lag};
         p->stage[i] = (lt_pipe_stage){s.forward, s.inputs, s.weights,
-                                      exposed(c, overlaps, first[i], first[i + 1]), s.update};
+                                      exposed(p, i, lt__schedule_in_memory(&own, c->micro)),
+                                      s.update};
     }
     for (int i = 0; i < c->net->n_values; i++)
         add_value(c, &c->net->values[i], first, p);

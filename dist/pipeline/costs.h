@@ -25,6 +25,8 @@ typedef struct lt_costs {
 typedef struct lt_costed_pipe {
     lt_pipe pipe;
     lt_pipe_stage stage[LT_MAX_STAGES];
+    const lt_costs *costs; /* borrowed */
+    int first[LT_MAX_STAGES + 1];
     double bytes[LT_MAX_STAGES * LT_MAX_STAGES], grads[LT_MAX_STAGES * LT_MAX_STAGES];
 } lt_costed_pipe;
 
@@ -54,6 +56,8 @@ double lt__costs_work(const lt_costs *costs, int first, int end);
 double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);
 /* The bytes of gradients that a rank sends for units first to end - 1 in a step. */
 double lt__costs_exchanged(const lt_costs *costs, int first, int end);
+/* The seconds of their gradient exchange if nothing overlaps with it. */
+double lt__costs_exchange(const lt_costs *costs, int first, int end);
 
 /* Divides the blocks into stages, at most as many as there are blocks. first (stages + 1): stage i
  * has blocks first[i] to first[i + 1] - 1, at least one. The slowest stage or link is as fast as

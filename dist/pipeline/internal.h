@@ -62,6 +62,7 @@ struct lt_pipeline {
     bool began;                   /* a forward pass of this batch is complete */
     bool stepped;                 /* an optimizer step of this micro-batch was deferred */
     bool ended;                   /* this micro-batch has ended, and the next one has not begun */
+    bool stepping;                /* an optimizer step runs the remaining passes */
     int64_t begun_step;           /* the last step whose first forward pass is complete */
     int64_t forwards;             /* number of forward passes that are complete, of all steps */
     lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */
@@ -119,6 +120,11 @@ lt__pipe_check(const lt_pipeline *p); /* the first error of a backward pass */
 LT_NODISCARD lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status);
 /* Completes the gradients of the weights of the oldest one, which lacks only these gradients. */
 LT_NODISCARD lt_status lt__micro_run_weights(lt_pipeline *p);
+/* The same for all, layer by layer, so that the replicas can sum the gradients of the last layers
+ * while this stage computes those of the first ones. */
+LT_NODISCARD lt_status lt__micro_run_all_weights(lt_pipeline *p);
+/* After a failure: discards the pending gradients. */
+void lt__micro_discard_weights(lt_pipeline *p);
 
 /* messages.c: the functions of lt_stage_hooks, with the pipeline as ud. */
 lt_status lt__pipe_send(void *ud, lt_tensor *x, int to, bool requires_grad, bool returns);

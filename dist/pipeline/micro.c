@@ -82,6 +82,29 @@ lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status)
     return status;
 }
 
+void lt__micro_discard_weights(lt_pipeline *p)
+{
+    for (lt_micro_batch *q = p->first; q; q = q->next) {
+        lt_deferred_wgrad_free(q->weights);
+        q->weights = NULL;
+    }
+}
+
+/* Counts the pending gradients of the oldest one as complete. */
+static void end_weights(lt_pipeline *p)
+{
+    lt__pipe_log(p, LT_WEIGHTS, p->state.weights);
+    p->state.weights++;
+    lt__micro_drop_first(p);
+}
+
+static void note_time(lt_pipeline *p, double began)
+{
+    double seconds = lt__seconds() - began;
+    p->times.weights += seconds;
+    lt_trace(p->ctx, LT_TRACK_STEP, "gradients of weights", began, seconds);
+}
+
 lt_status lt__micro_run_weights(lt_pipeline *p)
 {
     LT_TRY(lt__pipe_check(p));
@@ -89,10 +112,18 @@ lt_status lt__micro_run_weights(lt_pipeline *p)
     lt_deferred_wgrad *weights = p->first->weights;
     p->first->weights = NULL;
     LT_TRY(lt__pipe_store_error(p, lt_backward_weights(weights)));
-    lt__pipe_log(p, LT_WEIGHTS, p->state.weights);
-    p->state.weights++;
-    lt__micro_drop_first(p);
-    p->times.weights += lt__seconds() - began;
-    lt_trace(p->ctx, LT_TRACK_STEP, "gradients of weights", began, lt__seconds() - began);
+    end_weights(p);
+    note_time(p, began);
+    return LT_OK;
+}
+
+lt_status lt__micro_run_all_weights(lt_pipeline *p)
+{
+    LT_TRY(lt__pipe_check(p));
+    double began = lt__seconds();
+    LT_TRY(lt__pipe_store_error(p, lt_backward_weights_all(p->ctx)));
+    while (p->state.weights < p->state.backward)
+        end_weights(p);
+    note_time(p, began);
     return LT_OK;
 }

@@ -104,6 +104,9 @@ static lt_action next_action(lt_pipeline *p)
     return lt__schedule_next(&p->schedule, s);
 }
 
+/* Whether more micro-batches of the batch follow. */
+static bool more_follow(const lt_pipeline *p) { return p->micro + 1 < p->n_micro; }
+
 /* Chooses the next action. This stage computes gradients of weights only while it waits for a
  * message. With an accelerator, it waits only when the accelerator has no more work. */
 static lt_status choose(lt_pipeline *p, lt_action *action)
@@ -117,6 +120,28 @@ static lt_status choose(lt_pipeline *p, lt_action *action)
     return LT_OK;
 }
 
+/* Whether the backward pass of micro-batch k is the last one before an optimizer step, and so the
+ * exchange of the replicas begins with it. */
+static bool is_last_pass(const lt_pipeline *p, int k)
+{
+    return p->peers && p->stepping && k + 1 == p->state.micro;
+}
+
+/* Whether the next backward pass must wait for an optimizer step: it may be the last one of the
+ * step, but only the optimizer step knows that no other follows. */
+static bool awaits_step(const lt_pipeline *p)
+{
+    bool is_newest = p->state.backward + 1 == p->state.forward;
+    return p->peers && is_newest && !more_follow(p) && p->state.micro == INT_MAX;
+}
+
+/* Completes gradients of weights: of all micro-batches if no backward pass follows. */
+static lt_status run_weights(lt_pipeline *p)
+{
+    return is_last_pass(p, p->state.backward - 1) ? lt__micro_run_all_weights(p)
+                                                  : lt__micro_run_weights(p);
+}
+
 /* Runs passes until the next forward pass is due, or all are done. */
 static lt_status run_due(lt_pipeline *p)
 {
@@ -124,9 +149,11 @@ static lt_status run_due(lt_pipeline *p)
     LT_TRY(lt__pipe_check(p));
     for (;;) {
         LT_TRY(choose(p, &action));
+        if (action == LT_BACKWARD && awaits_step(p))
+            return LT_OK;
         switch (action) {
         case LT_BACKWARD: LT_TRY(lt__pipe_store_error(p, run_backward(p))); break;
-        case LT_WEIGHTS: LT_TRY(lt__micro_run_weights(p)); break;
+        case LT_WEIGHTS: LT_TRY(run_weights(p)); break;
         case LT_WAIT: LT_TRY(lt__pipe_wait(p, awaited(next_back(p)))); break;
         default: return LT_OK;
         }
@@ -243,17 +270,26 @@ static void synchronize(void *ud)
     (void)status; /* the optimizer step fails with the same error */
 }
 
-/* Whether more micro-batches of the batch follow. */
-static bool more_follow(const lt_pipeline *p) { return p->micro + 1 < p->n_micro; }
-
 static lt_status prepare(void *ud, lt_step_status *step_status)
 {
     lt_pipeline *p = ud;
     p->stepped = more_follow(p);
-    if (!p->stepped)
-        return lt_pipeline_drain(p);
-    *step_status = LT_ACCUMULATING;
-    return LT_OK;
+    if (p->stepped) {
+        *step_status = LT_ACCUMULATING;
+        return LT_OK;
+    }
+    p->stepping = true;
+    lt_status status = lt__pipe_store_error(p, lt_pipeline_drain(p));
+    p->stepping = false;
+    if (status != LT_OK) /* the other replicas must not wait for them */
+        lt__micro_discard_weights(p);
+    return status;
+}
+
+static bool is_last(void *ud)
+{
+    const lt_pipeline *p = ud;
+    return is_last_pass(p, p->state.backward);
 }
 
 /* Each replica has the same numbers, so only the first one contributes. */
@@ -401,6 +437,7 @@ static lt_status open_pipeline(lt_pipeline *p)
                                        .expect = lt__pipe_expect},
                      &(lt_step_part){.ud = p,
                                      .backward = end_forward,
+                                     .is_last = is_last,
                                      .synchronize = synchronize,
                                      .prepare = prepare,
                                      .sum = sum});

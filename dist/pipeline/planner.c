@@ -22,7 +22,8 @@ static void fill_stage(const lt_costs *c, const lt_costed_pipe *p, const lt_pipe
     stage->name = stage->first < c->net->n_units ? c->net->units[stage->first].name : NULL;
     stage->busy = r->busy[i] + p->stage[i].update;
     stage->idle = r->seconds > 0 ? fmax(1 - stage->busy / r->seconds, 0) : 0;
-    stage->exposed = p->stage[i].reduce;
+    stage->exchange = lt__costs_exchange(c, stage->first, end);
+    stage->exposed = r->reduce[i];
     stage->peak_bytes = lt__costs_memory(c, schedule, stage->first, end);
     stage->sent_bytes = bytes * c->micro;
     stage->exchanged_bytes = lt__costs_exchanged(c, stage->first, end);

@@ -11,6 +11,7 @@ typedef struct stage {
     lt_action doing;           /* a pass; or LT_WAIT or LT_DONE */
     double until;              /* end of the pass */
     double left;               /* least seconds from the next pass to the end of the step */
+    int together;              /* passes for weights after the last backward pass */
     double sending, receiving; /* times at which all messages so far are sent and received */
     int sent_to, arrived;      /* numbers of messages sent to it, and arrived */
 } stage;
@@ -115,6 +116,21 @@ static void begin_pass(simulation *s, int i, double now)
         s->log(s->ud, i, a->doing, micro, now);
 }
 
+/* After a pass of a stage that ends at `now`: ends the step of the stage if it was the last one. */
+static void end_stage(simulation *s, int i, double now)
+{
+    const lt_pipe *p = s->pipe;
+    const lt_stage_state *t = &s->stage[i].state;
+    bool is_over = (p->kind == LT_ZERO_BUBBLE ? t->weights : t->backward) == p->micro;
+    double reduce = p->stage[i].reduce;
+    if (is_over && p->reduce)
+        reduce = p->reduce(p->ud, i, s->stage[i].together);
+    double end = now + (is_over ? reduce + p->stage[i].update : 0);
+    s->result->reduce[i] = reduce;
+    if (end > s->result->seconds)
+        s->result->seconds = end;
+}
+
 static void end_pass(simulation *s, int i)
 {
     stage *a = &s->stage[i];
@@ -135,13 +151,12 @@ static void end_pass(simulation *s, int i)
         for (int j = 0; j < i; j++)
             post(s, i, j, true, t->backward, now);
         t->backward++;
+        a->together = t->backward - t->weights;
         break;
     default: t->weights++; break;
     }
     a->doing = LT_WAIT;
-    double end = now + s->pipe->stage[i].reduce + s->pipe->stage[i].update;
-    if (end > s->result->seconds)
-        s->result->seconds = end;
+    end_stage(s, i, now);
 }
 
 static bool is_busy(const stage *a) { return a->doing != LT_WAIT && a->doing != LT_DONE; }

@@ -9,7 +9,7 @@
 
 typedef struct lt_pipe_stage {       /* seconds; the passes are for one micro-batch */
     double forward, inputs, weights; /* forward pass; gradients of the inputs, and of the weights */
-    double reduce; /* all-reduce of the gradients over the replicas of the stage */
+    double reduce; /* all-reduce of the gradients after the last pass; see lt_pipe.reduce */
     double update; /* optimizer step */
 } lt_pipe_stage;
 
@@ -24,11 +24,18 @@ typedef struct lt_pipe {
     lt_pipe_link link;
     const double *grads;
     double limit; /* seconds; 0: no limit. The simulation may end early if the step takes longer */
+    /* The seconds from the end of a stage's last pass to the end of the all-reduce of its gradients
+     * over its replicas, if `together` passes for weights follow the last backward pass: the
+     * all-reduce overlaps with these, or with the last backward pass if it is not split. At least
+     * lt_pipe_stage.reduce. NULL: these numbers. */
+    double (*reduce)(const void *ud, int stage, int together);
+    const void *ud;
 } lt_pipe;
 
 typedef struct lt_pipe_result {
     double seconds;               /* time of the step; INFINITY if the simulation has ended early */
     double busy[LT_MAX_STAGES];   /* seconds that each stage computes */
+    double reduce[LT_MAX_STAGES]; /* seconds of the all-reduce after its last pass */
     int in_memory[LT_MAX_STAGES]; /* largest number of micro-batches in memory */
 } lt_pipe_result;
 

@@ -453,13 +453,14 @@ static int reduced(lua_State *L)
 }
 
 /* configure(no_sync, blocking, bucket): configures the gradient exchange from the next step on.
- * no_sync disables it; blocking delays it until the optimizer's step; bucket is the size of a
- * bucket in bytes, 0 for the default. */
+ * no_sync disables it, and without a pipeline all other collectives, too; blocking delays it until
+ * the optimizer's step; bucket is the size of a bucket in bytes, 0 for the default. */
 static int configure(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_reducer_config config = s->reducer_config;
-    config.no_sync = s->no_sync = lua_toboolean(L, 1);
+    config.no_sync = lua_toboolean(L, 1);
+    s->no_sync = config.no_sync && !s->pipeline;
     config.blocking = lua_toboolean(L, 2);
     config.bucket = config.first_bucket = (size_t)luaL_checkinteger(L, 3);
     return lt__done(L, lt_reducer_configure(s->reducer, &config));

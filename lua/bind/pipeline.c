@@ -69,14 +69,11 @@ static lt_status refuse_sum(void *ud, double *numbers, int64_t n, bool backward)
                    s->micro);
 }
 
-/* Makes the reducer of the replicas of this stage. It sends nothing before the last pass. */
+/* Makes the reducer of the replicas of this stage. */
 static lt_status open_reducer(lt_lua *s)
 {
     lt_group *replicas = lt_pipeline_group(s->pipeline);
-    if (!replicas)
-        return LT_OK;
-    s->reducer_config.blocking = true;
-    return lt__use_reducer(s, replicas);
+    return replicas ? lt__use_reducer(s, replicas) : LT_OK;
 }
 
 /* Makes the state a stage of the pipeline that it has joined. */

@@ -59,12 +59,13 @@ void lt_lua_join_profile(lua_State *L, lt_profile *profile, lt_group *group, int
 
 static void push_stage(lua_State *L, const lt_pipe_plan_stage *s, bool is_predicted)
 {
-    lua_createtable(L, 0, 8);
+    lua_createtable(L, 0, 9);
     lt__set_integer(L, "first", s->first + 1);
     if (!is_predicted)
         return;
     lt__set_number(L, "busy", s->busy);
     lt__set_number(L, "idle", s->idle);
+    lt__set_number(L, "exchange", s->exchange);
     lt__set_number(L, "exposed", s->exposed);
     lt__set_number(L, "peak_bytes", s->peak_bytes);
     lt__set_number(L, "sent_bytes", s->sent_bytes);

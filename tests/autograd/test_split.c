@@ -9,6 +9,7 @@ typedef struct net {
     lt_ctx *ctx;
     lt_params *params;
     lt_tensor *w[LAYERS - 1], *b[LAYERS], *x;
+    int layers; /* the first ones are used */
     lt_optim *optim;
     char log[512];
     const char *fails; /* the hook of this parameter fails */
@@ -84,7 +85,7 @@ static void close_net(net *n)
 static lt_status open_net(net *n, lt_ctx *ctx)
 {
     static const char *const names[] = {"w0", "w1", "b0", "b1", "b2"};
-    *n = (net){.ctx = ctx, .params = lt_params_new(ctx)};
+    *n = (net){.ctx = ctx, .params = lt_params_new(ctx), .layers = LAYERS};
     lt_status status = n->params ? LT_OK : lt_errcode();
     for (int i = 0; i < 5 && status == LT_OK; i++)
         status = add(n, i < 2 ? &n->w[i] : &n->b[i - 2], names[i], i < 2 ? 2 : 1);
@@ -123,7 +124,7 @@ static void done(net *n)
 static lt_tensor *forward(net *n)
 {
     lt_tensor *y = lt_retain(n->x);
-    for (int i = 0; i < LAYERS && y; i++) {
+    for (int i = 0; i < n->layers && y; i++) {
         lt_tensor *next = lt_run(n->ctx, "linear", NULL, y, n->w[i % 2], n->b[i], NULL);
         lt_release(y);
         y = next ? lt_run(n->ctx, "tanh", NULL, next, NULL) : NULL;
@@ -235,6 +236,100 @@ TEST(the_graph_of_a_pending_list_may_be_freed)
     done(n);
 }
 
+/* ==== All lists together ====================================================================== */
+
+/* Backwards through the first layers[i] layers of the net (n). With `way`, they are split and then
+ * completed: one after the other if it is 1, together if it is 2. */
+static void run_backwards(net *n, const int *layers, int count, int way)
+{
+    lt_deferred_wgrad *list[4] = {NULL};
+    lt_tensor *before = n->x, *x[4];
+    for (int i = 0; i < count; i++) {
+        n->layers = layers[i];
+        n->x = x[i] = lt_tensor_new(n->ctx, LT_F32, 2, (int64_t[]){2, WIDE});
+        CHECK_OK(lt_fill_uniform(x[i], LT_RNG_USER, (uint64_t)i, 0, -1, 1));
+        if (way > 0)
+            list[i] = split(n);
+        else
+            CHECK_OK(go_back(n, NULL));
+    }
+    n->log[0] = 0;
+    if (way == 2)
+        CHECK_OK(lt_backward_weights_all(n->ctx));
+    for (int i = 0; i < count; i++) {
+        CHECK_OK(list[i] ? lt_backward_weights(list[i]) : LT_OK);
+        lt_release(x[i]);
+    }
+    n->x = before;
+}
+
+static void check_together(const int *layers, int count, const char *log)
+{
+    float grads[3][2][16];
+    for (int way = 0; way < 3; way++) {
+        net *n = made();
+        set_part(n, false);
+        run_backwards(n, layers, count, way);
+        if (way == 2)
+            CHECK_STR(n->log, log);
+        for (int i = 0; i < 2; i++)
+            for (int64_t k = 0; k < lt_count(n->w[i]); k++)
+                grads[way][i][k] = (float)grad_at(n->w[i], k);
+        done(n);
+    }
+    for (int way = 1; way < 3; way++)
+        CHECK_EQ(memcmp(grads[way], grads[0], sizeof grads[0]), 0);
+}
+
+/* Layer by layer, each in the order of the backwards. */
+TEST(all_lists_together)
+{
+    check_together((int[]){2, 2, 2}, 3, "w1 b1 w1 b1 w1 b1 w0 b0 w0 b0 w0 b0 end end end ");
+    check_together((int[]){2}, 1, "w1 b1 w0 b0 end ");
+    check_together((int[]){2, 1}, 2, "w0 b0 w0 b0 w1 b1 end end ");
+    check_together((int[]){2, 1, 2}, 3, "w1 b1 w1 b1 w0 b0 w0 b0 w0 b0 end end end ");
+    check_together((int[]){3, 2}, 2, "w1 b1 w1 b1 w0 b0 end end ");
+}
+
+TEST_NET(lists_that_fail_together)
+{
+    lt_deferred_wgrad *list[2];
+    CHECK_OK(lt_backward_weights_all(n->ctx)); /* there is none */
+    set_part(n, false);
+    n->layers = 2;
+    for (int i = 0; i < 2; i++)
+        list[i] = split(n);
+    n->log[0] = 0;
+    n->fails = "b1";
+    CHECK_FAILS(lt_backward_weights_all(n->ctx), LT_EPEER, "hook says no");
+    CHECK_STR(n->log, "w1 b1 broken broken ");
+    n->fails = NULL;
+    for (int i = 0; i < 2; i++)
+        lt_deferred_wgrad_free(list[i]);
+    CHECK_STR(n->log, "w1 b1 broken broken ");
+    CHECK_EQ(lt_grad_uses(n->w[0]), 0);
+}
+
+TEST_NET(a_gradient_discarded_while_lists_run_together)
+{
+    lt_deferred_wgrad *list[2];
+    n->layers = 2;
+    for (int i = 0; i < 2; i++)
+        list[i] = split(n);
+    n->zeroes = n->w[1]; /* in its own hook it can */
+    CHECK_OK(lt_backward_weights_all(n->ctx));
+    CHECK(!lt_grad(n->w[1]) && lt_grad(n->b[1]));
+    for (int i = 0; i < 2; i++)
+        lt_deferred_wgrad_free(list[i]);
+    for (int i = 0; i < 2; i++)
+        list[i] = split(n);
+    lt_zero_grad(n->b[0]);
+    CHECK_FAILS(lt_backward_weights_all(n->ctx), LT_EINVAL,
+                "lt_backward_weights_all(): lt_zero_grad() has discarded a gradient");
+    for (int i = 0; i < 2; i++)
+        lt_deferred_wgrad_free(list[i]);
+}
+
 static int halves, leaves;
 
 static void count_calls(void *ud, const lt_call *c, bool backward, const char *where)
@@ -305,8 +400,9 @@ TEST_NET(a_backward_cannot_overtake_a_pending_gradient)
     CHECK_OK(lt_backward(sum, NULL)); /* w0 is not pending */
     lt_release(sum);
     CHECK_FAILS(lt_backward(n->b[1], n->b[0]), LT_EINVAL, "has not added to this gradient yet");
-    CHECK_EQ(lt_grad_uses(n->b[1]), 0);
+    CHECK_EQ(lt_grad_uses(n->b[1]), 1); /* by the list */
     CHECK_OK(lt_backward_weights(list));
+    CHECK_EQ(lt_grad_uses(n->b[1]), 0);
     CHECK_OK(go_back(n, NULL));
 }
 

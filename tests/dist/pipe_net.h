@@ -11,7 +11,8 @@
 #include "ops/ops.h"
 #include "tests/dist/threads.h"
 
-enum { LAYERS = 4, ROWS = 3, WIDTH = 6, CLASSES = 4, MOST_RANKS = 8, STEPS = 2, MOST_MADE = 1024 };
+enum { LAYERS = 4, ROWS = 3, WIDTH = 6, CLASSES = 4, MOST_RANKS = 8, REPLICAS = 2 };
+enum { STEPS = 2, MOST_MADE = 1024 };
 
 /* DEEP: the result of the second layer is also added to that of the last one. WIDE: all later
  * layers use the result of the first one. FAN: they use nothing else, the last layer first. */
@@ -152,6 +153,24 @@ static inline double share_of(const plan *p, int micro)
 {
     int all = p->micro * (p->micro + 1) / 2;
     return p->shares ? (double)(micro + 1) / all : 1;
+}
+
+/* The data of replica r's micro-batch i of a step. */
+static inline uint64_t number_of(const plan *p, int r, int step, int i)
+{
+    return (uint64_t)((step * REPLICAS + r) * p->micro + i);
+}
+
+/* Plan k of a series with all numbers of stages and schedules, without delays. */
+static inline plan mixed_plan(int k, lt_dtype dtype)
+{
+    return (plan){.stages = 1 + k % 4,
+                  .micro = 1 + k % 5,
+                  .lag = k % 3,
+                  .kind = k % LT_SCHEDULE_KINDS,
+                  .form = k % 2 == 1 ? WIDE : DEEP,
+                  .shares = k % 12 > 5,
+                  .dtype = dtype};
 }
 
 static inline void digest(lt_tensor *grad, char hex[65])

@@ -39,7 +39,8 @@ static lt_pipe make(lt_schedule_kind kind, int stages, int micro, int lag, lt_pi
         for (int j = i + 1; j < stages; j++)
             bytes[i * stages + j] = j == i + 1 || pick(3) == 0 ? 1 + pick(20) : 0;
     }
-    return (lt_pipe){kind, stages, micro, lag, stage, bytes, {pick(3), 1 + pick(5)}, NULL, 0};
+    return (lt_pipe){kind, stages, micro, lag, stage, bytes, {pick(3), 1 + pick(5)},
+                     NULL, 0,      NULL,  NULL};
 }
 
 /* The action that comes at place k of a stage's log, without the passes for weights. */
@@ -201,7 +202,7 @@ TEST(gradients_may_have_other_sizes_than_values)
 {
     lt_pipe_stage stage[2] = {{1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}};
     double bytes[4] = {0, 1, 0, 0}, grads[4] = {0, 0, 0, 0};
-    lt_pipe p = {LT_GPIPE, 2, 2, 0, stage, bytes, {1, 1}, grads, 0};
+    lt_pipe p = {LT_GPIPE, 2, 2, 0, stage, bytes, {1, 1}, grads, 0, NULL, NULL};
     lt_pipe_result r;
     CHECK_OK(lt__pipe_simulate(&p, NULL, NULL, &r));
     CHECK_NEAR(r.seconds, 3 + 6, 1e-12);
@@ -214,7 +215,7 @@ TEST(invalid_pipelines_are_refused)
 {
     lt_pipe_stage stage[2] = {{1, 1, 1, 0, 0}, {1, 1, 1, 0, 0}};
     double bytes[4] = {0, 1, 0, 0};
-    const lt_pipe good = {LT_1F1B, 2, 4, 0, stage, bytes, {0, 1}, NULL, 0};
+    const lt_pipe good = {LT_1F1B, 2, 4, 0, stage, bytes, {0, 1}, NULL, 0, NULL, NULL};
     lt_pipe bad[] = {good, good, good, good, good};
     lt_pipe_result r;
     bad[0].stages = 0;

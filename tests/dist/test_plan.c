@@ -141,6 +141,7 @@ TEST(data_parallelism_by_hand)
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
     /* ready at 1, 3, 6 s of backward; sent at 0.75 (record), 3.75, 7.5, 9.25 s */
     CHECK_NEAR(stage[0].exposed, 3.25, 1e-12);
+    CHECK_NEAR(stage[0].exchange, 0.75 + 2.75 + 3.75 + 1.75, 1e-12);
     CHECK_NEAR(plan.seconds, 3 + 6 + 3.25 + 1.5, 1e-12);
     CHECK_NEAR(stage[0].busy, 10.5, 1e-12);
     CHECK(stage[0].exchanged_bytes == 6 * MiB && stage[0].sent_bytes == 0);
@@ -150,9 +151,9 @@ TEST(data_parallelism_by_hand)
     CHECK(stage[0].exchanged_bytes == 3 * MiB);
     job.wire_bytes = 4;
     job.batch = 4;
-    plan.micro = 2; /* the exchange follows the last pass */
+    plan.micro = 2; /* the exchange begins with the last pass */
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
-    CHECK_NEAR(plan.seconds, 2 * 9 + 9 + 1.5, 1e-12);
+    CHECK_NEAR(plan.seconds, 2 * 9 + 3.25 + 1.5, 1e-12);
     plan = (lt_pipe_plan){1, 4, 1, 0, LT_1F1B, 0, stage};
     /* a sum takes 7 * 0.25 + 1.5 s per MiB: sent at 1.75, 6.5, 12.75, 16 s */
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
@@ -161,8 +162,9 @@ TEST(data_parallelism_by_hand)
     free(n);
 }
 
-/* Stage 0 ends its passes at 13 s of two_units(), and stage 1 at 10.5 s. */
-TEST(the_exchange_of_a_stage_follows_its_last_pass)
+/* Stage 0 ends its passes at 13 s of two_units(), and stage 1 at 10.5 s. Each has one bucket, which
+ * is complete at the end of the last pass. The record is sent before. */
+TEST(the_exchange_of_a_stage_begins_with_its_last_pass)
 {
     net *n = two_units();
     lt_pipe_plan_stage stage[] = {{.first = 0}, {.first = 1}};
@@ -171,14 +173,38 @@ TEST(the_exchange_of_a_stage_follows_its_last_pass)
     job.batch = 4;
     n->units[0].grad_bytes = n->units[1].grad_bytes = MiB;
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
-    CHECK_NEAR(stage[0].exposed, 2.5, 1e-12); /* the record and a bucket */
-    CHECK_NEAR(plan.seconds, 13 + 2.5 + 0.25, 1e-12);
+    CHECK_NEAR(stage[0].exposed, 1.75, 1e-12);
+    CHECK_NEAR(stage[0].exchange, 0.75 + 1.75, 1e-12);
+    CHECK_NEAR(plan.seconds, 13 + 1.75 + 0.25, 1e-12);
     n->units[1].grad_bytes = 4 * MiB;
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
-    CHECK_NEAR(plan.seconds, 10.5 + 5.5 + 0.5, 1e-12);
+    CHECK_NEAR(plan.seconds, 10.5 + 4.75 + 0.5, 1e-12);
     plan.kind = LT_1F1B;
+    n->units[1].grad_bytes = MiB;
     CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
-    CHECK_NEAR(plan.seconds, 14 + 2.5 + 0.25, 1e-12);
+    CHECK_NEAR(plan.seconds, 14 + 1.75 + 0.25, 1e-12);
+    free(n);
+}
+
+/* The gradients of a unit's weights take 2 s for each of two micro-batches, and their sum 2.75 s.
+ * With a lag of 2, no pass for weights runs before the last backward pass. */
+TEST(passes_for_weights_after_the_last_pass_overlap)
+{
+    /* of a pass of 6 s, buckets are complete at 4 and 6 s, and sent at 6.75 and 9.5 s; of a pass of
+     * 10 s, complete at 6 and 10 s, and sent at 8.75 and 12.75 s */
+    static const double exposed[] = {3.5, 2.75};
+    net *n = net_new();
+    lt_pipe_plan_stage stage[] = {{.first = 0}};
+    lt_pipe_job job = any;
+    job.batch = 4;
+    for (int i = 0; i < 2; i++)
+        add_unit(n, 1, 1, 2)->grad_bytes = 2 * MiB;
+    for (int k = 0; k < 2; k++) {
+        lt_pipe_plan plan = {1, 2, 2, 2 * k, LT_ZERO_BUBBLE, 0, stage};
+        CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
+        CHECK_NEAR(stage[0].exposed, exposed[k], 1e-12);
+        CHECK_NEAR(plan.seconds, 16 + exposed[k], 1e-12);
+    }
     free(n);
 }
 

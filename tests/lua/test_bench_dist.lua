@@ -97,8 +97,32 @@ T.test("a loss scale adds no collective", function()
   T.equal(collectives, {0, 1, 0})
 end)
 
+-- Stage 0 has the two parameters of the convolution, stage 1 those of the linear layer.
+T.test("all ways of summing over the replicas of a pipeline", function()
+  local command = "--threads 1 --ranks 4 --parallel pipe=2,data=2,micro=2,cut=3 bench dist "
+                  .. "--steps 3 %s train.lua"
+  local out = ends(command:format "--ablation --json pipe.json", 0,
+                   "3 steps of 4 images in each way, f32 wire")
+  assert(out:find "1 thread per rank, 2 stages of 2 replicas\n")
+  assert(out:find "steps +ms +no sums / it +img/s +forward +backward +weights +messages +optimizer "
+         .. "+waits +collectives +MB sent\n")
+  assert(not out:find "allreduce" and not out:find "simulated")
+  local r, collectives = read "pipe.json", {}
+  T.equal({r.ranks, r.stages, r.replicas}, {4, 2, 2})
+  for i, way in ipairs(r.ways) do
+    collectives[i] = way.collectives
+    assert(way.total > 0 and way.ratio > 0 and way.forward > 0 and way.waiting >= 0)
+    assert((way.waited > 0) == (i > 1))
+  end
+  T.equal(collectives, {0, 1, 1, 1, 2, 2})
+  local extra = r.ways[2].sent - r.ways[1].sent          -- of rank 0: the first stage
+  assert(extra >= 4 * (64 + 3), extra)
+  out = ends(command:format "", 0, "sums within the last pass")
+  assert(not out:find "one per stage")
+end)
+
 T.test("a benchmark leaves only its JSON files", function()
-  T.equal(T.names(folder), "all.json half.json nothing.lua sums.json train.lua")
+  T.equal(T.names(folder), "all.json half.json nothing.lua pipe.json sums.json train.lua")
 end)
 
 T.test("invalid arguments", function()
@@ -111,6 +135,12 @@ T.test("invalid arguments", function()
     ["--ranks 2 bench dist --link 0"] = "bench: --link must be above 0 Gbit/s",
     ["--ranks 2 --deterministic --vranks 4 bench dist"] =
       "bench: dist requires one shard per rank; omit --vranks",
+    ["--ranks 2 --parallel pipe=2,cut=3 bench dist train.lua"] =
+      "bench: dist compares sums over replicas, but each stage has only one; use data=G",
+    ["--ranks 4 --parallel pipe=2,data=2,cut=3 bench dist --link 3 train.lua"] =
+      "bench: --link has no effect with a pipeline; see luatrain plan --link",
+    ["--ranks 4 --parallel pipe=2,data=2,cut=3 bench dist --steps 2"] =
+      "bench: dist with --parallel pipe=P requires a script: luatrain bench dist train.lua",
   } do ends(arguments, 2, text) end
   ends("--ranks 2 bench dist --most 1 nothing.lua", 1,
        "bench: nothing.lua ended before all steps were measured")

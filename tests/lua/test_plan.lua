@@ -64,12 +64,18 @@ T.test("the fastest plan comes first, and can be run", function()
 end)
 
 T.test("plans have what the options give", function()
-  local list = plans("--parallel pipe=2,data=2,cut=head,schedule=1f1b", 4)
+  local list, text = plans("--parallel pipe=2,data=2,cut=head,schedule=1f1b", 4)
   assert(#list > 1)
   for _, plan in ipairs(list) do
     T.equal({plan.stages, plan.replicas, #plan.cuts, plan.cuts[1], plan.schedule},
             {2, 2, 1, "head.fc3.w", "1f1b"})
+    for _, stage in ipairs(plan.stage) do
+      assert(stage.exchange > 0 and stage.exposed >= 0 and stage.exposed < stage.exchange)
+    end
   end
+  assert(text:find "summed MB +sum s +overlap\n")
+  assert(text:find " [%d.e-]+ +%d+ %%\n\n")
+  assert(text:find "\nThe replicas of a stage sum its gradients during its last backward pass%.\n")
   for _, plan in ipairs(plans("--parallel pipe=2", 2, "--norm --batch 20")) do
     assert(plan.micro <= 2)                      -- batch norm gets at least 8 images
   end

@@ -12,6 +12,9 @@
 -- 2 (n - 1) alpha + 2 (n - 1) / n S beta (Thakur et al. 2005), where alpha is the latency of a
 -- message and beta the time per byte. The simulation ignores the wait for the slowest rank and the
 -- CPU time of communication.
+--
+-- In a pipeline, it compares ways to sum the gradients of a stage over its replicas. The planner
+-- predicts pipelines, so it predicts nothing.
 
 local core = ...
 local bench = require "luatrain.commands.bench"
@@ -100,9 +103,11 @@ end
 
 -- ==== Steps ======================================================================================
 
--- The ways to run steps; those after the first three are for --ablation. bucket: its size in bytes,
--- 0 for the default; 1 byte makes a bucket per parameter.
+-- The ways to run steps; those after the first `usual` are for --ablation. bucket: its size in
+-- bytes, 0 for the default; 1 byte makes a bucket per parameter, and WHOLE a bucket per stage.
+local WHOLE = 1 << 40
 local WAYS = {
+  usual = 3,
   {name = "apart", apart = true, blocking = false, bucket = 0},
   {name = "together", apart = false, blocking = false, bucket = 0},
   {name = "apart, synchronized", apart = true, blocking = false, bucket = 0, in_step = true},
@@ -110,17 +115,36 @@ local WAYS = {
   {name = "a bucket per parameter", apart = false, blocking = false, bucket = 1},
   {name = "a bucket each, after backward", apart = false, blocking = true, bucket = 1},
 }
+local PIPELINE_WAYS = {
+  usual = 2,
+  {name = "no sums", apart = true, blocking = false, bucket = 0},
+  {name = "sums within the last pass", apart = false, blocking = false, bucket = 0},
+  {name = "after the last pass", apart = false, blocking = true, bucket = 0},
+  {name = "one per stage", apart = false, blocking = false, bucket = WHOLE},
+  {name = "one per parameter", apart = false, blocking = false, bucket = 1},
+  {name = "one each, after the last pass", apart = false, blocking = true, bucket = 1},
+}
 
+-- The parts of a step, and their names in the table.
 local PARTS = {"forward", "backward", "optimizer", "waited"}
+local PIPELINE_PARTS = {"forward", "backward", "weights", "waiting", "optimizer", "waited"}
+local HEADS = {waiting = "messages", waited = "waits"}
+local in_pipeline = core.pipeline() ~= nil
+local ALL_WAYS, ALL_PARTS = in_pipeline and PIPELINE_WAYS or WAYS,
+                            in_pipeline and PIPELINE_PARTS or PARTS
 
 local function new_way(kind)
   local way = {kind = kind, collectives = 0, ready = {}, total = {}, sent = {}, rounds = {}}
-  for _, name in ipairs(PARTS) do way[name] = {} end
+  for _, name in ipairs(ALL_PARTS) do way[name] = {} end
   return way
 end
 
 local function parts_of(spent, apart)
-  local waited = apart and 0.0 or core.reduced()
+  local waited, own = apart and 0.0 or core.reduced(), spent.own
+  if own then                    -- the times of a pipeline's stage
+    return {forward = own.forward, backward = own.backward, weights = own.weights,
+            waiting = own.waiting, optimizer = own.optimizer - waited, waited = waited}
+  end
   return {forward = spent.inside - spent.backward - spent.optimizer,
           backward = spent.backward, optimizer = spent.optimizer - waited, waited = waited}
 end
@@ -144,7 +168,7 @@ Turns.__index = Turns
 
 local function new_turns(o)
   local self = setmetatable({ways = {}, steps = o.steps, rows = 0, at = 0, left = WARM_UP}, Turns)
-  for i = 1, o.ablation and #WAYS or 3 do self.ways[i] = new_way(WAYS[i]) end
+  for i = 1, o.ablation and #ALL_WAYS or ALL_WAYS.usual do self.ways[i] = new_way(ALL_WAYS[i]) end
   return self
 end
 
@@ -173,7 +197,7 @@ function Turns:end_step(rows, spent)
   if way and self.left <= FEW then
     local parts = parts_of(spent, way.kind.apart)
     parts.waited = parts.waited + wait
-    for _, name in ipairs(PARTS) do table.insert(way[name], parts[name]) end
+    for _, name in ipairs(ALL_PARTS) do table.insert(way[name], parts[name]) end
     table.insert(way.total, spent.total + wait)
     table.insert(way.sent, spent.sent)
     if not way.kind.apart then record_buckets(way) end
@@ -194,12 +218,14 @@ end
 
 -- The result of a way. Each part of the step is a mean over the ranks. The total is the time of the
 -- slowest rank in each round of FEW steps, since the others wait for it. ratio compares the total
--- with `apart`, the result of the way "apart", round by round.
+-- with `apart`, the result of the first way, round by round.
 local function way_result(way, apart)
-  local r, parts, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
+  local r, parts, ratios = {name = way.kind.name}, {}, {}
+  local _, most = over_ranks{way.collectives}      -- the stages of a pipeline have different ones
+  r.collectives = math.tointeger(most[1])
   r.sent = mean(way.sent)
-  for i, name in ipairs(PARTS) do parts[i] = mean(way[name]) end
-  for i, seconds in ipairs((over_ranks(parts))) do r[PARTS[i]] = seconds end
+  for i, name in ipairs(ALL_PARTS) do parts[i] = mean(way[name]) end
+  for i, seconds in ipairs((over_ranks(parts))) do r[ALL_PARTS[i]] = seconds end
   local _, rounds = over_ranks(way.rounds)
   local before = apart and apart.rounds or rounds
   for i, seconds in ipairs(rounds) do ratios[i] = before[i] / seconds end
@@ -219,12 +245,14 @@ local function buckets_of(way)
 end
 
 local function ways_text(ways, rows)
-  local lines = {{"steps", "ms", "apart / it", "img/s", "forward", "backward", "optimizer",
-                  "waits", "collectives", "MB sent"}}
+  local head = {"steps", "ms", ways[1].name .. " / it", "img/s"}
+  for _, name in ipairs(ALL_PARTS) do head[#head + 1] = HEADS[name] or name end
+  table.move({"collectives", "MB sent"}, 1, 2, #head + 1, head)
+  local lines = {head}
   for _, way in ipairs(ways) do
     local line = {way.name, ("%.1f"):format(1e3 * way.total), ("%.3f"):format(way.ratio),
                   ("%.1f"):format(rows / way.total)}
-    for _, name in ipairs(PARTS) do
+    for _, name in ipairs(ALL_PARTS) do
       line[#line + 1] = ("%.1f"):format(1e3 * way[name])
     end
     line[#line + 1] = tostring(way.collectives)
@@ -313,10 +341,13 @@ Times allreduces of several sizes. With a script, also times steps of its traini
 ranks apart, each as if it were alone; together; and apart but ending each step together, which
 shows the cost of ranks that are not equally fast. Predicts the time of a step of 24 and 32 ranks.
 
+With --parallel pipe=P,data=G, times only steps, in turn: without sums over the replicas, and with
+sums that overlap with the last backward pass of each stage.
+
   --steps N          steps to time in each mode (12)
   --amp PRECISION    off, bf16 or fp16 (the script's setting)
   --most MIB         size of the largest allreduce (64)
-  --ablation         also time steps that send after backward, or a bucket per parameter
+  --ablation         also time steps that send after backward, or a bucket per parameter or stage
   --link GBIT        bandwidth of the predicted network, in Gbit/s (the measured one)
   --latency US       latency of a message in that network, in microseconds (%d)
   --json FILE        write all results to FILE
@@ -329,6 +360,10 @@ local function show_steps(o, r, turns)
   local apart = turns.ways[1]
   r.steps, r.batch, r.ways = #apart.total, turns.rows, {}
   for i, way in ipairs(turns.ways) do r.ways[i] = way_result(way, r.ways[1]) end
+  if in_pipeline then
+    return print(("%d steps of %d images in each way, %s wire\n%s"):format(
+      r.steps, r.batch, wire, ways_text(r.ways, r.batch)))
+  end
   r.buckets = buckets_of(turns.ways[2])
   r.predictions = predictions(o, r.sums, r.ways[1], r.ways[2], r.buckets)
   print(("\n%d steps of %d images in each mode, %s wire\n%s\n\n%s"):format(
@@ -346,29 +381,58 @@ end
 
 local function finish(o, turns)
   core.configure(false, false, 0)
-  local r = {machine = bench.machine(), ranks = size, wire = wire,
-             copy = core.sum("the copies of all ranks", bench.copy_rate())}
-  r.sums = all_sums(o.most << 20)
-  print(("%s per rank, %d ranks; copy %.1f GB/s\n\n%s"):format(
-    bench.machine_text(r.machine), size, r.copy / 1e9, sums_text(r.sums, r.copy)))
+  local r = {machine = bench.machine(), ranks = size, wire = wire}
+  if in_pipeline then
+    local _, stages, _, replicas = core.pipeline()
+    r.stages, r.replicas = stages, replicas
+    print(("%s per rank, %d stages of %d replicas\n"):format(bench.machine_text(r.machine), stages,
+                                                            replicas))
+  else
+    r.copy = core.sum("the copies of all ranks", bench.copy_rate())
+    r.sums = all_sums(o.most << 20)
+    print(("%s per rank, %d ranks; copy %.1f GB/s\n\n%s"):format(
+      bench.machine_text(r.machine), size, r.copy / 1e9, sums_text(r.sums, r.copy)))
+  end
   if turns then show_steps(o, r, turns) end
   if o.json and rank == 0 then bench.write(o.json, r) end
 end
 
+-- The index of the script among the arguments after `bench dist`.
+function bench_dist.script_index(...)
+  return bench.read_options({...}, OPTIONS, {}, HELP:format(LATENCY)) or
+    bench.refuse "dist with --parallel pipe=P requires a script: luatrain bench dist train.lua"
+end
+
+-- EUSAGE unless the replicas of a pipeline's stages can be measured with the options o.
+local function check_pipeline(o)
+  local _, _, _, replicas = core.pipeline()
+  if replicas == 1 then
+    bench.refuse "dist compares sums over replicas, but each stage has only one; use data=G"
+  end
+  for _, name in ipairs{"link", "latency", "most"} do
+    if o[name] then
+      bench.refuse("--%s has no effect with a pipeline; see luatrain plan --link", name)
+    end
+  end
+end
+
 -- Like bench.attach, for `luatrain bench dist`. Without a script, only the allreduce is measured.
 function bench_dist.attach(...)
-  local o = {steps = 12, most = 64, latency = LATENCY}
+  local o = {}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))
   local name = script and select(script, ...)
   if size == 1 then
     bench.refuse "dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2"
   end
-  if core.shards() > 1 then bench.refuse "dist requires one shard per rank; omit --vranks" end
-  if command_line.variable "LUATRAIN_SHARE" then
+  if in_pipeline then check_pipeline(o)
+  elseif core.shards() > 1 then
+    bench.refuse "dist requires one shard per rank; omit --vranks"
+  elseif command_line.variable "LUATRAIN_SHARE" then
     bench.refuse "dist requires equal shards; omit --share"
   end
   if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end
+  o.steps, o.most, o.latency = o.steps or 12, o.most or 64, o.latency or LATENCY
   if not script then return nil, function() finish(o) end end
   local turns, folder = new_turns(o), bench.temporary_folder()
   local observer = {begin_step = function() end}

@@ -8,7 +8,7 @@ local variable = require "luatrain.command_line".variable
 
 local SHOWN = 12               -- rows of the table
 local HEAD = {"cut at", "stages", "replicas", "micro", "schedule", "s/step", "img/s", "idle", "MB",
-              "sent MB", "summed MB"}
+              "sent MB", "summed MB", "sum s", "overlap"}
 
 local function most(list, key)
   local value = 0.0
@@ -16,14 +16,29 @@ local function most(list, key)
   return value
 end
 
+-- The seconds in which the replicas of the slowest stage sum its gradients, and the fraction of it
+-- that overlaps with the last pass. Empty without replicas.
+local function sum_texts(p)
+  local slowest = p.stage[1]
+  if p.replicas == 1 then return "", "" end
+  for _, stage in ipairs(p.stage) do
+    if stage.exchange > slowest.exchange then slowest = stage end
+  end
+  if slowest.exchange == 0 then return "0", "" end
+  local hidden = 1 - slowest.exposed / slowest.exchange
+  return ("%.3g"):format(slowest.exchange), ("%.0f %%"):format(100 * hidden)
+end
+
 local function megabytes(bytes) return ("%.0f"):format(bytes / 1e6) end
 
 local function row(p)
+  local sum, overlap = sum_texts(p)
   return {table.concat(p.cuts, " "), tostring(p.stages), tostring(p.replicas), tostring(p.micro),
           p.stages > 1 and ("%s, %d"):format(p.schedule, p.lag) or "",
           ("%.3g"):format(p.seconds), ("%.3g"):format(p.images_per_s),
           ("%.0f %%"):format(100 * most(p.stage, "idle")), megabytes(most(p.stage, "peak_bytes")),
-          megabytes(most(p.stage, "sent_bytes")), megabytes(most(p.stage, "exchanged_bytes"))}
+          megabytes(most(p.stage, "sent_bytes")), megabytes(most(p.stage, "exchanged_bytes")),
+          sum, overlap}
 end
 
 -- The rows of the table: the fastest plan for each number of stages, replicas and each schedule.
@@ -43,6 +58,9 @@ local function write(list, job, timed)
   io.write(form:format(job.batch, job.ranks, job.ranks == 1 and "" or "s", timed,
                        link.bytes_per_s * 8e-9, link.latency * 1e6))
   io.write(columns(rows_of(list), 1), "\n\n")
+  if best.replicas > 1 and best.stages > 1 then
+    io.write("The replicas of a stage sum its gradients during its last backward pass.\n")
+  end
   if best.stages == 1 then
     return io.write(best.replicas > 1 and "Data parallelism is fastest.\n"
                     or "No pipeline is faster than one stage.\n")

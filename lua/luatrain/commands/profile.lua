@@ -3,6 +3,7 @@
 
 local core = ...
 local bench = require "luatrain.commands.bench"
+local bench_dist = require "luatrain.commands.bench_dist"
 local exits = require "luatrain.train.exits"
 local hint = require "luatrain.check".hint
 local module = require "luatrain.api.module"
@@ -127,6 +128,13 @@ local function complete(o, out, resume)
   if o.given or o.pipe == 1 then o.micro = o.micro or GIVEN_MICRO end
 end
 
+-- The number of words of the command line before its script.
+local function words_before_script(words)
+  if words[1] ~= "bench" then return 0 end
+  if words[2] ~= "dist" then return bench.script_index(table.unpack(words, 2)) end
+  return 1 + bench_dist.script_index(table.unpack(words, 3))
+end
+
 -- Prepares a profile of `passes` timed passes over batches of `rows` images; passes = 0: a dry one.
 -- trains: 1 if the script trains afterwards, 0 if it does not. Then come the arguments of the
 -- command line. Returns the index of the script among them, and a function to call after the
@@ -147,7 +155,7 @@ function profile.attach(passes, rows, trains, ...)
   local words, folder, batch, out, resume, optims, net = {...}, bench.temporary_folder()
   local function be_silent() print = function() end end
   if (core.job_rank()) > 0 then be_silent() end         -- one rank shows the help of bench
-  local skipped = words[1] == "bench" and bench.script_index(table.unpack(words, 2)) or 0
+  local skipped = words_before_script(words)
   be_silent()
   io.output "/dev/null"
   exits.begin_profile()

@@ -25,10 +25,11 @@ local plan, warning            -- plan of the job; a warning for the first run o
 local function plan_text()
   local text = "no pipeline: data parallelism is fastest"
   if plan.stages > 1 or plan.micro > 1 then
-    local form = "pipeline: stages = %d%s, replicas = %d, micro-batches = %d, schedule %s, lag %d"
+    local form = "pipeline: stages = %d%s, replicas = %d%s, micro-batches = %d, schedule %s, lag %d"
     text = form:format(
       plan.stages, #plan.cuts > 0 and " cut at " .. table.concat(plan.cuts, ", ") or "",
-      plan.replicas, plan.micro, plan.schedule, plan.lag)
+      plan.replicas, plan.replicas > 1 and " (sums overlap with the last pass)" or "",
+      plan.micro, plan.schedule, plan.lag)
   end
   if plan.seconds then text = ("%s; predicted %.3g s a step"):format(text, plan.seconds) end
   return text
