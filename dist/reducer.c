@@ -55,7 +55,8 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     if (lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_reducer_new") != LT_OK ||
         (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
-        lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK)
+        lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK ||
+        (size == lt__group_size_of_job(group) && lt__fault_refuse_latency(ctx) != LT_OK))
         return NULL;
     if (!ctx->device->is_host && config && config->vranks > 0) {
         lt_fail(

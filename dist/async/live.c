@@ -294,6 +294,7 @@ static lt_status open_live(lt_async *async, const lt_async_config *config)
     if (!async->loop)
         return lt_errcode();
     async->server = &async->loop->server;
+    lt__fault_add_latency(async->ctx, l->mail);
     return LT_OK;
 }
 
