@@ -58,6 +58,17 @@ typedef struct lt_async_config {
     double sigma;        /* spread of the times, 0 to 10 */
     const double *times; /* (n_times) positive; borrowed for the call. NULL: 1 s for each worker */
     int n_times;
+    /* Simulation: the messages. Worker i has the link rates[i % n_rates] bytes per second, in each
+     * direction, with latencies[i % n_latencies] seconds. Without them, messages take no time */
+    const double *rates; /* (n_rates) positive; INFINITY: the worker is on the server's host.
+                          * Borrowed for the call, like latencies. NULL: INFINITY for each worker */
+    int n_rates;
+    const double *latencies; /* (n_latencies) at least 0. NULL: 0 for each worker */
+    int n_latencies;
+    double service;     /* seconds in which the server applies a gradient and answers the pull that
+                         * follows. It does so for one worker at a time. At least 0 */
+    double server_rate; /* bytes per second, in each direction, of the link that the messages of all
+                         * workers share; 0: no limit */
 } lt_async_config;
 
 typedef enum lt_async_kind {
@@ -172,6 +183,11 @@ typedef struct lt_async_stats { /* statistics of the server; zeros on ranks with
     double strength;            /* ddc: strength |c| / |g| of the compensation, as the mean over
                                  * steps and parameters */
     double capped;              /* ddc: fraction of the compensations that were limited */
+    /* Since training began in this process: */
+    double server_busy; /* fraction of the time in which the server handles messages */
+    /* Simulation: fractions of the time of all workers, up to their last push */
+    double link_share;  /* messages are on links */
+    double queue_share; /* gradients wait for the server, or are applied by it */
 } lt_async_stats;
 /* Reads statistics. strength and capped cover the parameters of one group since the last call for
  * this group; they are 0 for rules other than ddc. LT_EINVAL for a negative group; the device's
