@@ -212,6 +212,24 @@ LT_API int64_t lt_async_issued(lt_tensor *order);
 LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
                                    lt_tensor *const *tensors, int n, int *fresh);
 
+/* ==== A simulated synchronous parameter server ================================================ */
+
+/* The virtual clock of synchronous training with a parameter server, see lt_reducer_config.server:
+ * each step, all workers get `bytes` bytes from the server, compute, and send `bytes` bytes to it.
+ * Computing and messages do not overlap. It only keeps the time; the caller trains. */
+typedef struct lt_server_clock lt_server_clock;
+/* Uses the seed of ctx, and the workers, times and links of config; times[i] is the time of worker
+ * i for its part of a batch. time: seconds at which it starts. New. NULL with LT_EUSAGE for a
+ * number that is out of range; LT_ENOMEM. */
+LT_API lt_server_clock *lt_server_clock_new(const lt_ctx *ctx, const lt_async_config *config,
+                                            size_t bytes, double time);
+LT_API void lt_server_clock_free(lt_server_clock *clock); /* NULL is allowed */
+/* The time in seconds at which the server has handled the last gradient of a step. step is its
+ * number: random times depend on it. */
+LT_API double lt_server_clock_step(lt_server_clock *clock, int64_t step);
+/* Sets server_busy, link_share and queue_share of *stats, and all other members to zero. */
+LT_API void lt_server_clock_stats(const lt_server_clock *clock, lt_async_stats *stats);
+
 #ifdef __cplusplus
 }
 #endif

@@ -341,9 +341,57 @@ static int async_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {LT_FN(simulate),    LT_FN(live),        LT_FN(replay),
-                                     LT_FN(needs_async), LT_FN(joins_async), LT_FN(async_issued),
-                                     {NULL, NULL}};
+/* ==== A simulated synchronous parameter server ================================================ */
+
+static const char clock_class[] = "luatrain.ServerClock";
+
+/* server_clock(o, bytes, time): a virtual clock; see lt_server_clock_new(). o has the options of
+ * read_simulation(). */
+static int server_clock(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_async_config config = {0};
+    size_t bytes = (size_t)luaL_checkinteger(L, 2);
+    double time = luaL_checknumber(L, 3);
+    luaL_checktype(L, 1, LUA_TTABLE);
+    read_simulation(L, 1, &config);
+    void **handle = lt__push_handle(L, clock_class);
+    lt__fill_handle(L, handle, lt_server_clock_new(s->ctx, &config, bytes, time));
+    return 1;
+}
+
+/* clock:step(step): the time at the end of a step. */
+static int clock_step(lua_State *L)
+{
+    lt_server_clock *clock = lt__check_handle(L, clock_class);
+    lua_pushnumber(L, lt_server_clock_step(clock, luaL_checkinteger(L, 2)));
+    return 1;
+}
+
+/* clock:stats(): returns server_busy, link_share and queue_share. */
+static int clock_stats(lua_State *L)
+{
+    lt_async_stats all;
+    lt_server_clock_stats(lt__check_handle(L, clock_class), &all);
+    lua_pushnumber(L, all.server_busy);
+    lua_pushnumber(L, all.link_share);
+    lua_pushnumber(L, all.queue_share);
+    return 3;
+}
+
+static int clock_gc(lua_State *L)
+{
+    lt_server_clock **clock = lua_touserdata(L, 1);
+    lt_server_clock_free(*clock);
+    *clock = NULL;
+    return 0;
+}
+
+static const luaL_Reg functions[] = {LT_FN(simulate),     LT_FN(live),        LT_FN(replay),
+                                     LT_FN(needs_async),  LT_FN(joins_async), LT_FN(async_issued),
+                                     LT_FN(server_clock), {NULL, NULL}};
+static const luaL_Reg clock_methods[] = {
+    {"step", clock_step}, {"stats", clock_stats}, {NULL, NULL}};
 static const luaL_Reg methods[] = {
     LT_FN(set_limit),      LT_FN(next),          LT_FN(push),
     LT_FN(release),        LT_FN(finish),        LT_FN(done_below),
@@ -358,4 +406,5 @@ void lt__open_async(lua_State *L)
 {
     lt__register(L, functions);
     lt__new_class(L, async_class, methods, async_gc);
+    lt__new_class(L, clock_class, clock_methods, clock_gc);
 }

@@ -15,6 +15,7 @@ local async = require "luatrain.train.async"
 local hooks = require "luatrain.hooks"
 local is_module = require "luatrain.api.module".is_module
 local ranks = require "luatrain.train.ranks"
+local server_mode = require "luatrain.train.server_mode"
 local read_options = require "luatrain.train.parallel".async
 
 local loop = {}
@@ -30,7 +31,10 @@ local active = false                   -- the pass that has begun; false if ther
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
-function hooks.is_async() return read_options() and not async.running end
+function hooks.is_async()
+  server_mode.check_loop()
+  return read_options() and not async.running
+end
 
 -- The buffers of the modules that an optimizer was made for: a net, or groups with nets.
 local function buffers_of(what)

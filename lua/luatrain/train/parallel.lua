@@ -134,7 +134,7 @@ local ASYNC_FORM = "async=RULE[,staleness=S][,drop=R][,lam=L]"
 -- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
 local function read_async(text)
   if not text:find "^async=[^,]" then
-    refuse("--parallel must begin with async=RULE or pipe=P, but is '%s'", text)
+    refuse("--parallel must begin with async=RULE or pipe=P, or be sync-server, but is '%s'", text)
   end
   local o = read_items(text, ASYNC_FORM, ASYNC_KEYS, READ_ASYNC, {})
   o.rule, o.async = o.async, nil
@@ -252,16 +252,33 @@ end
 function parallel.async()
   local text, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
   if not text then
-    if simulate then refuse "--simulate requires --parallel async=RULE" end
+    if simulate then refuse "--simulate requires --parallel async=RULE or sync-server" end
     return false
   end
-  if text:find "^pipe=" then return false end
+  if text:find "^pipe=" or text == "sync-server" then return false end
   local o = read_async(text)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end
   elseif not core.joins_async() then
     refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
   end
+  return o
+end
+
+-- ==== --parallel sync-server =====================================================================
+
+-- Returns the options of a synchronous parameter server: those of read_simulate() for a simulation,
+-- else {}. False without --parallel sync-server.
+function parallel.server()
+  local simulate = text_of "LUATRAIN_SIMULATE"
+  if text_of "LUATRAIN_PARALLEL" ~= "sync-server" then return false end
+  if not simulate then
+    local _, size = core.job_rank()
+    if size > 1 then return {} end
+    refuse "--parallel sync-server requires several ranks (--ranks N, mpirun) or --simulate"
+  end
+  local o = read_simulate(simulate)
+  if o.trace then refuse "--simulate trace:FILE requires --parallel async=RULE" end
   return o
 end
 
