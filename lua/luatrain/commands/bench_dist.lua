@@ -16,6 +16,7 @@
 local core = ...
 local bench = require "luatrain.commands.bench"
 local ranks = require "luatrain.train.ranks"
+local read_server = require "luatrain.train.parallel".server
 local sum = require "luatrain.sum"
 
 local bench_dist = {}
@@ -363,6 +364,9 @@ function bench_dist.attach(...)
     bench.refuse "dist requires several ranks: mpirun -np 2 luatrain, or --ranks 2"
   end
   if core.shards() > 1 then bench.refuse "dist requires one shard per rank; omit --vranks" end
+  if read_server() then
+    bench.refuse "dist measures the allreduce; omit --parallel sync-server"
+  end
   if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end
   if not script then return nil, function() finish(o) end end

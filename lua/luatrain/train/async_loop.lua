@@ -17,6 +17,7 @@ local is_module = require "luatrain.api.module".is_module
 local ranks = require "luatrain.train.ranks"
 local server_mode = require "luatrain.train.server_mode"
 local read_options = require "luatrain.train.parallel".async
+local read_server = require "luatrain.train.parallel".server
 
 local loop = {}
 
@@ -53,6 +54,7 @@ end
 function hooks.new_optim(inner, what, who, of_optim)
   ranks.reduce(inner.parameters, who, of_optim)
   local settings = read_options()
+  read_server()                        -- refuses wrong options
   if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, settings and buffers_of(what)
 end
