@@ -8,10 +8,12 @@
 /* Parses the fault to inject, for tests; see lt_config. */
 static lt_status parse_fault(lt_ctx *ctx, const char *text)
 {
-    static const char *const of_rank[] = {[LT_FAULT_KILL] = "kill:rank=%9[0-9]:step=%18[0-9]%n",
-                                          [LT_FAULT_LEAVE] = "leave:rank=%9[0-9]:step=%18[0-9]%n",
-                                          [LT_FAULT_HANG] = "hang:rank=%9[0-9]:step=%18[0-9]%n",
-                                          [LT_FAULT_DELAY] = "delay:rank=%9[0-9]:ms=%18[0-9]%n"};
+    static const char *const of_rank[] = {
+        [LT_FAULT_KILL] = "kill:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_LEAVE] = "leave:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_HANG] = "hang:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_DELAY] = "delay:rank=%9[0-9]:ms=%18[0-9]%n",
+        [LT_FAULT_LATENCY] = "latency:rank=%9[0-9]:us=%18[0-9]%n"};
     char rank[10] = "0", number[19] = "0", param[sizeof ctx->inf.param];
     int used = 0; /* characters parsed; 0 if no form matches */
     if (!text || !*text)
@@ -20,14 +22,14 @@ static lt_status parse_fault(lt_ctx *ctx, const char *text)
     sscanf(text, "alloc:n=%18[0-9]%n", number, &used);
     sscanf(text, "inf:rank=%9[0-9]:step=%18[0-9]:param=%95s%n", rank, number, param, &used);
     bool is_inf = used > 0 && text[0] == 'i';
-    while (used == 0 && kind < LT_FAULT_DELAY)
+    while (used == 0 && kind < LT_FAULT_LATENCY)
         sscanf(text, of_rank[++kind], rank, number, &used);
     int64_t n = strtoll(number, NULL, 10);
     if (used == 0 || text[used] || n == 0)
         return lt_fail(LT_EUSAGE,
                        "unknown fault '%s'; the faults are alloc:n=5, kill:rank=1:step=3, "
-                       "leave:rank=1:step=3, hang:rank=1:step=3, delay:rank=1:ms=100 and "
-                       "inf:rank=0:step=7:param=conv1.w",
+                       "leave:rank=1:step=3, hang:rank=1:step=3, delay:rank=1:ms=100, "
+                       "latency:rank=1:us=500 and inf:rank=0:step=7:param=conv1.w",
                        text);
     if (is_inf) {
         ctx->inf = (lt_inf_fault){.rank = atoi(rank), .step = n};

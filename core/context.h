@@ -48,13 +48,14 @@ typedef enum lt_fault_kind {
     LT_FAULT_KILL,
     LT_FAULT_LEAVE,
     LT_FAULT_HANG,
-    LT_FAULT_DELAY
+    LT_FAULT_DELAY,
+    LT_FAULT_LATENCY
 } lt_fault_kind;
 
 typedef struct lt_fault { /* fault of a rank, for tests; dist triggers it */
     lt_fault_kind kind;
     int rank;
-    int64_t number; /* step, from 1; for a delay, milliseconds */
+    int64_t number; /* step, from 1; for a delay, milliseconds; for a latency, microseconds */
 } lt_fault;
 
 typedef struct lt_inf_fault { /* inf in a gradient, for tests; autograd injects it */

@@ -148,6 +148,8 @@ typedef struct lt_config { /* zero selects the default */
      * distributed training, rank 1 kills its process in the backward pass of step 3.
      * "leave:rank=1:step=3": rank 1 stops in that pass with LT_EDONE. "hang:rank=1:step=3": rank 1
      * sleeps forever in that pass. "delay:rank=1:ms=100": rank 1 sleeps 100 ms in each step.
+     * "latency:rank=1:us=500": the messages of asynchronous training and of pipelines between rank
+     * 1 and other ranks arrive 500 us later.
      * "inf:rank=0:step=7:param=conv1.w": in step 7, rank 0 writes an inf into the gradient of the
      * parameter conv1.w. NULL: use $LUATRAIN_FAULT */
     const char *fault;

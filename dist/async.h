@@ -58,6 +58,17 @@ typedef struct lt_async_config {
     double sigma;        /* spread of the times, 0 to 10 */
     const double *times; /* (n_times) positive; borrowed for the call. NULL: 1 s for each worker */
     int n_times;
+    /* Simulation: the messages. Worker i has the link rates[i % n_rates] bytes per second, in each
+     * direction, with latencies[i % n_latencies] seconds. Without them, messages take no time */
+    const double *rates; /* (n_rates) positive; INFINITY: the worker is on the server's host.
+                          * Borrowed for the call, like latencies. NULL: INFINITY for each worker */
+    int n_rates;
+    const double *latencies; /* (n_latencies) at least 0. NULL: 0 for each worker */
+    int n_latencies;
+    double service;     /* seconds in which the server applies a gradient and answers the pull that
+                         * follows. It does so for one worker at a time. At least 0 */
+    double server_rate; /* bytes per second, in each direction, of the link that the messages of all
+                         * workers share; 0: no limit */
 } lt_async_config;
 
 typedef enum lt_async_kind {
@@ -172,6 +183,11 @@ typedef struct lt_async_stats { /* statistics of the server; zeros on ranks with
     double strength;            /* ddc: strength |c| / |g| of the compensation, as the mean over
                                  * steps and parameters */
     double capped;              /* ddc: fraction of the compensations that were limited */
+    /* Since training began in this process: */
+    double server_busy; /* fraction of the time in which the server handles messages */
+    /* Simulation: fractions of the time of all workers, up to their last push */
+    double link_share;  /* messages are on links */
+    double queue_share; /* gradients wait for the server, or are applied by it */
 } lt_async_stats;
 /* Reads statistics. strength and capped cover the parameters of one group since the last call for
  * this group; they are 0 for rules other than ddc. LT_EINVAL for a negative group; the device's
@@ -195,6 +211,24 @@ LT_API int64_t lt_async_issued(lt_tensor *order);
  * damaged or does not fit the optimizer; LT_EUSAGE for a replay; LT_ENOMEM. */
 LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
                                    lt_tensor *const *tensors, int n, int *fresh);
+
+/* ==== A simulated synchronous parameter server ================================================ */
+
+/* The virtual clock of synchronous training with a parameter server, see lt_reducer_config.server:
+ * each step, all workers get `bytes` bytes from the server, compute, and send `bytes` bytes to it.
+ * Computing and messages do not overlap. It only keeps the time; the caller trains. */
+typedef struct lt_server_clock lt_server_clock;
+/* Uses the seed of ctx, and the workers, times and links of config; times[i] is the time of worker
+ * i for its part of a batch. time: seconds at which it starts. New. NULL with LT_EUSAGE for a
+ * number that is out of range; LT_ENOMEM. */
+LT_API lt_server_clock *lt_server_clock_new(const lt_ctx *ctx, const lt_async_config *config,
+                                            size_t bytes, double time);
+LT_API void lt_server_clock_free(lt_server_clock *clock); /* NULL is allowed */
+/* The time in seconds at which the server has handled the last gradient of a step. step is its
+ * number: random times depend on it. */
+LT_API double lt_server_clock_step(lt_server_clock *clock, int64_t step);
+/* Sets server_busy, link_share and queue_share of *stats, and all other members to zero. */
+LT_API void lt_server_clock_stats(const lt_server_clock *clock, lt_async_stats *stats);
 
 #ifdef __cplusplus
 }

@@ -243,6 +243,9 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
     size_t first_bucket, bucket;
     lt_dtype wire; /* dtype in which f32 gradients travel: f32, f16 or bf16 */
     lt_sum_backend sum_backend;
+    bool server;   /* rank 0 sums each bucket, as a synchronous parameter server: the others send it
+                    * their gradients and get the sum back. The bits are those of a sum of ranks on
+                    * one node. A baseline; not with LT_SUM_BACKEND_NCCL */
     bool blocking; /* send nothing before the optimizer step */
     /* send nothing at all, so the weights of the ranks diverge. For measuring the cost of
      * synchronization */
@@ -261,7 +264,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
  * is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has an exchange, or with
  * LT_EUSAGE in these cases: vranks is not a valid number of shards; vranks is used with a wire
  * other than f32, on an accelerator, or on nodes that do not have the same number of consecutive
- * ranks; the injected fault of ctx names a rank that does not exist. */
+ * ranks; server is used with LT_SUM_BACKEND_NCCL; the injected fault of ctx is a latency, or names
+ * a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for the running gradient exchange, removes the reducer from ctx and frees it. If gradients
  * are summed on accelerators, all ranks must call it: it waits at most 10 s until they have all
@@ -270,15 +274,15 @@ LT_API void lt_reducer_free(lt_reducer *reducer);
 LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
 LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* the wire dtype of its config */
 /* Changes the bucket sizes, blocking and no_sync from the next step on. Call it between steps; all
- * ranks must make the same change. wire, sum_backend and vranks keep their values. Waits for a
- * running exchange and returns its failure, or LT_ENOMEM. */
+ * ranks must make the same change. wire, sum_backend, server and vranks keep their values. Waits
+ * for a running exchange and returns its failure, or LT_ENOMEM. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
 /* Adds params (n), which must be placed, to the reducer and broadcasts their values from rank 0.
  * Parameters that the reducer already has are skipped. New ones are kept. A collective: all ranks
  * must add the same parameters in the same order. LT_EINVAL for a parameter that is not placed,
  * LT_EUSAGE for new parameters between the shards of a step, LT_ENOMEM. The first call also decides
  * where gradients are summed: LT_EENV if config.sum_backend is not possible, LT_EDESYNC if ranks
- * differ in wire, sum_backend or vranks. */
+ * differ in wire, sum_backend, server or vranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
  * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined.

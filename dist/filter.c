@@ -14,11 +14,17 @@ static lt_status reserve(char **memory, size_t *capacity, size_t bytes)
     return LT_RESERVE(*memory, bytes, capacity, "for the copy of a bucket");
 }
 
+static lt_status allreduce(lt_filter *f, lt_group *group, const lt_sum *sum)
+{
+    return f->has_server ? lt__server_sum(&f->server, group, sum) : lt_group_allreduce(group, sum);
+}
+
 /* Sums a bucket and its tail in one allreduce. The tail is first divided by the factor that the sum
  * applies. Its numbers are whole, so rounding the sums makes them exact again. */
-static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int exponent, int tail,
+static lt_status sum_with_tail(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
                                float *numbers)
 {
+    int tail = f->callbacks.tail;
     double behind[LT_MAX_TAIL];
     float scaled[LT_MAX_TAIL];
     size_t each = lt_dtype_bytes(bucket->dtype);
@@ -30,7 +36,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
         scaled[i] = (float)(numbers[i] / whole.scale);
     memcpy(behind, end, (size_t)tail * each);
     lt_convert(end, bucket->dtype, scaled, LT_F32, (size_t)tail);
-    lt_status status = lt_group_allreduce(group, &whole);
+    lt_status status = allreduce(f, group, &whole);
     lt_convert(numbers, LT_F32, end, bucket->dtype, (size_t)tail);
     memcpy(end, behind, (size_t)tail * each);
     for (int i = 0; i < tail; i++)
@@ -49,7 +55,7 @@ static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket
     lt_sum side_sum = *bucket;
     LT_TRY(reserve(&f->side, &f->side_capacity, bytes + (size_t)f->callbacks.tail * each));
     memcpy(side_sum.data = f->side, bucket->data, bytes);
-    LT_TRY(sum_with_tail(group, &side_sum, exponent, f->callbacks.tail, numbers));
+    LT_TRY(sum_with_tail(f, group, &side_sum, exponent, numbers));
     memcpy(bucket->data, f->side, bytes);
     return LT_OK;
 }
@@ -80,7 +86,7 @@ static lt_status send_on_host(void *ud, lt_packet *p, int exponent)
     lt_filter *f = h->filter;
     if (p->sent > 0)
         memcpy(h->bucket->data, f->copy, h->bytes);
-    return h->owns ? sum_with_tail(h->group, h->bucket, exponent, f->callbacks.tail, p->tail)
+    return h->owns ? sum_with_tail(f, h->group, h->bucket, exponent, p->tail)
                    : sum_in_copy(f, h->group, h->bucket, exponent, p->tail);
 }
 
@@ -89,7 +95,7 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
 {
     size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
     if (!f->callbacks.pack)
-        return lt_group_allreduce(group, bucket);
+        return allreduce(f, group, bucket);
     if (p->in_f16) {
         LT_TRY(reserve(&f->copy, &f->capacity, bytes));
         memcpy(f->copy, bucket->data, bytes);
@@ -128,4 +134,5 @@ void lt__filter_free(lt_filter *f)
 {
     free(f->copy);
     free(f->side);
+    lt__server_sum_free(&f->server);
 }

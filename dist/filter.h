@@ -5,6 +5,7 @@
 #define LT_DIST_FILTER_H
 
 #include "dist/bucket_plan.h"
+#include "dist/server_sum.h"
 
 typedef struct lt_filter { /* all zeros: no filter */
     lt_bucket_filter callbacks;
@@ -12,6 +13,8 @@ typedef struct lt_filter { /* all zeros: no filter */
      * which a bucket and its tail are summed if the memory after the bucket is in use */
     char *copy, *side;
     size_t capacity, side_capacity; /* sizes of copy and of side in bytes */
+    bool has_server;                /* rank 0 sums, see lt_reducer_config.server */
+    lt_server_sum server;
 } lt_filter;
 
 /* Sums a bucket and the tail of its packet over all ranks. The bucket is multiplied by 2^exponent

@@ -55,8 +55,13 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     if (lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_reducer_new") != LT_OK ||
         (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
-        lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK)
+        lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK ||
+        (size == lt__group_size_of_job(group) && lt__fault_refuse_latency(ctx) != LT_OK))
         return NULL;
+    if (config && config->server && config->sum_backend == LT_SUM_BACKEND_NCCL) {
+        lt_fail(LT_EUSAGE, "a synchronous parameter server sums on the CPU, not by NCCL");
+        return NULL;
+    }
     if (!ctx->device->is_host && config && config->vranks > 0) {
         lt_fail(
             LT_EUSAGE,
@@ -72,6 +77,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->group = group;
     r->staging.device = ctx->device;
     r->config = config ? *config : defaults;
+    r->filter.has_server = r->config.server;
     r->shards = r->config.vranks / size;
     r->rank = lt_group_rank(group);
     r->share = 1.0 / (r->size = size);
@@ -193,7 +199,13 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
     return LT_OK;
 }
 
-/* LT_EDESYNC unless all ranks have the same wire, sum_backend and vranks. */
+/* Where gradients on accelerators are summed. */
+static lt_sum_backend backend_of(const lt_reducer_config *config)
+{
+    return config->server ? LT_SUM_BACKEND_HOST : config->sum_backend;
+}
+
+/* LT_EDESYNC unless all ranks have the same wire, sum_backend, server and vranks. */
 static lt_status compare_sums(const lt_reducer *r)
 {
     static const char *const sums[] = {[LT_SUM_BACKEND_AUTO] = "auto",
@@ -201,11 +213,12 @@ static lt_status compare_sums(const lt_reducer *r)
                                        [LT_SUM_BACKEND_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
     char text[96];
-    snprintf(text, sizeof text, "--wire %s\n--sums %s\n--vranks %d",
+    snprintf(text, sizeof text, "--wire %s\n--sums %s\n--vranks %d%s",
              wire == LT_F16    ? "fp16"
              : wire == LT_BF16 ? "bf16"
                                : "fp32",
-             sums[r->config.sum_backend], r->config.vranks);
+             sums[r->config.sum_backend], r->config.vranks,
+             r->config.server ? "\n--parallel sync-server" : "");
     return lt_group_compare(r->group, "the gradient exchange", text);
 }
 
@@ -215,7 +228,7 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
     if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
     LT_TRY(
-        lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sum_backend));
+        lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, backend_of(&r->config)));
     for (int i = 0; i < n; i++) {
         if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
@@ -235,6 +248,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     LT_TRY(lt_group_wait(r->group));
     next.wire = r->config.wire;
     next.sum_backend = r->config.sum_backend;
+    next.server = r->config.server;
     next.vranks = r->config.vranks;
     r->config = next;
     LT_TRY(set_part(r));

@@ -341,17 +341,19 @@ static lt_status run_under_mpi(settings *s)
 static lt_status check_parallel(const settings *s)
 {
     bool in_half = s->reducer.wire == LT_F16 || s->reducer.wire == LT_BF16;
-    bool by_nccl = s->reducer.sum_backend == LT_SUM_BACKEND_NCCL;
-    const char *name = s->config.deterministic                      ? "--deterministic"
-                       : s->reducer.vranks > 0                      ? "--vranks"
+    bool by_nccl = s->reducer.sum_backend == LT_SUM_BACKEND_NCCL, syncs = s->reducer.server;
+    const char *name = s->config.deterministic && !syncs            ? "--deterministic"
+                       : s->reducer.vranks > 0 && !syncs            ? "--vranks"
                        : in_half && s->parallel == ASYNCHRONOUS     ? "--wire"
-                       : by_nccl && s->parallel == ASYNCHRONOUS     ? "--sums nccl"
+                       : by_nccl && s->parallel != IN_PIPELINE      ? "--sums nccl"
                        : s->has_share                               ? "--share"
                        : s->simulates && s->parallel == IN_PIPELINE ? "--simulate"
                                                                     : NULL;
     if (s->parallel == UNKNOWN_MODE)
-        return lt_fail(LT_EUSAGE, "--parallel must begin with async=RULE or pipe=P, but is '%s'",
-                       getenv("LUATRAIN_PARALLEL"));
+        return lt_fail(
+            LT_EUSAGE,
+            "--parallel must begin with async=RULE or pipe=P, or be sync-server, but is '%s'",
+            getenv("LUATRAIN_PARALLEL"));
     if (s->parallel == SYNCHRONOUS || !name)
         return LT_OK;
     return lt_fail(LT_EUSAGE, "%s cannot be combined with --parallel", name);

@@ -110,11 +110,15 @@ static lt_status set_trace(settings *s, const char *who, const char *value)
 
 static lt_status set_parallel(settings *s, const char *who, const char *value)
 {
-    s->parallel = strncmp(value, "pipe=", 5) == 0    ? IN_PIPELINE
-                  : strncmp(value, "async=", 6) == 0 ? ASYNCHRONOUS
-                                                     : UNKNOWN_MODE;
+    s->parallel = strncmp(value, "pipe=", 5) == 0     ? IN_PIPELINE
+                  : strncmp(value, "async=", 6) == 0  ? ASYNCHRONOUS
+                  : strcmp(value, "sync-server") == 0 ? SYNC_SERVER
+                                                      : UNKNOWN_MODE;
+    s->reducer.server = s->parallel == SYNC_SERVER;
     return *value ? LT_OK
-                  : lt_fail(LT_EUSAGE, "%s must begin with async=RULE or pipe=P, but is ''", who);
+                  : lt_fail(LT_EUSAGE,
+                            "%s must begin with async=RULE or pipe=P, or be sync-server, but is ''",
+                            who);
 }
 
 static lt_status set_simulate(settings *s, const char *who, const char *value)
@@ -255,10 +259,10 @@ static const struct option {
      set_share, SAME},
     {"parallel", "MODE",
      "async=RULE: train asynchronously, and apply gradients by this rule; pipe=P|auto: divide the "
-     "net into pipeline stages",
+     "net into pipeline stages; sync-server: let rank 0 sum all gradients",
      set_parallel, SAME},
-    {"simulate", "workers=N,...", "compute for N asynchronous workers in one process", set_simulate,
-     SAME},
+    {"simulate", "workers=N,...",
+     "compute for N workers of async=RULE or sync-server in one process", set_simulate, SAME},
     {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout, ANY},
     {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count,
      SAME},

@@ -10,7 +10,13 @@
 #include "lua/luatrain.h"
 
 /* luatrain/train/parallel.lua reads the rest of --parallel, and --simulate. */
-typedef enum parallel_kind { SYNCHRONOUS, ASYNCHRONOUS, IN_PIPELINE, UNKNOWN_MODE } parallel_kind;
+typedef enum parallel_kind {
+    SYNCHRONOUS,
+    SYNC_SERVER,
+    ASYNCHRONOUS,
+    IN_PIPELINE,
+    UNKNOWN_MODE
+} parallel_kind;
 
 typedef struct settings {
     lt_config config;

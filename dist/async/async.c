@@ -43,6 +43,8 @@ static lt_status check_config(const lt_ctx *ctx, const lt_async_config *c)
         if (!c->buffers[i])
             return lt_fail(LT_EINVAL, "lt_async_new: buffer %d is NULL", i);
     LT_TRY(check_list("times", c->times, c->n_times));
+    LT_TRY(check_list("rates", c->rates, c->n_rates));
+    LT_TRY(check_list("latencies", c->latencies, c->n_latencies));
     LT_TRY(check_list("trace", c->trace, c->n_trace));
     if (c->steps < 0 || c->steps > MOST)
         return lt_fail(LT_EINVAL, "lt_async_new: steps must be from 0 to %lld, but is %lld",
@@ -324,6 +326,8 @@ lt_status lt_async_read_stats(lt_async *a, int group, lt_async_stats *stats)
     lt_server *s = lock(a);
     lt_status status = s ? lt__server_stats(s, group, stats) : LT_OK;
     stats->wire_bytes = a->loop ? a->loop->wire_bytes : 0;
+    if (a->mode->add_stats)
+        a->mode->add_stats(a, stats);
     unlock(a);
     return status;
 }

@@ -108,6 +108,11 @@ static size_t bytes_before(const lt_gradient *g)
     return bytes;
 }
 
+size_t lt__gradient_message_bytes(const lt_gradient *g)
+{
+    return g->skip ? 0 : g->end + (g->is_live ? 0 : bytes_before(g));
+}
+
 /* The index of a buffer. -1, with the message set, if x is not a buffer. */
 static int64_t index_of(const lt_image *net, const lt_tensor *x)
 {

@@ -52,6 +52,9 @@ LT_NODISCARD lt_status lt__gradient_store(lt_gradient *g, const lt_opt *const *o
  * zero. LT_ENOMEM, or the device's error. */
 LT_NODISCARD lt_status lt__gradient_place(lt_gradient *g);
 
+/* The bytes of the message that pushes this gradient, whether or not the gradient is in one. */
+size_t lt__gradient_message_bytes(const lt_gradient *g);
+
 /* gradient_view.c: on the server. */
 /* Makes g a view of the gradient in a message, valid as long as the message exists. LT_EDESYNC if
  * the message does not fit the net; LT_ENOMEM. */

@@ -263,6 +263,13 @@ static lt_status finish(lt_async *async)
     return LT_OK;
 }
 
+static void add_stats(const lt_async *async, lt_async_stats *stats)
+{
+    const lt_server_loop *l = async->loop;
+    if (l && l->begun)
+        stats->server_busy = l->busy / (lt__seconds() - l->began);
+}
+
 static void close_live(lt_async *async)
 {
     live *l = (live *)async;
@@ -287,6 +294,7 @@ static lt_status open_live(lt_async *async, const lt_async_config *config)
     if (!(l->mail = lt__group_mail(l->group)))
         return lt_errcode();
     lt__mail_begin_run(l->mail);
+    lt__fault_add_latency(async->ctx, l->mail);
     if (async->rank > 0)
         return LT_OK;
     async->loop = lt__server_loop_open(l->mail, config->server, &async->net, &own,
@@ -306,4 +314,5 @@ const lt_async_mode lt__live = {.bytes = sizeof(live),
                                 .release = release,
                                 .finish = finish,
                                 .stop = stop,
-                                .poll = poll};
+                                .poll = poll,
+                                .add_stats = add_stats};

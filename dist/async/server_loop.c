@@ -275,9 +275,11 @@ static void lock_running(lt_server_loop *l)
 static bool run_once(lt_server_loop *l, const lt_message *m)
 {
     lock_running(l);
+    double before = lt__seconds();
     lt_status status = m ? handle(l, m) : LT_OK;
     if (status == LT_OK)
         status = answer_pulls(l);
+    l->busy += lt__seconds() - before;
     if (status != LT_OK)
         fail(l, status);
     stop_waiting(l);
@@ -365,6 +367,8 @@ static lt_status begin(lt_server_loop *l, const lt_image *from)
         return LT_OK;
     LT_TRY(lt__image_copy(&l->replica.image, from));
     l->begun = true;
+    l->began = lt__seconds();
+    l->busy = 0;
     return lt__image_digest(from, &l->digest);
 }
 

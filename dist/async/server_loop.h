@@ -45,6 +45,7 @@ typedef struct lt_server_loop {
     int code;           /* code of the stop */
     int64_t last;       /* version at which training stops; 0: none */
     int64_t wire_bytes; /* bytes of the messages between rank 0 and the other ranks */
+    double began, busy; /* time at which training began; seconds spent on messages since */
     lt_status status;   /* the first failure of the server, or LT_OK */
     char text[512];     /* message of the failure */
 } lt_server_loop;

@@ -1,22 +1,31 @@
 /* simulate.c - asynchronous training simulated in one process; see async.h.
  *
- * A gradient is computed when its worker pulls, and stored. It is applied when the virtual clock
- * reaches the end of that worker's computation. The net's own arenas are the server's: at both
- * moments they contain the right weights, and nothing is exchanged.
+ * A gradient is computed when the server answers its worker's pull, and stored. It is applied when
+ * the virtual clock reaches the moment at which the server has handled the push. The net's own
+ * arenas are the server's: at both moments they contain the right weights, and nothing is
+ * exchanged.
  *
- * All times depend only on the seed and the number of the pull, so a simulation is deterministic.
+ * Between these moments a worker has two events: it ends its computation, and its push arrives. The
+ * server handles pushes in the order in which they arrive, one at a time. Without links, both
+ * events are at the same time, and the server takes no time.
+ *
+ * All times depend only on the seed, the bytes of messages and the number of the pull, so a
+ * simulation is deterministic.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "core/tensor.h"
+#include "dist/async/timing.h"
 #include "dist/async/worker.h"
 
 typedef struct worker {
     bool idle;    /* it has pushed, or found no ticket, and pulls next */
-    double end;   /* virtual time at which it pushes; infinity if it does not compute */
+    bool pushes;  /* its computation has ended, and its push is on the link */
+    double end;   /* virtual time at which its computation ends or its push arrives; infinity if it
+                   * does not compute */
     int64_t pull; /* number of its last pull; orders equal times */
-    int64_t read, pushes;
+    int64_t read, pushed;
     lt_gradient gradient;
 } worker;
 
@@ -25,30 +34,13 @@ typedef struct simulation {
     lt_server server;
     worker *workers;
     int n_workers;
-    double sigma, *times;
-    int n_times;
     int64_t pulls;
+    lt_timing timing;
+    double began; /* virtual time of the first event; negative before it */
 } simulation;
 
-/* ==== Time ==================================================================================== */
-
-/* A standard normal number; Box-Muller, in double. */
-static double normal(uint64_t seed, int64_t pull)
-{
-    uint32_t words[4];
-    lt_random(seed, LT_RNG_DELAY, 0, (uint64_t)pull, words);
-    double u = (words[0] + 1.0) / 4294967296.0, v = words[1] / 4294967296.0;
-    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
-}
-
-static double seconds_of(const simulation *a, int i)
-{
-    double mean = a->n_times > 0 ? a->times[i % a->n_times] : 1;
-    return mean * exp(a->sigma * normal(a->async.ctx->config.seed, a->workers[i].pull));
-}
-
-/* The worker that pushes next, or NULL if none computes. */
-static worker *next_push(const simulation *a)
+/* The worker with the next event, or NULL if none computes. */
+static worker *next_worker(const simulation *a)
 {
     worker *first = NULL;
     for (int i = 0; i < a->n_workers; i++) {
@@ -62,39 +54,24 @@ static worker *next_push(const simulation *a)
 
 /* ==== Opening ================================================================================= */
 
-static lt_status check_times(const lt_async_config *c)
-{
-    if (!(c->sigma >= 0 && c->sigma <= 10))
-        return lt_fail(LT_EUSAGE, "sigma must be from 0 to 10, but is %g", c->sigma);
-    for (int i = 0; i < c->n_times; i++)
-        if (!(c->times[i] > 0 && isfinite(c->times[i])))
-            return lt_fail(LT_EUSAGE, "the time of a batch must be positive, but is %g",
-                           c->times[i]);
-    return LT_OK;
-}
-
 static void close_simulation(lt_async *async)
 {
     simulation *a = (simulation *)async;
     for (int i = 0; i < a->n_workers; i++)
         lt__gradient_close(&a->workers[i].gradient);
     lt__server_close(&a->server);
+    lt__timing_close(&a->timing);
     free(a->workers);
-    free(a->times);
 }
 
 static lt_status open_simulation(lt_async *async, const lt_async_config *c)
 {
     simulation *a = (simulation *)async;
-    LT_TRY(check_times(c));
+    LT_TRY(lt__timing_open(&a->timing, c));
     LT_TRY(lt__server_open(&a->server, &async->net, c));
     async->server = &a->server;
-    a->sigma = c->sigma;
-    a->n_times = c->n_times;
-    LT_TRY(LT_CALLOC(a->times, c->n_times, "for asynchronous training"));
+    a->began = -1;
     LT_TRY(LT_CALLOC(a->workers, c->workers, "for asynchronous training"));
-    for (int i = 0; i < c->n_times; i++)
-        a->times[i] = c->times[i];
     for (; a->n_workers < c->workers; a->n_workers++) {
         worker *w = &a->workers[a->n_workers];
         *w = (worker){.end = INFINITY, .idle = true};
@@ -105,27 +82,38 @@ static lt_status open_simulation(lt_async *async, const lt_async_config *c)
 
 /* ==== Events ================================================================================== */
 
-/* Moves the clock to the end of a worker's computation, and takes its push. */
+/* A worker's computation has ended: sends its gradient. */
+static void send_push(simulation *a, worker *w)
+{
+    w->end = lt__timing_push(&a->timing, (int)(w - a->workers), w->end,
+                             lt__gradient_message_bytes(&w->gradient));
+    w->pushes = true;
+}
+
+/* Moves the clock to the moment at which the server has handled a push, and applies it. */
 static lt_status take_push(simulation *a, worker *w, lt_async_event *event)
 {
     lt_push p;
     int i = (int)(w - a->workers);
-    a->server.time = w->end;
+    a->server.time = lt__timing_serve(&a->timing, a->server.time, w->end);
+    w->pushes = false;
     w->end = INFINITY;
-    LT_TRY(lt__server_push(&a->server, i, w->pushes++, &w->gradient, &p));
+    LT_TRY(lt__server_push(&a->server, i, w->pushed++, &w->gradient, &p));
     *event = lt__server_event(&a->server, &p, i, w->read, &w->gradient);
     event->time = a->server.time;
     w->idle = true;
     return LT_OK;
 }
 
-/* Starts the computation of a granted ticket. Its worker pushes the gradient at w->end. */
+/* Sends the values of a granted ticket, and starts its computation, which ends at w->end. */
 static void begin_computing(simulation *a, const lt_grant *g, lt_async_event *event)
 {
     worker *w = &a->workers[g->worker];
     w->read = g->version;
     w->pull = a->pulls++;
-    w->end = a->server.time + seconds_of(a, g->worker);
+    a->began = a->began < 0 ? a->server.time : a->began;
+    w->end = lt__timing_pull(&a->timing, g->worker, a->server.time, a->async.net.bytes) +
+             lt__timing_compute(&a->timing, a->async.ctx->config.seed, g->worker, w->pull);
     lt__async_begin(&a->async, g, &w->gradient, event);
     event->time = a->server.time;
 }
@@ -158,7 +146,9 @@ static lt_status next(lt_async *async, lt_async_event *event)
         }
         a->workers[g.worker].idle = true;
     }
-    worker *w = next_push(a);
+    worker *w;
+    while ((w = next_worker(a)) && !w->pushes)
+        send_push(a, w);
     if (w)
         return take_push(a, w, event);
     *event = (lt_async_event){.kind = LT_ASYNC_EVENT_DONE, .time = a->server.time};
@@ -170,8 +160,15 @@ static lt_status set_limit(lt_async *async, int64_t tickets)
     return lt__order_set_limit(async->server->order, tickets);
 }
 
+static void add_stats(const lt_async *async, lt_async_stats *stats)
+{
+    const simulation *a = (const simulation *)async;
+    lt__timing_stats(&a->timing, a->began < 0 ? 0 : a->server.time - a->began, a->n_workers, stats);
+}
+
 const lt_async_mode lt__simulation = {.bytes = sizeof(simulation),
                                       .open = open_simulation,
                                       .close = close_simulation,
                                       .next = next,
-                                      .set_limit = set_limit};
+                                      .set_limit = set_limit,
+                                      .add_stats = add_stats};

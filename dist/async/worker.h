@@ -20,6 +20,8 @@ typedef struct lt_async_mode { /* a simulation, a replay or live training */
     lt_status (*finish)(lt_async *async);
     void (*stop)(lt_async *async, int code);
     bool (*poll)(lt_async *async, lt_async_event *event);
+    /* Adds the shares of time; the server is locked */
+    void (*add_stats)(const lt_async *async, lt_async_stats *stats);
     bool has_no_state; /* there is nothing to save */
 } lt_async_mode;
 

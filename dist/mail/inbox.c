@@ -1,5 +1,6 @@
 /* inbox.c - messages, lists of them, and inboxes; see mail.h and inbox.h. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,14 +85,35 @@ struct timespec lt__after(double seconds)
     return at;
 }
 
+/* Removes the first message that is due. NULL if there is none; *wait: seconds until one is due. */
+static lt_message *take_due(lt_messages *list, double *wait)
+{
+    double now = 0;
+    *wait = INFINITY;
+    for (lt_message *m = list->first, *before = NULL; m; before = m, m = m->next) {
+        now = now == 0 && m->due > 0 ? lt__seconds() : now;
+        if (m->due > now) {
+            *wait = fmin(*wait, m->due - now);
+            continue;
+        }
+        *(before ? &before->next : &list->first) = m->next;
+        if (list->last == m)
+            list->last = before;
+        return m;
+    }
+    return NULL;
+}
+
 lt_message *lt__inbox_take(lt_inbox *inbox, double seconds)
 {
-    struct timespec deadline = lt__after(seconds);
-    int error = 0;
+    lt_message *m;
+    double end = lt__seconds() + seconds, wait, left = seconds;
     pthread_mutex_lock(&inbox->lock);
-    while (!inbox->messages.first && !error && seconds > 0)
-        error = pthread_cond_clockwait(&inbox->arrived, &inbox->lock, CLOCK_MONOTONIC, &deadline);
-    lt_message *m = lt__messages_take(&inbox->messages);
+    while (!(m = take_due(&inbox->messages, &wait)) && left > 0) {
+        struct timespec until = lt__after(fmin(left, wait));
+        pthread_cond_clockwait(&inbox->arrived, &inbox->lock, CLOCK_MONOTONIC, &until);
+        left = end - lt__seconds();
+    }
     pthread_mutex_unlock(&inbox->lock);
     return m;
 }

@@ -32,6 +32,11 @@ struct lt_mail {
     void (*waits)(lt_mail *mail, int change);
     lt_inbox *inbox;
     int64_t run; /* number of the current run; see lt__mail_begin_run() */
+    int slow;    /* rank of lt__mail_add_latency(), and its seconds */
+    double latency;
 };
+
+/* When a message between ranks `self` and `other` that arrives now is due: see lt_message. */
+double lt__mail_due(const lt_mail *mail, int self, int other);
 
 #endif

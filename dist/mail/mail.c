@@ -14,6 +14,19 @@ void lt__mail_send(lt_mail *mail, int to, lt_message *message)
 
 void lt__mail_begin_run(lt_mail *mail) { mail->run++; }
 
+void lt__mail_add_latency(lt_mail *mail, int rank, double seconds)
+{
+    mail->slow = rank;
+    mail->latency = seconds;
+}
+
+double lt__mail_due(const lt_mail *mail, int self, int other)
+{
+    bool is_slow = mail->latency > 0 && self != other &&
+                   (self == mail->slow || other == mail->slow);
+    return is_slow ? lt__seconds() + mail->latency : 0;
+}
+
 /* Like lt__mail_take(), but takes messages of any run. */
 static lt_message *take_any(lt_mail *mail, double seconds)
 {
@@ -59,6 +72,7 @@ static void local_send(lt_mail *mail, int to, lt_message *message)
 {
     local *l = (local *)mail;
     message->from = l->rank;
+    message->due = lt__mail_due(mail, l->rank, to);
     lt__inbox_put(&l->mailboxes->inbox[to], message);
 }
 

@@ -23,6 +23,7 @@ typedef struct lt_message {
     int64_t run; /* number of the run; lt__mail_send() sets it */
     lt_message_body as;
     size_t bytes;
+    double due; /* time from which on it can be taken; 0 at once; see lt__mail_add_latency() */
     _Alignas(64) char data[]; /* (bytes) */
 } lt_message;
 
@@ -54,6 +55,10 @@ void lt__mail_free_net(lt_mail *mail);
 /* Begins a run: a pipeline, asynchronous training, or a measurement. All ranks begin the same runs
  * in the same order. A run only takes messages that were sent in it. */
 void lt__mail_begin_run(lt_mail *mail);
+
+/* For tests: messages between `rank` and other ranks arrive `seconds` later from now on. All ranks
+ * must call it, before they send anything. */
+void lt__mail_add_latency(lt_mail *mail, int rank, double seconds);
 
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the
  * receiver is lost or has closed its mailbox. */

@@ -60,6 +60,7 @@ static void lose(net_mail *m, int i)
     lt__message_free(p->arriving);
     p->arriving = NULL;
     p->notice->from = i;
+    p->notice->due = lt__mail_due(&m->mail, m->net->rank, i);
     lt__inbox_put(&m->inbox, p->notice);
     p->notice = NULL;
 }
@@ -73,6 +74,7 @@ static void receive_head(net_mail *m, int i)
 
 static void deliver(net_mail *m, int i)
 {
+    m->peer[i].arriving->due = lt__mail_due(&m->mail, m->net->rank, i);
     lt__inbox_put(&m->inbox, m->peer[i].arriving);
     m->peer[i].arriving = NULL;
     receive_head(m, i);

@@ -426,6 +426,7 @@ static lt_status open_pipeline(lt_pipeline *p)
     LT_TRY(p->replicas > 1 ? lt__group_split(p->group, p->schedule.stage, &p->peers)
                            : lt_group_barrier(p->group, "a pipeline"));
     lt__mail_begin_run(p->mail);
+    lt__fault_add_latency(p->ctx, p->mail);
     return set_parts(p->ctx,
                      &(lt_stage_hooks){.ud = p,
                                        .own = p->schedule.stage,

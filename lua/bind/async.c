@@ -51,18 +51,29 @@ static int start(lua_State *L, void **handle, lt_optim *optim, const lt_async_co
     return 1;
 }
 
-/* simulate(optim, o, buffers, times): starts a simulation. optim is a handle of new_optim(); o has
- * the options, also workers and sigma; times is a list of numbers. */
+/* Reads the options of a simulation from the table at o: workers, sigma, service and server_rate,
+ * which may be nil, and the lists times, rates and latencies, whose memory belongs to the stack. */
+static void read_simulation(lua_State *L, int o, lt_async_config *config)
+{
+    config->workers = (int)lt__integer_field(L, o, "workers", 1);
+    config->sigma = lt__number_field(L, o, "sigma", 0);
+    config->service = lt__number_field(L, o, "service", 0);
+    config->server_rate = lt__number_field(L, o, "server_rate", 0);
+    lua_getfield(L, o, "times");
+    config->times = lt__check_numbers(L, lua_gettop(L), &config->n_times);
+    lua_getfield(L, o, "rates");
+    config->rates = lt__check_numbers(L, lua_gettop(L), &config->n_rates);
+    lua_getfield(L, o, "latencies");
+    config->latencies = lt__check_numbers(L, lua_gettop(L), &config->n_latencies);
+}
+
+/* simulate(optim, o, buffers): starts a simulation. optim is a handle of new_optim(); o has the
+ * options: see read_config() and read_simulation(). */
 static int simulate(lua_State *L)
 {
     lt_optim *optim = lt__check_handle(L, lt__optim_class);
     lt_async_config config = read_config(L);
-    int n;
-    double *times = lt__check_numbers(L, 4, &n);
-    config.workers = (int)lt__integer_field(L, 2, "workers", 1);
-    config.sigma = lt__number_field(L, 2, "sigma", 0);
-    config.times = times;
-    config.n_times = n;
+    read_simulation(L, 2, &config);
     return start(L, lt__push_handle(L, async_class), optim, &config);
 }
 
@@ -293,8 +304,9 @@ static int restore(lua_State *L)
     return lt__return_integer(L, fresh);
 }
 
-/* async:stats(n): returns the memory per worker, the bytes on the wire, and two lists with an item
- * for each of the n groups of the optimizer: strength and capped; see lt_async_stats. */
+/* async:stats(n): returns the memory per worker, the bytes on the wire, two lists with an item for
+ * each of the n groups of the optimizer, strength and capped, and then server_busy, link_share and
+ * queue_share; see lt_async_stats. */
 static int stats(lua_State *L)
 {
     lt_async *async = self(L);
@@ -313,7 +325,10 @@ static int stats(lua_State *L)
     lua_pushinteger(L, (lua_Integer)all.worker_bytes);
     lua_pushinteger(L, all.wire_bytes);
     lua_rotate(L, 3, 2);
-    return 4;
+    lua_pushnumber(L, all.server_busy);
+    lua_pushnumber(L, all.link_share);
+    lua_pushnumber(L, all.queue_share);
+    return 7;
 }
 
 static int async_gc(lua_State *L)
@@ -326,9 +341,57 @@ static int async_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {LT_FN(simulate),    LT_FN(live),        LT_FN(replay),
-                                     LT_FN(needs_async), LT_FN(joins_async), LT_FN(async_issued),
-                                     {NULL, NULL}};
+/* ==== A simulated synchronous parameter server ================================================ */
+
+static const char clock_class[] = "luatrain.ServerClock";
+
+/* server_clock(o, bytes, time): a virtual clock; see lt_server_clock_new(). o has the options of
+ * read_simulation(). */
+static int server_clock(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_async_config config = {0};
+    size_t bytes = (size_t)luaL_checkinteger(L, 2);
+    double time = luaL_checknumber(L, 3);
+    luaL_checktype(L, 1, LUA_TTABLE);
+    read_simulation(L, 1, &config);
+    void **handle = lt__push_handle(L, clock_class);
+    lt__fill_handle(L, handle, lt_server_clock_new(s->ctx, &config, bytes, time));
+    return 1;
+}
+
+/* clock:step(step): the time at the end of a step. */
+static int clock_step(lua_State *L)
+{
+    lt_server_clock *clock = lt__check_handle(L, clock_class);
+    lua_pushnumber(L, lt_server_clock_step(clock, luaL_checkinteger(L, 2)));
+    return 1;
+}
+
+/* clock:stats(): returns server_busy, link_share and queue_share. */
+static int clock_stats(lua_State *L)
+{
+    lt_async_stats all;
+    lt_server_clock_stats(lt__check_handle(L, clock_class), &all);
+    lua_pushnumber(L, all.server_busy);
+    lua_pushnumber(L, all.link_share);
+    lua_pushnumber(L, all.queue_share);
+    return 3;
+}
+
+static int clock_gc(lua_State *L)
+{
+    lt_server_clock **clock = lua_touserdata(L, 1);
+    lt_server_clock_free(*clock);
+    *clock = NULL;
+    return 0;
+}
+
+static const luaL_Reg functions[] = {LT_FN(simulate),     LT_FN(live),        LT_FN(replay),
+                                     LT_FN(needs_async),  LT_FN(joins_async), LT_FN(async_issued),
+                                     LT_FN(server_clock), {NULL, NULL}};
+static const luaL_Reg clock_methods[] = {
+    {"step", clock_step}, {"stats", clock_stats}, {NULL, NULL}};
 static const luaL_Reg methods[] = {
     LT_FN(set_limit),      LT_FN(next),          LT_FN(push),
     LT_FN(release),        LT_FN(finish),        LT_FN(done_below),
@@ -343,4 +406,5 @@ void lt__open_async(lua_State *L)
 {
     lt__register(L, functions);
     lt__new_class(L, async_class, methods, async_gc);
+    lt__new_class(L, clock_class, clock_methods, clock_gc);
 }

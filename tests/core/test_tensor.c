@@ -218,18 +218,19 @@ TEST(faults)
                                         "leave:rank=:step=3",
                                         "hang:rank=1:step= 3",
                                         "delay:rank=1:step=3",
+                                        "latency:rank=1:ms=3",
                                         "inf:rank=0:step=1",
                                         "inf:rank=0:step=0:param=w",
                                         "inf:rank=0:step=2:param="};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK_NULL(lt_ctx_new(&(lt_config){.fault = wrong[i]}), LT_EUSAGE,
                    "the faults are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
-                   "hang:rank=1:step=3, delay:rank=1:ms=100 and "
+                   "hang:rank=1:step=3, delay:rank=1:ms=100, latency:rank=1:us=500 and "
                    "inf:rank=0:step=7:param=conv1.w");
     }
-    static const char *const right[] = {"kill:rank=1:step=3", "leave:rank=12:step=345",
-                                        "hang:rank=0:step=1", "delay:rank=1:ms=100",
-                                        "inf:rank=3:step=1:param=1.body.w"};
+    static const char *const right[] = {
+        "kill:rank=1:step=3",  "leave:rank=12:step=345", "hang:rank=0:step=1",
+        "delay:rank=1:ms=100", "latency:rank=1:us=500",  "inf:rank=3:step=1:param=1.body.w"};
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
         ctx = lt_ctx_new(&(lt_config){.fault = right[i]});
         CHECK(ctx != NULL);

@@ -78,6 +78,138 @@ TEST(delays_follow_the_times_of_workers)
     destroy(&n);
 }
 
+/* ==== Links =================================================================================== */
+
+typedef struct cycle { /* seconds between pushes of a single worker, which computes for 1 s */
+    double first, next;
+    lt_async_stats stats;
+} cycle;
+
+static cycle cycle_of(lt_async_config config)
+{
+    static trace t;
+    cycle c;
+    t.n = 0;
+    config.rule = "asgd";
+    config.workers = 1;
+    config.staleness = config.drop = LT_ASYNC_UNBOUNDED;
+    net n = make("sgd_step", "lr=0.05");
+    config.buffers = n.buffers;
+    config.n_buffers = 2;
+    lt_async *async = open_async(&n, &config);
+    lt_async_event e = {0};
+    CHECK_OK(lt_async_set_limit(async, 4));
+    while (e.kind != LT_ASYNC_EVENT_DONE) {
+        CHECK_OK(next_event(&n, async, 0, &e));
+        if (e.kind == LT_ASYNC_EVENT_PUSH)
+            t.event[t.n++] = e;
+    }
+    CHECK_OK(lt_async_read_stats(async, 0, &c.stats));
+    lt_async_free(async);
+    destroy(&n);
+    c.first = t.event[0].time;
+    c.next = t.event[1].time - c.first;
+    CHECK_NEAR(t.event[3].time, c.first + 3 * c.next, 1e-9);
+    return c;
+}
+
+TEST(messages_take_bytes_over_rate_plus_latency_twice)
+{
+    double rate = 1000, latency = 0.25;
+    cycle none = cycle_of((lt_async_config){0});
+    cycle late = cycle_of((lt_async_config){.latencies = &latency, .n_latencies = 1});
+    cycle slow = cycle_of((lt_async_config){.rates = &rate, .n_rates = 1});
+    cycle both = cycle_of((lt_async_config){
+        .rates = &rate, .n_rates = 1, .latencies = &latency, .n_latencies = 1, .service = 0.125});
+    CHECK_NEAR(none.first, 1, 1e-12);
+    CHECK_NEAR(none.next, 1, 1e-12);
+    CHECK(none.stats.link_share == 0);
+    CHECK_NEAR(late.next, 1.5, 1e-12);
+    /* the values and a gradient of 73 elements each, with padding and options */
+    CHECK(slow.next > 1 + 2 * 73 * 4 / rate && slow.next < 30);
+    CHECK_NEAR(both.next, slow.next + 0.5 + 0.125, 1e-9);
+    CHECK_NEAR(both.stats.server_busy, 0.125 / both.next, 1e-9);
+    CHECK_NEAR(both.stats.queue_share, 0.125 / both.next, 1e-9);
+    CHECK_NEAR(both.stats.link_share, 1 - 1.125 / both.next, 1e-9);
+    rate = 2000;
+    cycle twice = cycle_of((lt_async_config){.rates = &rate, .n_rates = 1});
+    CHECK_NEAR(2 * (twice.next - 1), slow.next - 1, 1e-9);
+    /* the slower of two links decides; a worker on the server's host uses neither */
+    cycle server = cycle_of((lt_async_config){.rates = &rate, .n_rates = 1, .server_rate = 1000});
+    CHECK_NEAR(server.next, slow.next, 1e-9);
+    cycle here = cycle_of((lt_async_config){.server_rate = 1});
+    CHECK_NEAR(here.next, 1, 1e-12);
+}
+
+/* Four equal workers push at the same moment. */
+static void check_queue(lt_async_config config, double first, double each)
+{
+    static trace t;
+    lt_async_config all = config_of("asgd", 4);
+    all.service = config.service;
+    all.rates = config.rates;
+    all.n_rates = config.n_rates;
+    all.server_rate = config.server_rate;
+    t.n = 0;
+    net n = make("sgd_step", "lr=0.05");
+    simulate(&n, &all, 4, 0, &t);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(t.event[i].worker, i);
+        CHECK_EQ(t.event[i].delay, i);
+        CHECK_NEAR(t.event[i].time, first + i * each, 1e-9);
+    }
+    destroy(&n);
+}
+
+TEST(the_server_handles_one_push_at_a_time)
+{
+    check_queue((lt_async_config){.service = 0.25}, 1.25, 0.25);
+}
+
+/* The values leave one after the other, so the workers are apart by the time of a grant; a push is
+ * larger than a grant, so pushes wait for each other. */
+TEST(messages_share_the_link_of_the_server)
+{
+    double rate = 1e12, server_rate = 1000;
+    static trace t;
+    lt_async_config config = config_of("asgd", 3);
+    config.rates = &rate;
+    config.n_rates = 1;
+    config.server_rate = server_rate;
+    t.n = 0;
+    net n = make("sgd_step", "lr=0.05");
+    simulate(&n, &config, 30, 0, &t);
+    double last = t.event[29].time, early = t.event[14].time,
+           push = t.event[1].time - t.event[0].time;
+    CHECK(push > 0.3);
+    /* the link is the bottleneck, in the direction of the pushes */
+    CHECK_NEAR((last - early) / 15, push, 1e-9);
+    destroy(&n);
+}
+
+TEST(links_that_are_not_possible_are_refused)
+{
+    static const struct {
+        double rate, latency, service, server_rate;
+        const char *text;
+    } bad[] = {{0, 0, 0, 0, "the rate of a link must be positive, but is 0"},
+               {-1, 0, 0, 0, "the rate of a link must be positive, but is -1"},
+               {1, -1, 0, 0, "the latency of a link must be at least 0, but is -1"},
+               {1, 0, -1, 0, "the time of the server must be at least 0, but is -1"},
+               {1, 0, 0, -2, "the rate of the server's link must be positive, but is -2"}};
+    net n = make("sgd_step", "lr=0.05");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        lt_async_config config = config_of("asgd", 2);
+        config.rates = &bad[i].rate;
+        config.latencies = &bad[i].latency;
+        config.n_rates = config.n_latencies = 1;
+        config.service = bad[i].service;
+        config.server_rate = bad[i].server_rate;
+        CHECK_NULL(lt_async_new(n.ctx, n.optim, &config), LT_EUSAGE, bad[i].text);
+    }
+    destroy(&n);
+}
+
 static int count(const trace *t, int64_t ticket)
 {
     int n = 0;

@@ -156,6 +156,35 @@ static void check_timeout(office *o)
 
 TEST(taking_waits_at_most_as_long_as_told) { for_each_transport(check_timeout); }
 
+static void add_latency(office *o, double seconds)
+{
+    for (int i = 0; i < RANKS; i++)
+        lt__mail_add_latency(o->mail[i], 0, seconds);
+}
+
+/* Messages from and to rank 0 are late, and stay in order. Those between others are not. */
+static void check_latency(office *o)
+{
+    add_latency(o, 0.05);
+    for (int to = 1, from = 0; to >= 0; to--, from++) {
+        double before = lt__seconds();
+        send(o, from, to, 1, 8);
+        send(o, from, to, 2, LARGE);
+        expect(o, to, from, 1, 8);
+        CHECK(lt__seconds() - before >= 0.05);
+        expect(o, to, from, 2, LARGE);
+    }
+    add_latency(o, 1000);
+    send(o, 0, 1, 3, 8);
+    send(o, 2, 1, 4, 8);
+    send(o, 0, 0, 5, 8);
+    expect(o, 1, 2, 4, 8);
+    expect(o, 0, 0, 5, 8);
+    CHECK(lt__mail_take(o->mail[1], 0.01) == NULL);
+}
+
+TEST(a_latency_delays_the_messages_of_one_rank) { for_each_transport(check_latency); }
+
 typedef struct sender {
     office *office;
     int rank;

@@ -1,6 +1,6 @@
 /* test_reducer.c - several ranks in threads train like one: uneven shares, micro-batches,
  * parameters that few or no ranks use, hooks in any order, batch norm's running statistics, half
- * precision on the wire, failures. */
+ * precision on the wire, a server, failures. */
 #include "tests/dist/trainer.h"
 
 TEST(ranks_train_like_one)
@@ -237,6 +237,61 @@ TEST(halves_on_the_wire)
     check_against_one(&p, 3e-3);
     p.config.wire = LT_F16;
     check_against_one(&p, 4e-4);
+}
+
+/* Trains with an allreduce and with a server, and checks that the bits are the same. */
+static void check_server(plan p)
+{
+    static trained with[MOST_TRAINERS], without[MOST_TRAINERS];
+    check_train_all(&p, without);
+    p.config.server = true;
+    check_train_all(&p, with);
+    for (int i = 0; i < p.ranks; i++)
+        CHECK(memcmp(with[i].w, without[i].w, sizeof with[i].w) == 0);
+}
+
+TEST(a_server_gives_the_same_bits)
+{
+    for (int n = 2; n <= MOST_TRAINERS; n++) {
+        plan p = usual;
+        p.ranks = n;
+        set_rows(&p, 13, 3, 1, 5, 2);
+        check_server(p);
+        p.dtype = LT_F32;
+        p.late = p.rare = true;
+        check_server(p);
+        p.config.wire = LT_F16;
+        check_server(p);
+        p.config.wire = LT_BF16;
+        check_server(p);
+        p.changes = true;
+        check_server(p);
+    }
+}
+
+TEST(a_server_is_refused)
+{
+    static trained results[MOST_TRAINERS];
+    plan p = usual;
+    lt_reducer_config other = {.server = true};
+    p.ranks = 2;
+    p.other = &other;
+    p.config = (lt_reducer_config){0};
+    train_all(&p, results);
+    CHECK_EQ(results[1].status, LT_EDESYNC);
+    CHECK_STR(results[1].text, "the ranks disagree: the gradient exchange: rank 0 has '', rank 1 "
+                               "has '--parallel sync-server'");
+    p.other = NULL;
+    p.config = (lt_reducer_config){.server = true, .sum_backend = LT_SUM_BACKEND_NCCL};
+    train_all(&p, results);
+    CHECK_EQ(results[0].status, LT_EUSAGE);
+    CHECK_STR(results[0].text, "a synchronous parameter server sums on the CPU, not by NCCL");
+    p.config = (lt_reducer_config){0};
+    p.fault = "latency:rank=1:us=5";
+    train_all(&p, results);
+    CHECK_EQ(results[0].status, LT_EUSAGE);
+    CHECK_STR(results[0].text, "the fault latency delays the messages of asynchronous training and "
+                               "of pipelines, but the ranks train synchronously");
 }
 
 /* ==== Failures ================================================================================ */

@@ -230,7 +230,8 @@ end)
 T.test("a wrong --parallel is reported once", function()
   for _, mode in ipairs{"micro=2", "pipe", ",", "async=asgd,pipe=2"} do
     local message = mode:find "async" and "--parallel must be async=RULE"
-                    or ("--parallel must begin with async=RULE or pipe=P, but is '%s'"):format(mode)
+                    or ("--parallel must begin with async=RULE or pipe=P, or be sync-server, but "
+                        .. "is '%s'"):format(mode)
     local text, code = run(("--ranks 2 --parallel %s t.lua"):format(mode))
     T.equal({mode, code, count(text, "\n"), (text:find("luatrain: " .. message, 1, true))},
             {mode, 2, 1, 1})

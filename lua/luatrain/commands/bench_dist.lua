@@ -20,6 +20,7 @@ local core = ...
 local bench = require "luatrain.commands.bench"
 local command_line = require "luatrain.command_line"
 local ranks = require "luatrain.train.ranks"
+local read_server = require "luatrain.train.parallel".server
 local sum = require "luatrain.sum"
 
 local bench_dist = {}
@@ -429,6 +430,8 @@ function bench_dist.attach(...)
     bench.refuse "dist requires one shard per rank; omit --vranks"
   elseif command_line.variable "LUATRAIN_SHARE" then
     bench.refuse "dist requires equal shards; omit --share"
+  elseif read_server() then
+    bench.refuse "dist measures the allreduce; omit --parallel sync-server"
   end
   if o.link == 0 then bench.refuse "--link must be above 0 Gbit/s" end
   if o.json and rank == 0 then bench.want_file(o.json) end

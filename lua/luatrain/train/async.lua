@@ -130,7 +130,7 @@ function async.open(inner, buffers, o, gone)
   end
   o.steps, o.prefetch = inner.steps, PREFETCH
   if o.trace then return core.replay(inner.handle, o, buffers, o.trace_workers, o.trace_steps) end
-  if o.workers then return core.simulate(inner.handle, o, buffers, o.times) end
+  if o.workers then return core.simulate(inner.handle, o, buffers) end
   return core.live(inner.handle, o, buffers, gone)
 end
 
@@ -160,6 +160,7 @@ function Async:open(saved, warnings)
     rule = o.rule, text = o.text,      -- name of the rule; with lam, if it was given
     workers = o.trace_workers or o.workers or run.ranks,
     began = core.clock(), first_step = 0,  -- start of this process
+    first_time = false, time = 0.0,    -- simulation: virtual times of its start and last step
     is_live = not o.workers and not o.trace,
     trace_losses = o.trace_losses or {},   -- replay: losses by step, until one differs
     pushed = core.clock(),             -- time at which the last push arrived
@@ -321,6 +322,7 @@ local function take_push(self, event)
   local run, ticket, loss, time = self.run, event.ticket, event.loss, event.time
   local step, now = self.pushes[ticket] or step_of_other(self, ticket, event.lr), core.clock()
   self.done_below = event.done_below
+  self.time = time
   if self.is_live then                 -- the rate of all workers together
     step.seconds, self.pushed = math.max(now - self.pushed, 1e-9), now
     time = time - run.began
@@ -358,6 +360,7 @@ local function begin(self, open_pass, event)
   local run, before, ticket = self.run, core.clock(), event.ticket
   local epoch, position, rows = locate(self, ticket)
   local x, y
+  self.first_time = self.first_time or event.time
   if self.is_live then
     x, y = requested_batch(self, open_pass, ticket, event.prefetched)
   else

@@ -15,7 +15,9 @@ local async = require "luatrain.train.async"
 local hooks = require "luatrain.hooks"
 local is_module = require "luatrain.api.module".is_module
 local ranks = require "luatrain.train.ranks"
+local server_mode = require "luatrain.train.server_mode"
 local read_options = require "luatrain.train.parallel".async
+local read_server = require "luatrain.train.parallel".server
 
 local loop = {}
 
@@ -30,7 +32,10 @@ local active = false                   -- the pass that has begun; false if ther
 local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 -- Whether passes over shuffled batches train asynchronously: outside of a run, with --parallel.
-function hooks.is_async() return read_options() and not async.running end
+function hooks.is_async()
+  server_mode.check_loop()
+  return read_options() and not async.running
+end
 
 -- The buffers of the modules that an optimizer was made for: a net, or groups with nets.
 local function buffers_of(what)
@@ -49,6 +54,7 @@ end
 function hooks.new_optim(inner, what, who, of_optim)
   ranks.reduce(inner.parameters, who, of_optim)
   local settings = read_options()
+  read_server()                        -- refuses wrong options
   if settings then core.needs_async(settings.rule) end
   newest.optim, buffers[inner] = inner, settings and buffers_of(what)
 end

@@ -37,11 +37,20 @@ function report.print_start(self)
   self.run.log:note(text)
 end
 
+-- The rate of a simulation with links, as a line of text.
+function report.shares_text(fields)
+  return ("%.4g steps per second; workers wait %.0f %% of the time for links and %.0f %% for the "
+          .. "server, which is busy for %.0f %%"):format(
+         fields.steps_per_s, 100 * fields.link_share, 100 * fields.queue_share,
+         100 * fields.server_busy)
+end
+
 -- Logs and prints delays and compensation, at the end.
 function report.finish(self, exit)
   local run, n = self.run, self.run.steps
   if n == 0 or not exit then return end
-  local _, wire_bytes, strength, capped = self.handle:stats(2 * #run.settings.optim.groups)
+  local _, wire_bytes, strength, capped, server_busy, link_share, queue_share =
+    self.handle:stats(2 * #run.settings.optim.groups)
   local bins = {}
   for bin = 1, bin_of(self.largest_delay) do bins[bin] = self.delays[bin] or 0 end
   local compensates = self.rule == "ddc"
@@ -51,7 +60,14 @@ function report.finish(self, exit)
     capped = compensates and capped or nil}
   if self.is_live then
     fields.steps_per_s = (n - self.first_step) / (core.clock() - self.began)
-    fields.wire_bytes = wire_bytes
+    fields.wire_bytes, fields.server_busy = wire_bytes, server_busy
+  elseif not self.is_replay and self.first_time and self.time > self.first_time then
+    fields.steps_per_s = (n - self.first_step) / (self.time - self.first_time)
+    if self.options.has_messages then
+      fields.server_busy, fields.link_share, fields.queue_share = server_busy, link_share,
+        queue_share
+      run.log:note(report.shares_text(fields))
+    end
   end
   run.log:event("async", fields)
   run.log:note(("delays: %.1f steps on average, at most %d%s"):format(

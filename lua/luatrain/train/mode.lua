@@ -156,6 +156,9 @@ end
 -- Called after a step with its seconds.
 function Mode:note_seconds() end
 
+-- The time of a simulation in seconds at the end of the step run.steps; else nil.
+function Mode:virtual_time() end
+
 local function continue_trial(run, seconds)
   local result, text = run.settings.trial:end_step(seconds)
   if not result then return end
@@ -181,7 +184,8 @@ function Mode:end_step(loss)
   run.epoch_s, run.epoch_images = run.epoch_s + total, run.epoch_images + rows
   run.spent.total, run.spent.sent = total, ranks.sent() - run.spent.sent
   run.open_step = {loss = loss, rows = rows, rate = run.rate, waited = run.waited,
-                   spent = run.spent, scaled = o.scaler and o.scaler:latest()}
+                   spent = run.spent, scaled = o.scaler and o.scaler:latest(),
+                   time = self:virtual_time()}
   if is_here then ending.close_step(run) end
   local text = run.data_wait:step(run.waited, total, rows, run.loader)
   if text then run.log:warn(text) end

@@ -134,7 +134,7 @@ local ASYNC_FORM = "async=RULE[,staleness=S][,drop=R][,lam=L]"
 -- "async=ddc,staleness=8,drop=16" as {rule = "ddc", staleness = 8, drop = 16}
 local function read_async(text)
   if not text:find "^async=[^,]" then
-    refuse("--parallel must begin with async=RULE or pipe=P, but is '%s'", text)
+    refuse("--parallel must begin with async=RULE or pipe=P, or be sync-server, but is '%s'", text)
   end
   local o = read_items(text, ASYNC_FORM, ASYNC_KEYS, READ_ASYNC, {})
   o.rule, o.async = o.async, nil
@@ -161,41 +161,124 @@ local function number_of(text, low, high, message)
   return value
 end
 
--- "workers=4,delay=lognormal:0.2:1,1,2" as {workers = 4, sigma = 0.2, times = {1, 1, 2}};
--- "trace:FILE" as {trace = FILE}
-local function read_simulate(text)
-  local file = text:match "^trace:(.+)$"
-  if file then return {trace = file} end
-  local workers, sigma, list = text:match "^workers=([^,]*),delay=lognormal:([^:]*)(.*)$"
-  if not workers then
-    refuse("--simulate must be workers=N,delay=lognormal:SIGMA[:T1,T2,...] or trace:FILE, but is "
-           .. "'%s'", text)
-  end
-  local o = {workers = workers_of(workers), times = {},
-             sigma = number_of(sigma, 0, 10, "--simulate: sigma must be from 0 to 10, but is %s")}
-  for item in items_of(list:sub(2)) do
-    if list == "" then break end
-    o.times[#o.times + 1] = number_of(item, 1e-9, 1e9, "--simulate: '%s' is not a time from 1e-9 "
-                                                       .. "to 1e9 seconds")
+local SIMULATE_FORM = "workers=N,delay=lognormal:SIGMA[:T1,T2,...][,link=GBIT1,GBIT2,...]"
+                      .. "[,latency=US1,US2,...][,server=S[:GBIT]] or trace:FILE"
+local SIMULATE_KEYS = {"workers", "delay", "link", "latency", "server"}
+
+-- The list of the numbers in "1,0.1".
+local function numbers_of(text, read)
+  local list = {}
+  for item in items_of(text) do list[#list + 1] = read(item) end
+  return list
+end
+
+-- A rate in Gbit/s, as bytes per second.
+local function rate_of(text)
+  return number_of(text, 1e-6, 1e6, "--simulate: '%s' is not the rate of a link: from 1e-6 to 1e6 "
+                                    .. "Gbit/s") * 1e9 / 8
+end
+
+-- Each function sets the options of a key in o.
+local READ_SIMULATE = {
+  workers = function(o, text) o.workers = workers_of(text) end,
+  delay = function(o, text)
+    local sigma, list = text:match "^lognormal:([^:]*)(.*)$"
+    if not sigma then
+      refuse("--simulate: delay must be lognormal:SIGMA[:T1,T2,...], but is '%s'", text)
+    end
+    o.sigma = number_of(sigma, 0, 10, "--simulate: sigma must be from 0 to 10, but is %s")
+    o.times = list == "" and {} or numbers_of(list:sub(2), function(item)
+      return number_of(item, 1e-9, 1e9, "--simulate: '%s' is not a time from 1e-9 to 1e9 seconds")
+    end)
+  end,
+  link = function(o, text)
+    o.rates = numbers_of(text, function(item)
+      return item == "none" and math.huge or rate_of(item)
+    end)
+  end,
+  latency = function(o, text)
+    o.latencies = numbers_of(text, function(item)
+      return number_of(item, 0, 1e9, "--simulate: '%s' is not a latency from 0 to 1e9 "
+                                     .. "microseconds") * 1e-6
+    end)
+  end,
+  server = function(o, text)
+    local seconds, rate = text:match "^([^:]*):?(.*)$"
+    o.service = number_of(seconds, 0, 1e9, "--simulate: '%s' is not a time of the server from 0 to "
+                                           .. "1e9 seconds")
+    if text:find ":" then o.server_rate = rate_of(rate) end
+  end,
+}
+
+-- "workers=4,link=1,0.1" as {workers = "4", link = "1,0.1"}: an item without a key belongs to the
+-- list of the key before it.
+local function split_simulate(text)
+  local o, last = {}, nil
+  for item in items_of(text) do
+    local key, value = item:match "^(%a+)=(.*)$"
+    if not key and last then
+      o[last] = o[last] .. "," .. item
+    elseif not READ_SIMULATE[key] then
+      refuse("--simulate must be %s, but is '%s'%s", SIMULATE_FORM, text,
+             key and hint(key, SIMULATE_KEYS, "") or "")
+    elseif o[key] then
+      refuse("--simulate: %s is given twice in '%s'", key, text)
+    else
+      last, o[key] = key, value
+    end
   end
   return o
 end
 
--- Returns the options of asynchronous training: {rule =, staleness =, drop =, lam =}, with workers,
--- sigma and times for a simulation, or trace, a path, for a replay. False without --parallel.
+-- "workers=4,delay=lognormal:0.2:1,1,2" as {workers = 4, sigma = 0.2, times = {1, 1, 2}}, with
+-- rates, latencies, service and server_rate in bytes and seconds; "trace:FILE" as {trace = FILE}
+local function read_simulate(text)
+  local file = text:match "^trace:(.+)$"
+  if file then return {trace = file} end
+  local items = split_simulate(text)
+  if not items.workers or not items.delay then
+    refuse("--simulate must be %s, but is '%s'", SIMULATE_FORM, text)
+  end
+  local o = {rates = {}, latencies = {},
+             has_messages = (items.link or items.latency or items.server) and true or false}
+  for _, key in ipairs(SIMULATE_KEYS) do
+    if items[key] then READ_SIMULATE[key](o, items[key]) end
+  end
+  return o
+end
+
+-- Returns the options of asynchronous training: {rule =, staleness =, drop =, lam =}, with those of
+-- read_simulate() for a simulation or a replay. False without --parallel async=RULE.
 function parallel.async()
   local text, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
   if not text then
-    if simulate then refuse "--simulate requires --parallel async=RULE" end
+    if simulate then refuse "--simulate requires --parallel async=RULE or sync-server" end
     return false
   end
-  if text:find "^pipe=" then return false end
+  if text:find "^pipe=" or text == "sync-server" then return false end
   local o = read_async(text)
   if simulate then
     for key, value in pairs(read_simulate(simulate)) do o[key] = value end
   elseif not core.joins_async() then
     refuse "--parallel async=RULE requires ranks (--ranks N, mpirun) or --simulate"
   end
+  return o
+end
+
+-- ==== --parallel sync-server =====================================================================
+
+-- Returns the options of a synchronous parameter server: those of read_simulate() for a simulation,
+-- else {}. False without --parallel sync-server.
+function parallel.server()
+  local simulate = text_of "LUATRAIN_SIMULATE"
+  if text_of "LUATRAIN_PARALLEL" ~= "sync-server" then return false end
+  if not simulate then
+    local _, size = core.job_rank()
+    if size > 1 then return {} end
+    refuse "--parallel sync-server requires several ranks (--ranks N, mpirun) or --simulate"
+  end
+  local o = read_simulate(simulate)
+  if o.trace then refuse "--simulate trace:FILE requires --parallel async=RULE" end
   return o
 end
 

@@ -39,6 +39,7 @@ local mixup = require "luatrain.api.mixup"
 local mode = require "luatrain.train.mode"
 local module = require "luatrain.api.module"
 local pipeline_mode = require "luatrain.train.pipeline_mode"
+local server_mode = require "luatrain.train.server_mode"
 local progress = require "luatrain.train.progress"
 local optims = require "luatrain.train.optims"
 local overrides = require "luatrain.train.overrides"
@@ -137,7 +138,7 @@ end
 local function new(given)
   local o = read_settings(given)
   local observer = core.on_run and core.on_run(o) or false      -- on_run may change the settings
-  local own_mode = pipeline_mode.of(o) or async.of(o) or mode.of(o)
+  local own_mode = pipeline_mode.of(o) or async.of(o) or server_mode.of(o) or mode.of(o)
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)

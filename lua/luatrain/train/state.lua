@@ -328,8 +328,8 @@ local function differences(o, s, path, warnings)
 end
 
 -- Applies the setting `resume` of a run: resumes from a checkpoint if there is one, or with "never"
--- removes the folder's checkpoints. Returns a list of warnings, and what the checkpoint has of
--- asynchronous training, {tensors =, numbers =}, or nil.
+-- removes the folder's checkpoints. Returns a list of warnings, and what the mode has saved in the
+-- checkpoint, {tensors =, numbers =}; nil without a checkpoint.
 function state.resume(run)
   local o, folder = run.settings, run.folder
   if not o.resume then return {} end
@@ -364,7 +364,7 @@ function state.resume(run)
     core.fail("EFILE", ("--resume %s: it has no checkpoint"):format(from))
   end
   if run.root then log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch) end
-  return warnings, s and s.async and {tensors = s.async, numbers = part(s, "async.")}
+  return warnings, s and {tensors = s.async or {}, numbers = part(s, "async.")}
 end
 
 return state
