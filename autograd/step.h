@@ -138,8 +138,8 @@ typedef struct lt_grad_place {
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter; LT_ENOMEM. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
-/* How many contributions the gradient of x may still get: from nodes of the running backward, plus 1
- * while x is a root, and from pending second halves of split backwards. */
+/* How many contributions the gradient of x may still get: from nodes of the running backward, plus
+ * 1 while x is a root, and from pending second halves of split backwards. */
 LT_API int lt_grad_uses(const lt_tensor *x);
 /* Whether the pass that begins is the last one of the step, if a part has is_last; `guess` if none
  * has. After the last pass of a step, only second halves of split backwards follow. */

@@ -194,11 +194,11 @@ LT_MUST lt_status lt_group_compare_settings(lt_group *group, lt_ctx *ctx);
  * parameters it uses, its loss, the sums of its batch-norm statistics and its stop request.
  *
  * A step may have several backward passes, whose gradients add up. The exchange starts in the last
- * pass. A pipeline knows which one that is. Otherwise, lt_reducer_expect_backwards() sets the number
- * of passes. By default, the reducer expects the largest number of passes that any rank has run in a
- * step so far; in the first step, the exchange starts when an optimizer needs the gradients. If only some ranks have used a parameter,
- * its gradient counts as zero on the others. A parameter that no rank has used is not updated, and
- * a bucket of only such parameters is not sent.
+ * pass. A pipeline knows which one that is. Otherwise, lt_reducer_expect_backwards() sets the
+ * number of passes. By default, the reducer expects the largest number of passes that any rank has
+ * run in a step so far; in the first step, the exchange starts when an optimizer needs the
+ * gradients. If only some ranks have used a parameter, its gradient counts as zero on the others. A
+ * parameter that no rank has used is not updated, and a bucket of only such parameters is not sent.
  *
  * The ranks must agree on the following, or the step fails with LT_EDESYNC:
  * - They run each batch norm for the first time in the same step and in the same order.

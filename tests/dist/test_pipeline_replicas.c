@@ -1,5 +1,5 @@
-/* test_pipeline_replicas.c - replicas of the stages of a pipeline: the sums of their gradients begin
- * within the last pass of a step, and have the bits of data parallelism. */
+/* test_pipeline_replicas.c - replicas of the stages of a pipeline: the sums of their gradients
+ * begin within the last pass of a step, and have the bits of data parallelism. */
 #include <stdatomic.h>
 
 #include "dist/pipeline/internal.h"

@@ -94,6 +94,7 @@ TEST(functions_of_autograd_without_a_context)
     ENDS(lt_grad_on(NULL));
     IS_NULL(lt_grad_enabled(NULL));
     FAILS(lt_backward_from(NULL, &x, &none, 1, NULL));
+    FAILS(lt_backward_weights_all(NULL));
     FAILS(lt_synchronize(NULL));
     ENDS(lt_synchronize_quiet(NULL));
     IS_NULL(lt_tape_new(NULL));
@@ -102,6 +103,7 @@ TEST(functions_of_autograd_without_a_context)
     FAILS(lt_set_part(NULL, LT_PART_EXCHANGE, NULL));
     FAILS(lt_check_no_part(NULL, LT_PART_EXCHANGE, "x"));
     IS_NULL(lt_net_is_divided(NULL));
+    IS_NULL(lt_pass_is_last(NULL, true));
     FAILS(lt_sum_over_net(NULL, NULL, 0));
     ENDS(lt_set_cast(NULL, NULL, NULL));
     IS_NULL(lt_get_cast(NULL, &ud));

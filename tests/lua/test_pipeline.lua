@@ -244,6 +244,8 @@ T.test("replicas", function()
   check("2,data=3,cut=conv2", 6, 2)
   check("2,data=2,cut=bn1", 4, 3, "--size 23 --clip 0.1")
   check("2,data=2,cut=conv2", 4, 4, "--optim adam", "--amp fp16")
+  check("2,data=2,cut=b,schedule=1f1b,lag=0", 4, 4, "--net residual", "--amp bf16")
+  check("2,data=2,cut=fc1,schedule=gpipe", 4, 3, "--clip 0.1", "--amp fp16 --wire fp16")
   check("2,data=2,cut=fc1", 4, 2, "", "--wire fp16")
 end)
 
@@ -255,6 +257,7 @@ T.test("an accelerator, which is emulated", function()
     check("3,cut=conv2,cut=fc2", 3, 4, "--clip 0.01", "--amp " .. amp)
   end
   check("2,cut=conv2", 4, 2, "--size 23")
+  check("2,cut=conv2,schedule=1f1b", 4, 2, "", "--amp fp16")
   check("3,cut=b,cut=fc", 3, 3, "--net residual --optim adam")
   check("2,cut=fc1", 2, 1, "--item")
   prefix, wanted = "", {}

@@ -75,8 +75,7 @@ T.test("plans have what the options give", function()
   end
   assert(text:find "summed MB +sum s +overlap\n")
   assert(text:find " [%d.e-]+ +%d+ %%\n\n")
-  assert(text:find "\nReplicas sum the gradients of their stage while it computes its last backward "
-         .. "pass%.\nTrain with: ")
+  assert(text:find "\nThe replicas of a stage sum its gradients during its last backward pass%.\n")
   for _, plan in ipairs(plans("--parallel pipe=2", 2, "--norm --batch 20")) do
     assert(plan.micro <= 2)                      -- batch norm gets at least 8 images
   end

@@ -59,7 +59,7 @@ local function write(list, job, timed)
                        link.bytes_per_s * 8e-9, link.latency * 1e6))
   io.write(columns(rows_of(list), 1), "\n\n")
   if best.replicas > 1 and best.stages > 1 then
-    io.write("Replicas sum the gradients of their stage while it computes its last backward pass.\n")
+    io.write("The replicas of a stage sum its gradients during its last backward pass.\n")
   end
   if best.stages == 1 then
     return io.write(best.replicas > 1 and "Data parallelism is fastest.\n"
