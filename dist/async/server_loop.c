@@ -137,19 +137,26 @@ static void lose(lt_server_loop *l, int i, bool silent)
     lt_async_event event = {
         .kind = LT_ASYNC_EVENT_LOST, .worker = i, .n_returned = forget(l, i), .timed_out = silent};
     memcpy(event.host, l->members[i].host, sizeof event.host);
-    report(l, &event);
+    if (!l->members[i].is_new) /* otherwise nobody has heard of it */
+        report(l, &event);
 }
 
 /* A worker has joined an elastic job, with the rank of a lost one or of none. */
 static void take_worker(lt_server_loop *l, const lt_message *m)
 {
-    int i = m->from;
+    lt_member *w = &l->members[m->from];
+    *w = (lt_member){.last_message = now_of(l), .is_new = true};
+    memcpy(w->host, m->data, LT_MIN(m->bytes, sizeof w->host - 1));
+    lt__order_lose(l->server.order, m->from);
+    lt__order_join(l->server.order, m->from);
+}
+
+/* A worker pulls for the first time: its script and settings agree with those of the server. */
+static void report_joined(lt_server_loop *l, int i)
+{
     lt_async_event event = {.kind = LT_ASYNC_EVENT_JOINED, .worker = i};
-    memcpy(event.host, m->data, LT_MIN(m->bytes, sizeof event.host - 1));
-    l->members[i] = (lt_member){.last_message = now_of(l)};
-    memcpy(l->members[i].host, event.host, sizeof event.host);
-    lt__order_lose(l->server.order, i);
-    lt__order_join(l->server.order, i);
+    memcpy(event.host, l->members[i].host, sizeof event.host);
+    l->members[i].is_new = false;
     report(l, &event);
 }
 
@@ -201,6 +208,8 @@ static lt_status pull(lt_server_loop *l, const lt_message *m)
                        "rank %d begins asynchronous training with other weights or buffers than "
                        "rank 0; initialise or load the same values on all ranks",
                        m->from);
+    if (l->members[m->from].is_new)
+        report_joined(l, m->from);
     l->members[m->from].pull = m->as.pull.number;
     l->members[m->from].pull_expected = false;
     if (l->stopped)

@@ -20,6 +20,7 @@ typedef struct lt_member { /* a worker */
     bool pull_expected;       /* it computes, or has pushed and pulls next */
     bool stop_sent;           /* it knows that training is over, or it is lost */
     char host[LT_ASYNC_HOST]; /* its machine, in an elastic job */
+    bool is_new;              /* it has joined, but has not pulled yet */
 } lt_member;
 
 typedef struct lt_server_loop {

@@ -46,7 +46,7 @@ static lt_group *serve(double timeout, char address[64])
 static lt_group *join(const char *address)
 {
     lt_group *worker;
-    CHECK_OK(lt_join_open(&(lt_join_config){address, key_file, 10}, &worker));
+    CHECK_OK(lt_join_open(&(lt_join_config){address, key_file, 60}, &worker));
     return worker;
 }
 
@@ -235,8 +235,10 @@ static void *run_worker(void *ud)
     worker *w = ud;
     bool root = w->group != NULL;
     lt_group *group = root ? w->group : NULL;
-    if (!root && (w->status = lt_join_open(&(lt_join_config){w->address, key_file, 10}, &group)))
+    if (!root && (w->status = lt_join_open(&(lt_join_config){w->address, key_file, 60}, &group))) {
+        snprintf(w->text, sizeof w->text, "%s", lt_errmsg());
         return NULL;
+    }
     w->rank = lt_group_rank(group);
     net n = make("momentum_step", "lr=0.05 momentum=0.5");
     lt_async_config config = live_config("ddc", group, &n);
@@ -268,7 +270,7 @@ TEST(each_ticket_is_applied_once_while_workers_come_and_go)
     char address[64];
     static worker server, left, stayed, late;
     pthread_t thread[4];
-    server = (worker){.group = serve(20, address)};
+    server = (worker){.group = serve(60, address)};
     left = (worker){.address = address, .after = 4};
     late = stayed = (worker){.address = address};
     start(&thread[0], &server);
@@ -281,7 +283,7 @@ TEST(each_ticket_is_applied_once_while_workers_come_and_go)
             pthread_join(thread[i], NULL);
     for (worker *const *w = (worker *const[]){&server, &stayed, &late, NULL}; *w; w++)
         if ((*w)->status != LT_OK)
-            FAIL("rank %d: %s", (*w)->rank, (*w)->text);
+            FAIL("rank %d: %s: %s", (*w)->rank, lt_status_text((*w)->status), (*w)->text);
     CHECK_EQ(left.status, LT_EDONE);
     CHECK_EQ(left.computed, 4);
     CHECK_EQ(server.n_joined, 3);
