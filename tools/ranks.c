@@ -81,7 +81,7 @@ static void *run_member(void *ud)
         describe_failure(j, m->group);
     if (j->ranks->own_group || lt_group_rank(m->group) == 0) {
         j->first = status;
-        bool speaks = status != LT_OK && lt_group_rank(m->group) == 0;
+        bool speaks = status != LT_OK && (is_first || lt_group_is_elastic(m->group));
         snprintf(j->first_text, sizeof j->first_text, "%s", speaks ? lt_errmsg() : "");
     }
     j->running--;
