@@ -153,8 +153,9 @@ LT_API void lt_async_accept_writes(lt_async *async);
 LT_MUST lt_status lt_async_read(lt_async *async);
 /* Rank 0, live: suspends the server, or continues it. While the server is suspended, each call of
  * lt_async_poll() gets, without waiting, one event that lt_async_next() has not reported: a push, a
- * worker that was lost or has joined, or a request to stop. After the last event it returns false. The server's state then
- * includes all reported events, and can be saved. Both functions do nothing in a simulation. */
+ * worker that was lost or has joined, or a request to stop. After the last event it returns false.
+ * The server's state then includes all reported events, and can be saved. Both functions do nothing
+ * in a simulation. */
 LT_API void lt_async_pause(lt_async *async, bool on);
 LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
 /* Rank 0, live: stops training with this code, like lt_async_stop(), as soon as the server has made

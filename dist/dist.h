@@ -62,8 +62,8 @@ LT_MUST lt_status lt_mpi_check(void);
  * MPI_THREAD_SERIALIZED; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or LT_ENOMEM. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
 
-/* An elastic job, for asynchronous training: workers are processes that join a server, leave it or are
- * lost, and come back, at any time. The server is rank 0 and a worker itself. A worker gets the
+/* An elastic job, for asynchronous training: workers are processes that join a server, leave it or
+ * are lost, and come back, at any time. The server is rank 0 and a worker itself. A worker gets the
  * lowest free rank. The group has LT_MAX_JOINED ranks, most of which are usually absent.
  *
  * Workers cannot take part in collectives that need all ranks at once: sums, sends and splits fail
@@ -84,12 +84,12 @@ typedef struct lt_join_config {
     double timeout;      /* seconds of silence after which a process is lost; 0 means the default */
 } lt_join_config;
 
-/* Opens the group of an elastic job on its server. New. LT_EUSAGE for a malformed address; LT_EENV if
- * the plugin is missing, the address is in use or the key cannot be read; LT_ENOMEM. */
+/* Opens the group of an elastic job on its server. New. LT_EUSAGE for a malformed address; LT_EENV
+ * if the plugin is missing, the address is in use or the key cannot be read; LT_ENOMEM. */
 LT_MUST lt_status lt_serve_open(const lt_join_config *config, lt_group **group);
-/* Joins an elastic job. Waits for the server at most config->timeout seconds. New. LT_EUSAGE as above,
- * or if the server refuses the worker; LT_EENV as above, or if the server has another key; LT_EPEER
- * if it does not answer; LT_ENOMEM. */
+/* Joins an elastic job. Waits for the server at most config->timeout seconds. New. LT_EUSAGE as
+ * above, or if the server refuses the worker; LT_EENV as above, or if the server has another key;
+ * LT_EPEER if it does not answer; LT_ENOMEM. */
 LT_MUST lt_status lt_join_open(const lt_join_config *config, lt_group **group);
 /* On the server, writes the key to a file that only its owner can read, if it is in no file yet.
  * LT_EENV. */

@@ -292,7 +292,7 @@ void print_help(FILE *to)
         to,
         "\nEach option except help and version has an environment variable: LUATRAIN_SEED=7 is\n"
         "--seed 7. Defaults are in parentheses.\n"
-        "LUATRAIN_PLUGINS=FOLDER: folder to search first for the plugins for MPI and CUDA.\n"
+        "LUATRAIN_PLUGINS=FOLDER: folder to search first for plugins (MPI, ZeroMQ, CUDA).\n"
         "A script that does not exist is searched for among the models of luatrain.\n"
         "A script named - is read from stdin.\n"
         "launch starts N processes with mpirun, each a rank, here or on other hosts.\n");

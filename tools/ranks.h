@@ -8,7 +8,7 @@
 typedef struct ranks {
     int n; /* ranks in this process */
     lt_group_config group;
-    /* The group of a job whose ranks are processes, taken; then n is 1. NULL if ranks are threads */
+    /* The group of a job of processes, taken; then n is 1. NULL if ranks are threads */
     lt_group *own_group;
     /* For threads: the job ends with the status of rank 0, even if other ranks have failed before
      * or still run a few seconds later. A failure for which is_of_all() is true always ends it. */

@@ -54,8 +54,8 @@ typedef struct lt_server_loop {
 /* Starts the loop. mail: the mailbox of rank 0; borrowed. ctx: the server's context, with all ops;
  * taken, except on failure. of: the net of rank 0. config->group: borrowed. heartbeat_timeout:
  * seconds without a message after which a worker that computes is declared lost. The job fails if
- * that worker is rank 0, or a process of a job that is not elastic. New. NULL with LT_EUSAGE for a wrong setting, or
- * LT_ENOMEM. */
+ * that worker is rank 0, or a process of a job that is not elastic. New. NULL with LT_EUSAGE for a
+ * wrong setting, or LT_ENOMEM. */
 lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image *of,
                                      const lt_async_config *config, double heartbeat_timeout);
 /* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.

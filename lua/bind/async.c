@@ -258,8 +258,9 @@ static int push_event(lua_State *L, const lt_async_event *e)
 }
 
 /* async:next(): returns the next event, a table: kind = "compute", "push", "lost", "joined", "stop"
- * or "done"; and worker, host, ticket, applied, delay, dropped, loss, lr, time, done_below, timed_out, code
- * and prefetched: see lt_async_event. applied is nil if the push was skipped or dropped. */
+ * or "done"; and worker, host, ticket, applied, delay, dropped, loss, lr, time, done_below,
+ * timed_out, code and prefetched: see lt_async_event. applied is nil if the push was skipped or
+ * dropped. */
 static int next(lua_State *L)
 {
     lt_async_event e;
