@@ -37,6 +37,8 @@ lt_message *lt__mail_take(lt_mail *mail, double seconds)
     lt_message *m;
     while ((m = take_any(mail, seconds)) && !is_report(m) && m->run != mail->run)
         lt__message_free(m);
+    if (m && m->kind == LT_MAIL_LOST && mail->taken)
+        mail->taken(mail, m->from);
     return m;
 }
 

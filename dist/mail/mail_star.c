@@ -17,6 +17,7 @@ enum { MAX_HOST = 64 };
 
 typedef struct member { /* another rank */
     bool connected;
+    bool is_lost; /* on the server, under the lock: the report of its loss was not taken yet */
     uint32_t connection;
     lt_message *notice;  /* message that it is lost, allocated in advance */
     lt_messages to_send; /* under the lock */
@@ -54,12 +55,12 @@ static bool send_now(star_mail *m, uint32_t connection, lt_message *message)
                         free_message, message) == 0;
 }
 
-/* The rank is free from now on. */
 static void lose(star_mail *m, int i)
 {
     member *p = &m->member[i];
     pthread_mutex_lock(&m->lock);
     p->connected = false;
+    p->is_lost = true;
     lt__messages_free(&p->to_send);
     pthread_mutex_unlock(&m->lock);
     p->notice->from = i;
@@ -159,12 +160,23 @@ static int find_connection(const star_mail *m, uint32_t connection)
     return 0;
 }
 
-static int find_free(const star_mail *m)
+/* The lowest free rank, or 0. */
+static int find_free(star_mail *m)
 {
     int i = 1;
-    while (i < m->size && m->member[i].connected)
+    pthread_mutex_lock(&m->lock);
+    while (i < m->size && (m->member[i].connected || m->member[i].is_lost))
         i++;
+    pthread_mutex_unlock(&m->lock);
     return i < m->size ? i : 0;
+}
+
+static void free_rank(lt_mail *mail, int lost)
+{
+    star_mail *m = (star_mail *)mail;
+    pthread_mutex_lock(&m->lock);
+    m->member[lost].is_lost = false;
+    pthread_mutex_unlock(&m->lock);
 }
 
 /* Gives the sender of `join`, which is taken, a rank. */
@@ -352,7 +364,8 @@ static star_mail *new_mail(const lt_star *star, int members)
         star->close(star->self, 0);
         return NULL;
     }
-    m->mail = (lt_mail){.send = star_send, .close = star_close, .inbox = &m->inbox};
+    m->mail =
+        (lt_mail){.send = star_send, .close = star_close, .taken = free_rank, .inbox = &m->inbox};
     m->star = *star;
     m->size = members;
     lt__inbox_open(&m->inbox);

@@ -2,9 +2,9 @@
  * dist.
  *
  * A worker that has connected says so, and gets the lowest free rank. The server's mailbox then
- * reports LT_MAIL_JOINED, and later LT_MAIL_LOST; the rank is free again after that. A worker that
- * comes back is a new worker, so no message of a lost one can be taken for one of its own. Workers
- * exchange messages with the server only.
+ * reports LT_MAIL_JOINED, and later LT_MAIL_LOST. The rank is free again when that report is taken
+ * by lt__mail_take(): until then, the server may still send answers that are meant for the lost
+ * worker. Workers exchange messages with the server only.
  *
  * Workers join at any time, so they cannot take part in collectives. Instead, everything that rank
  * 0 broadcasts is kept, and each worker gets all of it in turn, from the beginning. A worker
