@@ -300,3 +300,38 @@ TEST(each_ticket_is_applied_once_while_workers_come_and_go)
     CHECK_STR(late.end, server.end);
     lt_group_close(server.group);
 }
+
+/* A worker sends a gradient that does not fit the net: only this worker is lost. */
+TEST(an_invalid_push_loses_its_worker_only)
+{
+    char address[64], text[256] = "";
+    static worker server;
+    pthread_t thread;
+    lt_status code;
+    int rank = -1;
+    server = (worker){.group = serve(60, address)};
+    lt_group *group = join(address);
+    start(&thread, &server);
+    lt__mail_begin_run(lt__group_mail(group));
+    lt_message *pull = lt__message_new(LT_MSG_PULL, 0);
+    pull->as.pull.number = 1;
+    lt__mail_send(lt__group_mail(group), 0, pull);
+    lt_message *m = NULL;
+    while ((!m || m->kind != LT_MSG_GRANT) && server.n_applied < TICKETS) {
+        lt__message_free(m);
+        m = lt__mail_take(lt__group_mail(group), 0.1);
+    }
+    lt__message_free(m);
+    send(group, 0, LT_MSG_PUSH, 0, 64);
+    pthread_join(thread, NULL);
+    if (server.status != LT_OK)
+        FAIL("%s", server.text);
+    CHECK(lt_group_failure(group, &rank, &code, text, sizeof text));
+    CHECK_EQ(rank, 0);
+    CHECK(strstr(text, "the gradient of rank 1 does not fit the server's net") != NULL);
+    for (int i = 0; i < TICKETS; i++)
+        CHECK_EQ(server.done[i], 1);
+    CHECK_EQ(server.lost, 1);
+    lt_group_close(group);
+    lt_group_close(server.group);
+}
