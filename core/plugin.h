@@ -1,4 +1,4 @@
-/* plugin.h - loads plugins at run time: libluatrain-mpi.so and libluatrain-cuda.so, whose
+/* plugin.h - loads plugins at run time: libluatrain-mpi.so, -zmq.so and -cuda.so, whose
  * dependencies are not on every machine. Used by other modules; not installed.
  *
  * Plugins are searched for in the folder $LUATRAIN_PLUGINS, then in the folder of the library or

@@ -17,7 +17,7 @@ extern "C" {
 typedef struct lt_async lt_async;
 struct lt_group;
 
-enum { LT_ASYNC_UNBOUNDED = -1, LT_ASYNC_MAX_PREFETCH = 4 };
+enum { LT_ASYNC_UNBOUNDED = -1, LT_ASYNC_MAX_PREFETCH = 4, LT_ASYNC_HOST = 64 };
 
 typedef struct lt_async_step { /* a step of a trace; step i makes version i + 1 */
     int worker;
@@ -42,7 +42,8 @@ typedef struct lt_async_config {
                                 * same on all ranks. Kept; the list is borrowed for the call */
     int n_buffers;
 
-    /* Live: the ranks of a group are the workers. */
+    /* Live: the ranks of a group are the workers. In an elastic job, they are the ranks that have
+     * joined, and one of them may join, be lost and come back at any time. */
     struct lt_group *group; /* borrowed; NULL: no live training */
     const bool *lost;       /* (ranks) on rank 0: whether each rank was lost in an earlier run;
                              * borrowed for the call. NULL: no rank was lost */
@@ -75,6 +76,7 @@ typedef enum lt_async_kind {
     LT_ASYNC_EVENT_COMPUTE, /* compute the gradient of a batch, and take an optimizer step */
     LT_ASYNC_EVENT_PUSH,    /* a gradient has arrived and was applied, skipped or dropped */
     LT_ASYNC_EVENT_LOST,    /* a worker has failed; its tickets are issued again */
+    LT_ASYNC_EVENT_JOINED,  /* a worker has joined an elastic job: see lt_serve_open() */
     LT_ASYNC_EVENT_STOP,    /* training is stopped. On rank 0, if worker > 0, rank `worker` has
                              * called lt_async_stop(), and training continues */
     LT_ASYNC_EVENT_DONE     /* every ticket is applied or skipped, or rank 0 has finished */
@@ -99,6 +101,8 @@ typedef struct lt_async_event {
     /* LOST: */
     int n_returned; /* number of tickets that the worker held */
     bool timed_out; /* rank 0 heard nothing from it for too long */
+    /* JOINED and LOST: */
+    char host[LT_ASYNC_HOST]; /* the machine of a worker of an elastic job, else "" */
     /* STOP: */
     int code; /* see lt_async_stop() */
 } lt_async_event;
@@ -160,8 +164,9 @@ LT_API void lt_async_accept_writes(lt_async *async);
 LT_MUST lt_status lt_async_read(lt_async *async);
 /* Rank 0, live: suspends the server, or continues it. While the server is suspended, each call of
  * lt_async_poll() gets, without waiting, one event that lt_async_next() has not reported: a push, a
- * lost worker or a request to stop. After the last event it returns false. The server's state then
- * includes all reported events, and can be saved. Both functions do nothing in a simulation. */
+ * worker that was lost or has joined, or a request to stop. After the last event it returns false.
+ * The server's state then includes all reported events, and can be saved. Both functions do nothing
+ * in a simulation. */
 LT_API void lt_async_pause(lt_async *async, bool on);
 LT_API bool lt_async_poll(lt_async *async, lt_async_event *event);
 /* Rank 0, live: stops training with this code, like lt_async_stop(), as soon as the server has made

@@ -61,6 +61,43 @@ LT_MUST lt_status lt_mpi_check(void);
  * processes than were started, or if MPI cannot be initialized or does not support
  * MPI_THREAD_SERIALIZED; LT_EUSAGE for more than 256 ranks on a node; LT_EPEER or LT_ENOMEM. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
+
+/* An elastic job, for asynchronous training: workers are processes that join a server, leave it or
+ * are lost, and come back, at any time. The server is rank 0 and a worker itself. A worker gets the
+ * lowest free rank. The group has LT_MAX_JOINED ranks, most of which are usually absent.
+ *
+ * Workers cannot take part in collectives that need all ranks at once: sums, sends and splits fail
+ * with LT_EUSAGE. A barrier returns at once. A broadcast by rank 0 does not wait for the workers:
+ * its bytes are kept, and each worker gets all of them in their order, even if it joins later. So
+ * lt_group_compare() compares a worker with rank 0, and fails on that worker only.
+ *
+ * Messages go over ZeroMQ, through the plugin libluatrain-zmq.so, encrypted and only between
+ * holders of the job's key. */
+enum { LT_MAX_JOINED = 256 };
+
+typedef struct lt_join_config {
+    const char *address; /* of the server, "HOST:PORT". On the server, without HOST it listens on
+                          * all interfaces, and port 0 is a free one. Borrowed for the call */
+    const char *key;     /* file of the key, which only its owner may read. The server makes it if
+                          * it does not exist; NULL: the key is new and in no file. Required on a
+                          * worker. Borrowed for the call */
+    double timeout;      /* seconds of silence after which a process is lost; 0 means the default */
+} lt_join_config;
+
+/* Opens the group of an elastic job on its server. New. LT_EUSAGE for a malformed address; LT_EENV
+ * if the plugin is missing, the address is in use or the key cannot be read; LT_ENOMEM. */
+LT_MUST lt_status lt_serve_open(const lt_join_config *config, lt_group **group);
+/* Joins an elastic job. Waits for the server at most config->timeout seconds. New. LT_EUSAGE as
+ * above, or if the server refuses the worker; LT_EENV as above, or if the server has another key;
+ * LT_EPEER if it does not answer; LT_ENOMEM. */
+LT_MUST lt_status lt_join_open(const lt_join_config *config, lt_group **group);
+/* On the server, writes the key to a file that only its owner can read, if it is in no file yet.
+ * LT_EENV. */
+LT_MUST lt_status lt_serve_write_key(lt_group *group, const char *path);
+/* The server's address, "HOST:PORT". NULL if the job is not elastic. Borrowed. */
+LT_API const char *lt_serve_address(const lt_group *group);
+LT_API bool lt_group_is_elastic(const lt_group *group); /* whether the job is elastic */
+
 /* Waits for all started tasks. If one has failed, returns its failure and does nothing else. If
  * ranks are processes, the function then declares that this rank makes no more calls, and waits
  * without a timeout until all ranks of this node have left or one has failed. Later collectives

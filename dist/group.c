@@ -75,6 +75,8 @@ void lt_group_close(lt_group *g)
 
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
+bool lt_group_is_elastic(const lt_group *g) { return g->transport->is_elastic; }
+lt_endpoint *lt__group_endpoint(const lt_group *g) { return g->self; }
 double lt__group_timeout(const lt_group *g) { return g->self->shm[0].timeout; }
 bool lt__group_has_processes(const lt_group *g) { return g->transport->has_processes; }
 void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }

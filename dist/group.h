@@ -29,6 +29,7 @@ typedef struct lt_endpoint {
  * may spin if shm->spin is set. */
 typedef struct lt_transport {
     bool has_processes; /* ranks are processes, not threads */
+    bool is_elastic;    /* workers join and leave: see lt_serve_open() */
     lt_status (*allreduce)(lt_shm *shm, const lt_sum *sum);
     lt_status (*broadcast)(lt_shm *shm, const char *what, void *data, size_t bytes, int root);
     lt_status (*barrier)(lt_shm *shm, const char *what);
@@ -53,7 +54,8 @@ typedef struct lt_transport {
 
 /* Makes the group of this rank. self is taken. New. NULL with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, lt_endpoint *self, int rank, int size);
-double lt__group_timeout(const lt_group *group); /* seconds */
+double lt__group_timeout(const lt_group *group);        /* seconds */
+lt_endpoint *lt__group_endpoint(const lt_group *group); /* borrowed */
 /* Whether the process of another rank has left the group without a failure. Threads instead send
  * LT_MAIL_LOST. */
 bool lt__group_has_left(const lt_group *group, int rank);

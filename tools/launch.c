@@ -472,6 +472,11 @@ static lt_status check(const settings *s)
         return lt_fail(
             LT_EUSAGE,
             "--ranks starts ranks in one process; to start processes, use launch -n without it");
+    if (s->serve || s->join)
+        return lt_fail(LT_EUSAGE,
+                       "launch starts MPI processes, but %s is for processes that you start one by "
+                       "one; leave out launch -n",
+                       s->serve ? "--serve" : "--join");
     if (lt_mpi_is_launched())
         return lt_fail(
             LT_EUSAGE,

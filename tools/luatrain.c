@@ -196,6 +196,9 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 
 /* ==== Ranks =================================================================================== */
 
+/* Whether this process is one rank of a job of several. */
+static bool is_one_of_several(const settings *s) { return s->under_mpi || s->serve || s->join; }
+
 /* Whether the ranks train asynchronously. */
 static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && !s->simulates; }
 
@@ -203,7 +206,7 @@ static bool is_async(const settings *s) { return s->parallel == ASYNCHRONOUS && 
  * asynchronous training. */
 static bool is_expendable(const settings *s, const lt_group *group, lt_status status)
 {
-    return is_async(s) && !s->under_mpi && lt_group_rank(group) > 0 && !is_of_all(status);
+    return is_async(s) && !is_one_of_several(s) && lt_group_rank(group) > 0 && !is_of_all(status);
 }
 
 /* Finds the plan of a pipeline and makes L a stage of it, or shows all plans. */
@@ -234,7 +237,7 @@ static lt_status run_in(const settings *s, const lt_config *config, lt_ctx *ctx,
         status = run_command(s, ctx, L);
     if (s->plans && status == LT_EDONE)
         status = LT_OK; /* there is no plan: the script has only shown its help, for example */
-    if (status == LT_ESTOPPED && s->under_mpi)
+    if (status == LT_ESTOPPED && is_one_of_several(s))
         signal(SIGUSR1, SIG_IGN); /* it may still arrive here if another rank got it first */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step's deferred check may fail */
@@ -260,7 +263,7 @@ static lt_status run_rank(void *ud, lt_group *group)
         lt_ctx_free(ctx);
         return lt_errcode();
     }
-    bool is_first_here = who.rank == 0 || s->under_mpi;
+    bool is_first_here = who.rank == 0 || is_one_of_several(s);
     if (is_first_here) {
         signalled = ctx;
         handle_signals(stop);
@@ -334,9 +337,69 @@ static lt_status run_under_mpi(settings *s)
     s->under_mpi = true;
     lt_status status = lt_mpi_open(&s->group, &group);
     if (status == LT_OK)
-        status = run_ranks(&(ranks){.n = 1, .mpi_group = group, .run = run_process, .ud = s});
+        status = run_ranks(&(ranks){.n = 1, .own_group = group, .run = run_process, .ud = s});
     watchdog_stop(&dog);
     return status;
+}
+
+/* ==== Jobs that workers join ================================================================== */
+
+/* Runs this process as the server of an elastic job, or as a worker. */
+static lt_status run_elastic_rank(void *ud, lt_group *group)
+{
+    settings *s = ud;
+    LT_TRY(share_options(s, group));
+    if (lt_group_rank(group) > 0 && s->level <= LT_LOG_INFO)
+        fprintf(stderr, "luatrain: this is worker %d of the job at %s\n", lt_group_rank(group),
+                lt_serve_address(group));
+    LT_TRY(choose_threads(s, 1, lt_cpu_count()));
+    if (s->trace)
+        LT_TRY(lt_trace_create(s->trace));
+    return run_rank(s, group);
+}
+
+static lt_status check_elastic(const settings *s)
+{
+    const char *own = s->serve ? "--serve" : "--join";
+    const char *other = s->serve && s->join                ? "--join"
+                        : s->ranks > 0                     ? "--ranks"
+                        : s->simulates                     ? "--simulate"
+                        : s->plans                         ? "plan"
+                        : lt_mpi_is_launched()             ? "mpirun or srun with MPI"
+                        : looks(s->argv[0])                ? s->argv[0]
+                        : strcmp(s->argv[0], "bench") == 0 ? "bench"
+                                                           : NULL;
+    if (other)
+        return lt_fail(LT_EUSAGE, "%s cannot be combined with %s", own, other);
+    if (s->serve && s->parallel != ASYNCHRONOUS)
+        return lt_fail(LT_EUSAGE,
+                       "--serve requires --parallel async=RULE: workers can join only asynchronous "
+                       "training");
+    return LT_OK;
+}
+
+/* The file of the key: that of --key, or else join.key in the folder of --out, if it exists. path:
+ * memory for its name. NULL if there is none. */
+static const char *find_key(const settings *s, char path[PATH_MAX])
+{
+    const char *out = getenv("LUATRAIN_OUT");
+    if (s->key || !out || !*out)
+        return s->key;
+    int n = snprintf(path, PATH_MAX, "%s/join.key", out);
+    return n < PATH_MAX && access(path, F_OK) == 0 ? path : NULL;
+}
+
+static lt_status run_elastic(settings *s)
+{
+    char path[PATH_MAX];
+    lt_group *group;
+    lt_join_config config = {.address = s->serve ? s->serve : s->join,
+                             .key = find_key(s, path),
+                             .timeout = s->group.timeout};
+    LT_TRY(check_elastic(s));
+    warn_of_limit(s);
+    LT_TRY(s->serve ? lt_serve_open(&config, &group) : lt_join_open(&config, &group));
+    return run_ranks(&(ranks){.n = 1, .own_group = group, .run = run_elastic_rank, .ud = s});
 }
 
 /* LT_EUSAGE for options that cannot be combined with --parallel. */
@@ -370,6 +433,8 @@ static lt_status run_all(settings *s)
             return LT_OK;
     }
     LT_TRY(check_parallel(s));
+    if (s->serve || s->join)
+        return run_elastic(s);
     bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s works on one rank, not on several", s->argv[0]);

@@ -121,6 +121,29 @@ static lt_status set_parallel(settings *s, const char *who, const char *value)
                             who);
 }
 
+static lt_status check_address(const char *who, const char *value)
+{
+    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s must be HOST:PORT, but is ''", who);
+}
+
+static lt_status set_serve(settings *s, const char *who, const char *value)
+{
+    s->serve = value;
+    return check_address(who, value);
+}
+
+static lt_status set_join(settings *s, const char *who, const char *value)
+{
+    s->join = value;
+    return check_address(who, value);
+}
+
+static lt_status set_key(settings *s, const char *who, const char *value)
+{
+    s->key = value;
+    return set_path(s, who, value);
+}
+
 static lt_status set_simulate(settings *s, const char *who, const char *value)
 {
     s->simulates = true;
@@ -263,6 +286,12 @@ static const struct option {
      set_parallel, SAME},
     {"simulate", "workers=N,...",
      "compute for N workers of async=RULE or sync-server in one process", set_simulate, SAME},
+    {"serve", "[HOST:]PORT", "let workers join this asynchronous job at this address", set_serve,
+     ANY},
+    {"join", "HOST:PORT", "join an asynchronous job as a worker, with the options of its server",
+     set_join, ANY},
+    {"key", "FILE", "the job's key, which workers need to join (join.key in the run's folder)",
+     set_key, ANY},
     {"timeout", "S", "seconds to wait for a rank that does not respond (120)", set_timeout, ANY},
     {"check-sync", "N", "compare gradients and weights across ranks every N steps", set_count,
      SAME},
@@ -295,7 +324,7 @@ void print_help(FILE *to)
         to,
         "\nEach option except help and version has an environment variable: LUATRAIN_SEED=7 is\n"
         "--seed 7. Defaults are in parentheses.\n"
-        "LUATRAIN_PLUGINS=FOLDER: folder to search first for the plugins for MPI and CUDA.\n"
+        "LUATRAIN_PLUGINS=FOLDER: folder to search first for plugins (MPI, ZeroMQ, CUDA).\n"
         "A script that does not exist is searched for among the models of luatrain.\n"
         "A script named - is read from stdin.\n"
         "launch starts N processes with mpirun, each a rank, here or on other hosts. With\n"
@@ -404,6 +433,53 @@ lt_status compare_options(lt_group *group)
             at += snprintf(at, 64, "--%s %.32s\n", options[i].name, value);
     }
     return lt_group_compare(group, "the options of luatrain", text);
+}
+
+/* Takes over a line "NAME VALUE" of the server's options. */
+static lt_status take_option(settings *s, const char *line)
+{
+    char name[32], own[32];
+    size_t n = strcspn(line, " ");
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (o->on_ranks != SAME || strlen(o->name) != n || memcmp(o->name, line, n) != 0)
+            continue;
+        const char *value = getenv(variable_of(o, name)), *first = line[n] ? line + n + 1 : "";
+        if (value && *value && strcmp(value, first) != 0)
+            return lt_fail(LT_EUSAGE,
+                           *first ? "--%s is %s, but on the server it is %s; leave it out to join"
+                                  : "--%s is %s, but the server runs without it; leave it out to "
+                                    "join",
+                           o->name, value, first);
+        snprintf(own, sizeof own, "--%s", o->name);
+        if (*first && setenv(name, first, 1) != 0)
+            return lt_fail(LT_ENOMEM, "out of memory for the environment");
+        return *first ? o->set(s, own, getenv(name)) : LT_OK;
+    }
+    return lt_fail(LT_EUSAGE, "the server has the option --%.*s, which this luatrain lacks", (int)n,
+                   line);
+}
+
+lt_status share_options(settings *s, lt_group *group)
+{
+    enum { LINE = 512 };
+    static const char what[] = "the options of luatrain";
+    char text[N_OPTIONS * LINE] = "", *at = text;
+    for (int i = 0; i < N_OPTIONS; i++) {
+        char name[32];
+        const char *value = getenv(variable_of(&options[i], name));
+        if (options[i].on_ranks != SAME)
+            continue;
+        snprintf(at, LINE, "%s %s\n", options[i].name, value ? value : "");
+        at += strlen(at);
+    }
+    LT_TRY(lt_group_broadcast(group, what, text, sizeof text, 0));
+    text[sizeof text - 1] = '\0';
+    if (lt_group_rank(group) == 0)
+        return LT_OK;
+    for (char *line = strtok_r(text, "\n", &at); line; line = strtok_r(NULL, "\n", &at))
+        LT_TRY(take_option(s, line));
+    return LT_OK;
 }
 
 static lt_status read_variables(settings *s)

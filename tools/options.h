@@ -31,6 +31,9 @@ typedef struct settings {
     int plan_ranks;         /* plan -n: number of ranks; 0 if not given */
     double plan_link;       /* plan --link: Gbit/s; 0 if not given */
     bool under_mpi;         /* this process is one rank of an MPI job */
+    const char *serve;      /* --serve: address at which workers join; or NULL */
+    const char *join;       /* --join: address of the server; or NULL */
+    const char *key;        /* --key: file of the key; or NULL */
     lt_group_config group;
     lt_reducer_config reducer;
     bool launches;         /* the subcommand is launch */
@@ -55,6 +58,10 @@ const char *option_name(int i);
 /* Compares the options that must be equal on all ranks. A collective. Returns the same errors as
  * lt_group_compare(). */
 LT_MUST lt_status compare_options(lt_group *group);
+/* Broadcasts the options that must be equal on all ranks from the server to the workers that join
+ * it. A worker takes over those that were not given to it. LT_EUSAGE if another one differs; or the
+ * errors of lt_group_broadcast(). */
+LT_MUST lt_status share_options(settings *s, lt_group *group);
 /* Prints the usage, the options and the environment variables. */
 void print_help(FILE *to);
 /* Prints versions, the number of threads and the device of s to stdout. Returns the same errors as

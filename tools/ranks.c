@@ -79,15 +79,15 @@ static void *run_member(void *ud)
     j->first_ended |= is_first;
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
-    if (j->ranks->mpi_group || lt_group_rank(m->group) == 0) {
+    if (j->ranks->own_group || lt_group_rank(m->group) == 0) {
         j->first = status;
-        bool speaks = status != LT_OK && lt_group_rank(m->group) == 0;
+        bool speaks = status != LT_OK && (is_first || lt_group_is_elastic(m->group));
         snprintf(j->first_text, sizeof j->first_text, "%s", speaks ? lt_errmsg() : "");
     }
     j->running--;
     pthread_cond_signal(&j->ended);
     pthread_mutex_unlock(&j->lock);
-    if (!j->ranks->mpi_group)
+    if (!j->ranks->own_group)
         lt_group_close(m->group);
     return NULL;
 }
@@ -110,12 +110,12 @@ static void block_signals(sigset_t *before)
  * still be running. */
 static void leave(const job *j)
 {
-    lt_group *mpi_group = j->ranks->mpi_group;
+    lt_group *own_group = j->ranks->own_group;
     const char *text = j->failed == LT_OK ? j->first_text : j->failed_text;
-    if (*text && (!mpi_group || lt_group_is_reporter(mpi_group, GRACE)))
+    if (*text && (!own_group || lt_group_is_reporter(own_group, GRACE)))
         fprintf(stderr, "luatrain: %s\n", text);
     if (j->running == 0)
-        lt_group_close(mpi_group);
+        lt_group_close(own_group);
     fflush(NULL);
     _exit(lt_exit_code(j->failed == LT_OK ? j->first : j->failed));
 }
@@ -136,11 +136,11 @@ static void wait_for_all(job *j)
     double deadline = 0;
     pthread_mutex_lock(&j->lock);
     while (j->running > 0) {
-        if (j->ranks->mpi_group && j->failed == LT_OK)
-            describe_failure(j, j->ranks->mpi_group);
+        if (j->ranks->own_group && j->failed == LT_OK)
+            describe_failure(j, j->ranks->own_group);
         if (j->failed != LT_OK && deadline == 0)
             deadline = clock_seconds() +
-                       (j->ranks->mpi_group && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
+                       (j->ranks->own_group && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
         if (j->ranks->first_decides && j->first_ended && deadline == 0)
             deadline = clock_seconds() + GRACE;
         if (deadline != 0 && clock_seconds() > deadline)
@@ -173,7 +173,7 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
         lt_fail(LT_ENOMEM, "the system cannot start a thread for rank %d", made);
     for (int i = made; i < n; i++) {
         lt_group_fail(groups[i]);
-        if (!j->ranks->mpi_group)
+        if (!j->ranks->own_group)
             lt_group_close(groups[i]);
         pthread_mutex_lock(&j->lock);
         j->running--;
@@ -182,13 +182,13 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     wait_for_all(j);
     for (int i = 0; i < made; i++)
         pthread_join(members[i].thread, NULL);
-    if (j->ranks->mpi_group && j->failed == LT_OK)
+    if (j->ranks->own_group && j->failed == LT_OK)
         say(j);
-    if (j->ranks->mpi_group && j->failed == LT_OK && lt_group_leave(j->ranks->mpi_group) != LT_OK)
-        describe_failure(j, j->ranks->mpi_group);
-    if (j->ranks->mpi_group && j->failed != LT_OK)
+    if (j->ranks->own_group && j->failed == LT_OK && lt_group_leave(j->ranks->own_group) != LT_OK)
+        describe_failure(j, j->ranks->own_group);
+    if (j->ranks->own_group && j->failed != LT_OK)
         leave(j);
-    lt_group_close(j->ranks->mpi_group);
+    lt_group_close(j->ranks->own_group);
     if (made == 0)
         return LT_ENOMEM;
     if (j->failed != LT_OK)
@@ -204,8 +204,8 @@ lt_status run_ranks(const ranks *r)
     lt_status status = LT_OK;
     if (!groups || !members)
         status = lt_fail(LT_ENOMEM, "out of memory for %d ranks", r->n);
-    else if (r->mpi_group)
-        groups[0] = r->mpi_group;
+    else if (r->own_group)
+        groups[0] = r->own_group;
     else
         status = lt_local_open(r->n, &r->group, groups);
     if (status == LT_OK)

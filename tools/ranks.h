@@ -8,7 +8,8 @@
 typedef struct ranks {
     int n; /* ranks in this process */
     lt_group_config group;
-    lt_group *mpi_group; /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
+    /* The group of a job of processes, taken; then n is 1. NULL if ranks are threads */
+    lt_group *own_group;
     /* For threads: the job ends with the status of rank 0, even if other ranks have failed before
      * or still run a few seconds later. A failure for which is_of_all() is true always ends it. */
     bool first_decides;

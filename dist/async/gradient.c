@@ -49,6 +49,8 @@ static lt_status reserve_groups(lt_gradient *g, int n)
 {
     LT_TRY(LT_RESIZE(g->opt, n * LT_MAX_OPT, TRAINING));
     LT_TRY(LT_RESIZE(g->options, n, TRAINING));
+    if (n > 0)
+        memset(g->opt, 0, (size_t)n * LT_MAX_OPT * sizeof *g->opt);
     for (int i = 0; i < n; i++)
         g->options[i] = g->opt + i * LT_MAX_OPT;
     return LT_OK;
@@ -185,6 +187,7 @@ lt_status lt__gradient_place(lt_gradient *g)
     lt__gradient_set_places(g, begin);
     if (g->is_live) {
         LT_TRY(open_message(g));
+        memset(g->message->data, 0, begin); /* the padding */
     } else if (!g->storage || g->storage->bytes < g->end) {
         lt__storage_release(g->storage);
         g->storage = lt__storage_new(g->net->ctx, g->net->ctx->device, g->end);

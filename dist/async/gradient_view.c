@@ -1,4 +1,5 @@
 /* gradient_view.c - the packed gradient of a step, on the server; see gradient.h. */
+#include <math.h>
 #include <string.h>
 
 #include "core/tensor.h"
@@ -35,13 +36,37 @@ static lt_tensor *view_like(const lt_gradient *g, const lt_tensor *x, size_t *at
                                     : NULL;
 }
 
+/* Whether all bytes are valid as bool. */
+static bool are_bools(const char *data, int n)
+{
+    bool ok = true;
+    for (int i = 0; i < n; i++)
+        ok &= data[i] == 0 || data[i] == 1;
+    return ok;
+}
+
+/* Whether these are options (n_groups, LT_MAX_OPT) of the optimizer. */
+static bool are_options(const lt_gradient *g, const char *data, int n_groups)
+{
+    const lt_schema *schema = &lt_optim_def(g->net->optim)->schema;
+    bool ok = true;
+    for (int i = 0; i < n_groups * LT_MAX_OPT; i++) {
+        lt_opt o;
+        int k = i % LT_MAX_OPT;
+        memcpy(&o, data + (size_t)i * sizeof o, sizeof o);
+        int most = o.kind == LT_KIND_INTS ? LT_MAX_DIMS : 1;
+        ok &= k >= schema->n_opt || (o.kind == schema->opt[k].value.kind && o.n <= most);
+    }
+    return ok;
+}
+
 static lt_status view_bn(lt_gradient *g, const lt_message *m, const char *entries, size_t *at)
 {
     for (int n = m->as.push.n_bn; g->n_bn < n; entries += sizeof(lt_bn_entry)) {
         lt_bn_entry e;
         memcpy(&e, entries, sizeof e);
         lt_tensor *mean = find_buffer(g->net, e.mean), *var = find_buffer(g->net, e.var);
-        if (!mean || !var)
+        if (!mean || !var || e.count <= 0 || !isfinite(e.momentum))
             return does_not_fit(m);
         lt_bn_stats *s = &g->bn[g->n_bn++];
         *s = (lt_bn_stats){.running_mean = lt_retain(mean),
@@ -71,7 +96,7 @@ lt_status lt__gradient_view(lt_gradient *g, const lt_message *m)
     size_t at = 0, option_bytes = (size_t)n_groups * LT_MAX_OPT * sizeof(lt_opt);
     const char *present = take(m, &at, (size_t)g->net->n), *options = take(m, &at, option_bytes);
     const char *entries = take(m, &at, (size_t)n_bn * sizeof(lt_bn_entry));
-    if (!entries)
+    if (!entries || !are_bools(present, g->net->n) || !are_options(g, options, n_groups))
         return does_not_fit(m);
     LT_TRY(lt__gradient_reserve(g, n_groups, n_bn));
     LT_TRY(lt__gradient_set_message(g, m));

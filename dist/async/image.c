@@ -70,11 +70,14 @@ void lt__image_close(lt_image *im)
 
 /* ==== Copying ================================================================================= */
 
-/* Copies tensors [first, end) to memory, or from it. */
+/* Copies tensors [first, end) to memory, with zeros as padding, or from it. */
 static lt_status copy_tensors(const lt_image *im, int first, int end, char *memory, bool out)
 {
     for (int i = first; i < end; i++) {
+        size_t bytes = lt__tensor_bytes(im->tensor[i]);
         LT_TRY(out ? lt_read(im->tensor[i], memory) : lt_write(im->tensor[i], memory));
+        if (out)
+            memset(memory + bytes, 0, bytes_of(im->tensor[i]) - bytes);
         memory += bytes_of(im->tensor[i]);
     }
     return LT_OK;
@@ -127,7 +130,7 @@ lt_status lt__image_copy(const lt_image *to, const lt_image *from)
 lt_status lt__image_digest(const lt_image *im, int64_t *digest)
 {
     char *values;
-    LT_TRY(LT_CALLOC(values, im->bytes, "for asynchronous training")); /* the padding is zero */
+    LT_TRY(LT_CALLOC(values, im->bytes, "for asynchronous training"));
     lt_status status = lt__image_pack(im, false, values);
     *digest = (int64_t)lt__fnv64(LT_FNV64_START, values, im->bytes);
     free(values);

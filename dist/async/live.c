@@ -139,8 +139,9 @@ static lt_status handle(live *l, const lt_message *m, lt_async_event *event, boo
     case LT_MSG_FINISH: *any = false; return take_final(l, m);
     case LT_MSG_LEAVE: return lt_fail(LT_EPEER, "rank 0 has failed");
     case LT_MSG_FENCED:
-        return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost",
-                       rank_of(l), lt__group_timeout(l->group));
+        return lt_fail(LT_EPEER, "rank %d was silent for %g s, so rank 0 has declared it lost%s",
+                       rank_of(l), lt__group_timeout(l->group),
+                       lt_group_is_elastic(l->group) ? "; start it again to come back" : "");
     default: /* LT_MAIL_LOST */ *any = false; return lose(l, m->from);
     }
 }

@@ -270,19 +270,25 @@ bool lt__order_grant(lt_order *o, lt_grant *grant)
     return true;
 }
 
-lt_status lt__order_push(lt_order *o, int i, int64_t number, bool skip, lt_push *push)
+lt_status lt__order_check_push(const lt_order *o, int i, int64_t number)
 {
-    worker *w = find_worker(o, i);
+    const worker *w = find_worker(o, i);
     if (!w)
         return LT_EINVAL;
+    if (w->lost || number < w->pushes || (number == w->pushes && w->computing))
+        return LT_OK;
+    return lt_fail(LT_EDESYNC, "worker %d sent push %lld, but has sent %lld before and %s a ticket",
+                   i, (long long)number, (long long)w->pushes,
+                   w->computing ? "computes" : "does not compute");
+}
+
+lt_status lt__order_push(lt_order *o, int i, int64_t number, bool skip, lt_push *push)
+{
+    LT_TRY(lt__order_check_push(o, i, number));
+    worker *w = &o->workers[i];
     *push = (lt_push){.kind = w->lost ? LT_PUSH_FENCED : LT_PUSH_DUPLICATE, .ticket = LT_NO_TICKET};
     if (w->lost || number < w->pushes)
         return LT_OK;
-    if (number > w->pushes || !w->computing)
-        return lt_fail(LT_EDESYNC,
-                       "worker %d sent push %lld, but has sent %lld before and %s a ticket", i,
-                       (long long)number, (long long)w->pushes,
-                       w->computing ? "computes" : "does not compute");
     *push = (lt_push){LT_PUSH_APPLIED, w->ticket[0], o->version - w->read, 0};
     w->pushes++;
     w->computing = false;
@@ -320,6 +326,12 @@ int lt__order_lose(lt_order *o, int i)
     lt__order_release(o, i);
     o->workers[i].lost = true;
     return prefetch;
+}
+
+void lt__order_join(lt_order *o, int i)
+{
+    if (i >= 0 && i < o->config.workers && o->workers[i].lost)
+        o->workers[i] = (worker){.read = o->workers[i].read};
 }
 
 lt_order_config lt__order_config(const lt_order *o) { return o->config; }

@@ -82,12 +82,17 @@ bool lt__order_grant(lt_order *order, lt_grant *grant);
  * before this one or the worker computes no ticket. */
 LT_NODISCARD lt_status lt__order_push(lt_order *order, int worker, int64_t number, bool skip,
                                       lt_push *push);
+/* LT_EDESYNC or LT_EINVAL if lt__order_push() would fail with it. */
+LT_NODISCARD lt_status lt__order_check_push(const lt_order *order, int worker, int64_t number);
 /* Worker i gives its tickets back, to be issued again, and withdraws its pull. It may pull again.
  * Nothing happens if it is lost or does not exist. */
 void lt__order_release(lt_order *order, int i);
 /* Declares worker i lost: its tickets are issued again, to others. Returns how many it held.
  * Nothing happens if it was lost before or does not exist. */
 int lt__order_lose(lt_order *order, int i);
+/* Worker i, which was lost, is back: a new worker with this number, whose pushes count from 0.
+ * Nothing happens if it is not lost or does not exist. */
+void lt__order_join(lt_order *order, int i);
 
 lt_order_config lt__order_config(const lt_order *order);
 int64_t lt__order_version(const lt_order *order); /* number of applied pushes */

@@ -117,20 +117,25 @@ static void free_workers(lt_rule_state *s)
     s->backup = s->velocity = NULL;
 }
 
-/* Allocates the flats of each worker. */
+lt_status lt__rule_open_worker(lt_rule_state *s, int i)
+{
+    if (s->needs & BACKUP && !s->backup[i].arena) {
+        LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->backup[i]));
+        LT_TRY(lt__flat_buffers_copy(&s->backup[i], &s->values));
+    }
+    return s->needs & VELOCITY && !s->velocity[i].arena
+               ? lt__flat_open(s->optim, LT_FLAT_NEW, &s->velocity[i])
+               : LT_OK;
+}
+
+/* Allocates the flats of each worker, or with config.late their lists only. */
 static lt_status open_workers(lt_rule_state *s, int workers)
 {
     s->config.workers = workers;
     LT_TRY(LT_CALLOC(s->backup, workers, "for asynchronous training"));
     LT_TRY(LT_CALLOC(s->velocity, workers, "for asynchronous training"));
-    for (int i = 0; i < workers; i++) {
-        if (s->needs & BACKUP) {
-            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->backup[i]));
-            LT_TRY(lt__flat_buffers_copy(&s->backup[i], &s->values));
-        }
-        if (s->needs & VELOCITY)
-            LT_TRY(lt__flat_open(s->optim, LT_FLAT_NEW, &s->velocity[i]));
-    }
+    for (int i = 0; i < workers && !s->config.late; i++)
+        LT_TRY(lt__rule_open_worker(s, i));
     return LT_OK;
 }
 
@@ -423,6 +428,7 @@ static lt_status apply_to(lt_rule_state *s, const place *p)
 
 lt_status lt__rule_pull(lt_rule_state *s, int worker)
 {
+    LT_TRY(lt__rule_open_worker(s, worker));
     return s->needs & BACKUP ? lt__flat_buffers_copy(&s->backup[worker], &s->values) : LT_OK;
 }
 

@@ -50,6 +50,7 @@ typedef struct lt_rule_config {
     double cap;  /* ddc: limit of |compensation| / |gradient|; 0: the default, 1 */
     double rho;  /* decay of moving means of squares; 0: the rule's default */
     bool follow; /* ddc: false fixes r = q = 1 */
+    bool late;   /* memory for a worker is allocated at its first pull */
 } lt_rule_config;
 
 typedef struct lt_rule_push {
@@ -73,7 +74,10 @@ void lt__rule_free(lt_rule_state *state); /* NULL is allowed */
  * dana, ormo or ddc. */
 LT_NODISCARD lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
                                       int n_groups);
-/* A worker reads the current values. Stores a copy of them if the rule needs it. */
+/* Allocates the memory for a worker, if that was not done before. LT_ENOMEM. */
+LT_NODISCARD lt_status lt__rule_open_worker(lt_rule_state *state, int worker);
+/* A worker reads the current values. Stores a copy of them if the rule needs it. LT_ENOMEM, or the
+ * device's error. */
 LT_NODISCARD lt_status lt__rule_pull(lt_rule_state *state, int worker);
 /* Updates the parameters. Changes the gradient. */
 LT_NODISCARD lt_status lt__rule_apply(lt_rule_state *state, const lt_rule_push *push);
@@ -83,8 +87,8 @@ size_t lt__rule_bytes_per_worker(const lt_rule_state *state);
  * device's error. */
 LT_NODISCARD lt_status lt__rule_stats(lt_rule_state *state, int group, lt_rule_stats *stats);
 
-/* Flat i of the state, for checkpoints, and its name: "backup.3" for worker 3, or "squares".
- * Returns false past the last one. Borrowed. */
+/* Flat i of the state, for checkpoints, and its name: "backup.3" for worker 3, or "squares". A flat
+ * of a worker without memory is not open. Returns false past the last one. Borrowed. */
 bool lt__rule_flat(const lt_rule_state *state, int i, char name[32], const lt_flat_buffers **flat);
 /* The numbers of the state, for checkpoints. */
 enum { LT_RULE_NUMBERS = 2 };

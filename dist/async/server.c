@@ -6,6 +6,7 @@
 
 #include "core/tensor.h"
 #include "dist/async/server.h"
+#include "dist/dist.h"
 
 lt_status lt__server_open(lt_server *s, const lt_image *net, const lt_async_config *c)
 {
@@ -15,6 +16,7 @@ lt_status lt__server_open(lt_server *s, const lt_image *net, const lt_async_conf
                                    .drop = c->drop,
                                    .max_lead = c->max_lead == 0 ? LT_UNBOUNDED : c->max_lead};
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};
+    rule.late = c->group && lt_group_is_elastic(c->group);
     LT_TRY(lt__rule_find(c->rule, &rule.rule));
     *s = (lt_server){.net = net, .order = lt__order_new(&order), .base = c->steps};
     if (!s->order)
@@ -226,6 +228,16 @@ static lt_status restore_flat(const saved *s, const char *of, const lt_flat_buff
     return LT_OK;
 }
 
+/* Allocates the flats of the worker in `of`, such as "velocity.3", if they were saved. */
+static lt_status open_saved(lt_server *s, const saved *from, const char *of)
+{
+    char name[LT_ASYNC_NAME];
+    const char *worker = strrchr(of, '.');
+    snprintf(name, sizeof name, "%s/0", of);
+    return worker && find_saved(from, name) ? lt__rule_open_worker(s->rule, atoi(worker + 1))
+                                            : LT_OK;
+}
+
 /* Restores the snapshots among the tensors of a state. */
 static lt_status restore_snapshots(lt_server *s, const saved *from)
 {
@@ -261,6 +273,8 @@ lt_status lt__server_restore(lt_server *s, const char *const *names, lt_tensor *
     *fresh = 0;
     for (int k = 0; lt__rule_flat(s->rule, k, of, &flat); k++) {
         bool found = true;
+        if (is_saved(of) && flat->n == 0)
+            LT_TRY(open_saved(s, &from, of));
         if (is_saved(of))
             LT_TRY(restore_flat(&from, of, flat, &found));
         *fresh += !found;

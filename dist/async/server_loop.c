@@ -7,6 +7,7 @@
 #include "core/tensor.h"
 #include "dist/async/server_loop.h"
 #include "dist/group.h"
+#include "dist/mail/star_mail.h"
 
 static const double TICK_SECONDS = 0.1; /* time between two checks of the workers */
 
@@ -107,26 +108,6 @@ static lt_status answer_pulls(lt_server_loop *l)
 
 /* ==== Messages ================================================================================ */
 
-static lt_status push(lt_server_loop *l, const lt_message *m)
-{
-    lt_push p;
-    lt_member *w = &l->members[m->from];
-    w->computing = false;
-    if (l->stopped)
-        return LT_OK; /* its ticket will be issued again if training is resumed */
-    LT_TRY(lt__gradient_view(&l->gradient, m));
-    LT_TRY(lt__server_push(&l->server, m->from, m->as.push.number, &l->gradient, &p));
-    if (p.kind == LT_PUSH_FENCED)
-        send(l, m->from, lt__message_new(LT_MSG_FENCED, 0));
-    if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
-        return LT_OK;
-    lt_async_event event = lt__server_event(&l->server, &p, m->from, w->read, &l->gradient);
-    event.time = lt__seconds();
-    report(l, &event);
-    l->stopped |= l->last > 0 && lt__order_version(l->server.order) >= l->last;
-    return LT_OK;
-}
-
 /* Returns the tickets of a lost worker to the order, which issues them to others. Returns their
  * number. */
 static int forget(lt_server_loop *l, int i)
@@ -153,10 +134,65 @@ static void lose(lt_server_loop *l, int i, bool silent)
         if (silent)
             lt_group_fail(l->group);
     }
-    report(l, &(lt_async_event){.kind = LT_ASYNC_EVENT_LOST,
-                                .worker = i,
-                                .n_returned = forget(l, i),
-                                .timed_out = silent});
+    lt_async_event event = {
+        .kind = LT_ASYNC_EVENT_LOST, .worker = i, .n_returned = forget(l, i), .timed_out = silent};
+    memcpy(event.host, l->members[i].host, sizeof event.host);
+    if (!l->members[i].is_new) /* otherwise nobody has heard of it */
+        report(l, &event);
+}
+
+/* A worker has joined an elastic job, with the rank of a lost one or of none. */
+static void take_worker(lt_server_loop *l, const lt_message *m)
+{
+    lt_member *w = &l->members[m->from];
+    *w = (lt_member){.last_message = now_of(l), .is_new = true};
+    memcpy(w->host, m->data, LT_MIN(m->bytes, sizeof w->host - 1));
+    lt__order_lose(l->server.order, m->from);
+    lt__order_join(l->server.order, m->from);
+}
+
+/* A worker pulls for the first time: its script and settings agree with those of the server. */
+static void report_joined(lt_server_loop *l, int i)
+{
+    lt_async_event event = {.kind = LT_ASYNC_EVENT_JOINED, .worker = i};
+    memcpy(event.host, l->members[i].host, sizeof event.host);
+    l->members[i].is_new = false;
+    report(l, &event);
+}
+
+/* A message was invalid. If a worker of an elastic job has sent it, only that worker is lost. */
+static lt_status blame(lt_server_loop *l, int worker, lt_status status)
+{
+    bool is_invalid = status == LT_EDESYNC || status == LT_EINVAL;
+    if (!is_invalid || worker == 0 || !lt_group_is_elastic(l->group))
+        return status;
+    lt__mail_refuse(l->mail, worker, lt_errmsg());
+    lose(l, worker, false);
+    return LT_OK;
+}
+
+static lt_status push(lt_server_loop *l, const lt_message *m)
+{
+    lt_push p;
+    lt_member *w = &l->members[m->from];
+    w->computing = false;
+    if (l->stopped)
+        return LT_OK; /* its ticket will be issued again if training is resumed */
+    lt_status status = lt__gradient_view(&l->gradient, m);
+    if (status == LT_OK)
+        status = lt__order_check_push(l->server.order, m->from, m->as.push.number);
+    if (status != LT_OK)
+        return blame(l, m->from, status);
+    LT_TRY(lt__server_push(&l->server, m->from, m->as.push.number, &l->gradient, &p));
+    if (p.kind == LT_PUSH_FENCED)
+        send(l, m->from, lt__message_new(LT_MSG_FENCED, 0));
+    if (p.kind == LT_PUSH_FENCED || p.kind == LT_PUSH_DUPLICATE)
+        return LT_OK;
+    lt_async_event event = lt__server_event(&l->server, &p, m->from, w->read, &l->gradient);
+    event.time = lt__seconds();
+    report(l, &event);
+    l->stopped |= l->last > 0 && lt__order_version(l->server.order) >= l->last;
+    return LT_OK;
 }
 
 static lt_status pull(lt_server_loop *l, const lt_message *m)
@@ -166,14 +202,19 @@ static lt_status pull(lt_server_loop *l, const lt_message *m)
         return LT_OK;
     }
     /* rank 0 may read values of the server, such as those of a finished epoch, before it pulls */
-    if (m->from > 0 && m->as.pull.number == 1 && m->as.pull.digest != l->digest)
+    bool compares = m->from > 0 && m->as.pull.number == 1 && !lt_group_is_elastic(l->group);
+    if (compares && m->as.pull.digest != l->digest)
         return lt_fail(LT_EDESYNC,
                        "rank %d begins asynchronous training with other weights or buffers than "
                        "rank 0; initialise or load the same values on all ranks",
                        m->from);
+    if (l->members[m->from].is_new)
+        report_joined(l, m->from);
     l->members[m->from].pull = m->as.pull.number;
     l->members[m->from].pull_expected = false;
-    return l->stopped ? LT_OK : lt__order_pull(l->server.order, m->from);
+    if (l->stopped)
+        return LT_OK;
+    return blame(l, m->from, lt__order_pull(l->server.order, m->from));
 }
 
 /* Training continues until rank 0 stops it. */
@@ -217,6 +258,7 @@ static lt_status handle(lt_server_loop *l, const lt_message *m)
         w->computing = w->pull_expected = false;
         return LT_OK;
     case LT_MSG_STOP_REQUEST: report_request(l, m); return LT_OK;
+    case LT_MAIL_JOINED: take_worker(l, m); return LT_OK;
     default: lose(l, m->from, false); return LT_OK;
     }
 }
@@ -324,7 +366,8 @@ static lt_status open_loop(lt_server_loop *l, lt_ctx *ctx, const lt_image *of,
     LT_TRY(lt__gradient_open(&l->gradient, &l->replica.image, true));
     LT_TRY(lt__server_open(&l->server, &l->replica.image, config));
     for (int i = 0; i < l->n; i++) {
-        if (config->lost && config->lost[i])
+        bool absent = i > 0 && lt_group_is_elastic(l->group);
+        if (absent || (config->lost && config->lost[i]))
             forget(l, i);
     }
     sigset_t all, old;

@@ -17,8 +17,10 @@ typedef struct lt_member { /* a worker */
     int64_t pull;          /* number of its last pull */
     int64_t read;          /* version that it computes with */
     bool computing, lost;
-    bool pull_expected; /* it computes, or has pushed and pulls next */
-    bool stop_sent;     /* it knows that training is over, or it is lost */
+    bool pull_expected;       /* it computes, or has pushed and pulls next */
+    bool stop_sent;           /* it knows that training is over, or it is lost */
+    char host[LT_ASYNC_HOST]; /* its machine, in an elastic job */
+    bool is_new;              /* it has joined, but has not pulled yet */
 } lt_member;
 
 typedef struct lt_server_loop {
@@ -53,8 +55,8 @@ typedef struct lt_server_loop {
 /* Starts the loop. mail: the mailbox of rank 0; borrowed. ctx: the server's context, with all ops;
  * taken, except on failure. of: the net of rank 0. config->group: borrowed. heartbeat_timeout:
  * seconds without a message after which a worker that computes is declared lost. The job fails if
- * that worker is rank 0 or a process. New. NULL with LT_EUSAGE for a wrong setting, or
- * LT_ENOMEM. */
+ * that worker is rank 0, or a process of a job that is not elastic. New. NULL with LT_EUSAGE for a
+ * wrong setting, or LT_ENOMEM. */
 lt_server_loop *lt__server_loop_open(lt_mail *mail, lt_ctx *ctx, const lt_image *of,
                                      const lt_async_config *config, double heartbeat_timeout);
 /* Stops all workers, ends the thread, and sends the final values to the workers that are not lost.

@@ -30,6 +30,8 @@ struct lt_mail {
     void (*close)(lt_mail *mail, double seconds);
     /* Adds change, 1 or -1, to the number of threads that wait for a message. May be NULL */
     void (*waits)(lt_mail *mail, int change);
+    /* Called when a thread has taken the report that a rank is lost. May be NULL */
+    void (*taken)(lt_mail *mail, int lost);
     lt_inbox *inbox;
     int64_t run; /* number of the current run; see lt__mail_begin_run() */
     int slow;    /* rank of lt__mail_add_latency(), and its seconds */

@@ -39,11 +39,19 @@ static lt_message *take_any(lt_mail *mail, double seconds)
     return m;
 }
 
+/* Whether the mailbox itself has made a message, which then belongs to no run. */
+static bool is_report(const lt_message *m)
+{
+    return m->kind == LT_MAIL_LOST || m->kind == LT_MAIL_JOINED;
+}
+
 lt_message *lt__mail_take(lt_mail *mail, double seconds)
 {
     lt_message *m;
-    while ((m = take_any(mail, seconds)) && m->kind != LT_MAIL_LOST && m->run != mail->run)
+    while ((m = take_any(mail, seconds)) && !is_report(m) && m->run != mail->run)
         lt__message_free(m);
+    if (m && m->kind == LT_MAIL_LOST && mail->taken)
+        mail->taken(mail, m->from);
     return m;
 }
 

@@ -65,8 +65,8 @@ void lt__mail_add_latency(lt_mail *mail, int rank, double seconds);
 void lt__mail_send(lt_mail *mail, int to, lt_message *message);
 /* Seconds between checks whether the job has failed, while a rank waits for a message. */
 static const double LT_CHECK_SECONDS = 0.2;
-/* Removes and returns the message of this run, or the loss of a rank, that arrived first. Waits
- * for at most `seconds`. New; NULL if no message arrives. */
+/* Removes and returns the message of this run, or the report that a rank is lost or has joined,
+ * that arrived first. Waits for at most `seconds`. New; NULL if no message arrives. */
 lt_message *lt__mail_take(lt_mail *mail, double seconds);
 
 #endif

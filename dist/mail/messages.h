@@ -8,7 +8,8 @@
 #include "core/core.h"
 
 typedef enum lt_message_kind {
-    LT_MAIL_LOST = -1, /* the mailbox reports that a rank is lost; nothing more arrives from it */
+    LT_MAIL_JOINED = -2, /* the mailbox reports that a worker has joined; data: name of its host */
+    LT_MAIL_LOST = -1,   /* ... that a rank is lost; nothing more arrives from it until it joins */
 
     /* Between the stages of a pipeline: dist/pipeline/messages.c */
     LT_MSG_VALUES,  /* transfer; data: elements of a tensor */
@@ -32,7 +33,14 @@ typedef enum lt_message_kind {
     LT_MSG_EVENT,     /* an event for rank 0; data: an lt_async_event */
 
     LT_MSG_LEAVE, /* to the server: the worker has failed; to a worker: the server has failed */
-    LT_MSG_TIMED  /* measures a link: dist/pipeline/link.c; data: any */
+    LT_MSG_TIMED, /* measures a link: dist/pipeline/link.c; data: any */
+
+    /* Between a server and a worker that joins it: dist/mail/mail_star.c */
+    LT_MSG_JOIN,    /* to the server, the first message; data: version of luatrain, blank, host */
+    LT_MSG_WELCOME, /* welcome: the first answer */
+    LT_MSG_REFUSED, /* the other answer; or the worker has sent nonsense. data: the reason */
+    LT_MSG_SAID,    /* said: what rank 0 has broadcast; data: its name, NUL, and then its bytes */
+    LT_MSG_ALIVE    /* from the server. If it cannot be sent, the worker is lost */
 } lt_message_kind;
 
 enum { LT_MSG_TICKETS = 4 };
@@ -72,6 +80,13 @@ typedef union lt_message_body { /* sent as raw bytes */
     struct {
         int64_t steps; /* steps of the optimizer */
     } finish;
+    struct {
+        int rank, size; /* rank of the worker; number of ranks that the job may have */
+    } welcome;
+    struct {
+        int64_t number;     /* number of the broadcast among all of rank 0, from 0 */
+        int64_t name_bytes; /* size of its name, with the NUL */
+    } said;
 } lt_message_body;
 
 #endif

@@ -157,6 +157,23 @@ static int async_issued(lua_State *L)
 /* joins_async(): whether the ranks train asynchronously. */
 static int joins_async(lua_State *L) { return lt__return_boolean(L, lt__lua(L)->joins_async); }
 
+/* is_elastic(): whether workers join and leave the job: see lt_serve_open(). */
+static int is_elastic(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    return lt__return_boolean(L, s->group && lt_group_is_elastic(s->group));
+}
+
+/* write_key(path): on the server of an elastic job, writes its key to a file, unless it is in one
+ * that the user has named. Returns the address at which workers join. */
+static int write_key(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt__check(L, s, lt_serve_write_key(s->group, luaL_checkstring(L, 1)));
+    lua_pushstring(L, lt_serve_address(s->group));
+    return 1;
+}
+
 /* ==== Methods that call one function of async.h, which describes them ========================= */
 
 static lt_async *self(lua_State *L) { return lt__check_handle(L, async_class); }
@@ -227,12 +244,11 @@ static int push(lua_State *L)
 /* Pushes a table with the fields of an event. */
 static int push_event(lua_State *L, const lt_async_event *e)
 {
-    static const char *const kinds[] = {[LT_ASYNC_EVENT_COMPUTE] = "compute",
-                                        [LT_ASYNC_EVENT_PUSH] = "push",
-                                        [LT_ASYNC_EVENT_LOST] = "lost",
-                                        [LT_ASYNC_EVENT_STOP] = "stop",
-                                        [LT_ASYNC_EVENT_DONE] = "done"};
-    lua_createtable(L, 0, 14);
+    static const char *const kinds[] = {
+        [LT_ASYNC_EVENT_COMPUTE] = "compute", [LT_ASYNC_EVENT_PUSH] = "push",
+        [LT_ASYNC_EVENT_LOST] = "lost",       [LT_ASYNC_EVENT_JOINED] = "joined",
+        [LT_ASYNC_EVENT_STOP] = "stop",       [LT_ASYNC_EVENT_DONE] = "done"};
+    lua_createtable(L, 0, 15);
     lt__set_string(L, "kind", kinds[e->kind]);
     lt__set_integer(L, "worker", e->worker);
     lt__set_integer(L, "ticket", e->ticket);
@@ -245,15 +261,17 @@ static int push_event(lua_State *L, const lt_async_event *e)
     lt__set_number(L, "time", e->time);
     lt__set_integer(L, "done_below", e->done_below);
     lt__set_boolean(L, "timed_out", e->timed_out);
+    lt__set_string(L, "host", e->host);
     lt__set_integer(L, "code", e->code);
     lt__push_dim_list(L, e->prefetched, e->n_prefetched);
     lua_setfield(L, -2, "prefetched");
     return 1;
 }
 
-/* async:next(): returns the next event, a table: kind = "compute", "push", "lost", "stop" or
- * "done"; and worker, ticket, applied, delay, dropped, loss, lr, time, done_below, timed_out, code
- * and prefetched: see lt_async_event. applied is nil if the push was skipped or dropped. */
+/* async:next(): returns the next event, a table: kind = "compute", "push", "lost", "joined", "stop"
+ * or "done"; and worker, host, ticket, applied, delay, dropped, loss, lr, time, done_below,
+ * timed_out, code and prefetched: see lt_async_event. applied is nil if the push was skipped or
+ * dropped. */
 static int next(lua_State *L)
 {
     lt_async_event e;
@@ -389,7 +407,8 @@ static int clock_gc(lua_State *L)
 
 static const luaL_Reg functions[] = {LT_FN(simulate),     LT_FN(live),        LT_FN(replay),
                                      LT_FN(needs_async),  LT_FN(joins_async), LT_FN(async_issued),
-                                     LT_FN(server_clock), {NULL, NULL}};
+                                     LT_FN(is_elastic),   LT_FN(write_key),   LT_FN(server_clock),
+                                     {NULL, NULL}};
 static const luaL_Reg clock_methods[] = {
     {"step", clock_step}, {"stats", clock_stats}, {NULL, NULL}};
 static const luaL_Reg methods[] = {

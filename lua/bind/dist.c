@@ -84,6 +84,9 @@ static int barrier(lua_State *L)
             L, s,
             "lt.barrier: in asynchronous training, ranks do not wait for each other; call it "
             "before the run or after its end");
+    if (group && lt_group_is_elastic(group))
+        lt__refuse(L, s,
+                   "lt.barrier cannot wait for workers that join and leave the job (--serve)");
     group = s->profile ? s->job_group : group;
     if (group)
         lt__check(L, s, lt_group_barrier(group, "lt.barrier"));

@@ -83,9 +83,10 @@ function agree.optimizer(who, settings, parameters)
   core.compare("the parameters of the optimizer", table.concat(lines, "\n"))
 end
 
--- Compares the state that an optimizer of this class loads: tensors by name, and its step count.
+-- Compares the state that an optimizer of this class loads: tensors by name, and its step count. In
+-- an elastic job, only the server's matters, and it loads one when it resumes.
 function hooks.load_optim(class, steps, state)
-  if is_alone() or core.pipeline() then return end
+  if is_alone() or core.pipeline() or core.is_elastic() then return end
   local lines = {"steps = " .. steps}
   for _, name in ipairs(sorted(state)) do
     if name ~= "steps" then lines[#lines + 1] = name .. " " .. core.digest(state[name]) end
@@ -194,12 +195,15 @@ function agree.start(run)
   local o = run.settings
   if is_alone() then return end
   due = is_due(o, run.steps + 1)
-  core.compare("the position of the run", ("step %d, epoch %d, %d images of it")
-                                       :format(run.steps, run.epoch, run.done))
+  local is_elastic = core.is_elastic()   -- a worker gets its position and weights from the server
+  if not is_elastic then
+    core.compare("the position of the run", ("step %d, epoch %d, %d images of it")
+                                         :format(run.steps, run.epoch, run.done))
+  end
   core.compare("the optimizer of lt.run", settings_text(optims.settings(o.optims)))
   core.compare("the net", tree_text(o.net))
   core.compare("the parameters of the net", frozen_text(o.net))
-  core.compare("the weights and buffers", o.net:sha256())
+  if not is_elastic then core.compare("the weights and buffers", o.net:sha256()) end
   core.compare("the precision", o.trial and "auto" or o.scaler and "fp16 with a loss scale"
                                   or o.amp or "off")
   if o.scaler then o.scaler:compare() end

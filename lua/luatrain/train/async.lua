@@ -36,6 +36,8 @@ local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 local lost = false         -- on rank 0: a rank that was lost in this process
 
+local has_run = false          -- whether an elastic job has begun its run
+
 function exits.is_server()
   local rank, size = core.job_rank()
   return rank == 0 and size > 1 and (async.running or async.end_pass) and true or false
@@ -51,6 +53,8 @@ function async.of(run)
   if async.running then
     refuse("lt.run: this script has an asynchronous run in %s that is not closed, and there can be "
            .. "only one at a time: write local run <close> = lt.run{...}", async.running)
+  elseif has_run then
+    refuse "lt.run: a job that workers join (--serve) has one run, but this is another"
   elseif #run.optims > 1 then
     core.fail("EINVAL", ("lt.run: asynchronous training supports one optimizer, but 'optim' has %d")
                         :format(#run.optims))
@@ -65,6 +69,7 @@ function async.of(run)
     refuse("--simulate trace:FILE cannot be combined with amp fp16: each worker of a run has a "
            .. "loss scale of its own")
   end
+  has_run = core.is_elastic()
   o.text = o.lam and ("%s,lam=%.14g"):format(o.rule, o.lam) or o.rule
   if o.trace then o.trace_steps, o.trace_workers, o.trace_losses = trace.read(o, run) end
   return setmetatable({options = o, is_replay = o.trace ~= nil}, Async)
@@ -170,6 +175,7 @@ function Async:open(saved, warnings)
     read_back = 0,                     -- live: the last epoch whose final values the net got
     sha256 = false,                    -- digest of the net at the end of the epoch
     asked = false,                     -- this rank has asked rank 0 to stop
+    is_elastic = core.is_elastic(), left = false,  -- workers join and leave; this worker has left
     handle = false, inner = core.inner_of(run.settings.optim),
   } do self[name] = value end
   local images, epochs = #run.settings.train, run.settings.epochs
@@ -196,7 +202,10 @@ end
 
 function Async:is_alone() return true end
 
-function Async:add_start_fields(fields) fields.workers, fields.rule = self.workers, self.text end
+function Async:add_start_fields(fields)
+  if self.is_elastic then fields.ranks = 1 else fields.workers = self.workers end
+  fields.rule = self.text
+end
 
 function Async:add_state(names, tensors)
   local own, values = self.handle:state()
@@ -372,16 +381,11 @@ local function begin(self, open_pass, event)
   return x, y
 end
 
--- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
--- too long.
-function async.loss_text(event)
-  return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
-    event.worker, event.timed_out and "was silent for too long" or "has failed or left")
-end
-
-local function lose(self, event)
+-- A worker was lost or has joined.
+local function take_change(self, event)
+  if event.kind == "joined" then return self.run.log:note(report.joined_text(event)) end
   lost = event.worker
-  self.run.log:warn(async.loss_text(event))
+  self.run.log:warn(report.loss_text(event))
 end
 
 -- Another rank got a signal.
@@ -414,7 +418,12 @@ function Async:has_batches() return true end
 function Async:batches(open_pass, _, stop_if_wanted, stopped)
   local run = self.run
   local function next_batch()
-    self:follows()
+    local _, signal = self:follows()
+    if signal and self.is_elastic then
+      self.left = true
+      stopped(run, 75, ("this worker has left the job after %s; the job continues")
+                       :format(core.stop_reason(signal)))
+    end
     local event = self.pending or self.handle:next()
     local kind, worker = event.kind, event.worker
     self.pending = false
@@ -424,8 +433,8 @@ function Async:batches(open_pass, _, stop_if_wanted, stopped)
       ending.save_if_due(run)
       stop_if_wanted(run)              -- saving may have recorded further pushes
       if is_over(self) then return nil end
-    elseif kind == "lost" then
-      lose(self, event)
+    elseif kind == "lost" or kind == "joined" then
+      take_change(self, event)
     elseif kind == "stop" then
       if worker > 0 then take_stop_request(self, event.code) end
       if run.root then stop_if_wanted(run) end
@@ -489,13 +498,14 @@ function Async:check_report()
   end
 end
 
--- Ranks other than 0 follow. If such a process got a signal, asks rank 0 to stop all ranks.
+-- Ranks other than 0 follow. If such a process got a signal, asks rank 0 to stop all ranks, unless
+-- the job is elastic: then only this worker leaves. Also returns the signal.
 function Async:follows()
   if self.run.root then return false end
   local _, signal = core.stop_reason()
-  if signal and not self.asked then self.handle:stop(signal) end
+  if signal and not self.asked and not self.is_elastic then self.handle:stop(signal) end
   self.asked = self.asked or signal ~= nil
-  return true
+  return true, signal
 end
 
 function Async:refuse_optimizer()
@@ -541,7 +551,7 @@ function Async:suspended(fn, ...)
     elseif event.kind == "stop" then
       take_stop_request(self, event.code)
     else
-      lose(self, event)
+      take_change(self, event)
     end
   end
   handle:read()
@@ -583,7 +593,7 @@ function Async:close(failed)
   self.stream, self.passes, async.running = false, {}, false
   local handle = self.handle
   local _ <close> = setmetatable({}, {__close = function() handle:close() end})
-  if failed then return end
+  if failed or self.left then return end
   accept_restored(self)
   handle:finish()
   self.inner.steps = handle:steps()

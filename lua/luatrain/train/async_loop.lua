@@ -15,6 +15,7 @@ local async = require "luatrain.train.async"
 local hooks = require "luatrain.hooks"
 local is_module = require "luatrain.api.module".is_module
 local ranks = require "luatrain.train.ranks"
+local report = require "luatrain.train.async_report"
 local server_mode = require "luatrain.train.server_mode"
 local read_options = require "luatrain.train.parallel".async
 local read_server = require "luatrain.train.parallel".server
@@ -107,6 +108,9 @@ local function open(settings)
   local optim = newest.optim
   if not optim then
     refuse "with --parallel, make the optimizer before the loop over shuffled batches"
+  elseif core.is_elastic() then
+    refuse("%sworkers can join (--serve) only a run of lt.run or lt.fit, but this is a loop over "
+           .. "shuffled batches without one", core.where())
   elseif settings.trace then
     refuse "--simulate trace:FILE requires lt.run or lt.fit, which write a trace"
   end
@@ -143,7 +147,7 @@ function hooks.batches(set, o, open_batches)
       return x, y
     elseif event.kind == "lost" then
       lost[#lost + 1] = event.worker
-      warn(async.loss_text(event))
+      warn(report.loss_text(event))
     elseif event.kind ~= "push" then
       return loop.finish()
     end

@@ -2,7 +2,9 @@
 -- the result of an evaluation on other ranks. self: see async.lua.
 
 local core = ...
+local command_line = require "luatrain.command_line"
 local metrics = require "luatrain.api.metrics"
+local text_of = command_line.variable
 
 local report = {}
 
@@ -35,6 +37,25 @@ function report.print_start(self)
     text = ("%s; the server takes %s per worker"):format(text, bytes_text(bytes))
   end
   self.run.log:note(text)
+  if not self.is_elastic then return end
+  local key = text_of "LUATRAIN_KEY" or self.run.folder .. "/join.key"
+  self.run.log:note(("workers join with: luatrain --join %s --key %s %s")
+                    :format(core.write_key(key), key, command_line.script() .. ".lua"))
+end
+
+-- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
+-- too long.
+function report.loss_text(event)
+  if event.host ~= "" then
+    return ("worker %d on %s was %s; its batches are given to others, and training continues")
+           :format(event.worker, event.host, event.timed_out and "silent for too long" or "lost")
+  end
+  return ("rank %d %s; its batches are given to other ranks, and training continues"):format(
+    event.worker, event.timed_out and "was silent for too long" or "has failed or left")
+end
+
+function report.joined_text(event)
+  return ("worker %d on %s joined"):format(event.worker, event.host)
 end
 
 -- The rate of a simulation with links, as a line of text.

@@ -328,11 +328,12 @@ local function differences(o, s, path, warnings)
 end
 
 -- Applies the setting `resume` of a run: resumes from a checkpoint if there is one, or with "never"
--- removes the folder's checkpoints. Returns a list of warnings, and what the mode has saved in the
--- checkpoint, {tensors =, numbers =}; nil without a checkpoint.
+-- removes the folder's checkpoints. A worker of an elastic job does nothing: the server sends it
+-- the weights. Returns a list of warnings, and what the mode has saved in the checkpoint,
+-- {tensors =, numbers =}; nil without a checkpoint.
 function state.resume(run)
   local o, folder = run.settings, run.folder
-  if not o.resume then return {} end
+  if not o.resume or core.is_elastic() and not run.root then return {} end
   if o.resume == "never" then
     if run.root then checkpoint.remove(folder) end
     return {}
