@@ -405,9 +405,9 @@ static int clock_gc(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg functions[] = {LT_FN(simulate),     LT_FN(live),        LT_FN(replay),
-                                     LT_FN(needs_async),  LT_FN(joins_async), LT_FN(async_issued),
-                                     LT_FN(is_elastic),   LT_FN(write_key),   LT_FN(server_clock),
+static const luaL_Reg functions[] = {LT_FN(simulate),    LT_FN(live),        LT_FN(replay),
+                                     LT_FN(needs_async), LT_FN(joins_async), LT_FN(async_issued),
+                                     LT_FN(is_elastic),  LT_FN(write_key),   LT_FN(server_clock),
                                      {NULL, NULL}};
 static const luaL_Reg clock_methods[] = {
     {"step", clock_step}, {"stats", clock_stats}, {NULL, NULL}};

@@ -32,18 +32,15 @@ local Async = setmetatable({
 }, Mode)
 Async.__index = Async
 
-local function refuse(...) core.fail("EUSAGE", string.format(...)) end
-
+local PREFETCH = 2         -- tickets of a live worker: one to compute, one to prepare
 local lost = false         -- on rank 0: a rank that was lost in this process
-
-local has_run = false          -- whether an elastic job has begun its run
+local has_run = false      -- whether a job that workers join has begun its run
+local function refuse(...) core.fail("EUSAGE", string.format(...)) end
 
 function exits.is_server()
   local rank, size = core.job_rank()
   return rank == 0 and size > 1 and (async.running or async.end_pass) and true or false
 end
-
-local PREFETCH = 2             -- tickets of a live worker: one to compute, one to prepare
 
 -- The mode of a run with settings `run`, or nil if it does not train asynchronously.
 function async.of(run)
