@@ -98,12 +98,15 @@ local function read_json(path)
   return ok and type(value) == "table" and value or nil
 end
 
--- The runs of a row: {name, command, codes, out = the folder of the run, mark = or nil}.
+-- The runs of a row: {name, command, codes, out = the folder of the run, mark = or nil, is_other =
+-- whether the mark is of another command, because the row has changed}.
 local function runs_of(row)
   local list = row.runs and row.runs(opt.full) or {}
   for _, run in ipairs(list) do
     run.out = ("%s/%s"):format(folder_of(row), run[1])
-    run.mark = read_json(run.out .. ".json")
+    local mark = read_json(run.out .. ".json")
+    run.is_other = mark and mark.command ~= run[2]
+    run.mark = not run.is_other and mark or nil
   end
   return list
 end
@@ -214,6 +217,11 @@ end
 
 -- Executes a run and leaves its mark. Returns false and prints why if it fails.
 local function execute(run)
+  if run.is_other then
+    print("%s.json is of another command, from before the row was changed; remove it and %s, or "
+          .. "name another folder with --out", run.out, run.out)
+    return false
+  end
   local command, began = command_of(run), os.time()
   print("%s: %s", run[1], command)
   local _, how, code = os.execute(("mkdir -p %s && { %s; } >%s 2>&1"):format(
@@ -227,7 +235,7 @@ local function execute(run)
           last_lines(run.out .. ".txt"))
     return false
   end
-  run.mark = {command = command, code = code, seconds = os.time() - began}
+  run.mark = {command = run[2], code = code, seconds = os.time() - began}
   bench.write(run.out .. ".json", run.mark)
   return true
 end
