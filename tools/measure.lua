@@ -6,7 +6,7 @@ local json = require "luatrain.json"
 local sorted = require "luatrain.keys"
 
 local measure = {folder = arg[0]:match "^(.*)/" or "."}
-local tool = "tools/" .. (arg[0]:match "(gpu_%l+)%.lua$" or "bench")
+local tool = "tools/" .. arg[0]:match "([^/]*)%.lua$":gsub("^bench_.*", "bench")
 
 -- ==== Output =====================================================================================
 
