@@ -421,6 +421,33 @@ TEST(a_lost_worker_returns_its_tickets_and_stays_fenced)
     lt__order_free(o);
 }
 
+TEST(a_worker_that_comes_back_is_a_new_one)
+{
+    lt_order *o = open_order(2, LT_UNBOUNDED, LT_UNBOUNDED, 2);
+    lt_grant g;
+    lt_push p;
+    CHECK_OK(lt__order_pull(o, 0));
+    CHECK(lt__order_grant(o, &g));
+    CHECK_OK(lt__order_push(o, 0, 0, false, &p));
+    CHECK_EQ(p.kind, LT_PUSH_APPLIED);
+    lt__order_join(o, 0); /* it is not lost */
+    CHECK_OK(lt__order_pull(o, 0));
+    CHECK(lt__order_grant(o, &g));
+    CHECK_EQ(g.ticket[0], 1);
+    CHECK_EQ(lt__order_lose(o, 0), 1);
+    lt__order_join(o, 0);
+    CHECK(!lt__order_is_lost(o, 0));
+    CHECK_FAILS(lt__order_check_push(o, 0, 0), LT_EDESYNC, "does not compute a ticket");
+    CHECK_OK(lt__order_pull(o, 0));
+    CHECK(lt__order_grant(o, &g));
+    CHECK_EQ(g.ticket[0], 1);
+    CHECK_OK(lt__order_push(o, 0, 0, false, &p)); /* its pushes count from 0 */
+    CHECK_EQ(p.kind, LT_PUSH_APPLIED);
+    CHECK_EQ(p.ticket, 1);
+    CHECK_EQ(lt__order_done_below(o), 2);
+    lt__order_free(o);
+}
+
 TEST(with_a_window_workers_wait_for_the_lowest_ticket)
 {
     lt_order_config config = {2, 1, LT_UNBOUNDED, LT_UNBOUNDED, .max_lead = 2, .limit = 3};
