@@ -264,8 +264,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
  * is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has an exchange, or with
  * LT_EUSAGE in these cases: vranks is not a valid number of shards; vranks is used with a wire
  * other than f32, on an accelerator, or on nodes that do not have the same number of consecutive
- * ranks; server is used with LT_SUM_BACKEND_NCCL; the injected fault of ctx is a latency, or names
- * a rank that does not exist. */
+ * ranks; server is used with LT_SUM_BACKEND_NCCL or more than 256 ranks; the injected fault of ctx
+ * is a latency, or names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for the running gradient exchange, removes the reducer from ctx and frees it. If gradients
  * are summed on accelerators, all ranks must call it: it waits at most 10 s until they have all
