@@ -313,7 +313,9 @@ typedef struct lt_reduced_step { /* the last step whose gradients were exchanged
     int stop_reason; /* stop reason of the first rank that has one, or 0; see lt_stop() */
     int buckets;     /* number of buckets sent in its last exchange */
     double waited;   /* seconds that the optimizer step waited for the exchange */
-    double waited_in_passes; /* seconds that its passes spent in lt_reducer_allreduce() */
+    /* seconds that all optimizer steps so far have waited for exchanges, and their passes in
+     * lt_reducer_allreduce() */
+    double total_waited;
 } lt_reduced_step;
 /* The last step; all zeros before the first step. Call it between steps. */
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);

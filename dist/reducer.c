@@ -504,8 +504,7 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     }
     LT_TRY(lt__record_read(r));
     r->last.waited = lt__seconds() - before;
-    r->last.waited_in_passes = r->waited_in_passes;
-    r->waited_in_passes = 0;
+    r->last.total_waited += r->last.waited;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_discard_losses(&r->record);
     r->backwards = 0;
@@ -549,7 +548,7 @@ lt_status lt_reducer_allreduce(void *ud, double *numbers, int64_t n, bool backwa
     for (int64_t i = 1; i < n; i++)
         numbers[i] /= weight;
     double seconds = lt__seconds() - before;
-    r->waited_in_passes += seconds;
+    r->last.total_waited += seconds;
     lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, seconds);
     return LT_OK;
 }

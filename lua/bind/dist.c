@@ -434,7 +434,8 @@ static int expect_backwards(lua_State *L)
 
 /* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
  * the number of buckets sent; then the bytes that this rank has sent so far; then the signal that
- * requested a stop on some rank, or 0; then the seconds that the passes of the last step waited. */
+ * requested a stop on some rank, or 0; then the seconds that this rank has waited for others so
+ * far, in optimizer steps and passes. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -448,7 +449,7 @@ static int reduced(lua_State *L)
     lua_pushinteger(L, last.buckets);
     lua_pushinteger(L, (lua_Integer)bytes);
     lua_pushinteger(L, last.stop_reason);
-    lua_pushnumber(L, last.waited_in_passes);
+    lua_pushnumber(L, last.total_waited);
     return 5;
 }
 
