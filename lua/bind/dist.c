@@ -4,6 +4,7 @@
  * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
  * once inside lt.on_root().
  */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -275,6 +276,17 @@ static int smallest_shard(lua_State *L)
     return lt__return_integer(L, least_of(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 2)));
 }
 
+/* An argument error unless the list at 1 has n positive integers whose sum fits in an int. */
+static void check_parts(lua_State *L, int n)
+{
+    luaL_argcheck(L, luaL_len(L, 1) == n, 1, "one number per rank is required");
+    for (int i = 1; i <= n; i++) {
+        lua_Integer parts = lua_rawgeti(L, 1, i) == LUA_TNUMBER ? lua_tointeger(L, -1) : 0;
+        luaL_argcheck(L, parts >= 1 && parts <= INT_MAX / n, 1, "a number is out of range");
+        lua_pop(L, 1);
+    }
+}
+
 /* set_share(parts): from the next batch on, rank i gets parts[i + 1] parts of each batch; a list of
  * one positive integer per rank. nil: the shards are equal. All ranks must make the same call, and
  * then open their passes again. */
@@ -284,7 +296,7 @@ static int set_share(lua_State *L)
     int n = size_of(s), *share = NULL;
     if (!lua_isnil(L, 1)) {
         luaL_argcheck(L, n > 1 && lt__shards(s) == 1 && !s->pipeline, 1, "not in this mode");
-        luaL_argcheck(L, luaL_len(L, 1) == n, 1, "one number per rank is required");
+        check_parts(L, n);
         if (!(share = lt__calloc((size_t)n + 1, sizeof *share, "for the shares of the ranks")))
             lt__raise(L, s);
         for (int i = 0; i < n; i++) {
