@@ -37,7 +37,7 @@ function report.print_start(self)
   self.run.log:note(text)
 end
 
--- The rate of a simulation with links, as a line of text.
+-- The rate of a simulation with links, and how it spends its time, as a line of text.
 function report.shares_text(fields)
   return ("%.4g steps per second; workers wait %.0f %% of the time for links and %.0f %% for the "
           .. "server, which is busy for %.0f %%"):format(
