@@ -258,19 +258,23 @@ static int shard(lua_State *L)
     return lt__return_integers(L, p.first, p.rows, p.of);
 }
 
-/* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
- * 0. */
+/* Returns the rows of the smallest shard, or in a pipeline of this rank's smallest micro-batch. At
+ * least 1: an empty shard computes one row with weight 0. */
 static int64_t least_of(const lt_lua *s, int64_t rows, int64_t grain)
 {
+    int n = s->pipeline ? find_part(s, rows, grain, 0).n : size_of(s) * lt__shards(s);
     int64_t min = rows, first, count;
-    for (int i = 0; i < size_of(s) * lt__shards(s); i++) {
-        find_shard(s, rows, grain, i, &first, &count);
+    for (int i = 0; i < n; i++) {
+        if (s->pipeline)
+            count = find_part(s, rows, grain, i).rows;
+        else
+            find_shard(s, rows, grain, i, &first, &count);
         min = LT_MIN(min, count);
     }
     return LT_MAX(min, 1);
 }
 
-/* smallest_shard(rows, grain): returns the rows of the smallest shard of a batch, at least 1. */
+/* smallest_shard(rows, grain): see least_of(). */
 static int smallest_shard(lua_State *L)
 {
     return lt__return_integer(L, least_of(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 2)));
