@@ -27,12 +27,16 @@
 #include <unistd.h>
 
 #include "tools/clock.h"
+#include "tools/hosts.h"
 #include "tools/launch.h"
 #include "tools/relay.h"
+#include "tools/restart.h"
 
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
 enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank here has ended */
 enum { POLL_NS = 100 * 1000 * 1000 }; /* polling interval */
+enum { MOST_PIDS = 1024 };            /* ranks here that are killed if mpirun is killed */
+enum { MOST_LOOKS = 100 };            /* polls for their ends */
 enum { MOST_SECONDS = 1 }; /* the most that a poll counts; this process may have been stopped */
 
 /* ==== The command ============================================================================= */
@@ -99,10 +103,12 @@ static const char **make_command(const settings *s, const char *program, char *c
  * resumes it. */
 static lt_status export_settings(const settings *s)
 {
-    char *text;
-    int n = asprintf(&text, "-n %d%s%s%s%s", s->processes, s->hosts ? " -H " : "",
+    char *text, more[32] = "";
+    if (s->restarts > 0)
+        snprintf(more, sizeof more, " --restarts %d", s->restarts);
+    int n = asprintf(&text, "-n %d%s%s%s%s%s", s->processes, s->hosts ? " -H " : "",
                      s->hosts ? s->hosts : "", s->host_file ? " --hostfile " : "",
-                     s->host_file ? s->host_file : "");
+                     s->host_file ? s->host_file : "", more);
     bool is_set = n >= 0 && setenv("LUATRAIN_LAUNCH", text, 1) == 0;
     if (n >= 0)
         free(text);
@@ -195,6 +201,7 @@ static bool handles_sigusr1(int pid)
 
 typedef struct found_ranks { /* mpirun's ranks on this machine */
     bool any, unprepared;    /* at least one exists; at least one has no handler for SIGUSR1 */
+    int n, pids[MOST_PIDS];  /* the first of them */
 } found_ranks;
 
 /* Adds the ranks among the process ids in a file to *s. If kills is set, kills those that have no
@@ -208,6 +215,8 @@ static void check_process(const char *path, bool kills, found_ranks *s)
             bool unprepared = !handles_sigusr1(pid);
             s->any = true;
             s->unprepared |= unprepared;
+            if (s->n < MOST_PIDS)
+                s->pids[s->n++] = pid;
             if (unprepared && kills)
                 kill(pid, SIGKILL);
         }
@@ -228,6 +237,20 @@ static found_ranks find_ranks(pid_t mpirun, bool kills)
         check_process(lists.gl_pathv[i], kills, &s);
     globfree(&lists);
     return s;
+}
+
+/* Kills the ranks that still run after mpirun has ended, because it was killed. They would keep the
+ * run's folder locked. Waits until they end. */
+static void kill_left(const found_ranks *s)
+{
+    for (int i = 0; i < s->n; i++)
+        if (is_rank(s->pids[i]))
+            kill(s->pids[i], SIGKILL);
+    for (int i = 0, looks = 0; i < s->n && looks < MOST_LOOKS;)
+        if (is_rank(s->pids[i]))
+            looks += nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL) == 0;
+        else
+            i++;
 }
 
 typedef struct stop_request { /* a request to stop */
@@ -301,6 +324,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     double clock = clock_seconds(), now = clock;
     ranks_seen seen = {.timeout = timeout, .began = now};
     lt_status status = LT_OK;
+    found_ranks last = {0};
     int ended;
     while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = POLL_NS});
@@ -308,14 +332,17 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
         double passed = clock_seconds() - clock;
         clock += passed;
         now += passed < MOST_SECONDS ? passed : MOST_SECONDS;
-        if (ranks.any)
+        if (ranks.any) {
             seen.last = now;
+            last = ranks;
+        }
         if (status == LT_OK)
             status = kill_if_it_hangs(mpirun, &seen, now);
         if (got > 0 && got != SIGCHLD)
             take_signal(w, got, now);
         forward(mpirun, w, ranks.any ? !ranks.unprepared : now - seen.began >= EARLY_SECONDS, now);
     }
+    kill_left(&last);
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     if (status == LT_OK && WIFSIGNALED(ended))
         status = fail_killed(WTERMSIG(ended));
@@ -323,19 +350,6 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
 }
 
 /* ==== Hosts =================================================================================== */
-
-/* What mpirun prints if it cannot start its daemon on another host. */
-static const char no_daemon[] = "unable to reliably start one or more daemons";
-
-/* The name in "name", "name:slots", "[IPv6 address]:slots" or "IPv6 address", of n bytes. New; NULL
- * with LT_ENOMEM. */
-static char *host_in(const char *at, size_t n)
-{
-    const char *colon = memchr(at, ':', n), *end = memchr(at, ']', n);
-    if (*at == '[' && end)
-        return strndup(at + 1, (size_t)(end - at) - 1);
-    return strndup(at, colon && colon == memrchr(at, ':', n) ? (size_t)(colon - at) : n);
-}
 
 /* The first host of a list "a,b:2" whose name cannot be resolved; the whole list if all can. New.
  * NULL with LT_ENOMEM. */
@@ -387,10 +401,11 @@ static void finish(relay output[2], const sigset_t *before)
         relay_finish(&output[i]);
 }
 
-static lt_status start_relays(relay output[2], int ends[2])
+/* The relay of stderr reads the lines for the outcome of the job. */
+static lt_status start_relays(relay output[2], int ends[2], outcome *o)
 {
-    LT_TRY(relay_start(&output[0], STDOUT_FILENO, NULL, &ends[0]));
-    lt_status status = relay_start(&output[1], STDERR_FILENO, no_daemon, &ends[1]);
+    LT_TRY(relay_start(&output[0], STDOUT_FILENO, NULL, NULL, &ends[0]));
+    lt_status status = relay_start(&output[1], STDERR_FILENO, outcome_take, o, &ends[1]);
     if (status == LT_OK)
         return LT_OK;
     close(ends[0]);
@@ -398,7 +413,9 @@ static lt_status start_relays(relay output[2], int ends[2])
     return status;
 }
 
-static lt_status run_mpirun(const settings *s, const char **command, int *code)
+/* Sets *is_stopped to whether a signal requested a stop. */
+static lt_status run_mpirun(const settings *s, const char **command, outcome *o, int *code,
+                            bool *is_stopped)
 {
     bool is_elsewhere = s->hosts || s->host_file;
     sigset_t set, before;
@@ -408,26 +425,45 @@ static lt_status run_mpirun(const settings *s, const char **command, int *code)
     int ends[2];
     find_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &before);
-    LT_TRY(start_relays(output, ends));
+    LT_TRY(start_relays(output, ends, o));
     lt_status status = start(command, &before, ends, &pid);
     close(ends[0]);
     close(ends[1]);
     if (status == LT_OK)
         status = wait_for(pid, is_elsewhere ? 0 : lt_group_timeout(&s->group), &set, &w, code);
     finish(output, &before);
+    *is_stopped = w.signal != 0;
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
     LT_TRY(status);
-    if (*code != 0 && is_elsewhere && output[1].is_found)
+    if (*code != 0 && is_elsewhere && o->no_daemon)
         return fail_hosts(s);
     if (*code > 128 && *code <= 128 + SIGRTMAX) /* larger codes come from the script: os.exit(-1) */
         *code = lt_exit_code(LT_EPEER);
     return LT_OK;
 }
 
-lt_status launch(const settings *s, const char *program, char *const *words, int *code)
+/* Starts the job, and starts it again as long as --restarts allows. */
+static lt_status run_job(restarts *r, const char *program, char *const *words, int *code)
 {
-    char number[16];
+    lt_status status;
+    bool is_stopped = false;
+    do {
+        char number[16];
+        LT_TRY(restart_begin(r));
+        const char **command = make_command(&r->job, program, words, number);
+        if (!command)
+            return LT_ENOMEM;
+        status = run_mpirun(&r->job, command, &r->outcome, code, &is_stopped);
+        free(command);
+    } while (!is_stopped && restart_next(r, &status, *code));
+    return status;
+}
+
+/* LT_EUSAGE if the command cannot be launched. */
+static lt_status check(const settings *s)
+{
+    static const char *const others[] = {"bench", "plan", "report", "summary"};
     if (s->processes == 0)
         return lt_fail(
             LT_EUSAGE,
@@ -440,14 +476,21 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
         return lt_fail(
             LT_EUSAGE,
             "launch cannot run under mpirun or srun, which have already started processes");
+    for (size_t i = 0; s->restarts > 0 && i < sizeof others / sizeof *others; i++)
+        if (strcmp(s->argv[0], others[i]) == 0)
+            return lt_fail(LT_EUSAGE, "--restarts is for training, not for luatrain %s", others[i]);
+    return LT_OK;
+}
+
+lt_status launch(const settings *s, const char *program, char *const *words, int *code)
+{
+    LT_TRY(check(s));
     if (s->host_file && access(s->host_file, R_OK) != 0)
         return lt_fail(LT_EENV, "launch: --hostfile %s: %s", s->host_file, strerror(errno));
     LT_TRY(lt_mpi_check());
     LT_TRY(export_settings(s));
-    const char **command = make_command(s, program, words, number);
-    if (!command)
-        return LT_ENOMEM;
-    lt_status status = run_mpirun(s, command, code);
-    free(command);
+    restarts r = {.job = *s};
+    lt_status status = run_job(&r, program, words, code);
+    restart_free(&r);
     return status;
 }

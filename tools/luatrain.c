@@ -17,6 +17,7 @@
 
 #include "tools/launch.h"
 #include "tools/options.h"
+#include "tools/outcome.h"
 #include "tools/plan.h"
 #include "tools/ranks.h"
 #include "tools/script.h"
@@ -306,6 +307,7 @@ static lt_status run_process(void *ud, lt_group *group)
 {
     settings *s = ud;
     int cpus = lt_group_cpus(group);
+    outcome_note_rank(lt_group_rank(group));
     warn_of_cpus(s, group, cpus);
     if (lt_group_rank(group) == 0)
         warn_of_limit(s);

@@ -284,7 +284,8 @@ void print_help(FILE *to)
                 "       luatrain bench dispatch\n"
                 "       luatrain report [report options] FOLDER...\n"
                 "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] "
-                "[--hostfile FILE] [options] script.lua ...\n\n");
+                "[--hostfile FILE] [--restarts N]\n"
+                "                [options] script.lua ...\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
@@ -297,7 +298,9 @@ void print_help(FILE *to)
         "LUATRAIN_PLUGINS=FOLDER: folder to search first for the plugins for MPI and CUDA.\n"
         "A script that does not exist is searched for among the models of luatrain.\n"
         "A script named - is read from stdin.\n"
-        "launch starts N processes with mpirun, each a rank, here or on other hosts.\n");
+        "launch starts N processes with mpirun, each a rank, here or on other hosts. With\n"
+        "--restarts N, it starts them again from the newest checkpoint, at most N times, if a\n"
+        "rank is lost or hangs, or memory runs out.\n");
 }
 
 lt_status print_version(const settings *s)
@@ -330,8 +333,31 @@ static const struct option *nearest_option(const char *word)
     return nearest < 0 ? NULL : &options[nearest];
 }
 
+static const char *const launch_flags[][2] = {{"-n", "-n N"},
+                                              {"-H", "-H a,b:2"},
+                                              {"--hostfile", "--hostfile FILE"},
+                                              {"--restarts", "--restarts N"}};
+enum { N_LAUNCH_FLAGS = sizeof launch_flags / sizeof *launch_flags };
+
+/* The index of a flag of launch, or -1. --hostfile=FILE is one too. */
+static int find_launch_flag(const char *word)
+{
+    for (int i = 0; i < N_LAUNCH_FLAGS; i++) {
+        size_t n = strlen(launch_flags[i][0]);
+        if (strncmp(word, launch_flags[i][0], n) == 0 &&
+            (word[n] == 0 || (word[n] == '=' && word[1] == '-')))
+            return i;
+    }
+    return -1;
+}
+
 static lt_status unknown_option(const char *arg)
 {
+    int launch_flag = find_launch_flag(arg);
+    if (launch_flag >= 0)
+        return lt_fail(LT_EUSAGE,
+                       "unknown option '%s'; it is one of launch: luatrain launch %s%s script.lua",
+                       arg, launch_flag > 0 ? "-n 4 " : "", launch_flags[launch_flag][1]);
     char word[32];
     const char *start = arg + strspn(arg, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(start, "="), start);
@@ -445,22 +471,6 @@ static void take_out(char **words, int n)
     while (*words++);
 }
 
-static const char *const launch_flags[][2] = {
-    {"-n", "-n N"}, {"-H", "-H a,b:2"}, {"--hostfile", "--hostfile FILE"}};
-enum { N_LAUNCH_FLAGS = sizeof launch_flags / sizeof *launch_flags };
-
-/* The index of a flag of launch, or -1. --hostfile=FILE is one too. */
-static int find_launch_flag(const char *word)
-{
-    for (int i = 0; i < N_LAUNCH_FLAGS; i++) {
-        size_t n = strlen(launch_flags[i][0]);
-        if (strncmp(word, launch_flags[i][0], n) == 0 &&
-            (word[n] == 0 || (word[n] == '=' && word[1] == '-')))
-            return i;
-    }
-    return -1;
-}
-
 /* Reads a flag of launch, and removes it and its value. */
 static lt_status read_launch_flag(settings *s, int flag, char **words)
 {
@@ -471,7 +481,8 @@ static lt_status read_launch_flag(settings *s, int flag, char **words)
     switch (flag) {
     case 0: LT_TRY(parse_int("-n", value, 65536, &s->processes)); break;
     case 1: s->hosts = value; break;
-    default: s->host_file = value;
+    case 2: s->host_file = value; break;
+    default: LT_TRY(parse_int("--restarts", value, 65536, &s->restarts));
     }
     take_out(words, equals ? 1 : 2);
     return LT_OK;

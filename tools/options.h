@@ -37,6 +37,7 @@ typedef struct settings {
     int processes;         /* launch -n: number of processes; 0 if not given */
     const char *hosts;     /* launch -H: hosts; NULL for this machine */
     const char *host_file; /* launch --hostfile: a file that lists the hosts; or NULL */
+    int restarts;          /* launch --restarts: how often a job may start again */
     const char *text;      /* "help" or "version" to print that and run nothing; or NULL */
     int argc;              /* subcommand or script, and its arguments */
     char **argv;           /* borrowed from main() */

@@ -28,15 +28,27 @@ static bool write_all(int to, const char *data, size_t bytes)
     return true;
 }
 
-/* Looks for the phrase, which may be split between two reads. */
-static void look(relay *r, const char *data, ssize_t n)
+/* Passes each line in the next n bytes of the output to r->take, and removes notes. Returns the
+ * number of bytes that remain. A note may begin in the middle of another rank's line. */
+static size_t read_lines(relay *r, char *data, size_t n)
 {
-    for (ssize_t i = 0; r->phrase && !r->is_found && i < n; i++) {
-        if (data[i] != r->phrase[r->matched])
-            r->matched = 0;
-        r->matched += data[i] == r->phrase[r->matched];
-        r->is_found = r->phrase[r->matched] == 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool ends = data[i] == '\n';
+        if (data[i] == RELAY_NOTE)
+            r->length = 0;
+        bool is_note = data[i] == RELAY_NOTE || (r->length > 0 && r->line[0] == RELAY_NOTE);
+        if (!ends && r->length < sizeof r->line - 1)
+            r->line[r->length++] = data[i];
+        if (!is_note)
+            data[kept++] = data[i];
+        if (ends) {
+            r->line[r->length] = '\0';
+            r->take(r->ud, r->line);
+            r->length = 0;
+        }
     }
+    return kept;
 }
 
 static void *pass_on(void *ud)
@@ -53,8 +65,10 @@ static void *pass_on(void *ud)
         ssize_t n = ready > 0 ? read(r->from, data, sizeof data) : -1;
         if (n == 0)
             return NULL;
-        look(r, data, n);
-        if (n > 0 && writes && !write_all(r->to, data, (size_t)n)) {
+        size_t bytes = n > 0 ? (size_t)n : 0;
+        if (r->take)
+            bytes = read_lines(r, data, bytes);
+        if (writes && !write_all(r->to, data, bytes)) {
             writes = false;
             if (errno == EPIPE)
                 kill(getpid(), SIGPIPE);
@@ -62,16 +76,17 @@ static void *pass_on(void *ud)
     }
 }
 
-lt_status relay_start(relay *r, int to, const char *phrase, int *end)
+lt_status relay_start(relay *r, int to, void (*take)(void *ud, const char *line), void *ud,
+                      int *end)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
         return lt_fail(LT_ENOMEM, "cannot create a pipe: %s", strerror(errno));
     r->from = ends[0];
     r->to = to;
-    r->phrase = phrase;
-    r->matched = 0;
-    r->is_found = false;
+    r->take = take;
+    r->ud = ud;
+    r->length = 0;
     atomic_init(&r->ended, false);
     *end = ends[1];
     lt_status status = thread_start(&r->thread, pass_on, r);

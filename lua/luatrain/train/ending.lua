@@ -16,6 +16,8 @@ local state = require "luatrain.train.state"
 local ending = {}
 
 local SAVE_SECONDS = 600       -- maximum between two checkpoints
+local SAVE_SHARE = 0.01        -- of a run's time, with launch --restarts; also at least
+local LEAST_SAVE_SECONDS = 1   -- between two checkpoints
 
 function ending.close_loader(self)
   self.mode:leave_loop()
@@ -114,20 +116,31 @@ function ending.save_or_warn(self)
   end
 end
 
+-- The maximum of seconds between two checkpoints. With launch --restarts, what the ranks have
+-- computed since the last one is lost with a rank, so a run saves as often as is cheap.
+local function save_seconds(self)
+  if self.settings.save_every or not command_line.variable "LUATRAIN_RESTARTED" then
+    return SAVE_SECONDS
+  end
+  return math.min(math.max(self.save_cost / SAVE_SHARE, LEAST_SAVE_SECONDS), SAVE_SECONDS)
+end
+
 -- Whether a checkpoint is due after this step, which is the step after self.steps if next is true.
 function ending.is_save_due(self, next)
   local every, steps = self.settings.save_every, self.steps + (next and 1 or 0)
   return every and steps // every > self.saved_step // every
-         or core.clock() - self.saved_at >= SAVE_SECONDS
+         or core.clock() - self.saved_at >= save_seconds(self)
 end
 
 -- Saves a checkpoint if one is due after this step.
 function ending.save_if_due(self)
-  if self.mode:is_save_due() then
-    ending.close_step(self)
-    state.check_weights(self)
-    ending.save_or_warn(self)
-  end
+  if not self.mode:is_save_due() then return end
+  local before = core.clock()
+  ending.close_step(self)
+  state.check_weights(self)
+  ending.save_or_warn(self)
+  self.saved_at = core.clock()
+  self.save_cost = self.saved_at - before
 end
 
 -- Whether a run can resume from this one's checkpoints: not if it replays a trace.

@@ -145,6 +145,7 @@ local function new(given)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, saved_step = 0, failed_saves = 0,
+    save_cost = 0.0,                   -- seconds that the last checkpoint took
     root = rank == 0,                  -- rank 0 logs and saves for all ranks
     mode = own_mode,                   -- see mode.lua
     ranks = size, alone = own_mode:is_alone(),
