@@ -359,10 +359,11 @@ LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tens
  * parts. */
 LT_MUST lt_status lt_backward_weights(lt_deferred_wgrad *weights);
 /* Computes the pending gradients of all split backwards of ctx, with the same bits as
- * lt_backward_weights() for each of them, the oldest first. But it completes the gradients of a
- * layer before those of the layer before it, so that a reducer can send them earlier. The backwards
- * end together. Each lt_deferred_wgrad must still be freed. The errors of lt_backward_weights();
- * then all pending gradients are discarded, except in a hook or a dry run. */
+ * lt_backward_weights() for each of them, the oldest first. But it completes all gradients of the
+ * last layer first, then those of the layer before it, and so on, so that a reducer can send them
+ * early. The backwards end together. Each lt_deferred_wgrad must still be freed. The errors of
+ * lt_backward_weights(). An error discards all pending gradients, unless the call was in a hook or
+ * in a dry run. */
 LT_MUST lt_status lt_backward_weights_all(lt_ctx *ctx);
 /* Discards the pending gradients, and ends the backward: calls lt_step_part.end with LT_EINVAL.
  * NULL is allowed. */

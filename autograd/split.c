@@ -18,8 +18,9 @@ static lt_status complete_node(struct lt_autograd *ag, lt_node *node)
     return LT_OK;
 }
 
-/* Completes the first node of a list. Before it, completes the nodes of earlier lists, from `first`
- * on, that add to the same gradients, so that each gradient gets its contributions in order. */
+/* Completes the first node of list w. Each gradient must get its contributions in order. So this
+ * function first completes the nodes of earlier lists, from `first` on, that add to the same
+ * gradients. */
 static lt_status complete_first(lt_deferred_wgrad *first, lt_deferred_wgrad *w)
 {
     struct lt_autograd *ag = w->ctx->slots.autograd;

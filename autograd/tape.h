@@ -292,8 +292,8 @@ lt_deferred_wgrad *lt__wgrad_new(lt_ctx *ctx); /* an empty list. New. NULL with 
 /* Adds a node whose `later` is not 0. Takes the walk's reference to it. */
 void lt__wgrad_add(lt_deferred_wgrad *weights, lt_node *node);
 lt_node *lt__wgrad_take(lt_deferred_wgrad *weights); /* removes and returns its first node. New */
-/* Moves the first node that adds to a gradient to which `like` adds, or has added, to the front.
- * Returns false if there is none. */
+/* Moves to the front the first node that adds to a gradient of `like`. Returns false if there is
+ * none. */
 bool lt__wgrad_bring(lt_deferred_wgrad *weights, const lt_node *like);
 /* Adds it to the end of the lists of its context, or removes it from there. */
 void lt__wgrad_list(lt_deferred_wgrad *weights);

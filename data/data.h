@@ -119,8 +119,8 @@ typedef struct lt_batch_options { /* zero selects the default, if there is one *
     /* the pass returns only this rank's shard of each batch. An empty shard is replaced by the
      * first row of the batch. ranks = 0: whole batches */
     int rank, ranks;
-    /* for unequal shards: `ranks` is the number of parts of a batch, and a shard has this many of
-     * them, the first from part `rank` on; see lt_shard_parts(). 0 means 1 */
+    /* for unequal shards: `ranks` is the number of parts of a batch, and each shard has `parts` of
+     * them. The first shard begins with part `rank`. See lt_shard_parts(). 0 means 1 */
     int parts;
     /* number of shards of each batch to return, starting with shard `rank`. Each is returned as a
      * separate batch. 0 means 1 */

@@ -191,8 +191,8 @@ typedef struct lt_async_stats { /* statistics of the server; zeros on ranks with
     /* Since training began in this process: */
     double server_busy; /* fraction of the time in which the server handles messages */
     /* Simulation: fractions of the time of all workers, up to their last push */
-    double link_share;  /* messages are on links */
-    double queue_share; /* gradients wait for the server, or are applied by it */
+    double link_share;  /* in which messages are on links */
+    double queue_share; /* in which gradients wait for the server, or the server applies them */
 } lt_async_stats;
 /* Reads statistics. strength and capped cover the parameters of one group since the last call for
  * this group; they are 0 for rules other than ddc. LT_EINVAL for a negative group; the device's
@@ -220,8 +220,8 @@ LT_MUST lt_status lt_async_restore(lt_async *async, const char *const *names,
 /* ==== A simulated synchronous parameter server ================================================ */
 
 /* The virtual clock of synchronous training with a parameter server, see lt_reducer_config.server:
- * each step, all workers get `bytes` bytes from the server, compute, and send `bytes` bytes to it.
- * Computing and messages do not overlap. It only keeps the time; the caller trains. */
+ * in each step, all workers get `bytes` bytes from the server, compute, and send `bytes` bytes to
+ * it. Computing and messages do not overlap. The clock only keeps the time; the caller trains. */
 typedef struct lt_server_clock lt_server_clock;
 /* Uses the seed of ctx, and the workers, times and links of config; times[i] is the time of worker
  * i for its part of a batch. time: seconds at which it starts. New. NULL with LT_EUSAGE for a

@@ -301,8 +301,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
  * is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has an exchange, or with
  * LT_EUSAGE in these cases: vranks is not a valid number of shards; vranks is used with a wire
  * other than f32, on an accelerator, or on nodes that do not have the same number of consecutive
- * ranks; server is used with LT_SUM_BACKEND_NCCL; the injected fault of ctx is a latency, or names
- * a rank that does not exist. */
+ * ranks; server is used with LT_SUM_BACKEND_NCCL or more than 256 ranks; the injected fault of ctx
+ * is a latency, or names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for the running gradient exchange, removes the reducer from ctx and frees it. If gradients
  * are summed on accelerators, all ranks must call it: it waits at most 10 s until they have all
@@ -350,7 +350,9 @@ typedef struct lt_reduced_step { /* the last step whose gradients were exchanged
     int stop_reason; /* stop reason of the first rank that has one, or 0; see lt_stop() */
     int buckets;     /* number of buckets sent in its last exchange */
     double waited;   /* seconds that the optimizer step waited for the exchange */
-    double waited_in_passes; /* seconds that its passes spent in lt_reducer_allreduce() */
+    /* seconds that all optimizer steps so far have waited for exchanges, and their passes in
+     * lt_reducer_allreduce() */
+    double total_waited;
 } lt_reduced_step;
 /* The last step; all zeros before the first step. Call it between steps. */
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);

@@ -63,8 +63,8 @@ static lt_status make_control(lt_nodes *nodes, int n, int size, lt_mappings *map
     return LT_OK;
 }
 
-/* Receives from a rank that may itself be waiting for others: for at most `waits` ranks, each of
- * which waits for the next. The last one fails first, and its message names the missing rank. */
+/* Receives from a rank that may itself wait for another one, and so on. waits: the number of ranks
+ * in this chain. The last one times out first, and its message names the missing rank. */
 static lt_status receive(lt_ring *ring, int from, void *data, size_t bytes, int waits)
 {
     ring->grace = waits * LT_GRACE_SECONDS;

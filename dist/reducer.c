@@ -17,6 +17,7 @@
 #include "dist/fault.h"
 #include "dist/group.h"
 #include "dist/reducer.h"
+#include "dist/sum.h"
 
 /* ==== Open and close ========================================================================== */
 
@@ -47,6 +48,20 @@ static lt_status set_part(lt_reducer *r)
     return lt_set_part(r->ctx, LT_PART_EXCHANGE, &part);
 }
 
+static lt_status check_server(const lt_reducer_config *config, int size)
+{
+    if (config->sum_backend == LT_SUM_BACKEND_NCCL)
+        return lt_fail(LT_EUSAGE,
+                       "a synchronous parameter server sums on the CPU, not by NCCL; choose "
+                       "another sum_backend");
+    return size <= LT_MAX_SUMMANDS
+               ? LT_OK
+               : lt_fail(LT_EUSAGE,
+                         "a synchronous parameter server sums the gradients of at most %d ranks, "
+                         "but there are %d; use fewer ranks, or an allreduce",
+                         LT_MAX_SUMMANDS, size);
+}
+
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
 {
     LT_NEED_CTX(ctx, NULL);
@@ -54,14 +69,11 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     int size = lt_group_size(group);
     if (lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_reducer_new") != LT_OK ||
         (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
+        (config && config->server && check_server(config, size) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK ||
         (size == lt__group_size_of_job(group) && lt__fault_refuse_latency(ctx) != LT_OK))
         return NULL;
-    if (config && config->server && config->sum_backend == LT_SUM_BACKEND_NCCL) {
-        lt_fail(LT_EUSAGE, "a synchronous parameter server sums on the CPU, not by NCCL");
-        return NULL;
-    }
     if (!ctx->device->is_host && config && config->vranks > 0) {
         lt_fail(
             LT_EUSAGE,
@@ -492,8 +504,7 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     }
     LT_TRY(lt__record_read(r));
     r->last.waited = lt__seconds() - before;
-    r->last.waited_in_passes = r->waited_in_passes;
-    r->waited_in_passes = 0;
+    r->last.total_waited += r->last.waited;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_discard_losses(&r->record);
     r->backwards = 0;
@@ -537,7 +548,7 @@ lt_status lt_reducer_allreduce(void *ud, double *numbers, int64_t n, bool backwa
     for (int64_t i = 1; i < n; i++)
         numbers[i] /= weight;
     double seconds = lt__seconds() - before;
-    r->waited_in_passes += seconds;
+    r->last.total_waited += seconds;
     lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, seconds);
     return LT_OK;
 }

@@ -45,7 +45,6 @@ struct lt_reducer {
     lt_tree_sum *tree_sums; /* one for each arena */
     lt_tree_sum record_sum; /* tree sum of the records of the shards */
     lt_step_status step_status; /* status of the last optimizer step */
-    double waited_in_passes;    /* becomes that of `last` when the step ends */
     lt_reduced_step last;
     pthread_mutex_t lock; /* guards fields of the plan that two threads use: see bucket_plan.h */
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */

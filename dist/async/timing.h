@@ -19,7 +19,7 @@ typedef struct lt_timing { /* all zeros: not open. The arrays are repeated for f
     double sigma;             /* spread of the times */
     double server_rate;       /* bytes per second of the server's link; or INFINITY */
     double service;           /* seconds that the server takes for a push and for its answer */
-    double in_free, out_free; /* times from which on the server's link can carry the next message */
+    double in_free, out_free; /* times at which the server's link is free for the next message */
     /* For statistics: seconds of all workers on links and in the server's queue, and seconds in
      * which the server is busy */
     double on_links, in_queue, busy;
@@ -31,8 +31,8 @@ void lt__timing_close(lt_timing *timing); /* does nothing if timing is not open 
 /* Seconds in which a worker computes. They depend on the seed and on number, which is different for
  * each batch. */
 double lt__timing_compute(const lt_timing *timing, uint64_t seed, int worker, int64_t number);
-/* The time at which a message of `bytes` bytes arrives that a worker sends to the server at `time`,
- * or that the server sends to the worker. Calls for one direction must be in the order of time. */
+/* The time at which a message of `bytes` bytes arrives if it is sent at `time`: by a worker to the
+ * server, or by the server to a worker. Calls for one direction must be in the order of time. */
 double lt__timing_push(lt_timing *timing, int worker, double time, size_t bytes);
 double lt__timing_pull(lt_timing *timing, int worker, double time, size_t bytes);
 /* The time at which the server has handled a push that arrived, if it is free from `free` on. */

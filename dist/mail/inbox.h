@@ -34,11 +34,13 @@ struct lt_mail {
     void (*taken)(lt_mail *mail, int lost);
     lt_inbox *inbox;
     int64_t run; /* number of the current run; see lt__mail_begin_run() */
-    int slow;    /* rank of lt__mail_add_latency(), and its seconds */
-    double latency;
+    /* rank and seconds of lt__mail_add_latency(). slow does not change once latency is above 0, so
+     * the thread of a mailbox can read it */
+    int slow;
+    _Atomic double latency;
 };
 
-/* When a message between ranks `self` and `other` that arrives now is due: see lt_message. */
+/* The time at which a message between ranks `self` and `other` is due if it arrives now. */
 double lt__mail_due(const lt_mail *mail, int self, int other);
 
 #endif

@@ -16,7 +16,8 @@ void lt__mail_begin_run(lt_mail *mail) { mail->run++; }
 
 void lt__mail_add_latency(lt_mail *mail, int rank, double seconds)
 {
-    mail->slow = rank;
+    if (mail->latency == 0)
+        mail->slow = rank;
     mail->latency = seconds;
 }
 

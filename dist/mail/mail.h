@@ -23,7 +23,7 @@ typedef struct lt_message {
     int64_t run; /* number of the run; lt__mail_send() sets it */
     lt_message_body as;
     size_t bytes;
-    double due; /* time from which on it can be taken; 0 at once; see lt__mail_add_latency() */
+    double due; /* time at which it can be taken, or 0: at once. See lt__mail_add_latency() */
     _Alignas(64) char data[]; /* (bytes) */
 } lt_message;
 
@@ -57,7 +57,7 @@ void lt__mail_free_net(lt_mail *mail);
 void lt__mail_begin_run(lt_mail *mail);
 
 /* For tests: messages between `rank` and other ranks arrive `seconds` later from now on. All ranks
- * must call it, before they send anything. */
+ * must call it, before they send anything. A further call changes only the seconds. */
 void lt__mail_add_latency(lt_mail *mail, int rank, double seconds);
 
 /* Sends a message to rank `to`, which may be this rank. message is taken. It is dropped if the

@@ -146,8 +146,8 @@ static void send_bucket(const lt_costs *c, exchange *x)
 }
 
 typedef struct last_pass { /* the pass with which the exchange begins */
-    double seconds;        /* before it computes gradients of weights, then so far */
-    int inputs, weights;   /* passes for inputs and for weights that each unit then needs */
+    double seconds;        /* since it began, at the current unit */
+    int inputs, weights;   /* numbers of passes for inputs and weights that a unit still needs */
 } last_pass;
 
 /* The seconds of the gradient exchange of units first to end - 1. It sends the step record and then

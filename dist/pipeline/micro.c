@@ -90,7 +90,7 @@ void lt__micro_discard_weights(lt_pipeline *p)
     }
 }
 
-/* Counts the pending gradients of the oldest one as complete. */
+/* Counts the pending gradients of the oldest micro-batch as complete. */
 static void end_weights(lt_pipeline *p)
 {
     lt__pipe_log(p, LT_WEIGHTS, p->state.weights);

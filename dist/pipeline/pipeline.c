@@ -120,7 +120,7 @@ static lt_status choose(lt_pipeline *p, lt_action *action)
     return LT_OK;
 }
 
-/* Whether the backward pass of micro-batch k is the last one before an optimizer step, and so the
+/* Whether the backward pass of micro-batch k is the last one before an optimizer step, so that the
  * exchange of the replicas begins with it. */
 static bool is_last_pass(const lt_pipeline *p, int k)
 {

@@ -27,7 +27,7 @@ typedef struct lt_pipe {
     /* The seconds from the end of a stage's last pass to the end of the all-reduce of its gradients
      * over its replicas, if `together` passes for weights follow the last backward pass: the
      * all-reduce overlaps with these, or with the last backward pass if it is not split. At least
-     * lt_pipe_stage.reduce. NULL: these numbers. */
+     * lt_pipe_stage.reduce, which is used if this is NULL. */
     double (*reduce)(const void *ud, int stage, int together);
     const void *ud;
 } lt_pipe;

@@ -50,8 +50,8 @@ typedef struct lt_lua {
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
     lt_reducer *reducer; /* owned; NULL without a group */
-    /* for unequal shards: the parts of a batch of the ranks before each rank, and of all ranks, so
-     * one number more than ranks; owned; NULL for equal shards */
+    /* (ranks + 1) for unequal shards: for each rank, the number of parts of a batch that the ranks
+     * before it have; then the number of all parts. Owned; NULL for equal shards */
     int *share;
     int share_changes;                      /* calls of set_share(); see dist.c */
     lt_wire_scales wire_scales;             /* used if buckets travel in f16 */

@@ -4,6 +4,7 @@
  * A collective that only one rank calls waits until the timeout and fails. So collectives raise at
  * once inside lt.on_root().
  */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -260,22 +261,37 @@ static int shard(lua_State *L)
     return lt__return_integers(L, p.first, p.rows, p.of);
 }
 
-/* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
- * 0. */
+/* Returns the rows of the smallest shard, or in a pipeline of this rank's smallest micro-batch. At
+ * least 1: an empty shard computes one row with weight 0. */
 static int64_t least_of(const lt_lua *s, int64_t rows, int64_t grain)
 {
+    int n = s->pipeline ? find_part(s, rows, grain, 0).n : size_of(s) * lt__shards(s);
     int64_t min = rows, first, count;
-    for (int i = 0; i < size_of(s) * lt__shards(s); i++) {
-        find_shard(s, rows, grain, i, &first, &count);
+    for (int i = 0; i < n; i++) {
+        if (s->pipeline)
+            count = find_part(s, rows, grain, i).rows;
+        else
+            find_shard(s, rows, grain, i, &first, &count);
         min = LT_MIN(min, count);
     }
     return LT_MAX(min, 1);
 }
 
-/* smallest_shard(rows, grain): returns the rows of the smallest shard of a batch, at least 1. */
+/* smallest_shard(rows, grain): see least_of(). */
 static int smallest_shard(lua_State *L)
 {
     return lt__return_integer(L, least_of(lt__lua(L), luaL_checkinteger(L, 1), grain_at(L, 2)));
+}
+
+/* An argument error unless the list at 1 has n positive integers whose sum fits in an int. */
+static void check_parts(lua_State *L, int n)
+{
+    luaL_argcheck(L, luaL_len(L, 1) == n, 1, "one number per rank is required");
+    for (int i = 1; i <= n; i++) {
+        lua_Integer parts = lua_rawgeti(L, 1, i) == LUA_TNUMBER ? lua_tointeger(L, -1) : 0;
+        luaL_argcheck(L, parts >= 1 && parts <= INT_MAX / n, 1, "a number is out of range");
+        lua_pop(L, 1);
+    }
 }
 
 /* set_share(parts): from the next batch on, rank i gets parts[i + 1] parts of each batch; a list of
@@ -287,7 +303,7 @@ static int set_share(lua_State *L)
     int n = size_of(s), *share = NULL;
     if (!lua_isnil(L, 1)) {
         luaL_argcheck(L, n > 1 && lt__shards(s) == 1 && !s->pipeline, 1, "not in this mode");
-        luaL_argcheck(L, luaL_len(L, 1) == n, 1, "one number per rank is required");
+        check_parts(L, n);
         if (!(share = lt__calloc((size_t)n + 1, sizeof *share, "for the shares of the ranks")))
             lt__raise(L, s);
         for (int i = 0; i < n; i++) {
@@ -437,7 +453,8 @@ static int expect_backwards(lua_State *L)
 
 /* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
  * the number of buckets sent; then the bytes that this rank has sent so far; then the signal that
- * requested a stop on some rank, or 0; then the seconds that the passes of the last step waited. */
+ * requested a stop on some rank, or 0; then the seconds that this rank has waited for others so
+ * far, in optimizer steps and passes. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -451,7 +468,7 @@ static int reduced(lua_State *L)
     lua_pushinteger(L, last.buckets);
     lua_pushinteger(L, (lua_Integer)bytes);
     lua_pushinteger(L, last.stop_reason);
-    lua_pushnumber(L, last.waited_in_passes);
+    lua_pushnumber(L, last.total_waited);
     return 5;
 }
 

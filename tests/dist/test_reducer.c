@@ -285,7 +285,8 @@ TEST(a_server_is_refused)
     p.config = (lt_reducer_config){.server = true, .sum_backend = LT_SUM_BACKEND_NCCL};
     train_all(&p, results);
     CHECK_EQ(results[0].status, LT_EUSAGE);
-    CHECK_STR(results[0].text, "a synchronous parameter server sums on the CPU, not by NCCL");
+    CHECK_STR(results[0].text, "a synchronous parameter server sums on the CPU, not by NCCL; "
+                               "choose another sum_backend");
     p.config = (lt_reducer_config){0};
     p.fault = "latency:rank=1:us=5";
     train_all(&p, results);

@@ -89,6 +89,7 @@ T.test("nets and batches that train to the end", function()
   ends("--max-steps 3", "", 0, "")
   accepts("--ranks 2", "--n 39 --maps 2 --accumulate 4")
   accepts("--ranks 2", "--n 38 --norm sync_batch_norm")
+  ends("--ranks 2 --parallel pipe=2,micro=2,cut=fc", "--n 40", 0, "")
   accepts("", "--loop --frozen")
   accepts("", "--loop --left")           -- before the first step, then uses the net
 end)

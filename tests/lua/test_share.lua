@@ -11,7 +11,7 @@ local folder = T.folder [[
 local lt = require "luatrain"
 local nn = lt.nn
 local opt = lt.args{norm = "group_norm", batch = 16, accumulate = 1, epochs = 2, mixup = 0.0,
-                    loop = false, own = false}
+                    loop = false, own = false, two = false}
 local train, test = lt.data.open "synthetic:8x8x1/4/75"
 local body = nn.sequential{
   conv1 = nn.conv2d{1, 4, 3, pad = 1},
@@ -20,7 +20,8 @@ local body = nn.sequential{
 local net = nn.module({first = nn.batch_norm{1}, body = body}, function(self, x)
   return self.body(x + self.first(x) * 0)
 end)
-local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+local function new_sgd(part) return lt.optim.sgd(part, {lr = 0.1, momentum = 0.9}) end
+local sgd = opt.two and {new_sgd(body), new_sgd(net.first)} or new_sgd(net)
 local function learn(x, y)
   local loss = lt.cross_entropy(net(x), y)
   loss:backward()
@@ -181,6 +182,20 @@ T.test("auto: a resumed run on as many ranks keeps the shares", function()
   near(result(), weights, 1e-5)
 end)
 
+T.test("auto: many ranks with large shares", function()
+  train("--ranks 8 --share auto --max-steps 12", "--epochs 14 --batch 75", SLOW)
+  local parts = share_events()[1].share
+  assert(math.max(table.unpack(parts)) > 8 and math.min(table.unpack(parts)) >= 1)
+  continue("--ranks 8 --share auto", "--epochs 14 --batch 75")
+  T.equal({#share_events(), started()[2].share}, {1, parts})
+end)
+
+T.test("auto: a step with two optimizers, of which the first one waits", function()
+  train("--ranks 2 --share auto", "--epochs 3 --two", SLOW)
+  local parts = share_events()[1].share
+  assert(parts[1] > parts[2], table.concat(parts, ","))
+end)
+
 -- ==== Errors =====================================================================================
 
 local function ends(options, code, message, flags)
@@ -220,6 +235,5 @@ T.test("wrong shares", function()
   ends("--ranks 2 --share auto", 0, "luatrain: warning: --share auto applies only to lt.run and "
        .. "lt.fit; the script called neither, so the ranks had equal shares", "--own")
 end)
-
 
 T.finish()

@@ -58,7 +58,7 @@ function report.joined_text(event)
   return ("worker %d on %s joined"):format(event.worker, event.host)
 end
 
--- The rate of a simulation with links, as a line of text.
+-- The rate of a simulation with links, and how it spends its time, as a line of text.
 function report.shares_text(fields)
   return ("%.4g steps per second; workers wait %.0f %% of the time for links and %.0f %% for the "
           .. "server, which is busy for %.0f %%"):format(

@@ -76,6 +76,12 @@ function ranks.sent()
   return bytes
 end
 
+-- The seconds that this rank has waited for others so far, in optimizer steps and passes.
+function ranks.waited()
+  local _, _, _, _, seconds = core.reduced()
+  return seconds
+end
+
 -- The sum of a number over all shards of a batch, in the order of the shards. list has the numbers
 -- of this rank's shards.
 function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end

@@ -370,6 +370,7 @@ end
 -- Runs fn on one shard of the batch. Returns its loss, and the value that run:step returns for it.
 local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
+  local waited = ranks.waited()
   local given = call_inside(self, fn, ...)
   local loss = self.mode:take_loss(given)
   if self.settings.trial or self.observer or self.share and self.share:is_timing() then
@@ -377,6 +378,7 @@ local function step_shard(self, fn, ...)
   end
   local after, _, count, rows = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
+  spent.waited = spent.waited + (ranks.waited() - waited)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
   return self.mode:add_loss(loss, given, count, rows)
@@ -409,7 +411,8 @@ function Run:step(fn, ...)
     if o.amp_check then ending.close_step(self) end
     amp_check.begin_step(self, fn, ...)
     self.stepped = {}
-    self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
+    self.spent = {inside = 0.0, waited = 0.0, backward = 0.0, optimizer = 0.0,
+                  sent = ranks.sent()}
     self.mode:begin_step()
     if self.observer then self.observer:begin_step() end
   end

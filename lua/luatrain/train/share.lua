@@ -1,7 +1,7 @@
 -- share.lua - --share: the ranks get unequal parts of each batch, because some compute faster than
--- others. With --share auto, the first steps of a run use equal parts and are timed; then each rank
--- gets as many images as make the step shortest. Gradients remain means over the global batch:
--- see lt_reducer_set_share() in dist/dist.h.
+-- others. With --share auto, the first steps of a run use equal parts and are timed; then the parts
+-- are chosen that make the step shortest. Gradients remain means over the global batch: see
+-- lt_reducer_set_share() in dist/dist.h.
 
 local core = ...
 local command_line = require "luatrain.command_line"
@@ -63,7 +63,7 @@ function Share:restore(parts, path)
   for i = 1, size do list[i] = parts[tostring(i)] end
   if #list ~= size or parts[tostring(size + 1)] then return end
   for _, part in ipairs(list) do
-    if math.type(part) ~= "integer" or part < 1 or part > 1 << 31 // size then
+    if math.type(part) ~= "integer" or part < 1 or part > 0x7fffffff // size then
       core.fail("EFILE", ("%s: the checkpoint has an invalid 'share'"):format(path))
     end
   end
@@ -81,34 +81,9 @@ end
 
 -- The time of the slowest rank. seconds: of each rank for an image.
 local function slowest(parts, seconds)
-  local most, rank = 0, 1
-  for i, part in ipairs(parts) do
-    if part * seconds[i] > most then most, rank = part * seconds[i], i end
-  end
-  return most, rank
-end
-
--- Divides n images among ranks so that the slowest is done soonest, and each has at least one.
--- Starts with shares in proportion to their speeds, rounded down, and corrects their sum.
-local function divided(n, seconds)
-  local parts, rates, sum = {}, 0.0, 0
-  for _, s in ipairs(seconds) do rates = rates + 1 / s end
-  for i, s in ipairs(seconds) do
-    parts[i] = math.max(1, math.floor(n / s / rates))
-    sum = sum + parts[i]
-  end
-  for _ = sum - 1, n, -1 do
-    local _, rank = slowest(parts, seconds)
-    parts[rank] = parts[rank] - 1
-  end
-  for _ = sum + 1, n do
-    local best = 1
-    for i = 2, #parts do
-      if (parts[i] + 1) * seconds[i] < (parts[best] + 1) * seconds[best] then best = i end
-    end
-    parts[best] = parts[best] + 1
-  end
-  return parts
+  local most = 0.0
+  for i, part in ipairs(parts) do most = math.max(most, part * seconds[i]) end
+  return most
 end
 
 -- The equal shares, as the ranks have them without --share.
@@ -116,6 +91,20 @@ local function equal(n)
   local list = {}
   for i = 1, n do list[i] = 1 end
   return list
+end
+
+-- Divides n images among ranks so that the slowest rank finishes as early as possible, and each
+-- has at least one: every further image goes to the rank that then finishes first.
+local function divided(n, seconds)
+  local parts = equal(#seconds)
+  for _ = #parts + 1, n do
+    local best = 1
+    for i = 2, #parts do
+      if (parts[i] + 1) * seconds[i] < (parts[best] + 1) * seconds[best] then best = i end
+    end
+    parts[best] = parts[best] + 1
+  end
+  return parts
 end
 
 local text_of = core.in_c_locale(function(parts, rates, is_equal)
@@ -151,10 +140,9 @@ function Share:end_step(run, rows)
   if self.parts or run.settings.trial then return end
   self.steps = self.steps + 1
   if self.steps > WARM_UP then
-    local waited, _, _, _, in_passes = core.reduced()
     local _, count = core.shard(rows, 1, run.grain)
     if count > 0 then
-      table.insert(self.seconds, (run.spent.inside - waited - in_passes) * run.grain / count)
+      table.insert(self.seconds, (run.spent.inside - run.spent.waited) * run.grain / count)
     end
   end
   if self.steps < WARM_UP + TIMED then return end
