@@ -373,9 +373,7 @@ local function step_shard(self, fn, ...)
   local waited = ranks.waited()
   local given = call_inside(self, fn, ...)
   local loss = self.mode:take_loss(given)
-  if self.settings.trial or self.observer or self.share and self.share:is_timing() then
-    core.sync()                -- they time the step
-  end
+  if self.settings.trial or self.observer then core.sync() end    -- they time the step
   local after, _, count, rows = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.waited = spent.waited + (ranks.waited() - waited)

@@ -46,6 +46,10 @@ end
 -- The measurement for a run, or false without --share auto. Each run makes its own.
 function share.of(run)
   if setting() ~= "auto" or run.ranks == 1 then return false end
+  if core.device() ~= "cpu" then       -- where the time of a step contains the wait for other ranks
+    core.fail("EUSAGE", ("lt.run: --share auto measures CPUs, but this rank computes on %s; give "
+                         .. "the parts of the ranks: --share N,N,..."):format(core.device()))
+  end
   core.set_share(nil)
   local self = setmetatable({parts = false, steps = 0, seconds = {}}, meta)
   self.images = (run.settings.batch - 1) // run.grain + 1   -- or pairs that stay on one rank
@@ -70,9 +74,6 @@ function Share:restore(parts, path)
   self.parts = list
   core.set_share(list)
 end
-
--- Whether the next step is timed.
-function Share:is_timing() return not self.parts and self.steps >= WARM_UP end
 
 local function median(list)
   table.sort(list)
