@@ -76,10 +76,12 @@ static void describe_start(const restarts *r, char *text, size_t bytes)
 /* Whether a job with these settings can run on n ranks, if it could on `before`. */
 static bool fits(const settings *s, int n, int before)
 {
-    const char *mode = getenv("LUATRAIN_PARALLEL");
+    const char *mode = getenv("LUATRAIN_PARALLEL"), *share = getenv("LUATRAIN_SHARE");
     int stages = 0, vranks = s->reducer.vranks > 0 ? s->reducer.vranks : before;
     if (s->config.deterministic && vranks % n != 0)
         return false;
+    if (s->has_share && strcmp(share, "auto") != 0) /* it has one number per rank */
+        return n == before;
     if (s->parallel != IN_PIPELINE || sscanf(mode, "pipe=%d", &stages) != 1 || stages < 1)
         return true;
     return n % stages == 0 && (!strstr(mode, ",data=") || n == before);
