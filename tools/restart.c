@@ -187,7 +187,7 @@ void restart_free(restarts *r)
 }
 
 /* Whether a job that ended in this way may succeed if it starts again: a rank, mpirun or a host was
- * lost, or memory ran out. Other errors come back. */
+ * lost, or memory ran out. Other errors would occur again. */
 static bool may_succeed(const restarts *r, lt_status status, int code)
 {
     bool lost_host = r->outcome.lost_daemon || (r->outcome.no_daemon && r->done > 0);
