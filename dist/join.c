@@ -1,7 +1,7 @@
 /* join.c - the transport of a job whose workers join and leave, and its key; see lt_serve_open().
  *
  * Each process has a control block of its own, with one slot, because no other process waits for
- * it. What rank 0 broadcasts reaches a worker when the worker asks for it: see star_mail.h.
+ * it. A worker takes the broadcasts of rank 0 from its mailbox: see star_mail.h.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -176,7 +176,7 @@ static lt_status find_plugin(char file[LT_PLUGIN_PATH])
                  "where ZeroMQ is installed (Debian: libzmq3-dev)");
 }
 
-/* The key of the server: of its file, which is made if it does not exist; or a new one. */
+/* The key of the server. Makes the file if it does not exist. path is NULL: a new key, in no file. */
 static lt_status find_key(const char *file, const char *path, char key[LT_STAR_KEY])
 {
     char text[256];
@@ -218,8 +218,8 @@ static lt_status open_star(const char *file, const lt_star_config *config, lt_st
     return lt_fail(LT_EENV, "%s", text);
 }
 
-/* The address that workers can use: the given one with the port in use; with the name of this
- * machine if the server listens on all interfaces. */
+/* Stores the address that workers can use: the given host and the port in use. If the server listens
+ * on all interfaces, the host is this machine. */
 static void show_address(joined *j, const lt_star *star, const char *given)
 {
     char host[256] = "";

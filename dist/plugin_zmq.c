@@ -5,8 +5,8 @@
  * identity of 5 bytes: 0 and a number. All traffic is encrypted by CURVE. The server and all
  * workers have the same key pair, which is made from the shared key; the server accepts only this
  * one. ZeroMQ asks for that decision in messages of its own (ZAP, rfc.zeromq.org/spec/27). A worker
- * watches its connection by the events of a monitor socket, because ZeroMQ would make a lost
- * connection again without telling.
+ * watches its connection by the events of a monitor socket, because ZeroMQ silently makes a lost
+ * connection again.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -64,6 +64,7 @@ static int send_data(zmq_star *s, void *data, size_t bytes, void (*done)(void *)
     zmq_msg_t part;
     owner *o = malloc(sizeof *o);
     if (!o || zmq_msg_init_data(&part, data, bytes, release, o) != 0) {
+        send_bytes(s, NULL, 0, 0); /* ends the message, which the receiver then refuses */
         free(o);
         if (done)
             done(of);
@@ -245,7 +246,7 @@ static void star_close(void *self, double seconds)
         zmq_socket_monitor(s->socket, NULL, 0);
         zmq_close(s->socket);
     }
-    /* While messages leave, there is nobody to ask for ZAP: new connections fail. */
+    /* While messages leave, nobody answers ZAP, so new connections fail. */
     if (s->side)
         zmq_close(s->side);
     zmq_msg_close(&s->head);

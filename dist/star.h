@@ -22,10 +22,10 @@ typedef struct lt_star_config {
 } lt_star_config;
 
 typedef enum lt_star_kind {
-    LT_STAR_NOTHING, /* time is over, or wake() was called */
+    LT_STAR_NOTHING, /* the time is over, or wake() was called */
     LT_STAR_MESSAGE,
-    LT_STAR_REFUSED, /* worker: the server has closed the connection before it was made, because the
-                      * key is another one, or it is no server of luatrain */
+    LT_STAR_REFUSED, /* worker: the handshake has failed, because the server has another key or is
+                      * not a server of luatrain */
     LT_STAR_LOST     /* worker: the server is lost */
 } lt_star_kind;
 
@@ -41,9 +41,9 @@ typedef struct lt_star {
     char name[64];     /* "ZeroMQ 4.3.4" */
     char address[256]; /* "HOST:PORT" of the server; on the server, with the port in use */
     void *self;        /* the first argument of all calls */
-    /* Sends a message without blocking. head is copied. data (bytes) may be NULL; when it is no
-     * longer used, maybe later and in another thread, done(owner) is called. Returns 0, or -1 if
-     * the connection is lost. */
+    /* Sends a message without blocking. head is copied. data (bytes) may be NULL. Calls done(owner)
+     * when data is no longer used, maybe later and in another thread. Returns 0, or -1 if the
+     * connection is lost. */
     int (*send)(void *self, uint32_t to, const void *head, size_t head_bytes, void *data,
                 size_t bytes, void (*done)(void *owner), void *owner);
     /* Waits for an event for at most `seconds`. */
