@@ -321,7 +321,6 @@ LT_API int lt_star_open(const char *version, const lt_star_config *config, lt_st
                         char *text, size_t text_bytes)
 {
     char endpoint[300];
-    int major, minor, patch;
     if (strcmp(version, LT_VERSION) != 0) {
         snprintf(text, text_bytes,
                  "the ZeroMQ plugin is from luatrain %s, but this is luatrain %s; install both "
@@ -345,10 +344,8 @@ LT_API int lt_star_open(const char *version, const lt_star_config *config, lt_st
     int n = snprintf(endpoint, sizeof endpoint, "tcp://%s", config->address);
     if (n >= (int)sizeof endpoint || (s->serves ? zmq_bind : zmq_connect)(s->socket, endpoint) != 0)
         return fail(s, 1, text, text_bytes, config->address);
-    zmq_version(&major, &minor, &patch);
     *star = (lt_star){
         .self = s, .send = star_send, .wait = star_wait, .wake = star_wake, .close = star_close};
-    snprintf(star->name, sizeof star->name, "ZeroMQ %d.%d.%d", major, minor, patch);
     write_address(s, config, star);
     return 0;
 }

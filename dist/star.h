@@ -38,7 +38,6 @@ typedef struct lt_star_event {
 } lt_star_event;
 
 typedef struct lt_star {
-    char name[64];     /* "ZeroMQ 4.3.4" */
     char address[256]; /* "HOST:PORT" of the server; on the server, with the port in use */
     void *self;        /* the first argument of all calls */
     /* Sends a message without blocking. head is copied. data (bytes) may be NULL. Calls done(owner)

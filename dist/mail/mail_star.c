@@ -477,7 +477,6 @@ lt_status lt__mail_say(lt_mail *mail, const char *what, const void *data, size_t
     memcpy(message->data, what, name);
     memcpy(message->data + name, data, bytes);
     pthread_mutex_lock(&m->lock);
-    message->as.said.number = (int64_t)m->n_said;
     lt_status status = LT_RESERVE(m->said, m->n_said + 1, &m->max_said, "for the workers");
     if (status == LT_OK)
         m->said[m->n_said++] = message;
