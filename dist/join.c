@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,11 +81,14 @@ static void poll(void *ud)
         lt__shm_fail(&j->at.shm[0], 0, LT_EPEER, text);
 }
 
+/* Waits for messages that have not left. At the end of training, the server's are the final weights
+ * of a net, which may take long on a slow link. */
 static void leave(void *self)
 {
-    static const double SECONDS = 5; /* for messages that have not left */
+    static const double SECONDS = 5;
     joined *j = self;
-    lt__mail_close(j->at.mail, SECONDS);
+    bool is_over = j->rank == 0 && !lt__shm_has_failed(&j->at.shm[0]);
+    lt__mail_close(j->at.mail, is_over ? fmax(j->at.shm[0].timeout, SECONDS) : SECONDS);
     free(j->control);
     free(j);
 }

@@ -237,10 +237,13 @@ static void star_wake(void *self)
 
 /* ==== Opening and closing ===================================================================== */
 
+/* At most 6e6, a limit of ZeroMQ's heartbeats. */
+static int milliseconds(double seconds) { return (int)(seconds < 6e3 ? seconds * 1000 : 6e6); }
+
 static void star_close(void *self, double seconds)
 {
     zmq_star *s = self;
-    int linger = (int)(seconds * 1000);
+    int linger = milliseconds(seconds);
     if (s->socket) {
         zmq_setsockopt(s->socket, ZMQ_LINGER, &linger, sizeof linger);
         zmq_socket_monitor(s->socket, NULL, 0);
@@ -271,11 +274,11 @@ static int set_options(zmq_star *s, const lt_star_config *c)
     secret[LT_STAR_KEY] = '\0';
     if (zmq_curve_public(public, secret) != 0 || !zmq_z85_decode(s->public_key, public))
         return -1;
-    double ms = c->timeout * 1000 < 6e6 ? c->timeout * 1000 : 6e6; /* a limit of ZeroMQ */
+    int ms = milliseconds(c->timeout);
     int status = set_int(s, ZMQ_SNDHWM, 0) | set_int(s, ZMQ_IPV6, 1) | set_int(s, ZMQ_LINGER, 0) |
-                 set_int(s, ZMQ_HEARTBEAT_IVL, (int)(ms / 8) + 1) |
-                 set_int(s, ZMQ_HEARTBEAT_TIMEOUT, (int)ms + 1) |
-                 set_int(s, ZMQ_HEARTBEAT_TTL, (int)ms + 100) |
+                 set_int(s, ZMQ_HEARTBEAT_IVL, ms / 8 + 1) |
+                 set_int(s, ZMQ_HEARTBEAT_TIMEOUT, ms + 1) |
+                 set_int(s, ZMQ_HEARTBEAT_TTL, ms + 100) |
                  zmq_setsockopt(s->socket, ZMQ_CURVE_SECRETKEY, secret, LT_STAR_KEY + 1);
     if (s->serves)
         return status | set_int(s, ZMQ_CURVE_SERVER, 1) | set_int(s, ZMQ_ROUTER_MANDATORY, 1) |
