@@ -13,7 +13,7 @@ typedef struct outcome {
     /* (n) the host of each rank; "" if the rank has never reported it. A start with the same number
      * of ranks runs them on the same hosts */
     char (*hosts)[HOST_BYTES];
-    char run[PATH_MAX]; /* folder of the latest run; "" if there was none */
+    char run[PATH_MAX]; /* folder of the latest run that began; "" if there was none */
     char out[PATH_MAX]; /* the --out of that run; "" if the script sets its folder */
     char failure[1024]; /* the last line of luatrain that is not a warning, or "" */
     int killed, signal; /* the rank that a signal has killed, and the signal; 0 if none */

@@ -170,7 +170,8 @@ lt_status restart_begin(restarts *r)
     LT_TRY(outcome_begin(&r->outcome, r->job.processes));
     if (r->job.restarts == 0)
         return LT_OK;
-    snprintf(number, sizeof number, "%d", r->done);
+    /* Before the run has applied --resume, its folder may have checkpoints of another run. */
+    snprintf(number, sizeof number, "%d", r->outcome.run[0] ? r->done : 0);
     /* Otherwise mpirun waits a second before it kills what is left of a job. */
     bool is_set = setenv("LUATRAIN_RESTARTED", number, 1) == 0 &&
                   setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 0) == 0 &&
