@@ -16,7 +16,8 @@ enum { LT_STAR_KEY = 40 }; /* characters of a key, without the NUL at its end */
 
 typedef struct lt_star_config {
     int serves;            /* 1: the server listens; 0: a worker connects */
-    const char *address;   /* "HOST:PORT". For the server, HOST is an own address, or "*" */
+    const char *address;   /* "HOST:PORT". On the server, HOST is an address of this machine, or
+                            * "*" for all. Borrowed for the call */
     char key[LT_STAR_KEY]; /* the secret that the server and all workers share */
     double timeout;        /* a connection that is silent for this many seconds is lost */
 } lt_star_config;
@@ -33,7 +34,7 @@ typedef struct lt_star_event {
     lt_star_kind kind;
     /* LT_STAR_MESSAGE: */
     uint32_t from;           /* number of the connection; 0 on a worker */
-    const void *head, *data; /* valid until the next wait(). data has no alignment */
+    const void *head, *data; /* borrowed until the next wait(). data has no alignment */
     size_t head_bytes, bytes;
 } lt_star_event;
 
