@@ -180,7 +180,8 @@ static lt_status find_plugin(char file[LT_PLUGIN_PATH])
                  "where ZeroMQ is installed (Debian: libzmq3-dev)");
 }
 
-/* The key of the server. Makes the file if it does not exist. path is NULL: a new key, in no file. */
+/* The key of the server. Makes the file if it does not exist. Without a path, the key is new and in
+ * no file. */
 static lt_status find_key(const char *file, const char *path, char key[LT_STAR_KEY])
 {
     char text[256];
@@ -222,8 +223,8 @@ static lt_status open_star(const char *file, const lt_star_config *config, lt_st
     return lt_fail(LT_EENV, "%s", text);
 }
 
-/* Stores the address that workers can use: the given host and the port in use. If the server listens
- * on all interfaces, the host is this machine. */
+/* Stores the address that workers can use: the given host, or this machine if the server listens on
+ * all interfaces, and the port in use. */
 static void show_address(joined *j, const lt_star *star, const char *given)
 {
     char host[256] = "";

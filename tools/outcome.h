@@ -22,8 +22,8 @@ typedef struct outcome {
     int64_t oom_kills;  /* see oom_kills(), before the job started */
 } outcome;
 
-/* Prepares *o for a start of n ranks. *o is zero or has an earlier start. Then run and out stay, and
- * so do the hosts if n is the same. LT_ENOMEM. */
+/* Prepares *o for a start of n ranks. *o is zero or has an earlier start; then run and out stay, as
+ * do the hosts if n is the same. LT_ENOMEM. */
 LT_MUST lt_status outcome_begin(outcome *o, int n);
 void outcome_free(outcome *o);
 /* Reads a line of the job's stderr. For relay_start(); ud is the outcome. */
