@@ -1,10 +1,11 @@
 /* join.c - the transport of a job whose workers join and leave, and its key; see lt_serve_open().
  *
  * Each process has a control block of its own, with one slot, because no other process waits for
- * it. What rank 0 broadcasts reaches a worker when the worker asks for it: see star_mail.h.
+ * it. A worker takes the broadcasts of rank 0 from its mailbox: see star_mail.h.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,11 +81,14 @@ static void poll(void *ud)
         lt__shm_fail(&j->at.shm[0], 0, LT_EPEER, text);
 }
 
+/* Waits for messages that have not left. At the end of training, the server's are the final weights
+ * of a net, which may take long on a slow link. */
 static void leave(void *self)
 {
-    static const double SECONDS = 5; /* for messages that have not left */
+    static const double SECONDS = 5;
     joined *j = self;
-    lt__mail_close(j->at.mail, SECONDS);
+    bool is_over = j->rank == 0 && !lt__shm_has_failed(&j->at.shm[0]);
+    lt__mail_close(j->at.mail, is_over ? fmax(j->at.shm[0].timeout, SECONDS) : SECONDS);
     free(j->control);
     free(j);
 }
@@ -176,7 +180,8 @@ static lt_status find_plugin(char file[LT_PLUGIN_PATH])
                  "where ZeroMQ is installed (Debian: libzmq3-dev)");
 }
 
-/* The key of the server: of its file, which is made if it does not exist; or a new one. */
+/* The key of the server. Makes the file if it does not exist. Without a path, the key is new and in
+ * no file. */
 static lt_status find_key(const char *file, const char *path, char key[LT_STAR_KEY])
 {
     char text[256];
@@ -218,8 +223,8 @@ static lt_status open_star(const char *file, const lt_star_config *config, lt_st
     return lt_fail(LT_EENV, "%s", text);
 }
 
-/* The address that workers can use: the given one with the port in use; with the name of this
- * machine if the server listens on all interfaces. */
+/* Stores the address that workers can use: the given host, or this machine if the server listens on
+ * all interfaces, and the port in use. */
 static void show_address(joined *j, const lt_star *star, const char *given)
 {
     char host[256] = "";

@@ -5,8 +5,8 @@
  * identity of 5 bytes: 0 and a number. All traffic is encrypted by CURVE. The server and all
  * workers have the same key pair, which is made from the shared key; the server accepts only this
  * one. ZeroMQ asks for that decision in messages of its own (ZAP, rfc.zeromq.org/spec/27). A worker
- * watches its connection by the events of a monitor socket, because ZeroMQ would make a lost
- * connection again without telling.
+ * watches its connection by the events of a monitor socket, because ZeroMQ silently makes a lost
+ * connection again.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -64,6 +64,7 @@ static int send_data(zmq_star *s, void *data, size_t bytes, void (*done)(void *)
     zmq_msg_t part;
     owner *o = malloc(sizeof *o);
     if (!o || zmq_msg_init_data(&part, data, bytes, release, o) != 0) {
+        send_bytes(s, NULL, 0, 0); /* ends the message, which the receiver then refuses */
         free(o);
         if (done)
             done(of);
@@ -236,16 +237,19 @@ static void star_wake(void *self)
 
 /* ==== Opening and closing ===================================================================== */
 
+/* At most 6e6, a limit of ZeroMQ's heartbeats. */
+static int milliseconds(double seconds) { return (int)(seconds < 6e3 ? seconds * 1000 : 6e6); }
+
 static void star_close(void *self, double seconds)
 {
     zmq_star *s = self;
-    int linger = (int)(seconds * 1000);
+    int linger = milliseconds(seconds);
     if (s->socket) {
         zmq_setsockopt(s->socket, ZMQ_LINGER, &linger, sizeof linger);
         zmq_socket_monitor(s->socket, NULL, 0);
         zmq_close(s->socket);
     }
-    /* While messages leave, there is nobody to ask for ZAP: new connections fail. */
+    /* While messages leave, nobody answers ZAP, so new connections fail. */
     if (s->side)
         zmq_close(s->side);
     zmq_msg_close(&s->head);
@@ -270,11 +274,11 @@ static int set_options(zmq_star *s, const lt_star_config *c)
     secret[LT_STAR_KEY] = '\0';
     if (zmq_curve_public(public, secret) != 0 || !zmq_z85_decode(s->public_key, public))
         return -1;
-    double ms = c->timeout * 1000 < 6e6 ? c->timeout * 1000 : 6e6; /* a limit of ZeroMQ */
+    int ms = milliseconds(c->timeout);
     int status = set_int(s, ZMQ_SNDHWM, 0) | set_int(s, ZMQ_IPV6, 1) | set_int(s, ZMQ_LINGER, 0) |
-                 set_int(s, ZMQ_HEARTBEAT_IVL, (int)(ms / 8) + 1) |
-                 set_int(s, ZMQ_HEARTBEAT_TIMEOUT, (int)ms + 1) |
-                 set_int(s, ZMQ_HEARTBEAT_TTL, (int)ms + 100) |
+                 set_int(s, ZMQ_HEARTBEAT_IVL, ms / 8 + 1) |
+                 set_int(s, ZMQ_HEARTBEAT_TIMEOUT, ms + 1) |
+                 set_int(s, ZMQ_HEARTBEAT_TTL, ms + 100) |
                  zmq_setsockopt(s->socket, ZMQ_CURVE_SECRETKEY, secret, LT_STAR_KEY + 1);
     if (s->serves)
         return status | set_int(s, ZMQ_CURVE_SERVER, 1) | set_int(s, ZMQ_ROUTER_MANDATORY, 1) |
@@ -320,7 +324,6 @@ LT_API int lt_star_open(const char *version, const lt_star_config *config, lt_st
                         char *text, size_t text_bytes)
 {
     char endpoint[300];
-    int major, minor, patch;
     if (strcmp(version, LT_VERSION) != 0) {
         snprintf(text, text_bytes,
                  "the ZeroMQ plugin is from luatrain %s, but this is luatrain %s; install both "
@@ -344,10 +347,8 @@ LT_API int lt_star_open(const char *version, const lt_star_config *config, lt_st
     int n = snprintf(endpoint, sizeof endpoint, "tcp://%s", config->address);
     if (n >= (int)sizeof endpoint || (s->serves ? zmq_bind : zmq_connect)(s->socket, endpoint) != 0)
         return fail(s, 1, text, text_bytes, config->address);
-    zmq_version(&major, &minor, &patch);
     *star = (lt_star){
         .self = s, .send = star_send, .wait = star_wait, .wake = star_wake, .close = star_close};
-    snprintf(star->name, sizeof star->name, "ZeroMQ %d.%d.%d", major, minor, patch);
     write_address(s, config, star);
     return 0;
 }

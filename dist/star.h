@@ -16,16 +16,17 @@ enum { LT_STAR_KEY = 40 }; /* characters of a key, without the NUL at its end */
 
 typedef struct lt_star_config {
     int serves;            /* 1: the server listens; 0: a worker connects */
-    const char *address;   /* "HOST:PORT". For the server, HOST is an own address, or "*" */
+    const char *address;   /* "HOST:PORT". On the server, HOST is an address of this machine, or
+                            * "*" for all. Borrowed for the call */
     char key[LT_STAR_KEY]; /* the secret that the server and all workers share */
     double timeout;        /* a connection that is silent for this many seconds is lost */
 } lt_star_config;
 
 typedef enum lt_star_kind {
-    LT_STAR_NOTHING, /* time is over, or wake() was called */
+    LT_STAR_NOTHING, /* the time is over, or wake() was called */
     LT_STAR_MESSAGE,
-    LT_STAR_REFUSED, /* worker: the server has closed the connection before it was made, because the
-                      * key is another one, or it is no server of luatrain */
+    LT_STAR_REFUSED, /* worker: the handshake has failed, because the server has another key or is
+                      * not a server of luatrain */
     LT_STAR_LOST     /* worker: the server is lost */
 } lt_star_kind;
 
@@ -33,17 +34,16 @@ typedef struct lt_star_event {
     lt_star_kind kind;
     /* LT_STAR_MESSAGE: */
     uint32_t from;           /* number of the connection; 0 on a worker */
-    const void *head, *data; /* valid until the next wait(). data has no alignment */
+    const void *head, *data; /* borrowed until the next wait(). data has no alignment */
     size_t head_bytes, bytes;
 } lt_star_event;
 
 typedef struct lt_star {
-    char name[64];     /* "ZeroMQ 4.3.4" */
     char address[256]; /* "HOST:PORT" of the server; on the server, with the port in use */
     void *self;        /* the first argument of all calls */
-    /* Sends a message without blocking. head is copied. data (bytes) may be NULL; when it is no
-     * longer used, maybe later and in another thread, done(owner) is called. Returns 0, or -1 if
-     * the connection is lost. */
+    /* Sends a message without blocking. head is copied. data (bytes) may be NULL. Calls done(owner)
+     * when data is no longer used, maybe later and in another thread. Returns 0, or -1 if the
+     * connection is lost. */
     int (*send)(void *self, uint32_t to, const void *head, size_t head_bytes, void *data,
                 size_t bytes, void (*done)(void *owner), void *owner);
     /* Waits for an event for at most `seconds`. */

@@ -1,5 +1,5 @@
-/* hosts.c - see hosts.h. A host can be reached if mpirun can start `uname -n` there: this takes the
- * same way as the ranks, by ssh or by a batch system. */
+/* hosts.c - see hosts.h. A host can be reached if mpirun can start `uname -n` there, because mpirun
+ * starts that like a rank, by ssh or through a batch system. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -29,10 +29,11 @@ static int64_t oom_kills(void)
 
 lt_status outcome_begin(outcome *o, int n)
 {
-    void *hosts = calloc((size_t)n, sizeof *o->hosts);
+    void *hosts = n == o->n ? o->hosts : calloc((size_t)n, sizeof *o->hosts);
     if (!hosts)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
-    free(o->hosts);
+    if (hosts != o->hosts)
+        free(o->hosts);
     o->hosts = hosts;
     o->n = n;
     o->failure[0] = '\0';

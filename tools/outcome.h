@@ -9,19 +9,21 @@
 enum { HOST_BYTES = 65 }; /* HOST_NAME_MAX and the final 0 */
 
 typedef struct outcome {
-    int n;                     /* ranks */
-    char (*hosts)[HOST_BYTES]; /* (n) the host that each rank runs on; "" if it has not said it */
-    char run[PATH_MAX];        /* folder of the latest run; "" if there was none */
-    char out[PATH_MAX];        /* the --out of that run; "" if the script sets its folder */
-    char failure[1024];        /* the last line of luatrain that is not a warning, or "" */
-    int killed, signal;        /* the rank that a signal has killed, and the signal; 0 if none */
-    bool no_daemon;            /* mpirun could not start processes on another host */
-    bool lost_daemon;          /* mpirun has lost the connection to another host */
-    int64_t oom_kills;         /* see oom_kills(), before the job started */
+    int n; /* ranks */
+    /* (n) the host of each rank; "" if the rank has never reported it. A start with the same number
+     * of ranks runs them on the same hosts */
+    char (*hosts)[HOST_BYTES];
+    char run[PATH_MAX]; /* folder of the latest run that began; "" if there was none */
+    char out[PATH_MAX]; /* the --out of that run; "" if the script sets its folder */
+    char failure[1024]; /* the last line of luatrain that is not a warning, or "" */
+    int killed, signal; /* the rank that a signal has killed, and the signal; 0 if none */
+    bool no_daemon;     /* mpirun could not start processes on another host */
+    bool lost_daemon;   /* mpirun has lost the connection to another host */
+    int64_t oom_kills;  /* see oom_kills(), before the job started */
 } outcome;
 
-/* Prepares *o for a start of n ranks. *o is zero or has an earlier start; then run and out stay.
- * LT_ENOMEM. */
+/* Prepares *o for a start of n ranks. *o is zero or has an earlier start; then run and out stay, as
+ * do the hosts if n is the same. LT_ENOMEM. */
 LT_MUST lt_status outcome_begin(outcome *o, int n);
 void outcome_free(outcome *o);
 /* Reads a line of the job's stderr. For relay_start(); ud is the outcome. */

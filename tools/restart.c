@@ -76,10 +76,12 @@ static void describe_start(const restarts *r, char *text, size_t bytes)
 /* Whether a job with these settings can run on n ranks, if it could on `before`. */
 static bool fits(const settings *s, int n, int before)
 {
-    const char *mode = getenv("LUATRAIN_PARALLEL");
+    const char *mode = getenv("LUATRAIN_PARALLEL"), *share = getenv("LUATRAIN_SHARE");
     int stages = 0, vranks = s->reducer.vranks > 0 ? s->reducer.vranks : before;
     if (s->config.deterministic && vranks % n != 0)
         return false;
+    if (s->has_share && strcmp(share, "auto") != 0) /* it has one number per rank */
+        return n == before;
     if (s->parallel != IN_PIPELINE || sscanf(mode, "pipe=%d", &stages) != 1 || stages < 1)
         return true;
     return n % stages == 0 && (!strstr(mode, ",data=") || n == before);
@@ -168,7 +170,8 @@ lt_status restart_begin(restarts *r)
     LT_TRY(outcome_begin(&r->outcome, r->job.processes));
     if (r->job.restarts == 0)
         return LT_OK;
-    snprintf(number, sizeof number, "%d", r->done);
+    /* Before the run has applied --resume, its folder may have checkpoints of another run. */
+    snprintf(number, sizeof number, "%d", r->outcome.run[0] ? r->done : 0);
     /* Otherwise mpirun waits a second before it kills what is left of a job. */
     bool is_set = setenv("LUATRAIN_RESTARTED", number, 1) == 0 &&
                   setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 0) == 0 &&
@@ -185,7 +188,7 @@ void restart_free(restarts *r)
 }
 
 /* Whether a job that ended in this way may succeed if it starts again: a rank, mpirun or a host was
- * lost, or memory ran out. Other errors come back. */
+ * lost, or memory ran out. Other errors would occur again. */
 static bool may_succeed(const restarts *r, lt_status status, int code)
 {
     bool lost_host = r->outcome.lost_daemon || (r->outcome.no_daemon && r->done > 0);

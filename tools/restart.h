@@ -1,4 +1,4 @@
-/* restart.h - luatrain launch --restarts N: starts a job again that has lost a rank, or ran out of
+/* restart.h - luatrain launch --restarts N: starts a job again if it has lost a rank or run out of
  * memory. Training resumes from the newest checkpoint; see overrides.lua. */
 #ifndef LT_TOOLS_RESTART_H
 #define LT_TOOLS_RESTART_H
@@ -10,8 +10,8 @@ typedef struct restarts {
     settings job;    /* of the next start: without the hosts that are lost */
     char *hosts;     /* owns job.hosts after a host was lost */
     int done;        /* restarts so far */
-    int64_t step;    /* the step that the job did not end when it last failed; -1 if unknown */
-    int times;       /* how often in a row it failed there */
+    int64_t step;    /* the step in which the job last failed; -1 if unknown */
+    int times;       /* how often in a row it has failed there */
     outcome outcome; /* of the latest start */
 } restarts;
 

@@ -75,7 +75,7 @@ lt_status lt__gradient_set_message(lt_gradient *g, const lt_message *m)
 
 /* ==== Options and batch norm ================================================================== */
 
-static int count_groups(const lt_gradient *g)
+int lt__gradient_count_groups(const lt_gradient *g)
 {
     lt_optim_range r = {0};
     int n = 0;
@@ -242,7 +242,7 @@ lt_status lt__gradient_store(lt_gradient *g, const lt_opt *const *options,
     for (int i = 0; i < g->net->n; i++)
         g->present[i] = lt_optim_has_grad(g->net->optim, i);
     int n_bn = lt_bn_stats_pending(g->net->ctx);
-    LT_TRY(lt__gradient_reserve(g, count_groups(g), n_bn));
+    LT_TRY(lt__gradient_reserve(g, lt__gradient_count_groups(g), n_bn));
     for (int i = 0; i < g->n_groups; i++)
         memcpy(g->opt + i * LT_MAX_OPT, options[i], n_opt * sizeof *g->opt);
     store_bn(g, n_bn);

@@ -63,6 +63,8 @@ LT_NODISCARD lt_status lt__gradient_view(lt_gradient *g, const lt_message *messa
 LT_NODISCARD lt_status lt__gradient_commit_bn(const lt_gradient *g);
 
 /* Both: */
+/* The number of groups whose options the step needs: all up to the last one with a gradient. */
+int lt__gradient_count_groups(const lt_gradient *g);
 /* The gradients of a range of parameters that all have one. New. NULL with LT_ENOMEM. */
 lt_tensor *lt__gradient_range(const lt_gradient *g, const lt_optim_range *range);
 /* Makes room for the options of n_groups groups and for the statistics of n_bn batch norms, and

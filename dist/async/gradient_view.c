@@ -1,5 +1,4 @@
 /* gradient_view.c - the packed gradient of a step, on the server; see gradient.h. */
-#include <math.h>
 #include <string.h>
 
 #include "core/tensor.h"
@@ -60,13 +59,24 @@ static bool are_options(const lt_gradient *g, const char *data, int n_groups)
     return ok;
 }
 
+/* Whether a server can update the running statistics mean and var, which may be NULL. The sum of
+ * the counts of all entries fits in an int64_t. */
+static bool is_bn(const lt_bn_entry *e, const lt_tensor *mean, const lt_tensor *var)
+{
+    static const int64_t MOST = (int64_t)1 << 40;
+    return mean && var && mean != var && lt__is_float((lt_dtype)mean->dtype) &&
+           mean->dtype == var->dtype && mean->ndim == 1 && var->ndim == 1 &&
+           mean->count == var->count && e->count > 0 && e->count <= MOST && e->momentum >= 0 &&
+           e->momentum <= 1;
+}
+
 static lt_status view_bn(lt_gradient *g, const lt_message *m, const char *entries, size_t *at)
 {
     for (int n = m->as.push.n_bn; g->n_bn < n; entries += sizeof(lt_bn_entry)) {
         lt_bn_entry e;
         memcpy(&e, entries, sizeof e);
         lt_tensor *mean = find_buffer(g->net, e.mean), *var = find_buffer(g->net, e.var);
-        if (!mean || !var || e.count <= 0 || !isfinite(e.momentum))
+        if (!is_bn(&e, mean, var))
             return does_not_fit(m);
         lt_bn_stats *s = &g->bn[g->n_bn++];
         *s = (lt_bn_stats){.running_mean = lt_retain(mean),
@@ -98,9 +108,11 @@ lt_status lt__gradient_view(lt_gradient *g, const lt_message *m)
     const char *entries = take(m, &at, (size_t)n_bn * sizeof(lt_bn_entry));
     if (!entries || !are_bools(present, g->net->n) || !are_options(g, options, n_groups))
         return does_not_fit(m);
+    memcpy(g->present, present, (size_t)g->net->n);
+    if (lt__gradient_count_groups(g) > n_groups)
+        return does_not_fit(m);
     LT_TRY(lt__gradient_reserve(g, n_groups, n_bn));
     LT_TRY(lt__gradient_set_message(g, m));
-    memcpy(g->present, present, (size_t)g->net->n);
     memcpy(g->opt, options, option_bytes);
     LT_TRY(view_bn(g, m, entries, &at));
     lt__gradient_set_places(g, at);

@@ -18,6 +18,9 @@ lt_status lt__server_open(lt_server *s, const lt_image *net, const lt_async_conf
     lt_rule_config rule = {.workers = c->workers, .lam = c->lam, .follow = true};
     rule.late = c->group && lt_group_is_elastic(c->group);
     LT_TRY(lt__rule_find(c->rule, &rule.rule));
+    if (rule.late && rule.rule == LT_RULE_ORMO)
+        return lt_fail(LT_EUSAGE, "the rule ormo requires a fixed number of workers, but workers "
+                                  "join and leave this job (--serve); choose another rule");
     *s = (lt_server){.net = net, .order = lt__order_new(&order), .base = c->steps};
     if (!s->order)
         return lt_errcode() == LT_EINVAL ? lt_fail(LT_EUSAGE, "%s", lt_errmsg()) : lt_errcode();

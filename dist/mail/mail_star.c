@@ -17,7 +17,7 @@ enum { MAX_HOST = 64 };
 
 typedef struct member { /* another rank */
     bool connected;
-    bool is_lost; /* on the server, under the lock: the report of its loss was not taken yet */
+    bool is_lost; /* on the server, under the lock: the report of its loss is still in the inbox */
     uint32_t connection;
     lt_message *notice;  /* message that it is lost, allocated in advance */
     lt_messages to_send; /* under the lock */
@@ -191,8 +191,8 @@ static void admit(star_mail *m, uint32_t connection, lt_message *join)
     lt_message *welcome = lt__message_new(LT_MSG_WELCOME, 0);
     if (!fits || i == 0 || !notice || !welcome) {
         snprintf(text, sizeof text,
-                 fits ? "the job has %d workers, and there can be no more"
-                      : "the server is luatrain " LT_VERSION,
+                 fits ? "the job already has %d workers, the most that are possible"
+                      : "the server is luatrain " LT_VERSION "; install that version to join",
                  m->size - 1);
         refuse(m, connection, text);
         lt__message_free(notice);
@@ -410,8 +410,8 @@ static lt_status take_answer(star_mail *m, const lt_star_event *e, int *rank, in
     const char *address = m->star.address;
     if (e->kind == LT_STAR_REFUSED)
         return lt_fail(LT_EENV,
-                       "%s has closed the connection: the key is another one, or this is no server "
-                       "of luatrain",
+                       "%s has closed the connection; it has another key, or it is not a server of "
+                       "luatrain",
                        address);
     if (e->kind == LT_STAR_LOST)
         return lt_fail(LT_EPEER, "the server at %s was lost", address);
@@ -477,7 +477,6 @@ lt_status lt__mail_say(lt_mail *mail, const char *what, const void *data, size_t
     memcpy(message->data, what, name);
     memcpy(message->data + name, data, bytes);
     pthread_mutex_lock(&m->lock);
-    message->as.said.number = (int64_t)m->n_said;
     lt_status status = LT_RESERVE(m->said, m->n_said + 1, &m->max_said, "for the workers");
     if (status == LT_OK)
         m->said[m->n_said++] = message;
@@ -512,8 +511,8 @@ lt_status lt__mail_hear(lt_mail *mail, const char *what, void *data, size_t byte
     lt_status status = LT_OK;
     if (strcmp(message->data, what) != 0)
         status = lt_fail(LT_EDESYNC,
-                         "the script of this worker is at '%s', but that of the server was at "
-                         "'%s'; both must run the same script with the same options",
+                         "the script of this worker is at '%s', but the server's was at '%s'; both "
+                         "must run the same script with the same options",
                          what, message->data);
     else if (message->bytes - name != bytes)
         status = lt_fail(LT_EDESYNC, "%s: the server has sent %zu bytes, not %zu", what,

@@ -84,8 +84,7 @@ typedef union lt_message_body { /* sent as raw bytes */
         int rank, size; /* rank of the worker; number of ranks that the job may have */
     } welcome;
     struct {
-        int64_t number;     /* number of the broadcast among all of rank 0, from 0 */
-        int64_t name_bytes; /* size of its name, with the NUL */
+        int64_t name_bytes; /* size of the broadcast's name, with the NUL */
     } said;
 } lt_message_body;
 

@@ -50,7 +50,7 @@ static bool is_grant(const lt_message_body *b, size_t bytes)
 static bool is_said(const lt_message_body *b, const char *data, size_t bytes)
 {
     int64_t n = b->said.name_bytes;
-    return b->said.number >= 0 && n > 0 && n <= MAX_TEXT && (size_t)n <= bytes &&
+    return n > 0 && n <= MAX_TEXT && (size_t)n <= bytes &&
            memchr(data, '\0', (size_t)n) == data + n - 1;
 }
 

@@ -162,7 +162,7 @@ local function live_figure(r)
     rate[i] = last.samples / last.t
     lines[i + 1] = {l[1], ("%.0f"):format(rate[i]), ("%.2f %%"):format(r:top1(l[1]))}
   end
-  return ("one batch of rank 1 takes 100 ms more, except in the first row\n\n%s"):format(
+  return ("each batch of rank 1 takes 100 ms longer, except in the first row\n\n%s"):format(
     r.table(lines)), rate[3] > 2 * rate[2] and REPRODUCED
     or "not reproduced, because asynchronous training is not twice as fast"
 end

@@ -187,6 +187,9 @@ local function fastest(plans, fits)
   return best
 end
 
+-- How many times as fast; 0 if there is nothing to compare with.
+local function gain(rate, base) return base > 0 and rate / base or 0.0 end
+
 local function plan_figure(r)
   local lines = {{"net", "Gbit/s", "data parallelism", "one gpipe pipeline", "fastest",
                   "over data parallelism", "over gpipe"}}
@@ -200,10 +203,11 @@ local function plan_figure(r)
         return plan.stages == 8 and plan.schedule == "gpipe"
       end)
       local best = fastest(plans, function() return true end)
-      most, most_gpipe = math.max(most, best / data), math.max(most_gpipe, best / gpipe)
+      local over_data, over_gpipe = gain(best, data), gain(best, gpipe)
+      most, most_gpipe = math.max(most, over_data), math.max(most_gpipe, over_gpipe)
       lines[#lines + 1] = {p[1], ("%g"):format(gbit), ("%.2f"):format(data),
                            ("%.2f"):format(gpipe), ("%.2f"):format(best),
-                           ("%.2fx"):format(best / data), ("%.2fx"):format(best / gpipe)}
+                           ("%.2fx"):format(over_data), ("%.2fx"):format(over_gpipe)}
     end
     good = good and most >= p[5] and most_gpipe >= p[6]
   end

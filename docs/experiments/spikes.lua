@@ -1,7 +1,7 @@
--- spikes.lua - trains LeNet while its loss is multiplied by a small factor, and that of every Nth
--- batch also by a large one, to compare loss scales in fp16. The learning rate and the limit of
--- clipping compensate for the small factor: without the large one, and without rounding, a run
--- does not depend on it.
+-- spikes.lua - compares loss scales in fp16: trains LeNet with a loss that is multiplied by a small
+-- factor, and in every Nth batch by a large one, too. The learning rate and the limit of clipping
+-- compensate for the small factor. Without the large one, and without rounding, the run does not
+-- depend on it.
 --
 --   luatrain --amp fp16 spikes.lua --factor 32
 --   luatrain --amp fp16 spikes.lua --factor 20 --spike 40 --policy dynamic
@@ -17,10 +17,10 @@ local opt = lt.args{
     batch = "images per step",
     lr = "initial learning rate for a factor of 1; decays to 0",
     factor = "the loss is multiplied by 2 to the power of minus this",
-    spike = "in some batches also by 2 to the power of this",
-    every = "every Nth batch is one of them",
-    policy = "of the loss scaler",
-    scale = "that it begins with",
+    spike = "in every Nth batch, it is also multiplied by 2 to the power of this; 0: in none",
+    every = "N, for spike",
+    policy = "policy of the loss scaler",
+    scale = "scale with which the loss scaler begins",
   }}
 
 local train, test = lt.data.open(opt.data)

@@ -1,5 +1,5 @@
--- command_line.lua - the command line of this process: the name of its script, and the command that
--- resumes a run.
+-- command_line.lua - the command line of this process: the name of its script, the command that
+-- resumes a run, and the command that joins a job.
 
 local command_line = {}
 
@@ -89,6 +89,14 @@ function command_line.line(out, resume, without)
   for i, text in ipairs(list) do list[i] = quote(text) end
   local launch = os.getenv "LUATRAIN_LAUNCH"       -- as in "-n 4": see tools/launch.c
   if last and launch then table.insert(list, 2, "launch " .. launch) end
+  return table.concat(list, " ")
+end
+
+-- The command of a worker that joins this job, with the same script and flags.
+function command_line.join_line(address, key)
+  local list = {"luatrain", "--join", address, "--key", key}
+  if last then table.move(words, last + 1, #words, #list + 1, list) end
+  for i, text in ipairs(list) do list[i] = quote(text) end
   return table.concat(list, " ")
 end
 

@@ -144,8 +144,7 @@ TEST(a_worker_compares_with_rank_0_whenever_it_joins)
     CHECK_FAILS(lt_group_compare(other, "the seed", "8"), LT_EDESYNC,
                 "the ranks disagree: the seed: rank 0 has '7', rank 2 has '8'");
     CHECK_FAILS(lt_group_compare(early, "the net", "7"), LT_EDESYNC,
-                "the script of this worker is at 'the net', but that of the server was at 'the "
-                "seed'");
+                "the script of this worker is at 'the net', but the server's was at 'the seed'");
     int64_t number = 5;
     lt_sum sum = {"a sum", &number, 1, LT_I64, LT_I64, 1};
     CHECK_FAILS(lt_group_allreduce(same, &sum), LT_EUSAGE,
@@ -171,7 +170,7 @@ TEST(a_key_is_required_and_must_be_the_servers)
     lt_group *second;
     CHECK_OK(lt_serve_open(&(lt_join_config){"127.0.0.1:0", other, 10}, &second)); /* makes it */
     CHECK_FAILS(lt_join_open(&(lt_join_config){address, other, 10}, &group), LT_EENV,
-                "has closed the connection: the key is another one");
+                "has closed the connection; it has another key");
     CHECK(chmod(other, 0640) == 0);
     CHECK_FAILS(lt_join_open(&(lt_join_config){address, other, 10}, &group), LT_EENV,
                 "can be read by other users");

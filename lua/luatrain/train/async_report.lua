@@ -39,8 +39,7 @@ function report.print_start(self)
   self.run.log:note(text)
   if not self.is_elastic then return end
   local key = text_of "LUATRAIN_KEY" or self.run.folder .. "/join.key"
-  self.run.log:note(("workers join with: luatrain --join %s --key %s %s")
-                    :format(core.write_key(key), key, command_line.script() .. ".lua"))
+  self.run.log:note("workers join with: " .. command_line.join_line(core.write_key(key), key))
 end
 
 -- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for

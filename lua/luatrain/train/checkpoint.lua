@@ -202,6 +202,13 @@ function checkpoint.newest_step(folder)
   return 0
 end
 
+-- The step of a checkpoint, or of the newest one in a folder; 0 if it cannot be read.
+function checkpoint.step_of(from)
+  if core.list_folder(from) then return checkpoint.newest_step(from) end
+  local ok, step = pcall(step_in, from)
+  return ok and step or 0
+end
+
 -- The list for checkpoint.prune(), for a run that resumes in a folder from a step. Newer
 -- checkpoints must be damaged, since the run did not resume from them; prune() removes them first.
 function checkpoint.own(folder, step)

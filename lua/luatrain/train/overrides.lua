@@ -39,9 +39,13 @@ local function source_of_max_steps(is_override)
   return command_line.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
 end
 
--- Whether luatrain launch --restarts has started this job again. It then resumes from its own
--- checkpoints, whatever --resume says about the first start.
-local function is_restarted() return (tonumber(text_of "LUATRAIN_RESTARTED") or 0) > 0 end
+-- Whether luatrain launch --restarts has started this job again, and an earlier start has saved a
+-- checkpoint. The run then resumes from that, whatever --resume says about the first start.
+local function has_own_checkpoint(o)
+  if not o.out or (tonumber(text_of "LUATRAIN_RESTARTED") or 0) == 0 then return false end
+  local is_path = o.resume and o.resume ~= "auto" and o.resume ~= "never"
+  return checkpoint.newest_step(o.out) > (is_path and checkpoint.step_of(o.resume) or 0)
+end
 
 -- Applies the overrides to the settings o of a run: out, resume, save_every, max_steps, check_sync,
 -- amp_check, amp, log and quiet. resume is false if neither it nor out is set: the run then gets a
@@ -52,7 +56,7 @@ return function(o)
   o.out_is_the_scripts = not out and o.out ~= nil
   o.out = folder(out or o.out)
   o.resume = folder(text_of "LUATRAIN_RESUME" or o.resume) or o.out and "auto" or false
-  if is_restarted() and o.out and checkpoint.newest_step(o.out) > 0 then o.resume = "auto" end
+  if has_own_checkpoint(o) then o.resume = "auto" end
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
   o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
   o.check_sync = count_of "LUATRAIN_CHECK_SYNC"

@@ -114,6 +114,7 @@ local function start(self)
   self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
   local warnings, saved = state.resume(self)
+  folder.send_note(self)
   warnings[#warnings + 1] = o.warning
   agree.start(self)
   self.mode:open(saved, warnings)

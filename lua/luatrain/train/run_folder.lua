@@ -88,18 +88,16 @@ local function lock_folder(run)
 end
 
 -- Tells luatrain launch --restarts which folder the run has, and the --out with which it resumes:
--- see tools/relay.h and tools/outcome.c.
-local function send_note(run)
-  if core.on_run or not command_line.variable "LUATRAIN_RESTARTED" then return end
+-- see tools/relay.h and tools/outcome.c. Called once --resume is applied: from then on, the run
+-- resumes from its own checkpoints.
+function folder.send_note(run)
+  if not run.root or core.on_run or not command_line.variable "LUATRAIN_RESTARTED" then return end
   io.stderr:write(("\30run %s\n\30out %s\n"):format(run.folder, run.out or ""))
 end
 
 -- Gives run its folder. Only rank 0 locks it and writes to it, except for rank-N.log.
 function folder.take(run)
-  if run.root then
-    lock_folder(run)
-    send_note(run)
-  end
+  if run.root then lock_folder(run) end
   run.folder = core.broadcast_text("the run's folder", run.folder)
   ranks.print_into(run.folder)
 end
