@@ -61,6 +61,8 @@ end
 -- ==== Asynchronous rules =========================================================================
 
 local SPEEDS = "lognormal:0.2:1,1,1,1,2,2,3,4"
+-- A message of LeNet has 1.7 MB: it takes 0.14 to 1.4 s on these links.
+local LINKS = ",link=0.1,0.02,0.1,0.01,latency=1000,server=0.01:0.5"
 
 -- The learning rates that async_runs.lua has chosen on held-out images with 4 epochs; for CIFAR-10,
 -- with 16 workers.
@@ -78,7 +80,7 @@ local FASHION = {
 local CIFAR = {
   {"ddc", "ddc", 0.9, 0.06}, {"asgd-0", "asgd", 0, 0.02}, {"dc-m", "dc-m", 0.9, 0.002}}
 
-local function rule_runs(rules, workers, sequential_lr, full, rest)
+local function rule_runs(rules, workers, sequential_lr, full, links, rest)
   local list, seeds = {}, full and 3 or 1
   for seed = 0, seeds - 1 do
     add(list, ("sequential-%d"):format(seed), "{luatrain} --quiet --threads 1 --seed %d --out "
@@ -88,8 +90,8 @@ local function rule_runs(rules, workers, sequential_lr, full, rest)
       for _, n in ipairs(workers) do
         add(list, ("%s-%d-%d"):format(rule[1], n, seed),
             "{luatrain} --quiet --threads 1 --seed %d --parallel async=%s --simulate "
-            .. "workers=%d,delay=%s --out {out} {here}/async.lua --test --lr %g --momentum %g %s",
-            seed + 1, rule[2], n, SPEEDS, tonumber(rule[4]) or rule[4][n], rule[3], rest)
+            .. "workers=%d,delay=%s%s --out {out} {here}/async.lua --test --lr %g --momentum %g %s",
+            seed + 1, rule[2], n, SPEEDS, links, tonumber(rule[4]) or rule[4][n], rule[3], rest)
         list[#list].codes = {6}
       end
     end
@@ -98,11 +100,15 @@ local function rule_runs(rules, workers, sequential_lr, full, rest)
 end
 
 local function fashion_runs(full)
-  return rule_runs(FASHION, WORKERS, 0.02, full, "--epochs " .. (full and 12 or 4))
+  return rule_runs(FASHION, WORKERS, 0.02, full, "", "--epochs " .. (full and 12 or 4))
+end
+
+local function link_runs(full)
+  return rule_runs(FASHION, WORKERS, 0.02, full, LINKS, "--epochs " .. (full and 12 or 4))
 end
 
 local function cifar_runs(full)
-  local list = rule_runs(CIFAR, full and WORKERS or {16}, 0.2, full,
+  local list = rule_runs(CIFAR, full and WORKERS or {16}, 0.2, full, "",
                          "--data cifar10:{cifar10} --epochs " .. (full and 30 or 3))
   for _, run in ipairs(list) do run[2] = run[2]:gsub("^{luatrain}", "%0 --amp bf16") end
   return list
@@ -137,6 +143,63 @@ local function rule_figure(rules)
       good and "reproduced in simulation"
       or "not reproduced, because asgd or dc-m is as accurate with some number of workers"
   end
+end
+
+-- ==== A synchronous server =======================================================================
+
+-- VGG-11 for small images has 37 MB of gradients. A worker computes for 0.1 s; the links and the
+-- server's have 1 Gbit/s, and adding a gradient takes 10 ms.
+local SERVER_WORKERS = {1, 2, 4, 8, 16, 32}
+
+local function server_runs(full)
+  local list = {}
+  for _, n in ipairs(SERVER_WORKERS) do
+    add(list, ("server-%d"):format(n), "{luatrain} --quiet --threads 1 --max-steps %d --out {out} "
+        .. "--parallel sync-server --simulate workers=%d,delay=lognormal:0:0.1,link=1,"
+        .. "server=0.01:1 train_vgg.lua --arch vgg11 --data synthetic:32x32x3/10/640 --batch 32",
+        full and 20 or 5, n)
+  end
+  return list
+end
+
+-- The time of a step with a ring: 2 (n - 1) / n times the bytes in each direction, after computing.
+local function server_figure(r)
+  local lines, falls = {{"workers", "steps/s with the server", "with a ring", "ring / server"}}, {}
+  for i, n in ipairs(SERVER_WORKERS) do
+    local rate = r:last(("server-%d"):format(n), "server").steps_per_s
+    local bytes = 4 * r:last(("server-%d"):format(n), "start").parameters
+    local ring = 1 / (0.1 + 2 * (n - 1) / n * bytes * 8e-9)
+    falls[i] = ring / rate
+    lines[i + 1] = {tostring(n), ("%.3f"):format(rate), ("%.3f"):format(ring),
+                    ("%.2f"):format(ring / rate)}
+  end
+  return r.table(lines), falls[#falls] > 2 * falls[2] and "reproduced in simulation"
+         or "not reproduced, because the server is nearly as fast as a ring"
+end
+
+-- ==== The simulator ==============================================================================
+
+-- A live run on two linked hosts, and a simulation with its times.
+local SIMULATED = "{luatrain} --quiet --threads 1 --parallel async=asgd --out {out}"
+
+local function simulator_runs(full)
+  local rest = ("{here}/simulated.lua --epochs %d"):format(full and 20 or 5)
+  local list = {}
+  add(list, "live", "{hosts} -- {luatrain} launch -n 2 -H hosta:1,hostb:1 --quiet --threads 1 "
+      .. "--parallel async=asgd --out {out} %s --sleep 0.4", rest)
+  add(list, "simulated", "%s --simulate workers=2,$({luatrain} {here}/simulated.lua --times "
+      .. "{out}/../live/metrics.jsonl) %s", SIMULATED, rest)
+  return list
+end
+
+local function simulator_figure(r)
+  local live = r:last("live", "async").steps_per_s
+  local simulated = r:last("simulated", "async").steps_per_s
+  local ratio = simulated / live
+  return ("messages of 10.5 MB over a link of 1 Gbit/s: %.3f steps per second live, %.3f "
+          .. "simulated, %+.1f %%"):format(live, simulated, 100 * (ratio - 1)),
+         math.abs(ratio - 1) <= 0.1 and REPRODUCED
+         or "not reproduced, because the simulation is more than 10 % off"
 end
 
 -- ==== Unequal workers ============================================================================
@@ -174,6 +237,13 @@ return {
    figure = rule_figure(FASHION), claim = "DDC-ASGD beats ASGD and DC-ASGDK: Fashion-MNIST"},
   {name = "c-rules-cifar", minutes = {short = 24, full = 2340}, runs = cifar_runs,
    figure = rule_figure(CIFAR), claim = "DDC-ASGD beats ASGD and DC-ASGDK: CIFAR-10"},
+  {name = "c-rules-link", minutes = {short = 9, full = 180}, runs = link_runs,
+   figure = rule_figure(FASHION),
+   claim = "DDC-ASGD beats ASGD and DC-ASGDK: with slow links as well"},
+  {name = "c-server", minutes = {short = 1, full = 3}, runs = server_runs, figure = server_figure,
+   claim = "the server is the bottleneck of synchronous training"},
+  {name = "c-simulator", minutes = {short = 2, full = 6}, timed = true, runs = simulator_runs,
+   figure = simulator_figure, claim = "the simulation has the step rate of a live run"},
   {name = "c-unequal", minutes = {short = 4, full = 12}, timed = true, runs = live_runs,
    figure = live_figure, claim = "asynchronous training does not wait for slow workers"},
 }

@@ -161,6 +161,68 @@ local function efficiency_figure(r)
          faster and REPRODUCED or "not reproduced, because PyTorch's pipeline is faster"
 end
 
+-- ==== Hybrids ====================================================================================
+
+-- Two stages with two replicas each. On two hosts, the replicas of a stage are on different ones,
+-- so its sums cross the link.
+local HYBRID = " --threads 1 --parallel pipe=2,data=2,micro=4,cut=%s,schedule=%s bench dist "
+               .. "--ablation --steps %d --json {out}/result.json %s "
+               .. "--data synthetic:224x224x3/1000 --batch %d"
+local HYBRIDS = {
+  {"vgg16", "stage4", "train_vgg.lua --arch vgg16", 8},
+  {"resnet50", "stage3", "train_resnet.lua --arch resnet50", 16}}
+local HYBRID_HERE = "{luatrain} --ranks 4"
+local HYBRID_HOSTS = "{hosts} -- mpirun --allow-run-as-root -np 4 --map-by node --bind-to none "
+                     .. "--host hosta:2,hostb:2 {luatrain}"
+
+local function hybrid_runs(where)
+  return function(full)
+    local list = {}
+    for _, net in ipairs(HYBRIDS) do
+      for _, schedule in ipairs(full and {"zb", "1f1b", "gpipe"} or {"zb"}) do
+        add(list, net[1] .. "-" .. schedule, "%s" .. HYBRID, where, net[2], schedule,
+            full and 24 or 12, net[3], net[4])
+      end
+    end
+    return list
+  end
+end
+
+-- The way with a name.
+local function way_of(ways, name)
+  for _, way in ipairs(ways) do
+    if way.name == name then return way end
+  end
+end
+
+local function hybrid_figure(r)
+  local lines, good = {{"net", "schedule", "no sums", "within the last pass", "after it",
+                        "one per stage", "one per parameter", "after / within"}}, true
+  for _, net in ipairs(HYBRIDS) do
+    for _, schedule in ipairs{"zb", "1f1b", "gpipe"} do
+      if r.marks[net[1] .. "-" .. schedule] then
+        local ways, line = r:json(net[1] .. "-" .. schedule).ways, {net[1], schedule}
+        for _, name in ipairs{"no sums", "sums within the last pass", "after the last pass",
+                              "one per stage", "one per parameter"} do
+          line[#line + 1] = ("%.2f s"):format(way_of(ways, name).total)
+        end
+        local within = way_of(ways, "sums within the last pass").rounds
+        local ratios = {}
+        for i, seconds in ipairs(way_of(ways, "after the last pass").rounds) do
+          ratios[i] = seconds / within[i]
+        end
+        local ratio = median(ratios)
+        line[#line + 1], lines[#lines + 1] = ("%.3f"):format(ratio), line
+        good = good and ratio >= (net[1] == "vgg16" and 1.1 or 0.98)
+      end
+    end
+  end
+  return "seconds per step\n\n" .. r.table(lines), good and REPRODUCED
+         or "not reproduced, because the sums are a small part of a step here"
+end
+
+-- ==== Plans ======================================================================================
+
 local PLANS = {
   {"vgg16", "train_vgg.lua --arch vgg16", 64, {0.2, 0.5, 1}, 2.112, 1.309},
   {"resnet50", "train_resnet.lua --arch resnet50", 64, {0.05, 0.2, 1}, 1.596, 1.143}}
@@ -229,6 +291,12 @@ return {
   {name = "d-efficiency", minutes = {short = 12, full = 50}, timed = true,
    runs = efficiency_runs, figure = efficiency_figure,
    claim = "pipelines are faster than PyTorch's (torch.distributed.pipelining)"},
+  {name = "d-hybrid", minutes = {short = 20, full = 90}, timed = true,
+   runs = hybrid_runs(HYBRID_HERE), figure = hybrid_figure,
+   claim = "sums of a stage overlap with its passes: in shared memory"},
+  {name = "d-hybrid-link", minutes = {short = 40, full = 200}, timed = true,
+   runs = hybrid_runs(HYBRID_HOSTS), figure = hybrid_figure,
+   claim = "sums of a stage overlap with its passes: over a link"},
   {name = "d-speed-up", minutes = {short = 12, full = 12}, timed = true, runs = plan_runs,
    figure = plan_figure, claim = "+59.6 % and +111.2 % over data parallelism, +14.3 % and +30.9 % "
    .. "over torchgpipe"},
