@@ -38,7 +38,7 @@ lt_status outcome_begin(outcome *o, int n)
     o->n = n;
     o->failure[0] = '\0';
     o->killed = o->signal = 0;
-    o->no_daemon = o->lost_daemon = false;
+    o->has_begun = o->no_daemon = o->lost_daemon = false;
     o->oom_kills = oom_kills();
     return LT_OK;
 }
@@ -65,12 +65,14 @@ static void take_note(outcome *o, const char *note)
     char host[HOST_BYTES];
     const char *folder;
     int rank;
-    if (sscanf(note, "rank %d %64s", &rank, host) == 2 && rank >= 0 && rank < o->n)
+    if (sscanf(note, "rank %d %64s", &rank, host) == 2 && rank >= 0 && rank < o->n) {
         strcpy(o->hosts[rank], host);
-    else if ((folder = after(note, "run ")))
+        o->has_begun = true;
+    } else if ((folder = after(note, "run "))) {
         snprintf(o->run, sizeof o->run, "%s", folder);
-    else if ((folder = after(note, "out ")))
+    } else if ((folder = after(note, "out "))) {
         snprintf(o->out, sizeof o->out, "%s", folder);
+    }
 }
 
 void outcome_take(void *ud, const char *line)
@@ -84,8 +86,11 @@ void outcome_take(void *ud, const char *line)
     else if (o->signal == 0 && (mpirun = strstr(line, "noticed that process rank ")))
         sscanf(mpirun, "noticed that process rank %d with PID %*d on node %*s exited on signal %d",
                &o->killed, &o->signal);
-    o->no_daemon |= strstr(line, "unable to reliably start one or more daemons") != NULL;
-    o->lost_daemon |= strstr(line, "has lost communication with a remote daemon") != NULL;
+    /* mpirun says so of a daemon that is killed after the ranks began, too. */
+    bool failed = strstr(line, "unable to reliably start one or more daemons") != NULL;
+    o->no_daemon |= failed && !o->has_begun;
+    o->lost_daemon |= (failed && o->has_begun) ||
+                      strstr(line, "has lost communication with a remote daemon") != NULL;
 }
 
 /* " on alpha", or "" if the rank has not said where it runs. */

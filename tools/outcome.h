@@ -17,6 +17,7 @@ typedef struct outcome {
     char out[PATH_MAX]; /* the --out of that run; "" if the script sets its folder */
     char failure[1024]; /* the last line of luatrain that is not a warning, or "" */
     int killed, signal; /* the rank that a signal has killed, and the signal; 0 if none */
+    bool has_begun;     /* a rank has reported its host in this start */
     bool no_daemon;     /* mpirun could not start processes on another host */
     bool lost_daemon;   /* mpirun has lost the connection to another host */
     int64_t oom_kills;  /* see oom_kills(), before the job started */

@@ -306,6 +306,7 @@ void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
+void lt__open_shards(lua_State *L);
 void lt__open_async(lua_State *L);
 void lt__open_pipeline(lua_State *L);
 void lt__open_plan(lua_State *L);
@@ -326,6 +327,10 @@ noreturn void lt__end_dry_run(lua_State *L, lt_lua *s);
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and discards the results. */
 void lt__drop_times(lt_lua *s);
+/* The rank of this state in its group, from 0, and the number of ranks that train together with it:
+ * 1 in asynchronous training. */
+int lt__rank_of(const lt_lua *s);
+int lt__size_of(const lt_lua *s);
 /* The number of shards of each batch that this rank computes, one after the other. */
 int lt__shards(const lt_lua *s);
 /* Returns x, or in a pipeline a tensor on top of the stack that has its values on all ranks. The

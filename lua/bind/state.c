@@ -122,6 +122,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_system(L);
     lt__open_times(L);
     lt__open_dist(L);
+    lt__open_shards(L);
     lt__open_async(L);
     lt__open_pipeline(L);
     lt__open_plan(L);
