@@ -3,8 +3,10 @@
  * Each process has a control block of its own, with one slot, because no other process waits for
  * it. A worker takes the broadcasts of rank 0 from its mailbox: see star_mail.h.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,20 +137,24 @@ static lt_status read_key(const char *path, char key[LT_STAR_KEY])
     return LT_OK;
 }
 
-/* Writes a new file that only its owner can read. */
+/* Writes a file that only its owner can read. Another process sees all of it or nothing. */
 static lt_status write_key(const char *path, const char key[LT_STAR_KEY])
 {
-    char text[LT_STAR_KEY + 1];
+    char text[LT_STAR_KEY + 1], draft[PATH_MAX];
     memcpy(text, key, LT_STAR_KEY);
     text[LT_STAR_KEY] = '\n';
-    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (snprintf(draft, sizeof draft, "%s.XXXXXX", path) >= (int)sizeof draft) {
+        errno = ENAMETOOLONG;
+        return fail_file(path);
+    }
+    int file = mkostemp(draft, O_CLOEXEC); /* mode 0600 */
     if (file < 0)
         return fail_file(path);
     bool ok = write(file, text, sizeof text) == (ssize_t)sizeof text;
-    if (close(file) == 0 && ok)
+    if (close(file) == 0 && ok && rename(draft, path) == 0)
         return LT_OK;
     fail_file(path);
-    unlink(path);
+    unlink(draft);
     return LT_EENV;
 }
 
@@ -159,8 +165,6 @@ lt_status lt_serve_write_key(lt_group *group, const char *path)
         return lt_fail(LT_EINVAL, "lt_serve_write_key: this is not the server of an elastic job");
     if (j->has_file)
         return LT_OK;
-    if (unlink(path) != 0 && errno != ENOENT)
-        return fail_file(path);
     return write_key(path, j->key);
 }
 
