@@ -27,6 +27,7 @@ struct lt_server_clock {
 lt_server_clock *lt_server_clock_new(const lt_ctx *ctx, const lt_async_config *config, size_t bytes,
                                      double time)
 {
+    LT_NEED_CTX(ctx, NULL);
     if (config->workers < 1 || config->workers > LT_MAX_WORKERS) {
         lt_fail(LT_EUSAGE, "the number of workers must be from 1 to %d, but is %d", LT_MAX_WORKERS,
                 config->workers);

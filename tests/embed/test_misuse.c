@@ -129,6 +129,7 @@ TEST(functions_of_other_directories_without_a_context)
     FAILS(lt_group_compare_settings(NULL, NULL));
     IS_NULL(lt_reducer_new(NULL, NULL, NULL));
     IS_NULL(lt_async_new(NULL, NULL, NULL));
+    IS_NULL(lt_server_clock_new(NULL, NULL, 0, 0));
     IS_NULL(lt_pipeline_new(NULL, NULL, NULL));
     IS_NULL(lt_profile_new(NULL, 0));
     IS_NULL(lt_idx_read(NULL, "a file"));
