@@ -15,7 +15,9 @@
 #include "tools/clock.h"
 #include "tools/hosts.h"
 
-char *host_in(const char *at, size_t n)
+/* The name in "name", "name:slots", "[IPv6 address]:slots" or "IPv6 address", of n bytes. New; NULL
+ * with LT_ENOMEM. */
+static char *host_in(const char *at, size_t n)
 {
     const char *colon = memchr(at, ':', n), *end = memchr(at, ']', n);
     if (*at == '[' && end)

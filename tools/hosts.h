@@ -22,8 +22,5 @@ void hosts_free(host_list *h);
 /* Finds the hosts on which mpirun can start a process, in at most HOST_SECONDS. */
 enum { HOST_SECONDS = 15 };
 LT_MUST lt_status hosts_probe(host_list *h);
-/* The name in "name", "name:slots", "[IPv6 address]:slots" or "IPv6 address", of n bytes. New; NULL
- * with LT_ENOMEM. */
-char *host_in(const char *at, size_t n);
 
 #endif

@@ -351,26 +351,28 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
 
 /* ==== Hosts =================================================================================== */
 
-/* The first host of a list "a,b:2" whose name cannot be resolved; the whole list if all can. New.
- * NULL with LT_ENOMEM. */
-static char *find_unknown(const char *hosts)
+/* The first host of -H whose name cannot be resolved; the whole list if all can. New. NULL with
+ * LT_ENOMEM. */
+static char *find_unknown(const settings *s)
 {
-    for (const char *at = hosts; *at; at += *at == ',') {
-        size_t n = strcspn(at, ",");
-        char *host = host_in(at, n);
-        struct addrinfo *found = NULL;
-        if (!host || getaddrinfo(host, NULL, NULL, &found) != 0)
-            return host;
-        freeaddrinfo(found);
-        free(host);
-        at += n;
+    host_list h = {0};
+    struct addrinfo *found;
+    char *name = NULL;
+    bool is_read = hosts_read(&h, s) == LT_OK, is_known = true;
+    for (int i = 0; i < h.n && is_known; i++) {
+        is_known = getaddrinfo(h.list[i].name, NULL, NULL, &found) == 0;
+        if (is_known)
+            freeaddrinfo(found);
+        else
+            name = strdup(h.list[i].name);
     }
-    return strdup(hosts);
+    hosts_free(&h);
+    return is_read && is_known ? strdup(s->hosts) : name;
 }
 
 static lt_status fail_hosts(const settings *s)
 {
-    char *hosts = s->hosts ? find_unknown(s->hosts) : strdup("the hosts");
+    char *hosts = s->hosts ? find_unknown(s) : strdup("the hosts");
     if (!hosts)
         return lt_fail(LT_ENOMEM, "out of memory for a message");
     lt_fail(LT_EENV,
