@@ -1,6 +1,8 @@
 -- paper_d.lua - rows of tools/reproduce: the thesis on grouped pipelines, GroPipe (pipelines within
 -- groups, data parallelism between them, a schedule of the learning rate). tools/reproduce.lua
 -- describes the fields.
+local bench = require "luatrain.commands.bench"
+
 local REPRODUCED = "reproduced"
 
 local function add(list, name, ...) list[#list + 1] = {name, (...):format(select(2, ...))} end
@@ -137,20 +139,14 @@ local function efficiency_runs(full)
   return list
 end
 
-local function median(list)
-  local sorted = table.move(list, 1, #list, 1, {})
-  table.sort(sorted)
-  return sorted[#sorted // 2 + 1]
-end
-
 local function efficiency_figure(r)
   local lines, faster = {{"net", "system", "schedule", "one", "two", "efficiency"}}, true
   for _, cell in ipairs(r:json "pipelines".cells) do
-    local ours = median(cell.ours.two.zb.rates)
+    local ours = bench.spread(cell.ours.two.zb.rates)
     for _, system in ipairs{cell.ours, cell.peer} do
-      local one = median(system.one.rates)
+      local one = bench.spread(system.one.rates)
       for _, schedule in ipairs(system.schedules) do
-        local two = median(system.two[schedule].rates)
+        local two = bench.spread(system.two[schedule].rates)
         lines[#lines + 1] = {cell.model, system.name, schedule, ("%.2f"):format(one),
                              ("%.2f"):format(two), ("%.0f %%"):format(50 * two / one)}
         faster = faster and (system == cell.ours or ours > two)
@@ -211,7 +207,7 @@ local function hybrid_figure(r)
         for i, seconds in ipairs(way_of(ways, "after the last pass").rounds) do
           ratios[i] = seconds / within[i]
         end
-        local ratio = median(ratios)
+        local ratio = bench.spread(ratios)
         line[#line + 1], lines[#lines + 1] = ("%.3f"):format(ratio), line
         good = good and ratio >= (net[1] == "vgg16" and 1.1 or 0.98)
       end

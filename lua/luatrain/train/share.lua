@@ -5,6 +5,7 @@
 
 local core = ...
 local command_line = require "luatrain.command_line"
+local median = require "luatrain.median"
 local ranks = require "luatrain.train.ranks"
 
 local share = {}
@@ -73,11 +74,6 @@ function Share:restore(parts, path)
   end
   self.parts = list
   core.set_share(list)
-end
-
-local function median(list)
-  table.sort(list)
-  return list[(#list + 1) // 2]
 end
 
 -- The time of the slowest rank. seconds: of each rank for an image.

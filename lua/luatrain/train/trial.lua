@@ -2,6 +2,7 @@
 -- run uses the faster one. The first steps are ordinary training steps.
 
 local core = ...
+local median = require "luatrain.median"
 
 local trial = {}
 
@@ -28,11 +29,6 @@ end
 
 -- The precision of the next step.
 function Trial:precision() return PRECISIONS[ORDER[self.done + 1]] end
-
-local function median(list)
-  table.sort(list)
-  return list[(#list + 1) // 2]
-end
 
 local function short(ms) return (ms < 100 and "%.3g" or "%.0f"):format(ms) end
 
