@@ -359,8 +359,8 @@ LT_MUST lt_status lt_backward_from(lt_ctx *ctx, lt_tensor *const *roots, lt_tens
  * parts. */
 LT_MUST lt_status lt_backward_weights(lt_deferred_wgrad *weights);
 /* Computes the pending gradients of all split backwards of ctx, with the same bits as
- * lt_backward_weights() for each of them, the oldest first. But it completes all gradients of the
- * last layer first, then those of the layer before it, and so on, so that a reducer can send them
+ * lt_backward_weights() for each of them, the oldest first. But it works layer by layer, from the
+ * last to the first, and completes all gradients of a layer at once. So a reducer can send them
  * early. The backwards end together. Each lt_deferred_wgrad must still be freed. The errors of
  * lt_backward_weights(). An error discards all pending gradients, unless the call was in a hook or
  * in a dry run. */

@@ -119,8 +119,8 @@ lt_status lt_backward_weights(lt_deferred_wgrad *w)
     return status;
 }
 
-/* Completes the nodes of all lists: those of the newest backward in order, each after the earlier
- * contributions to its gradients, and then the nodes that are left. */
+/* Completes the nodes of all lists. It follows the order of the newest backward, and completes
+ * earlier contributions to a gradient before each of its nodes. The other nodes come last. */
 static lt_status complete_together(struct lt_autograd *ag, const char *who)
 {
     lt_deferred_wgrad *newest = ag->weights;

@@ -281,8 +281,8 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
     lt_dtype wire; /* dtype in which f32 gradients travel: f32, f16 or bf16 */
     lt_sum_backend sum_backend;
     bool server;   /* rank 0 sums each bucket, as a synchronous parameter server: the others send it
-                    * their gradients and get the sum back. The bits are those of a sum of ranks on
-                    * one node. A baseline; not with LT_SUM_BACKEND_NCCL */
+                    * their gradients and get the sum back, with the bits of an allreduce on one
+                    * node. A baseline; not with LT_SUM_BACKEND_NCCL */
     bool blocking; /* send nothing before the optimizer step */
     /* send nothing at all, so the weights of the ranks diverge. For measuring the cost of
      * synchronization */

@@ -4,9 +4,8 @@
  * The server has a ROUTER socket, a worker a DEALER socket. ROUTER gives each connection an
  * identity of 5 bytes: 0 and a number. All traffic is encrypted by CURVE. The server and all
  * workers have the same key pair, which is made from the shared key; the server accepts only this
- * one. ZeroMQ asks for that decision in messages of its own (ZAP, rfc.zeromq.org/spec/27). A worker
- * watches its connection by the events of a monitor socket, because ZeroMQ silently makes a lost
- * connection again.
+ * one. ZeroMQ asks whether to accept a key by the protocol ZAP (rfc.zeromq.org/spec/27). A worker
+ * watches its connection by the events of a monitor socket, because ZeroMQ reconnects silently.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -127,9 +126,8 @@ static int take_part(zmq_msg_t *part, void *socket)
     return zmq_msg_recv(part, socket, ZMQ_DONTWAIT) >= 0;
 }
 
-/* Takes a message. Returns 1, or 0 if there is none. A message that does not have two parts, or
- * comes from a connection with an identity of its own, is dropped: then event->kind is
- * LT_STAR_NOTHING. */
+/* Takes a message. Returns 1, or 0 if no message waits. Drops a message that does not have two
+ * parts, or whose sender has chosen its own identity: then event->kind is LT_STAR_NOTHING. */
 static int take_message(zmq_star *s, lt_star_event *event)
 {
     uint8_t id[IDENTITY + 1];

@@ -29,7 +29,7 @@ static lt_status receive(const call *c, int from, void *data)
     return LT_OK;
 }
 
-/* arrays: memory for those of the other ranks, `each` bytes apart. */
+/* On rank 0. `arrays` is memory for the arrays of the other ranks, `each` bytes for each rank. */
 static lt_status serve(const call *c, char *arrays, size_t each)
 {
     const lt_sum *s = c->sum;

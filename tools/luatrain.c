@@ -378,8 +378,8 @@ static lt_status check_elastic(const settings *s)
     return LT_OK;
 }
 
-/* The file of the key: that of --key, or else join.key in the folder of --out, if it exists. path:
- * memory for its name. NULL if there is none. */
+/* Returns the key file: the file of --key, or else join.key in the folder of --out. NULL without
+ * either. `path` is memory for its name. */
 static const char *find_key(const settings *s, char path[PATH_MAX])
 {
     const char *out = getenv("LUATRAIN_OUT");

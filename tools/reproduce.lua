@@ -150,8 +150,8 @@ function Results:last(name, kind)
   return last and json.read(last)
 end
 
--- The accuracy on the test set after the last epoch, in percent; 10, that of guessing one of ten
--- classes, if the run ended with an exit code other than 0.
+-- The accuracy on the test set after the last epoch, in percent. A run that ended with an exit code
+-- other than 0 counts as 10 %, like guessing one of ten classes.
 function Results:top1(name)
   if self:code(name) ~= 0 then return 10.0 end
   local epoch = self:last(name, "epoch")

@@ -7,12 +7,12 @@
 #include "tools/outcome.h"
 
 typedef struct restarts {
-    settings job;    /* of the next start: without the hosts that are lost */
+    settings job;    /* settings of the next start, without the hosts that are lost */
     char *hosts;     /* owns job.hosts after a host was lost */
     int done;        /* restarts so far */
     int64_t step;    /* the step in which the job last failed; -1 if unknown */
     int times;       /* how often in a row it has failed there */
-    outcome outcome; /* of the latest start */
+    outcome outcome; /* how the latest start ended */
 } restarts;
 
 /* Prepares for a start of r->job: r->outcome, and the ranks' environment. LT_ENOMEM. */

@@ -85,7 +85,8 @@ struct timespec lt__after(double seconds)
     return at;
 }
 
-/* Removes the first message that is due. NULL if there is none; *wait: seconds until one is due. */
+/* Removes and returns the first message that is due. If no message is due, returns NULL and sets
+ * *wait to the seconds until the next one. */
 static lt_message *take_due(lt_messages *list, double *wait)
 {
     double now = 0;

@@ -78,7 +78,8 @@ static lt_message *copy_of(const lt_message *from)
     return m;
 }
 
-/* The next message for rank i: broadcasts come first. NULL if there is none, or no memory. */
+/* Returns the next message for rank i; broadcasts come first. NULL if no message waits, or memory
+ * runs out. */
 static lt_message *next_for(star_mail *m, int i)
 {
     member *p = &m->member[i];

@@ -56,7 +56,7 @@ double lt__costs_work(const lt_costs *costs, int first, int end);
 double lt__costs_memory(const lt_costs *costs, const lt_schedule *schedule, int first, int end);
 /* The bytes of gradients that a rank sends for units first to end - 1 in a step. */
 double lt__costs_exchanged(const lt_costs *costs, int first, int end);
-/* The seconds of their gradient exchange if nothing overlaps with it. */
+/* The seconds that these units' gradient exchange takes if nothing overlaps with it. */
 double lt__costs_exchange(const lt_costs *costs, int first, int end);
 
 /* Divides the blocks into stages, at most as many as there are blocks. first (stages + 1): stage i

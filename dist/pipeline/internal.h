@@ -121,7 +121,7 @@ LT_NODISCARD lt_status lt__pipe_store_error(lt_pipeline *p, lt_status status);
 /* Completes the gradients of the weights of the oldest one, which lacks only these gradients. */
 LT_NODISCARD lt_status lt__micro_run_weights(lt_pipeline *p);
 /* The same for all, layer by layer, so that the replicas can sum the gradients of the last layers
- * while this stage computes those of the first ones. */
+ * while this stage computes the gradients of earlier layers. */
 LT_NODISCARD lt_status lt__micro_run_all_weights(lt_pipeline *p);
 /* After a failure: discards the pending gradients. */
 void lt__micro_discard_weights(lt_pipeline *p);

@@ -95,7 +95,7 @@ struct stage { /* of a replica: a rank */
     setup *setup;
     lt_reducer *reducer;
     int rank;
-    int calls;           /* of the hook of its first layer */
+    int calls;           /* calls of the hook of the first layer */
     atomic_int n_summed; /* buckets summed so far */
     char text[256];      /* the first error */
 };

@@ -102,7 +102,7 @@ function Set:batches(given)
   if not o.shard then return pass.next, pass end
   local parts, part, digest = 0, 0, hooks.digest(self)
   return function()
-    if part == 0 and shares ~= core.share_changes() then       -- those of the ranks: see share.lua
+    if part == 0 and shares ~= core.share_changes() then       -- of the ranks: see share.lua
       pass:close()
       o.first, shares = self.count - math.max(left, 0), core.share_changes()
       pass = open_batches(self, o)

@@ -247,8 +247,8 @@ local function read_simulate(text)
   return o
 end
 
--- Returns the options of asynchronous training: {rule =, staleness =, drop =, lam =}, with those of
--- read_simulate() for a simulation or a replay. False without --parallel async=RULE.
+-- Returns the options of asynchronous training: {rule =, staleness =, drop =, lam =}. A simulation
+-- or a replay adds the options of read_simulate(). False without --parallel async=RULE.
 function parallel.async()
   local text, simulate = text_of "LUATRAIN_PARALLEL", text_of "LUATRAIN_SIMULATE"
   if not text then
@@ -267,8 +267,8 @@ end
 
 -- ==== --parallel sync-server =====================================================================
 
--- Returns the options of a synchronous parameter server: those of read_simulate() for a simulation,
--- else {}. False without --parallel sync-server.
+-- Returns the options of a synchronous parameter server: what read_simulate() returns for a
+-- simulation, else {}. False without --parallel sync-server.
 function parallel.server()
   local simulate = text_of "LUATRAIN_SIMULATE"
   if text_of "LUATRAIN_PARALLEL" ~= "sync-server" then return false end

@@ -131,8 +131,8 @@ local function choose(self, run, mine)
 end
 
 -- Called after each step of a run, with the rows of its batch. After the last timed step, sets the
--- shares of the next ones. A rank's time is that of the function in run:step, without the time that
--- it waited for other ranks.
+-- shares of the next ones. A rank's time is how long the function in run:step took, without the
+-- waits for other ranks.
 function Share:end_step(run, rows)
   if self.parts or run.settings.trial then return end
   self.steps = self.steps + 1
