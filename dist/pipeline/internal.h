@@ -68,6 +68,7 @@ struct lt_pipeline {
     lt_micro_batch *first, **end; /* oldest first; the forward pass of the last one may run */
     lt_micro_batch *back;         /* micro-batch whose backward pass runs, or NULL */
     uint64_t lost;                /* stages that have failed or ended, as bits */
+    int first_lost;               /* the first of them */
     /* (stages) for each stage: the values that have arrived; the numbers of values sent to it and
      * taken from it; and the number of values sent to it that it has not acknowledged yet */
     lt_messages *values;

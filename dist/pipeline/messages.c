@@ -100,8 +100,10 @@ static lt_status store(lt_pipeline *p, lt_message *m)
         lt__messages_put(&p->values[from], m);
         return LT_OK;
     }
-    if (is_here && m->kind == LT_MAIL_LOST)
+    if (is_here && m->kind == LT_MAIL_LOST) {
+        p->first_lost = p->lost ? p->first_lost : from;
         p->lost |= 1ull << from;
+    }
     p->unread[from] -= is_here && m->kind == LT_MSG_READ;
     lt__message_free(m);
     return LT_OK;
@@ -145,8 +147,8 @@ static lt_status check_job(const lt_pipeline *p, uint64_t stages)
         rank != lt_group_rank(p->group))
         return lt_fail(LT_EPEER, "rank %d, stage %d of the pipeline, has failed: %s", rank,
                        rank / p->replicas, text);
-    if (p->lost & stages)
-        return fail_ended(p, __builtin_ctzll(p->lost & stages));
+    if (p->lost & stages) /* the awaited stage may have failed because another one was lost */
+        return fail_ended(p, p->first_lost);
     return p->transfer ? lt__transfer_check(p->transfer) : LT_OK;
 }
 
