@@ -161,7 +161,7 @@ end
 
 -- Two stages with two replicas each. On two hosts, the replicas of a stage are on different ones,
 -- so its sums cross the link.
-local HYBRID = " --threads 1 --parallel pipe=2,data=2,micro=4,cut=%s,schedule=%s bench dist "
+local HYBRID = " --threads 1 --parallel pipe=2,data=2,micro=4,cut=%s,schedule=%s,lag=4 bench dist "
                .. "--ablation --steps %d --json {out}/result.json %s "
                .. "--data synthetic:224x224x3/1000 --batch %d"
 local HYBRIDS = {

@@ -39,8 +39,8 @@ local train, test = lt.data.open "synthetic:8x8x2/3/160"
 local net = nn.sequential{nn.flatten(), nn.linear{128, 4096}, nn.relu(), nn.linear{4096, 512},
                           nn.relu(), nn.linear{512, 3}}
 local sgd = lt.optim.sgd(net, {lr = 0.001})
-local run <close> = lt.run{net = net, optim = sgd, train = train, test = test,
-                           epochs = opt.epochs, batch = 8}
+local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = opt.epochs,
+                           batch = 8}
 for _ in run:epochs() do
   for x, y in run:batches() do
     run:step(function()
