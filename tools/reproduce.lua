@@ -158,11 +158,20 @@ function Results:top1(name)
   return 100 * (epoch.test_top1 or epoch.top1)
 end
 
+-- The steps of a run: tables with the numbers of each.
+function Results:steps(name)
+  local list = {}
+  for event in log.read(("%s/%s/metrics.jsonl"):format(self.folder, name)) do
+    if event.event == "step" then list[#list + 1] = event end
+  end
+  return list
+end
+
 -- The mean of a field's values over all steps of a run.
 function Results:mean(name, field)
   local sum, n = 0.0, 0
-  for event in log.read(("%s/%s/metrics.jsonl"):format(self.folder, name)) do
-    if event.event == "step" and event[field] then sum, n = sum + event[field], n + 1 end
+  for _, step in ipairs(self:steps(name)) do
+    if step[field] then sum, n = sum + step[field], n + 1 end
   end
   return sum / n
 end

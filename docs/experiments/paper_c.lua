@@ -230,6 +230,56 @@ local function live_figure(r)
     or "not reproduced, because asynchronous training is not twice as fast"
 end
 
+-- ==== Shares =====================================================================================
+
+-- Two ranks on a core each. A loop beside rank 1 takes half of its core.
+local SHARES = {{"equal speed", "", "true"}, {"even parts", "", "while :; do :; done"},
+                {"--share auto", "--share auto", "while :; do :; done"}}
+
+local function share_runs(full)
+  local list = {}
+  for _, s in ipairs(SHARES) do
+    add(list, s[1], "taskset -c 1 sh -c '%s' & loop=$!; mpirun --allow-run-as-root --bind-to core "
+        .. "-np 2 {luatrain} --quiet --threads 1 %s --max-steps %d --out {out} train_resnet.lua "
+        .. "--data synthetic:32x32x3/10/12800 --batch 128; code=$?; kill $loop; exit $code",
+        s[3], s[2], full and 300 or 100)
+  end
+  return list
+end
+
+-- The images per second of the last half of a run's steps.
+local function rate_of(r, name)
+  local list = r:steps(name)
+  local first, last = list[#list // 2], list[#list]
+  return (last.samples - first.samples) / (last.t - first.t)
+end
+
+local function share_figure(r)
+  local lines, rate = {{"ResNet-20, two ranks", "images/s"}}, {}
+  for i, s in ipairs(SHARES) do
+    rate[i] = rate_of(r, s[1])
+    lines[i + 1] = {s[1], ("%.0f"):format(rate[i])}
+  end
+  -- A rank of half the speed leaves 1.5 of 2 ranks; with even parts, it leaves 1.
+  return ("rank 1 has half a core, except in the first row\n\n%s"):format(r.table(lines)),
+         rate[3] > 1.15 * rate[2] and REPRODUCED
+         or "not reproduced, because unequal parts are not 15 % faster"
+end
+
+-- ==== Restarts ===================================================================================
+
+local function restart_runs(full)
+  local list = {}
+  add(list, "restarts", "{tools}/bench_restarts $(dirname {luatrain}) %d 20", full and 600 or 200)
+  return list
+end
+
+local function restart_figure(r)
+  local text = r:text "restarts":match "[^\n]*%%"
+  return text, tonumber(text:match "([%d.]+) %%") >= 90 and REPRODUCED
+         or "not reproduced, because less than 90 % of the throughput remains"
+end
+
 return {
   {name = "c-modes", minutes = {short = 4, full = 4}, runs = mode_runs, figure = mode_figure,
    claim = "a script for one machine trains in every mode without changes"},
@@ -246,4 +296,8 @@ return {
    figure = simulator_figure, claim = "the simulation has the step rate of a live run"},
   {name = "c-unequal", minutes = {short = 4, full = 12}, timed = true, runs = live_runs,
    figure = live_figure, claim = "asynchronous training does not wait for slow workers"},
+  {name = "c-share", minutes = {short = 2, full = 5}, timed = true, runs = share_runs,
+   figure = share_figure, claim = "synchronous training gives slow ranks fewer images"},
+  {name = "c-restarts", minutes = {short = 7, full = 20}, timed = true, runs = restart_runs,
+   figure = restart_figure, claim = "a job outlives lost ranks: two ranks, one killed every 20 s"},
 }
