@@ -13,7 +13,6 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <netdb.h>
@@ -21,11 +20,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tools/child.h"
 #include "tools/clock.h"
 #include "tools/hosts.h"
 #include "tools/launch.h"
@@ -120,57 +119,15 @@ static lt_status export_settings(const settings *s)
 
 /* ==== The process of mpirun =================================================================== */
 
-/* Sets *set to SIGCHLD and the signals that request a stop, except those that are ignored, as under
- * nohup. */
-static void find_signals(sigset_t *set)
-{
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
-    struct sigaction now;
-    signal(SIGCHLD, SIG_DFL);
-    sigemptyset(set);
-    sigaddset(set, SIGCHLD);
-    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
-        if (sigaction(asking[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
-            sigaddset(set, asking[i]);
-}
-
-/* In the child: executes mpirun. If that fails, writes the error number to pipe. mpirun gets
- * SIGTERM when the launch process ends. */
-static void become(const char **command, const sigset_t *mask, const int output[2], int pipe)
-{
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    setpgid(0, 0);
-    dup2(output[0], STDOUT_FILENO);
-    dup2(output[1], STDERR_FILENO);
-    sigprocmask(SIG_SETMASK, mask, NULL);
-    execvp(command[0], (char *const *)command);
-    int why = errno;
-    ssize_t written = write(pipe, &why, sizeof why);
-    _exit(written == sizeof why ? 0 : 1);
-}
-
 static lt_status start(const char **command, const sigset_t *mask, const int output[2], pid_t *pid)
 {
-    int ends[2], why = 0;
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", strerror(errno));
-    *pid = fork();
-    if (*pid == 0)
-        become(command, mask, output, ends[1]);
-    const char *no_fork = *pid < 0 ? strerror(errno) : NULL;
-    close(ends[1]);
-    if (no_fork) {
-        close(ends[0]);
-        return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", no_fork);
-    }
-    bool failed = read(ends[0], &why, sizeof why) == sizeof why;
-    close(ends[0]);
-    if (failed && why == ENOENT)
+    lt_status status = child_start((const char *const *)command, mask, output, pid);
+    if (status == LT_EENV && errno == ENOENT)
         return lt_fail(
             LT_EENV,
             "launch requires mpirun, which was not found: install Open MPI (Debian: openmpi-bin), "
             "or use --ranks in one process");
-    return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
+    return status;
 }
 
 /* Whether a process runs this program, as opposed to ssh. Compares the executable's inode, because
@@ -307,15 +264,6 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
     w->sent = true;
 }
 
-/* Real-time signals have no name. */
-static lt_status fail_killed(int number)
-{
-    const char *name = sigabbrev_np(number);
-    if (name)
-        return lt_fail(LT_EPEER, "mpirun was killed by SIG%s, and its ranks with it", name);
-    return lt_fail(LT_EPEER, "mpirun was killed by signal %d, and its ranks with it", number);
-}
-
 /* Waits until mpirun ends, and forwards signals. Sets *code to mpirun's exit code. LT_EPEER if
  * mpirun was killed, by this process because it hung or by another one. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
@@ -325,6 +273,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     ranks_seen seen = {.timeout = timeout, .began = now};
     lt_status status = LT_OK;
     found_ranks last = {0};
+    char name[32];
     int ended;
     while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = POLL_NS});
@@ -345,7 +294,8 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     kill_left(&last);
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     if (status == LT_OK && WIFSIGNALED(ended))
-        status = fail_killed(WTERMSIG(ended));
+        status = lt_fail(LT_EPEER, "mpirun was killed by %s, and its ranks with it",
+                         child_signal_name(WTERMSIG(ended), name));
     return status;
 }
 
@@ -383,17 +333,6 @@ static lt_status fail_hosts(const settings *s)
     return LT_EENV;
 }
 
-/* Ends this process with a signal. */
-static void end_by(int number)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, number);
-    signal(number, SIG_DFL);
-    raise(number);
-    sigprocmask(SIG_UNBLOCK, &set, NULL);
-}
-
 /* Copies the remaining output of mpirun, which has ended or was never started. Unblocks signals
  * first, so that they can end this process while the output blocks. */
 static void finish(relay output[2], const sigset_t *before)
@@ -401,18 +340,6 @@ static void finish(relay output[2], const sigset_t *before)
     sigprocmask(SIG_SETMASK, before, NULL);
     for (int i = 0; i < 2; i++)
         relay_finish(&output[i]);
-}
-
-/* The relay of stderr reads the lines for the outcome of the job. */
-static lt_status start_relays(relay output[2], int ends[2], outcome *o)
-{
-    LT_TRY(relay_start(&output[0], STDOUT_FILENO, NULL, NULL, &ends[0]));
-    lt_status status = relay_start(&output[1], STDERR_FILENO, outcome_take, o, &ends[1]);
-    if (status == LT_OK)
-        return LT_OK;
-    close(ends[0]);
-    relay_finish(&output[0]);
-    return status;
 }
 
 /* Sets *is_stopped to whether a signal requested a stop. */
@@ -425,9 +352,9 @@ static lt_status run_mpirun(const settings *s, const char **command, outcome *o,
     stop_request w = {0};
     relay output[2];
     int ends[2];
-    find_signals(&set);
+    child_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &before);
-    LT_TRY(start_relays(output, ends, o));
+    LT_TRY(relay_start_both(output, outcome_take, o, ends));
     lt_status status = start(command, &before, ends, &pid);
     close(ends[0]);
     close(ends[1]);
@@ -436,7 +363,7 @@ static lt_status run_mpirun(const settings *s, const char **command, outcome *o,
     finish(output, &before);
     *is_stopped = w.signal != 0;
     if (w.kills || (w.signal != 0 && *code > 128))
-        end_by(w.signal);
+        child_end_by(w.signal);
     LT_TRY(status);
     if (*code != 0 && is_elsewhere && o->no_daemon)
         return fail_hosts(s);

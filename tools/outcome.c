@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/child.h"
 #include "tools/outcome.h"
 #include "tools/relay.h"
 
@@ -112,11 +113,9 @@ static bool lacked_memory(const outcome *o, int rank)
 
 static void describe_killed(const outcome *o, char *text, size_t bytes)
 {
-    char place[HOST_BYTES + 4], number[16];
-    const char *name = sigabbrev_np(o->signal); /* real-time signals have no name */
-    snprintf(number, sizeof number, "%d", o->signal);
-    snprintf(text, bytes, "rank %d%s was killed by %s%s%s", o->killed,
-             place_of(o, o->killed, place), name ? "SIG" : "signal ", name ? name : number,
+    char place[HOST_BYTES + 4], name[32];
+    snprintf(text, bytes, "rank %d%s was killed by %s%s", o->killed, place_of(o, o->killed, place),
+             child_signal_name(o->signal, name),
              o->signal == SIGKILL && lacked_memory(o, o->killed)
                  ? ", because the kernel ran out of memory there"
                  : "");

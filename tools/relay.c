@@ -97,6 +97,18 @@ lt_status relay_start(relay *r, int to, void (*take)(void *ud, const char *line)
     return status;
 }
 
+lt_status relay_start_both(relay output[2], void (*take)(void *ud, const char *line), void *ud,
+                           int ends[2])
+{
+    LT_TRY(relay_start(&output[0], STDOUT_FILENO, NULL, NULL, &ends[0]));
+    lt_status status = relay_start(&output[1], STDERR_FILENO, take, ud, &ends[1]);
+    if (status == LT_OK)
+        return LT_OK;
+    close(ends[0]);
+    relay_finish(&output[0]);
+    return status;
+}
+
 void relay_finish(relay *r)
 {
     atomic_store(&r->ended, true);

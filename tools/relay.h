@@ -30,6 +30,10 @@ typedef struct relay {
  * LT_ENOMEM. */
 LT_MUST lt_status relay_start(relay *r, int to, void (*take)(void *ud, const char *line), void *ud,
                               int *end);
+/* Starts relays for the stdout and stderr of children. take(ud, line) gets the lines of stderr.
+ * Free both with relay_finish(). LT_ENOMEM. */
+LT_MUST lt_status relay_start_both(relay output[2], void (*take)(void *ud, const char *line),
+                                   void *ud, int ends[2]);
 /* Copies the remaining output and ends the thread. Call this after the child has ended. Does not
  * wait for other processes that inherited *end. */
 void relay_finish(relay *r);
