@@ -335,19 +335,26 @@ static lt_status divide_by_gap(lt_rule_state *s, const place *p)
     return run(&c);
 }
 
-/* The optimizer's own step, with the gradient multiplied by `scale`. */
-static lt_status own_step(lt_rule_state *s, const place *p, double scale)
+/* A call of the optimizer's op, without its inputs. steps: of the parameters before. */
+static call own_call(const lt_rule_state *s, const lt_opt *options, double scale, int64_t steps)
 {
     const lt_schema *schema = &lt_optim_def(s->optim)->schema;
     call c = {.def = lt_optim_def(s->optim)};
-    memcpy(c.opt, p->opt, (size_t)schema->n_opt * sizeof *c.opt);
+    memcpy(c.opt, options, (size_t)schema->n_opt * sizeof *c.opt);
     set(&c, "scale", scale);
     int step = lt_schema_index(schema, "step");
     if (step >= 0)
-        set_at(&c, step, (double)(p->range->steps + 1));
+        set_at(&c, step, (double)(steps + 1));
+    return c;
+}
+
+/* The optimizer's own step, with the gradient multiplied by `scale`. */
+static lt_status own_step(lt_rule_state *s, const place *p, double scale)
+{
+    call c = own_call(s, p->opt, scale, p->range->steps);
     add(&c, &s->values, p->range);
     add_gradient(&c, p);
-    for (int k = 0; k < schema->n_in - 2; k++)
+    for (int k = 0; k < c.def->schema.n_in - 2; k++)
         add_tensor(&c, lt__optim_range(s->optim, LT_OPTIM_FIRST_SLOT + k, p->range));
     return run(&c);
 }
@@ -424,6 +431,21 @@ static lt_status apply_to(lt_rule_state *s, const place *p)
     default: break;
     }
     return own_step(s, p, s->config.rule == LT_RULE_SA && delay > 1 ? 1 / delay : 1);
+}
+
+/* Steps of single elements show what the ops would refuse. */
+lt_status lt__rule_check_push(lt_rule_state *s, const lt_gradient *g)
+{
+    static const int64_t one = 1;
+    lt_ctx *ctx = s->values.arena[0]->ctx;
+    LT_TRY(lt__rule_check(s->config.rule, lt_optim_def(s->optim), g->options, g->n_groups));
+    for (int i = 0; i < g->n_groups; i++) {
+        call c = own_call(s, g->options[i], 1, 0);
+        for (int k = 0; k < c.def->schema.n_in; k++)
+            add_tensor(&c, lt_tensor_full(ctx, LT_F32, 1, &one, 0));
+        LT_TRY(run(&c));
+    }
+    return LT_OK;
 }
 
 lt_status lt__rule_pull(lt_rule_state *s, int worker)

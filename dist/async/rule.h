@@ -74,6 +74,9 @@ void lt__rule_free(lt_rule_state *state); /* NULL is allowed */
  * dana, ormo or ddc. */
 LT_NODISCARD lt_status lt__rule_check(lt_rule rule, const lt_def *def, const lt_opt *const *options,
                                       int n_groups);
+/* Whether the server can apply a gradient from another process. LT_EUSAGE as above; LT_EINVAL if an
+ * option is out of range; LT_ENOMEM. */
+LT_NODISCARD lt_status lt__rule_check_push(lt_rule_state *state, const lt_gradient *gradient);
 /* Allocates the memory for a worker, if that was not done before. LT_ENOMEM. */
 LT_NODISCARD lt_status lt__rule_open_worker(lt_rule_state *state, int worker);
 /* A worker reads the current values. Stores a copy of them if the rule needs it. LT_ENOMEM, or the

@@ -163,12 +163,23 @@ static void report_joined(lt_server_loop *l, int i)
 /* A message was invalid. If a worker of an elastic job has sent it, only that worker is lost. */
 static lt_status blame(lt_server_loop *l, int worker, lt_status status)
 {
-    bool is_invalid = status == LT_EDESYNC || status == LT_EINVAL;
+    bool is_invalid = status == LT_EDESYNC || status == LT_EINVAL || status == LT_EUSAGE;
     if (!is_invalid || worker == 0 || !lt_group_is_elastic(l->group))
         return status;
     lt__mail_refuse(l->mail, worker, lt_errmsg());
     lose(l, worker, false);
     return LT_OK;
+}
+
+/* Makes l->gradient a view of a push. In an elastic job, checks its options, too: otherwise the
+ * worker has done that. */
+static lt_status view(lt_server_loop *l, const lt_message *m)
+{
+    LT_TRY(lt__gradient_view(&l->gradient, m));
+    if (l->gradient.skip || !lt_group_is_elastic(l->group) ||
+        lt__rule_check_push(l->server.rule, &l->gradient) == LT_OK)
+        return LT_OK;
+    return lt_fail_prefix("the gradient of rank %d", m->from);
 }
 
 static lt_status push(lt_server_loop *l, const lt_message *m)
@@ -178,7 +189,7 @@ static lt_status push(lt_server_loop *l, const lt_message *m)
     w->computing = false;
     if (l->stopped)
         return LT_OK; /* its ticket will be issued again if training is resumed */
-    lt_status status = lt__gradient_view(&l->gradient, m);
+    lt_status status = view(l, m);
     if (status == LT_OK)
         status = lt__order_check_push(l->server.order, m->from, m->as.push.number);
     if (status != LT_OK)

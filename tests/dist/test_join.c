@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dist/async/gradient.h"
 #include "dist/group.h"
 #include "dist/mail/star_mail.h"
 #include "tests/dist/async_net.h"
@@ -54,7 +55,8 @@ static lt_group *join(const char *address)
     return worker;
 }
 
-/* The next message at a mailbox must be of this kind and rank. */
+/* The next message at a mailbox must be of this kind and rank. Skips messages that a large one is on
+ * its way. */
 static lt_message *expect(lt_group *group, lt_message_kind kind, int from)
 {
     lt_message *m = lt__mail_take(lt__group_mail(group), 60);
@@ -304,10 +306,11 @@ TEST(each_ticket_is_applied_once_while_workers_come_and_go)
     lt_group_close(server.group);
 }
 
-/* A worker sends a gradient that does not fit the net: only this worker is lost. */
-TEST(an_invalid_push_loses_its_worker_only)
+/* Trains on a server, and on a worker that gets a ticket and calls push. The worker must be lost,
+ * and learn why: `text`. Nobody else is. */
+static void lose_worker(void (*push)(lt_group *group), const char *text)
 {
-    char address[64], text[256] = "";
+    char address[64], got[256] = "";
     static worker server;
     pthread_t thread;
     lt_status code;
@@ -325,16 +328,57 @@ TEST(an_invalid_push_loses_its_worker_only)
         m = lt__mail_take(lt__group_mail(group), 0.1);
     }
     lt__message_free(m);
-    send(group, 0, LT_MSG_PUSH, 0, 64);
+    push(group);
     pthread_join(thread, NULL);
     if (server.status != LT_OK)
         FAIL("%s", server.text);
-    CHECK(lt_group_failure(group, &rank, &code, text, sizeof text));
+    CHECK(lt_group_failure(group, &rank, &code, got, sizeof got));
     CHECK_EQ(rank, 0);
-    CHECK(strstr(text, "the gradient of rank 1 does not fit the server's net") != NULL);
+    if (!strstr(got, text))
+        FAIL("%s, not: %s", got, text);
     for (int i = 0; i < TICKETS; i++)
         CHECK_EQ(server.done[i], 1);
     CHECK_EQ(server.lost, 1);
     lt_group_close(group);
     lt_group_close(server.group);
+}
+
+static void push_64_bytes(lt_group *group) { send(group, 0, LT_MSG_PUSH, 0, 64); }
+
+TEST(an_invalid_push_loses_its_worker_only)
+{
+    lose_worker(push_64_bytes, "the gradient of rank 1 does not fit the server's net");
+}
+
+/* Pushes a gradient with this momentum. */
+static void push_momentum(lt_group *group, double momentum)
+{
+    net n = make("momentum_step", "lr=0.05 momentum=0.5");
+    lt_image image;
+    lt_gradient g;
+    CHECK_OK(lt__image_open(&image, n.ctx, n.optim, n.buffers, 2));
+    CHECK_OK(lt__gradient_open(&g, &image, true));
+    lt_tensor *rest[6] = {0}, *loss = loss_of(&n, 0, rest);
+    CHECK_OK(lt_backward(loss, NULL));
+    n.opt[1][lt_schema_find(&lt_optim_def(n.optim)->schema, "momentum")].f = momentum;
+    CHECK_OK(lt__gradient_store(&g, (const lt_opt *[]){n.opt[0], n.opt[1]}, LT_APPLIED, 1));
+    lt__mail_send(lt__group_mail(group), 0, g.message);
+    g.message = NULL;
+    lt_release(loss);
+    for (int i = 0; i < 6; i++)
+        lt_release(rest[i]);
+    lt__gradient_close(&g);
+    lt__image_close(&image);
+    destroy(&n);
+}
+
+static void push_momentum_of_one(lt_group *group) { push_momentum(group, 1); }
+static void push_negative_momentum(lt_group *group) { push_momentum(group, -0.5); }
+
+TEST(options_out_of_range_lose_their_worker_only)
+{
+    lose_worker(push_negative_momentum,
+                "the gradient of rank 1: momentum_step: momentum must be at least 0, but is -0.5");
+    lose_worker(push_momentum_of_one,
+                "the gradient of rank 1: the rule ddc requires a momentum below 1, but it is 1");
 }
