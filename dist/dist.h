@@ -89,7 +89,7 @@ typedef struct lt_join_config {
 LT_MUST lt_status lt_serve_open(const lt_join_config *config, lt_group **group);
 /* Joins an elastic job. Waits for the server at most config->timeout seconds. New. LT_EUSAGE as
  * above, or if the server refuses the worker; LT_EENV as above, or if the server has another key;
- * LT_EPEER if it does not answer; LT_ENOMEM. */
+ * LT_EDONE if the job is over; LT_EPEER if the server does not answer; LT_ENOMEM. */
 LT_MUST lt_status lt_join_open(const lt_join_config *config, lt_group **group);
 /* On the server, writes the key to a file that only its owner can read, if it is in no file yet.
  * LT_EENV. */

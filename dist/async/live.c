@@ -1,5 +1,6 @@
 /* live.c - asynchronous training on the ranks of a group; see async.h. Every rank is a worker. Rank
  * 0 also runs the server, in a thread of its own. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,14 +107,23 @@ static lt_status take_final(live *l, const lt_message *m)
     return LT_OK;
 }
 
+/* Rank 0 was lost, or its network was cut. */
+static lt_status lose_root(const live *l, const char *what)
+{
+    return lt_fail(LT_EPEER, "rank 0 %s%s", what,
+                   lt_group_is_elastic(l->group)
+                       ? "; if it still runs, start this worker again to come back"
+                       : "");
+}
+
 /* The mailbox of a rank was closed. If rank 0 ended before this training began, the job fails: rank
  * 0 has left it, and this rank has done nothing wrong. */
 static lt_status lose(const live *l, int rank)
 {
-    if (rank != 0 || rank_of(l) == 0)
+    if (rank != 0 || rank_of(l) == 0 || l->finished)
         return LT_OK;
     if (l->answered)
-        return lt_fail(LT_EPEER, "rank 0 was lost");
+        return lose_root(l, "was lost");
     lt_fail(LT_EPEER, "rank 0 has ended, but rank %d begins asynchronous training", rank_of(l));
     lt_group_fail(l->group);
     return LT_EPEER;
@@ -171,9 +181,10 @@ static lt_status check_job(live *l)
     double timeout = lt__group_timeout(l->group);
     if (lt_group_failure(l->group, &rank, &code, text, sizeof text) && rank != rank_of(l))
         return lt_fail(LT_EPEER, "rank %d has failed: %s", rank, text);
-    if (!l->async.loop && lt__active_seconds(&l->clock) - l->last_message > timeout)
-        return lt_fail(LT_EPEER, "rank 0 was silent for more than %g s", timeout);
-    return LT_OK;
+    if (l->async.loop || lt__active_seconds(&l->clock) - l->last_message <= timeout)
+        return LT_OK;
+    snprintf(text, sizeof text, "was silent for more than %g s", timeout);
+    return lose_root(l, text);
 }
 
 static lt_status next(lt_async *async, lt_async_event *event)

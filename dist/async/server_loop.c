@@ -495,6 +495,14 @@ static lt_status send_final(lt_server_loop *l)
     return LT_OK;
 }
 
+/* Tells workers that joined after the thread's last message that training is over. */
+static void end_joining(lt_server_loop *l)
+{
+    lt__mail_end(l->mail);
+    for (lt_message *m; (m = lt__mail_take(l->mail, 0)); lt__message_free(m))
+        run_once(l, m);
+}
+
 lt_status lt__server_loop_finish(lt_server_loop *l, const lt_image *from)
 {
     if (l->finished)
@@ -504,6 +512,8 @@ lt_status lt__server_loop_finish(lt_server_loop *l, const lt_image *from)
     pthread_mutex_unlock(&l->lock);
     LT_TRY(status);
     end_thread(l, false);
+    if (lt_group_is_elastic(l->group))
+        end_joining(l);
     l->finished = true;
     LT_TRY(lt__server_loop_status(l));
     return send_final(l);

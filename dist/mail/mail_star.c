@@ -35,6 +35,7 @@ typedef struct star_mail {
     double last_alive; /* when the server sent the last LT_MSG_ALIVE */
     pthread_mutex_t lock;
     bool closing;      /* guarded by the lock, like all below */
+    bool over;         /* on the server: nobody can join anymore */
     lt_message **said; /* (n_said) on the server: its broadcasts */
     size_t n_said, max_said;
     char refused[256]; /* on a worker: why the server has refused it, or "" */
@@ -180,7 +181,33 @@ static void free_rank(lt_mail *mail, int lost)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Gives the sender of `join`, which is taken, a rank. */
+void lt__mail_end(lt_mail *mail)
+{
+    star_mail *m = (star_mail *)mail;
+    pthread_mutex_lock(&m->lock);
+    m->over = true;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Makes a connection member i, and reports it; join and notice are taken. False if the job is
+ * over. */
+static bool let_in(star_mail *m, int i, uint32_t connection, lt_message *join, lt_message *notice)
+{
+    pthread_mutex_lock(&m->lock);
+    bool over = m->over;
+    if (!over) {
+        m->member[i] = (member){.connected = true, .connection = connection, .notice = notice};
+        lt__inbox_put(&m->inbox, join); /* before lt__mail_end() returns */
+    }
+    pthread_mutex_unlock(&m->lock);
+    if (over) {
+        lt__message_free(notice);
+        lt__message_free(join);
+    }
+    return !over;
+}
+
+/* Gives the sender of `join`, which is taken, a rank; or tells it that the job is over. */
 static void admit(star_mail *m, uint32_t connection, lt_message *join)
 {
     static const char version[] = LT_VERSION " ";
@@ -189,33 +216,32 @@ static void admit(star_mail *m, uint32_t connection, lt_message *join)
     size_t skip = sizeof version - 1;
     bool fits = join->bytes > skip && memcmp(join->data, version, skip) == 0;
     lt_message *notice = lt__message_new(LT_MAIL_LOST, 0);
-    lt_message *welcome = lt__message_new(LT_MSG_WELCOME, 0);
-    if (!fits || i == 0 || !notice || !welcome) {
+    lt_message *answer = lt__message_new(LT_MSG_WELCOME, 0);
+    if (!fits || i == 0 || !notice || !answer) {
         snprintf(text, sizeof text,
                  fits ? "the job already has %d workers, the most that are possible"
                       : "the server is luatrain " LT_VERSION "; install that version to join",
                  m->size - 1);
         refuse(m, connection, text);
         lt__message_free(notice);
-        lt__message_free(welcome);
+        lt__message_free(answer);
         lt__message_free(join);
         return;
     }
-    welcome->as.welcome.rank = i;
-    welcome->as.welcome.size = m->size;
-    pthread_mutex_lock(&m->lock);
-    m->member[i] = (member){.connected = true, .connection = connection, .notice = notice};
-    pthread_mutex_unlock(&m->lock);
     join->kind = LT_MAIL_JOINED;
     join->from = i;
     join->bytes = LT_MIN(join->bytes - skip, (size_t)MAX_HOST - 1);
     memmove(join->data, join->data + skip, join->bytes);
-    if (send_now(m, connection, welcome)) {
-        lt__inbox_put(&m->inbox, join);
-        return;
+    bool is_in = let_in(m, i, connection, join, notice);
+    if (is_in) {
+        answer->as.welcome.rank = i;
+        answer->as.welcome.size = m->size;
+    } else {
+        answer->kind = LT_MSG_STOP;
+        answer->as.stop.code = LT_STOP_FINISHED;
     }
-    lt__message_free(join);
-    lose(m, i);
+    if (!send_now(m, connection, answer) && is_in)
+        lose(m, i);
 }
 
 /* A message has arrived at the server. After an invalid one, the worker is lost. */
@@ -425,6 +451,8 @@ static lt_status take_answer(star_mail *m, const lt_star_event *e, int *rank, in
     } else if (answer->kind == LT_MSG_WELCOME) {
         *rank = answer->as.welcome.rank;
         *size = answer->as.welcome.size;
+    } else if (answer->kind == LT_MSG_STOP) {
+        status = lt_fail(LT_EDONE, "the job at %s is over", address);
     }
     lt__message_free(answer);
     return status;

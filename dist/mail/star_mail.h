@@ -21,8 +21,8 @@
 lt_mail *lt__mail_serve(const lt_star *star, int size);
 /* Joins the server, and opens the mailbox of this worker. Waits at most `seconds` for the server.
  * star is taken. Sets *rank, and *size, the number of ranks that the job may have. New. NULL with
- * LT_EENV if the server refuses the key, LT_EUSAGE if it refuses the worker, LT_EPEER if it is lost
- * or does not answer, or LT_ENOMEM. */
+ * LT_EENV if the server refuses the key, LT_EUSAGE if it refuses the worker, LT_EDONE if the job is
+ * over, LT_EPEER if the server is lost or does not answer, or LT_ENOMEM. */
 lt_mail *lt__mail_join(const lt_star *star, double seconds, int *rank, int *size);
 
 /* On the server: sends bytes to all workers that have joined or will. LT_ENOMEM. */
@@ -31,6 +31,9 @@ LT_NODISCARD lt_status lt__mail_say(lt_mail *mail, const char *what, const void 
 /* On a worker: takes the next of these. Waits for it as long as the server lives. LT_EDESYNC if it
  * has another name or size; LT_EPEER if the server is lost. */
 LT_NODISCARD lt_status lt__mail_hear(lt_mail *mail, const char *what, void *data, size_t bytes);
+/* On the server: nobody can join anymore. The reports of those who have joined are in the mailbox
+ * when it returns. */
+void lt__mail_end(lt_mail *mail);
 /* On the server: sends the reason to a worker, whose messages are then ignored. It is lost. */
 void lt__mail_refuse(lt_mail *mail, int rank, const char *text);
 /* Whether the server has refused this worker, and why. */

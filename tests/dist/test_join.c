@@ -303,6 +303,8 @@ TEST(each_ticket_is_applied_once_while_workers_come_and_go)
         CHECK_EQ(server.done[i], 1);
     CHECK_STR(stayed.end, server.end);
     CHECK_STR(late.end, server.end);
+    CHECK_FAILS(lt_join_open(&(lt_join_config){address, key_file, 60}, &late.group), LT_EDONE,
+                "the job at 127.0.0.1:");
     lt_group_close(server.group);
 }
 
