@@ -269,7 +269,8 @@ static lt_status connect(joined *j, const lt_join_config *c, bool serves, int *s
     char file[LT_PLUGIN_PATH], address[256];
     lt_star star;
     double timeout = c->timeout > 0 ? c->timeout : LT_DEFAULT_TIMEOUT;
-    lt_star_config of_star = {.serves = serves, .address = address, .timeout = timeout};
+    /* Asynchronous training looks for silent processes, too; it comes first, and says so. */
+    lt_star_config of_star = {.serves = serves, .address = address, .timeout = 2 * timeout};
     LT_TRY(find_plugin(file));
     LT_TRY(read_address(c->address, serves, address, sizeof address));
     LT_TRY(serves ? find_key(file, c->key, j->key) : read_key(c->key, j->key));

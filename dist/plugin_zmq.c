@@ -21,7 +21,7 @@
 #include "core/core.h"
 #include "dist/star.h"
 
-enum { IDENTITY = 5, KEY_BYTES = 32 };
+enum { IDENTITY = 5, KEY_BYTES = 32, OVERHEAD = 1024 /* of CURVE, for a frame */ };
 
 typedef struct zmq_star {
     void *ctx, *socket;
@@ -37,69 +37,81 @@ typedef struct zmq_star {
 typedef struct owner { /* of sent data */
     void (*done)(void *owner);
     void *owner;
-    atomic_bool sent; /* orders the writes above before release(), for ThreadSanitizer, which does
-                       * not see the order that ZeroMQ ensures */
+    atomic_int users; /* parts that ZeroMQ has not sent yet, and star_send() */
 } owner;
 
 static void release(void *data, void *hint)
 {
     owner *o = hint;
     (void)data;
-    if (atomic_load(&o->sent))
+    if (atomic_fetch_sub(&o->users, 1) > 1)
+        return;
+    if (o->done)
         o->done(o->owner);
     free(o);
 }
 
-/* Sends a part of a message that was copied. */
+/* Sends bytes that are copied, as a frame. */
 static int send_bytes(zmq_star *s, const void *data, size_t bytes, int more)
 {
     int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);
     return zmq_send(s->socket, data, bytes, flags) < 0 ? -1 : 0;
 }
 
-/* Sends data without a copy. It must be the last part. */
-static int send_data(zmq_star *s, void *data, size_t bytes, void (*done)(void *), void *of)
+/* Sends data without a copy, as the last frame. */
+static int send_data(zmq_star *s, void *data, size_t bytes, owner *o)
 {
-    zmq_msg_t part;
-    owner *o = malloc(sizeof *o);
-    if (!o || zmq_msg_init_data(&part, data, bytes, release, o) != 0) {
-        send_bytes(s, NULL, 0, 0); /* ends the message, which the receiver then refuses */
-        free(o);
-        if (done)
-            done(of);
+    zmq_msg_t frame;
+    if (zmq_msg_init_data(&frame, data, bytes, release, o) != 0) {
+        send_bytes(s, NULL, 0, 0); /* ends the part, which the receiver then refuses */
         return -1;
     }
-    o->done = done;
-    o->owner = of;
-    atomic_init(&o->sent, false);
-    atomic_store(&o->sent, true);
-    if (zmq_msg_send(&part, s->socket, ZMQ_DONTWAIT) >= 0)
+    atomic_fetch_add(&o->users, 1);
+    if (zmq_msg_send(&frame, s->socket, ZMQ_DONTWAIT) >= 0)
         return 0;
-    zmq_msg_close(&part); /* calls release() */
+    zmq_msg_close(&frame); /* calls release() */
     return -1;
 }
 
-static int star_send(void *self, uint32_t to, const void *head, size_t head_bytes, void *data,
-                     size_t bytes, void (*done)(void *owner), void *of)
+static int send_part(zmq_star *s, uint32_t to, const void *head, size_t head_bytes, void *data,
+                     size_t bytes, owner *o)
 {
-    zmq_star *s = self;
     uint8_t id[IDENTITY] = {0};
     memcpy(id + 1, &to, sizeof to);
     int status = s->serves ? send_bytes(s, id, sizeof id, 1) : 0;
     if (status == 0)
         status = send_bytes(s, head, head_bytes, 1);
-    if (status == 0 && bytes > 0)
-        return send_data(s, data, bytes, done, of);
     if (status == 0)
-        status = send_bytes(s, NULL, 0, 0);
-    if (done)
-        done(of);
+        status = bytes > 0 ? send_data(s, data, bytes, o) : send_bytes(s, NULL, 0, 0);
+    return status;
+}
+
+static int star_send(void *self, uint32_t to, const void *head, size_t head_bytes, void *data,
+                     size_t bytes, void (*done)(void *owner), void *of)
+{
+    owner *o = malloc(sizeof *o);
+    int status = -1;
+    if (!o) {
+        if (done)
+            done(of);
+        return status;
+    }
+    o->done = done;
+    o->owner = of;
+    atomic_init(&o->users, 1); /* ThreadSanitizer does not see the order that ZeroMQ ensures */
+    size_t at = 0;
+    do {
+        size_t n = bytes - at < LT_STAR_PART ? bytes - at : LT_STAR_PART;
+        status = send_part(self, to, head, head_bytes, n > 0 ? (char *)data + at : NULL, n, o);
+        at += n;
+    } while (status == 0 && at < bytes);
+    release(data, o);
     return status;
 }
 
 /* ==== Receiving =============================================================================== */
 
-/* Whether the message that is being received has another part. */
+/* Whether what is being received has another frame. */
 static int has_more(void *socket)
 {
     int more = 0;
@@ -109,26 +121,27 @@ static int has_more(void *socket)
 
 static void drop_rest(void *socket)
 {
-    zmq_msg_t part;
+    zmq_msg_t frame;
     while (has_more(socket)) {
-        zmq_msg_init(&part);
-        int status = zmq_msg_recv(&part, socket, ZMQ_DONTWAIT);
-        zmq_msg_close(&part);
+        zmq_msg_init(&frame);
+        int status = zmq_msg_recv(&frame, socket, ZMQ_DONTWAIT);
+        zmq_msg_close(&frame);
         if (status < 0)
             return;
     }
 }
 
-static int take_part(zmq_msg_t *part, void *socket)
+static int take_frame(zmq_msg_t *frame, void *socket)
 {
-    zmq_msg_close(part);
-    zmq_msg_init(part);
-    return zmq_msg_recv(part, socket, ZMQ_DONTWAIT) >= 0;
+    zmq_msg_close(frame);
+    zmq_msg_init(frame);
+    return zmq_msg_recv(frame, socket, ZMQ_DONTWAIT) >= 0;
 }
 
-/* Takes a message. Returns 1, or 0 if no message waits. Drops a message that does not have two
- * parts, or whose sender has chosen its own identity: then event->kind is LT_STAR_NOTHING. */
-static int take_message(zmq_star *s, lt_star_event *event)
+/* Takes a part of a message. Returns 1, or 0 if none waits. Drops what does not have two frames, a
+ * head and data, or whose sender has chosen its own identity: then event->kind is
+ * LT_STAR_NOTHING. */
+static int take_part(zmq_star *s, lt_star_event *event)
 {
     uint8_t id[IDENTITY + 1];
     uint32_t from = 0;
@@ -143,9 +156,9 @@ static int take_message(zmq_star *s, lt_star_event *event)
         }
         memcpy(&from, id + 1, sizeof from);
     }
-    if (!take_part(&s->head, s->socket))
+    if (!take_frame(&s->head, s->socket))
         return s->serves;
-    int whole = has_more(s->socket) && take_part(&s->data, s->socket) && !has_more(s->socket);
+    int whole = has_more(s->socket) && take_frame(&s->data, s->socket) && !has_more(s->socket);
     if (!whole) {
         drop_rest(s->socket);
         return 1;
@@ -208,7 +221,9 @@ static void star_wait(void *self, double seconds, lt_star_event *event)
     zmq_star *s = self;
     uint64_t count;
     *event = (lt_star_event){LT_STAR_NOTHING, 0, NULL, NULL, 0, 0};
-    if (take_message(s, event))
+    if (s->serves) /* also while messages keep coming */
+        answer_zap(s);
+    if (take_part(s, event))
         return;
     zmq_pollitem_t items[] = {{s->socket, 0, ZMQ_POLLIN, 0},
                               {s->side, 0, ZMQ_POLLIN, 0},
@@ -220,7 +235,7 @@ static void star_wait(void *self, double seconds, lt_star_event *event)
     if (items[1].revents && s->serves)
         answer_zap(s);
     if (items[0].revents)
-        take_message(s, event);
+        take_part(s, event);
     else if (items[1].revents && !s->serves) /* after the messages that arrived before it */
         take_monitored(s, event);
 }
@@ -264,7 +279,8 @@ static int set_int(zmq_star *s, int option, int value)
     return zmq_setsockopt(s->socket, option, &value, sizeof value);
 }
 
-/* Sets the key pair of CURVE, and heartbeats: a silent connection ends after `timeout`. */
+/* Sets the key pair of CURVE, and heartbeats: a silent connection ends after `timeout`, and so does
+ * one with a frame of more than a part, which a stranger may send before its key is checked. */
 static int set_options(zmq_star *s, const lt_star_config *c)
 {
     char secret[LT_STAR_KEY + 1], public[LT_STAR_KEY + 1];
@@ -273,10 +289,12 @@ static int set_options(zmq_star *s, const lt_star_config *c)
     if (zmq_curve_public(public, secret) != 0 || !zmq_z85_decode(s->public_key, public))
         return -1;
     int ms = milliseconds(c->timeout);
+    int64_t most = LT_STAR_PART + OVERHEAD;
     int status = set_int(s, ZMQ_SNDHWM, 0) | set_int(s, ZMQ_IPV6, 1) | set_int(s, ZMQ_LINGER, 0) |
                  set_int(s, ZMQ_HEARTBEAT_IVL, ms / 8 + 1) |
                  set_int(s, ZMQ_HEARTBEAT_TIMEOUT, ms + 1) |
                  set_int(s, ZMQ_HEARTBEAT_TTL, ms + 100) |
+                 zmq_setsockopt(s->socket, ZMQ_MAXMSGSIZE, &most, sizeof most) |
                  zmq_setsockopt(s->socket, ZMQ_CURVE_SECRETKEY, secret, LT_STAR_KEY + 1);
     if (s->serves)
         return status | set_int(s, ZMQ_CURVE_SERVER, 1) | set_int(s, ZMQ_ROUTER_MANDATORY, 1) |

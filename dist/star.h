@@ -2,9 +2,10 @@
  * header is the whole interface of that plugin, so it includes no other header of luatrain.
  *
  * The server knows each worker by the number of its connection. A message has a head and maybe
- * data. Messages of one connection arrive whole, in the order of sending, or the connection is
- * lost; a lost connection never comes back. Only holders of the key can connect. One thread at a
- * time makes calls, except wake().
+ * data. It arrives in parts of at most LT_STAR_PART bytes of data, each with the head, so that a
+ * large message on a slow link is not taken for silence. The parts of one connection arrive in the
+ * order of sending, or the connection is lost; a lost connection never comes back. Only holders of
+ * the key can connect. One thread at a time makes calls, except wake().
  */
 #ifndef LT_DIST_STAR_H
 #define LT_DIST_STAR_H
@@ -13,6 +14,7 @@
 #include <stdint.h>
 
 enum { LT_STAR_KEY = 40 }; /* characters of a key, without the NUL at its end */
+enum { LT_STAR_PART = 1 << 18 };
 
 typedef struct lt_star_config {
     int serves;            /* 1: the server listens; 0: a worker connects */
@@ -32,7 +34,7 @@ typedef enum lt_star_kind {
 
 typedef struct lt_star_event {
     lt_star_kind kind;
-    /* LT_STAR_MESSAGE: */
+    /* LT_STAR_MESSAGE: a message, or a part of one */
     uint32_t from;           /* number of the connection; 0 on a worker */
     const void *head, *data; /* borrowed until the next wait(). data has no alignment */
     size_t head_bytes, bytes;
@@ -41,9 +43,9 @@ typedef struct lt_star_event {
 typedef struct lt_star {
     char address[256]; /* "HOST:PORT" of the server; on the server, with the port in use */
     void *self;        /* the first argument of all calls */
-    /* Sends a message without blocking. head is copied. data (bytes) may be NULL. Calls done(owner)
-     * when data is no longer used, maybe later and in another thread. Returns 0, or -1 if the
-     * connection is lost. */
+    /* Sends a message without blocking, in parts. head is copied. data (bytes) may be NULL. Calls
+     * done(owner) when data is no longer used, maybe later and in another thread. Returns 0, or -1
+     * if the connection is lost. */
     int (*send)(void *self, uint32_t to, const void *head, size_t head_bytes, void *data,
                 size_t bytes, void (*done)(void *owner), void *owner);
     /* Waits for an event for at most `seconds`. */

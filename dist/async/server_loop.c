@@ -270,6 +270,8 @@ static lt_status handle(lt_server_loop *l, const lt_message *m)
         return LT_OK;
     case LT_MSG_STOP_REQUEST: report_request(l, m); return LT_OK;
     case LT_MAIL_JOINED: take_worker(l, m); return LT_OK;
+    case LT_MSG_ALIVE:
+    case LT_MSG_HEARTBEAT: return LT_OK; /* a message is on its way */
     default: lose(l, m->from, false); return LT_OK;
     }
 }

@@ -22,6 +22,7 @@ typedef struct member { /* another rank */
     lt_message *notice;  /* message that it is lost, allocated in advance */
     lt_messages to_send; /* under the lock */
     size_t said;         /* number of broadcasts that were sent to it */
+    lt_parts coming;     /* the message that arrives from it */
     bool refused;        /* under the lock: it is lost as soon as `to_send` is empty */
 } member;
 
@@ -64,6 +65,8 @@ static void lose(star_mail *m, int i)
     p->is_lost = true;
     lt__messages_free(&p->to_send);
     pthread_mutex_unlock(&m->lock);
+    lt__message_free(p->coming.message);
+    p->coming.message = NULL;
     p->notice->from = i;
     lt__inbox_put(&m->inbox, p->notice);
     p->notice = NULL;
@@ -244,22 +247,48 @@ static void admit(star_mail *m, uint32_t connection, lt_message *join)
         lose(m, i);
 }
 
-/* A message has arrived at the server. After an invalid one, the worker is lost. */
-static void take_at_server(star_mail *m, const lt_star_event *e)
+/* Adds a part to the message that arrives from a member. Until it is whole, heartbeats tell those
+ * who wait for it that the member is not silent. *whole is NULL then. */
+static lt_status take_part(star_mail *m, int from, const lt_star_event *e, lt_message **whole)
 {
-    int from = find_connection(m, e->from);
-    lt_message *message = lt__message_parse(false, e->head, e->head_bytes, e->data, e->bytes);
-    if (!message || (message->kind == LT_MSG_JOIN) != (from == 0)) {
-        refuse(m, e->from, message ? "the worker is not in the job" : lt_errmsg());
+    lt_parts *p = &m->member[from].coming;
+    LT_TRY(lt__message_add(p, !serves(m), e->head, e->head_bytes, e->data, e->bytes, whole));
+    lt_message *alive = *whole ? NULL : lt__message_new(LT_MSG_HEARTBEAT, 0);
+    if (!alive) /* or there is no memory for a heartbeat */
+        return LT_OK;
+    alive->from = from;
+    alive->run = p->message->run;
+    lt__inbox_put(&m->inbox, alive);
+    return LT_OK;
+}
+
+/* A part of a message has arrived at the server. After an invalid one, the worker is lost. */
+static void take_from_worker(star_mail *m, int from, const lt_star_event *e)
+{
+    lt_message *message = NULL;
+    lt_status status = take_part(m, from, e, &message);
+    if (status == LT_OK && message && message->kind == LT_MSG_JOIN)
+        status = lt_fail(LT_EDESYNC, "the worker is in the job already");
+    if (status != LT_OK) {
+        refuse(m, m->member[from].connection, lt_errmsg());
         lt__message_free(message);
-        if (from > 0)
-            lose(m, from);
-    } else if (from == 0) {
-        admit(m, e->from, message);
-    } else {
+        lose(m, from);
+    } else if (message) {
         message->from = from;
         lt__inbox_put(&m->inbox, message);
     }
+}
+
+/* The same, of a connection that is not a worker yet. */
+static void take_from_stranger(star_mail *m, const lt_star_event *e)
+{
+    lt_message *message = lt__message_parse(false, e->head, e->head_bytes, e->data, e->bytes);
+    if (message && message->kind == LT_MSG_JOIN) {
+        admit(m, e->from, message);
+        return;
+    }
+    refuse(m, e->from, message ? "the worker is not in the job" : lt_errmsg());
+    lt__message_free(message);
 }
 
 /* ==== A worker ================================================================================ */
@@ -267,7 +296,9 @@ static void take_at_server(star_mail *m, const lt_star_event *e)
 static void set_refused(star_mail *m, const char *text, size_t bytes)
 {
     pthread_mutex_lock(&m->lock);
-    snprintf(m->refused, sizeof m->refused, "%.*s", (int)LT_MIN(bytes, sizeof m->refused), text);
+    if (!m->refused[0])
+        snprintf(m->refused, sizeof m->refused, "%.*s", (int)LT_MIN(bytes, sizeof m->refused),
+                 text);
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -282,14 +313,26 @@ bool lt__mail_is_refused(lt_mail *mail, char *text, size_t bytes)
     return is;
 }
 
-/* A message of the server has arrived. */
+/* Tells the server that its message is arriving, so that it does not take that time for silence. */
+static void confirm(star_mail *m)
+{
+    lt_message *alive = lt__message_new(LT_MSG_ALIVE, 0);
+    if (!alive)
+        return;
+    alive->run = m->member[0].coming.message->run;
+    send_now(m, 0, alive);
+}
+
+/* A part of a message of the server has arrived. */
 static void take_at_worker(star_mail *m, const lt_star_event *e)
 {
-    lt_message *message = lt__message_parse(true, e->head, e->head_bytes, e->data, e->bytes);
-    if (!message) {
+    lt_message *message = NULL;
+    if (take_part(m, 0, e, &message) != LT_OK)
         set_refused(m, lt_errmsg(), strlen(lt_errmsg()));
+    else if (!message)
+        confirm(m);
+    if (!message)
         return;
-    }
     switch (message->kind) {
     case LT_MSG_SAID: lt__inbox_put(&m->heard, message); return;
     case LT_MSG_REFUSED: set_refused(m, message->data, message->bytes); break;
@@ -304,8 +347,11 @@ static void take_at_worker(star_mail *m, const lt_star_event *e)
 
 static void handle(star_mail *m, const lt_star_event *e)
 {
-    if (e->kind == LT_STAR_MESSAGE && serves(m))
-        take_at_server(m, e);
+    int from = serves(m) ? find_connection(m, e->from) : 0;
+    if (e->kind == LT_STAR_MESSAGE && from > 0)
+        take_from_worker(m, from, e);
+    else if (e->kind == LT_STAR_MESSAGE && serves(m))
+        take_from_stranger(m, e);
     else if (e->kind == LT_STAR_MESSAGE)
         take_at_worker(m, e);
     else if (e->kind != LT_STAR_NOTHING && m->member[0].connected)
@@ -360,6 +406,7 @@ static void free_mail(star_mail *m, double seconds)
     m->star.close(m->star.self, seconds);
     for (int i = 0; i < m->size; i++) {
         lt__message_free(m->member[i].notice);
+        lt__message_free(m->member[i].coming.message);
         lt__messages_free(&m->member[i].to_send);
     }
     for (size_t i = 0; i < m->n_said; i++)

@@ -29,7 +29,7 @@ typedef enum lt_message_kind {
     LT_MSG_FENCED,    /* the worker was declared lost */
     LT_MSG_STOP,      /* stop: training is stopped */
     LT_MSG_FINISH,    /* finish: the end of training; data: values and slots of the net */
-    LT_MSG_HEARTBEAT, /* the server runs */
+    LT_MSG_HEARTBEAT, /* the server runs; or the mailbox reports that a message is arriving */
     LT_MSG_EVENT,     /* an event for rank 0; data: an lt_async_event */
 
     LT_MSG_LEAVE, /* to the server: the worker has failed; to a worker: the server has failed */
@@ -40,7 +40,8 @@ typedef enum lt_message_kind {
     LT_MSG_WELCOME, /* welcome: the first answer */
     LT_MSG_REFUSED, /* the other answer; or the worker has sent nonsense. data: the reason */
     LT_MSG_SAID,    /* said: what rank 0 has broadcast; data: its name, NUL, and then its bytes */
-    LT_MSG_ALIVE    /* from the server. If it cannot be sent, the worker is lost */
+    LT_MSG_ALIVE    /* from the server: if it cannot be sent, the worker is lost. From a worker: a
+                     * message of the server is arriving */
 } lt_message_kind;
 
 enum { LT_MSG_TICKETS = 4 };

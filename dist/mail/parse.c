@@ -5,6 +5,7 @@
 #include "dist/mail/parse.h"
 
 enum { MAX_TEXT = 1024, MAX_CODE = 255, MAX_ITEMS = 1 << 20 };
+static const int64_t MAX_BYTES = (int64_t)1 << 40; /* of data */
 
 lt_message_head lt__message_head(const lt_message *m)
 {
@@ -78,7 +79,8 @@ static bool is_valid(int64_t kind, const lt_message_body *b, const char *data, s
 static bool may_send(bool from_server, int64_t kind)
 {
     switch (kind) {
-    case LT_MSG_LEAVE: return true;
+    case LT_MSG_LEAVE:
+    case LT_MSG_ALIVE: return true;
     case LT_MSG_JOIN:
     case LT_MSG_PULL:
     case LT_MSG_PUSH:
@@ -91,33 +93,67 @@ static bool may_send(bool from_server, int64_t kind)
     case LT_MSG_HEARTBEAT:
     case LT_MSG_WELCOME:
     case LT_MSG_REFUSED:
-    case LT_MSG_SAID:
-    case LT_MSG_ALIVE: return from_server;
+    case LT_MSG_SAID: return from_server;
     default: return false;
     }
+}
+
+static lt_status refuse(size_t head_bytes, size_t bytes)
+{
+    return lt_fail(LT_EDESYNC,
+                   "a message of %zu + %zu bytes is invalid; the server and all workers "
+                   "must run the same version of luatrain",
+                   head_bytes, bytes);
+}
+
+/* Reads the head of a part with `bytes` bytes. False if it is invalid. */
+static bool read_head(bool from_server, const void *head, size_t head_bytes, size_t bytes,
+                      lt_message_head *h)
+{
+    if (head_bytes != sizeof *h)
+        return false;
+    memcpy(h, head, sizeof *h);
+    return h->bytes >= 0 && h->bytes <= MAX_BYTES && (size_t)h->bytes >= bytes &&
+           (bytes > 0 || h->bytes == 0) && h->run >= 0 && may_send(from_server, h->kind);
+}
+
+lt_status lt__message_add(lt_parts *p, bool from_server, const void *head, size_t head_bytes,
+                          const void *data, size_t bytes, lt_message **whole)
+{
+    lt_message_head h;
+    lt_message *m = p->message;
+    *whole = NULL;
+    if (!read_head(from_server, head, head_bytes, bytes, &h) ||
+        (m && (h.kind != m->kind || (size_t)h.bytes != m->bytes || bytes > m->bytes - p->arrived)))
+        return refuse(head_bytes, bytes);
+    if (!m) {
+        if (!(m = lt__message_new((lt_message_kind)h.kind, (size_t)h.bytes)))
+            return LT_ENOMEM;
+        m->run = h.run;
+        m->as = h.body;
+        *p = (lt_parts){m, 0};
+    }
+    if (bytes > 0)
+        memcpy(m->data + p->arrived, data, bytes);
+    p->arrived += bytes;
+    if (p->arrived < m->bytes)
+        return LT_OK;
+    if (!is_valid(m->kind, &m->as, m->data, m->bytes))
+        return refuse(head_bytes, m->bytes);
+    p->message = NULL;
+    *whole = m;
+    return LT_OK;
 }
 
 lt_message *lt__message_parse(bool from_server, const void *head, size_t head_bytes,
                               const void *data, size_t bytes)
 {
     lt_message_head h;
-    bool fits = head_bytes == sizeof h;
-    if (fits)
-        memcpy(&h, head, sizeof h);
-    fits = fits && h.bytes >= 0 && (size_t)h.bytes == bytes && h.run >= 0;
-    if (!fits || !may_send(from_server, h.kind) || !is_valid(h.kind, &h.body, data, bytes)) {
-        lt_fail(LT_EDESYNC,
-                "a message of %zu + %zu bytes is invalid; the server and all workers "
-                "must run the same version of luatrain",
-                head_bytes, bytes);
-        return NULL;
-    }
-    lt_message *m = lt__message_new((lt_message_kind)h.kind, bytes);
-    if (!m)
-        return NULL;
-    m->run = h.run;
-    m->as = h.body;
-    if (bytes > 0)
-        memcpy(m->data, data, bytes);
-    return m;
+    lt_parts parts = {0};
+    lt_message *whole = NULL;
+    if (!read_head(from_server, head, head_bytes, bytes, &h) || (size_t)h.bytes != bytes)
+        refuse(head_bytes, bytes);
+    else if (lt__message_add(&parts, from_server, head, head_bytes, data, bytes, &whole) != LT_OK)
+        lt__message_free(parts.message);
+    return whole;
 }

@@ -21,4 +21,15 @@ lt_message_head lt__message_head(const lt_message *message);
 lt_message *lt__message_parse(bool from_server, const void *head, size_t head_bytes,
                               const void *data, size_t bytes);
 
+typedef struct lt_parts { /* a message that arrives in parts. All zeros: none */
+    lt_message *message;
+    size_t arrived; /* bytes of its data so far */
+} lt_parts;
+
+/* Adds a part, which has the head of the message and a piece of its data. *whole is the message
+ * after its last part, new, and else NULL. The same errors; then free parts->message. */
+LT_NODISCARD lt_status lt__message_add(lt_parts *parts, bool from_server, const void *head,
+                                       size_t head_bytes, const void *data, size_t bytes,
+                                       lt_message **whole);
+
 #endif

@@ -93,3 +93,44 @@ TEST(numbers_must_be_possible)
     h = head_of(LT_MSG_JOIN, 2000); /* longer than any text */
     refuse(false, &h, 2000);
 }
+
+TEST(a_message_arrives_in_parts)
+{
+    lt_message_head h = head_of(LT_MSG_FINISH, 8);
+    lt_parts p = {0};
+    lt_message *m;
+    CHECK_OK(lt__message_add(&p, true, &h, sizeof h, "abc", 3, &m));
+    CHECK(m == NULL);
+    CHECK_OK(lt__message_add(&p, true, &h, sizeof h, "defgh", 5, &m));
+    CHECK(m && !p.message && m->bytes == 8 && memcmp(m->data, "abcdefgh", 8) == 0);
+    lt__message_free(m);
+}
+
+/* Parts of `bytes` bytes and then of `more` bytes with the head *then: the last one is invalid. */
+static void refuse_part(size_t bytes, const lt_message_head *then, size_t more)
+{
+    static const char data[64];
+    lt_message_head h = head_of(LT_MSG_FINISH, 8);
+    lt_parts p = {0};
+    lt_message *m;
+    CHECK_OK(lt__message_add(&p, true, &h, sizeof h, data, bytes, &m));
+    CHECK_FAILS(lt__message_add(&p, true, then, sizeof *then, data, more, &m), LT_EDESYNC,
+                "is invalid; the server and all workers");
+    CHECK(m == NULL);
+    lt__message_free(p.message);
+}
+
+TEST(parts_belong_to_one_message)
+{
+    lt_message_head same = head_of(LT_MSG_FINISH, 8), other = head_of(LT_MSG_GRANT, 8);
+    lt_message_head longer = head_of(LT_MSG_FINISH, 9);
+    refuse_part(3, &same, 6);
+    refuse_part(3, &same, 0);
+    refuse_part(3, &other, 5);
+    refuse_part(3, &longer, 5);
+    lt_message *m;
+    lt_parts p = {0};
+    same.bytes = INT64_MAX; /* there is no such memory */
+    CHECK_FAILS(lt__message_add(&p, true, &same, sizeof same, "x", 1, &m), LT_EDESYNC,
+                "is invalid");
+}

@@ -1,6 +1,7 @@
 /* fuzz_message.c - parses messages of arbitrary bytes, as a server and as a worker, and uses pushes
  * as the gradient of a small net. Byte 0 selects the receiver, and whether the head gets the right
- * size of the data, so that the fuzzer gets past that check. */
+ * size of the data, so that the fuzzer gets past that check. Such a message may arrive in two
+ * parts. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,20 @@ static void use(const lt_message *m)
     lt__gradient_close(&g);
 }
 
+/* The same as lt__message_parse(), in two parts. */
+static lt_message *add_parts(bool from_server, const lt_message_head *head, size_t head_bytes,
+                             const uint8_t *data, size_t size)
+{
+    lt_parts parts = {0};
+    lt_message *m = NULL;
+    size_t half = size / 2;
+    if (lt__message_add(&parts, from_server, head, head_bytes, data, half, &m) != LT_OK || m ||
+        lt__message_add(&parts, from_server, head, head_bytes, data + half, size - half, &m) !=
+            LT_OK)
+        lt__message_free(parts.message);
+    return m;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     lt_message_head head = {0};
@@ -72,7 +87,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         head.bytes = (int64_t)size;
     if (mode & 4) /* a push without data is only of use as a skipped step */
         head.kind = LT_MSG_PUSH;
-    lt_message *m = lt__message_parse(mode & 1, &head, head_bytes, data, size);
+    bool splits = mode & 8 && mode & 2 && size >= 2;
+    lt_message *m = splits ? add_parts(mode & 1, &head, head_bytes, data, size)
+                           : lt__message_parse(mode & 1, &head, head_bytes, data, size);
     if (!m && lt_errcode() != LT_EDESYNC)
         abort();
     if (m && m->kind == LT_MSG_PUSH)
