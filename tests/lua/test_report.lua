@@ -3,6 +3,7 @@ local lt = require "luatrain"
 local cost = require "luatrain.train.cost"
 local T = require "lt_test"
 
+local here = io.popen("pwd"):read "l"
 local START = '"device":"cpu","threads":1'
 
 -- A run of two ranks that was killed in its second epoch and resumed with four.
@@ -36,6 +37,19 @@ T.test("device-hours of a run that was resumed with more ranks", function()
   T.equal({c.reached, c.best}, {nil, 0.76})
 end)
 
+T.test("device-hours of a job that workers join", function()
+  local folder = write{
+    '{"event":"start","t":1.000,"ranks":1,' .. START .. ',"target":0.75}',
+    '{"event":"joined","t":11.000,"ranks":2,"host":"alpha","worker":1}',
+    '{"event":"joined","t":21.000,"ranks":3,"host":"beta","worker":2}',
+    '{"event":"lost","t":31.000,"ranks":2,"host":"alpha","worker":1}',
+    '{"event":"epoch","t":41.000,"epoch":1,"top1":0.8}', ""}
+  local c = cost.of(folder .. "/metrics.jsonl")
+  T.equal({c.seconds, c.device_s, c.ranks}, {41.0, 11.0 + 20 + 30 + 20, 3})
+  local text = T.ends(here, "report " .. folder, 0, "")
+  assert(text:find("3 x cpu, 1 thread", 1, true), text)
+end)
+
 T.test("the end line of a run", function()
   local train, test = lt.data.open "synthetic:8x8x3/2/40"
   local function run(target)
@@ -54,8 +68,6 @@ T.test("the end line of a run", function()
   T.equal({last.target, last.target_epoch, last.target_device_hours}, {})
   T.raises("lt.fit: 'target' must be a number from 0 to 1, but is 2", run, 2)
 end)
-
-local here = io.popen("pwd"):read "l"
 
 local function report(arguments) return T.run(here, "report " .. arguments) end
 

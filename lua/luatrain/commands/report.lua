@@ -66,7 +66,7 @@ local function run_cells(folder, o)
   if not cost.target then
     refuse("%s has no target; give one with --target 0.75", folder)
   end
-  local devices = ("%d x %s, %d thread%s"):format(s.ranks, s.device, s.threads,
+  local devices = ("%d x %s, %d thread%s"):format(cost.ranks, s.device, s.threads,
                                                  s.threads == 1 and "" or "s")
   local reached, best = cost.reached or {}, cost.best and 100 * cost.best
   return cells(("%s, to %.4g %%"):format(folder, 100 * cost.target), devices, reached.seconds,

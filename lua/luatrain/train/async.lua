@@ -173,6 +173,7 @@ function Async:open(saved, warnings)
     sha256 = false,                    -- digest of the net at the end of the epoch
     asked = false,                     -- this rank has asked rank 0 to stop
     is_elastic = core.is_elastic(), left = false,  -- workers join and leave; this worker has left
+    present = 1,                       -- elastic: the number of ranks, with the server
     handle = false, inner = core.inner_of(run.settings.optim),
   } do self[name] = value end
   local images, epochs = #run.settings.train, run.settings.epochs
@@ -380,9 +381,8 @@ end
 
 -- A worker was lost or has joined.
 local function take_change(self, event)
-  if event.kind == "joined" then return self.run.log:note(report.joined_text(event)) end
-  lost = event.worker
-  self.run.log:warn(report.loss_text(event))
+  if event.kind == "lost" then lost = event.worker end
+  report.change(self, event)
 end
 
 -- Another rank got a signal.

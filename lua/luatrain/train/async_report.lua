@@ -39,7 +39,8 @@ function report.print_start(self)
   self.run.log:note(text)
   if not self.is_elastic then return end
   local key = text_of "LUATRAIN_KEY" or self.run.folder .. "/join.key"
-  self.run.log:note("workers join with: " .. command_line.join_line(core.write_key(key), key))
+  local address = core.write_key(key)
+  self.run.log:note("workers join with: " .. command_line.join_line(address, key))
 end
 
 -- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
@@ -53,8 +54,19 @@ function report.loss_text(event)
     event.worker, event.timed_out and "was silent for too long" or "has failed or left")
 end
 
-function report.joined_text(event)
-  return ("worker %d on %s joined"):format(event.worker, event.host)
+-- Prints that a worker was lost or has joined. The log has the number of ranks from then on, if
+-- workers join the job.
+function report.change(self, event)
+  local joined = event.kind == "joined"
+  if joined then
+    self.run.log:note(("worker %d on %s joined"):format(event.worker, event.host))
+  else
+    self.run.log:warn(report.loss_text(event))
+  end
+  if not self.is_elastic then return end
+  self.present = self.present + (joined and 1 or -1)
+  self.run.log:event(event.kind,
+                     {worker = event.worker, host = event.host, ranks = self.present})
 end
 
 -- The rate of a simulation with links, and how it spends its time, as a line of text.

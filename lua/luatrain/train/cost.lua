@@ -1,7 +1,7 @@
--- cost.lua - the cost of a run in device-hours: its wall time times its ranks. Also the cost until
--- a target accuracy was reached, which is at the end of the first epoch whose test top1 is at least
--- the target. Evaluation, saving and the overhead of communication are included; work lost when a
--- run was killed is not.
+-- cost.lua - the cost of a run in device-hours: its wall time times its ranks, whose number changes
+-- when workers join the run or are lost. Also the cost until a target accuracy was reached, which
+-- is at the end of the first epoch whose test top1 is at least the target. Evaluation, saving and
+-- the overhead of communication are included; work lost when a run was killed is not.
 --
 -- It is computed from metrics.jsonl, since a run may resume with another number of ranks, and a
 -- user may ask for another target later.
@@ -12,7 +12,7 @@ local sorted = require "luatrain.keys"
 
 local cost = {}
 
-local READ = {start = true, epoch = true, ["end"] = true}
+local READ = {start = true, epoch = true, joined = true, lost = true, ["end"] = true}
 
 -- Iterates over the events of a metrics.jsonl: those in READ complete, others as {event, t} only.
 -- Skips torn lines.
@@ -39,7 +39,8 @@ local function is_count(value) return (math.tointeger(value) or 0) >= 1 end
 local KINDS = {
   start = {ranks = is_count, threads = is_count, target = is_number_or_nil,
            device = function(value) return type(value) == "string" end},
-  epoch = {epoch = is_count, top1 = is_number_or_nil}}
+  epoch = {epoch = is_count, top1 = is_number_or_nil},
+  joined = {ranks = is_count}, lost = {ranks = is_count}}
 
 -- The name of the first field that is missing or invalid in an event, or nil.
 local function odd_field(event)
@@ -50,10 +51,10 @@ local function odd_field(event)
 end
 
 -- Returns the cost of the run whose metrics.jsonl is at path: {start = the last event "start",
--- seconds = , device_s = , best = the highest top1, target = , reached = }. target defaults to the
--- run's target. reached has epoch, top1, seconds and device_s of the epoch that reached it, or is
--- nil. until_t: the current time in seconds since the run began, for a run that is not over.
--- Returns nil and a reason if a line is not as a run writes it.
+-- ranks = the most ranks since then, seconds = , device_s = , best = the highest top1, target = ,
+-- reached = }. target defaults to the run's target. reached has epoch, top1, seconds and device_s
+-- of the epoch that reached it, or is nil. until_t: the current time in seconds since the run
+-- began, for a run that is not over. Returns nil and a reason if a line is not as a run writes it.
 function cost.of(path, target, until_t)
   local c, ranks = {seconds = 0.0, device_s = 0.0}, nil
   local function go_to(t)           -- goes backward when a run resumes from a checkpoint
@@ -66,6 +67,10 @@ function cost.of(path, target, until_t)
     go_to(event.t)
     if event.event == "start" then
       ranks, c.start, c.target = event.ranks, event, target or event.target
+      c.ranks = ranks
+    elseif event.event == "joined" or event.event == "lost" then
+      ranks = event.ranks
+      c.ranks = math.max(c.ranks or 1, ranks)
     elseif event.event == "epoch" and event.top1 then
       c.best = math.max(c.best or 0, event.top1)
       if c.target and event.top1 >= c.target and not c.reached then
