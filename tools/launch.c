@@ -30,6 +30,7 @@
 #include "tools/launch.h"
 #include "tools/relay.h"
 #include "tools/restart.h"
+#include "tools/serve.h"
 
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
 enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank here has ended */
@@ -401,11 +402,9 @@ static lt_status check(const settings *s)
         return lt_fail(
             LT_EUSAGE,
             "--ranks starts ranks in one process; to start processes, use launch -n without it");
-    if (s->serve || s->join)
-        return lt_fail(LT_EUSAGE,
-                       "launch starts MPI processes, but %s is for processes that you start one by "
-                       "one; leave out launch -n",
-                       s->serve ? "--serve" : "--join");
+    if (s->join)
+        return lt_fail(LT_EUSAGE, "--join starts one worker of a job that is running; leave out "
+                                  "launch -n, or start the whole job with launch -n N --serve");
     if (lt_mpi_is_launched())
         return lt_fail(
             LT_EUSAGE,
@@ -419,6 +418,10 @@ static lt_status check(const settings *s)
 lt_status launch(const settings *s, const char *program, char *const *words, int *code)
 {
     LT_TRY(check(s));
+    if (s->serve) {
+        LT_TRY(export_settings(s));
+        return serve_job(s, program, words, code);
+    }
     if (s->host_file && access(s->host_file, R_OK) != 0)
         return lt_fail(LT_EENV, "launch: --hostfile %s: %s", s->host_file, strerror(errno));
     LT_TRY(lt_mpi_check());

@@ -21,6 +21,7 @@
 #include "tools/plan.h"
 #include "tools/ranks.h"
 #include "tools/script.h"
+#include "tools/serve.h"
 #include "tools/warnings.h"
 #include "tools/watchdog.h"
 
@@ -349,6 +350,8 @@ static lt_status run_elastic_rank(void *ud, lt_group *group)
 {
     settings *s = ud;
     LT_TRY(share_options(s, group));
+    if (lt_group_rank(group) > 0)
+        serve_note_worker(lt_group_rank(group));
     if (lt_group_rank(group) > 0 && s->level <= LT_LOG_INFO)
         fprintf(stderr, "luatrain: this is worker %d of the job at %s\n", lt_group_rank(group),
                 lt_serve_address(group));
@@ -358,6 +361,14 @@ static lt_status run_elastic_rank(void *ud, lt_group *group)
     return run_rank(s, group);
 }
 
+/* Whether mpirun has started several processes, and ends all of them if one is lost. Each process
+ * that srun has started may join a job as a worker of its own. */
+static bool is_under_mpirun(void)
+{
+    return lt_mpi_is_launched() &&
+           (getenv("OMPI_COMM_WORLD_SIZE") || !getenv("SLURM_STEP_NUM_TASKS"));
+}
+
 static lt_status check_elastic(const settings *s)
 {
     const char *own = s->serve ? "--serve" : "--join";
@@ -365,12 +376,17 @@ static lt_status check_elastic(const settings *s)
                         : s->ranks > 0                     ? "--ranks"
                         : s->simulates                     ? "--simulate"
                         : s->plans                         ? "plan"
-                        : lt_mpi_is_launched()             ? "mpirun or srun with MPI"
+                        : s->join && is_under_mpirun()     ? "mpirun"
                         : looks(s->argv[0])                ? s->argv[0]
                         : strcmp(s->argv[0], "bench") == 0 ? "bench"
                                                            : NULL;
     if (other)
         return lt_fail(LT_EUSAGE, "%s cannot be combined with %s", own, other);
+    if (s->serve && lt_mpi_is_launched())
+        return lt_fail(LT_EUSAGE,
+                       "--serve is for one process, but mpirun or srun has started several; start "
+                       "the server with srun -n 1 luatrain --serve, and N workers with srun -n N "
+                       "luatrain --join HOST:PORT --key FILE");
     if (s->serve && s->parallel != ASYNCHRONOUS)
         return lt_fail(LT_EUSAGE,
                        "--serve requires --parallel async=RULE: workers can join only asynchronous "

@@ -329,7 +329,8 @@ void print_help(FILE *to)
         "A script named - is read from stdin.\n"
         "launch starts N processes with mpirun, each a rank, here or on other hosts. With\n"
         "--restarts N, it starts them again from the newest checkpoint, at most N times, if a\n"
-        "rank is lost or hangs, or memory runs out.\n");
+        "rank is lost or hangs, or memory runs out. With --serve, it starts a server and N - 1\n"
+        "workers here, without mpirun, and --restarts R starts lost workers again.\n");
 }
 
 lt_status print_version(const settings *s)

@@ -30,6 +30,11 @@ local function bytes_text(bytes)
   return ("%d B"):format(bytes)
 end
 
+-- Sends a note to luatrain launch, if that has started this process: see tools/serve.c.
+local function tell_launch(...)
+  if text_of "LUATRAIN_LAUNCH" then io.stderr:write("\30" .. string.format(...) .. "\n") end
+end
+
 -- Prints how much memory the server takes, at the start.
 function report.print_start(self)
   local bytes, text = self.handle:stats(1), "asynchronous training with " .. self.rule
@@ -41,6 +46,7 @@ function report.print_start(self)
   local key = text_of "LUATRAIN_KEY" or self.run.folder .. "/join.key"
   local address = core.write_key(key)
   self.run.log:note("workers join with: " .. command_line.join_line(address, key))
+  tell_launch("join %s %s", address, key)
 end
 
 -- The warning about a rank that has failed or called os.exit(0), or that sent rank 0 no message for
@@ -67,6 +73,7 @@ function report.change(self, event)
   self.present = self.present + (joined and 1 or -1)
   self.run.log:event(event.kind,
                      {worker = event.worker, host = event.host, ranks = self.present})
+  if event.timed_out then tell_launch("silent %d", event.worker) end
 end
 
 -- The rate of a simulation with links, and how it spends its time, as a line of text.
