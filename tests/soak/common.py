@@ -200,14 +200,16 @@ def check_case(name, given, root, index, trial):
     return verdict
 
 
-def main(name, trial, text, prepare=None):
-    """The main program: runs one case, a number of cases, or cases for some minutes."""
+def main(name, trial, text, prepare=None, cases=None):
+    """The main program: runs one case, a number of cases, or cases for some minutes. cases: the
+    default number; without it, --minutes decides."""
     parser = argparse.ArgumentParser(prog=f"tests/soak/{name}", description=text,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", help="the build folder")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--case", type=int, metavar="I", help="run only this case")
-    parser.add_argument("--cases", type=int, metavar="N", help="run the first N cases")
+    parser.add_argument("--cases", type=int, metavar="N", default=cases,
+                        help="run the first N cases")
     parser.add_argument("--minutes", type=float, metavar="M", default=10,
                         help="begin no case after M minutes (10), unless --cases is given")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all cases")
