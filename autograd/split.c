@@ -1,7 +1,9 @@
 /* split.c - the second half of a split backward: gradients of parameters that lt_backward_from()
  * has left for later. A list (tape.c) holds the nodes that compute them, with their saved tensors
  * and incoming gradients. Lists are completed in the order of their backwards, or together. In both
- * cases each parameter gets its contributions in the order of whole backwards.
+ * cases each parameter gets its contributions in the order of whole backwards: a parameter is
+ * deferred only if one node of the backward uses it, so it has at most one node in each list, and a
+ * later backward that would add to it at once fails.
  */
 #include "autograd/tape.h"
 

@@ -20,6 +20,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/core.h"
@@ -69,6 +70,14 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
 #define CHECK(cond) ((cond) ? (void)0 : FAIL("%s is false", #cond))
 
 #define IS_INTEGER(x) _Generic((x), float : false, double : false, default : true)
+
+/* Returns n if one of every n cases is enough, because the test runs with sanitizers and all cases
+ * run without: tools/test sets LUATRAIN_TEST_FEW=1. Otherwise 1. */
+static inline int test_stride(int n)
+{
+    const char *few = getenv("LUATRAIN_TEST_FEW");
+    return few && strcmp(few, "1") == 0 ? n : 1;
+}
 
 /* Checks that two integers are equal. For floats, use CHECK_NEAR with a tolerance of 0. */
 #define CHECK_EQ(got, want)                                                                        \

@@ -38,7 +38,7 @@ lt_status outcome_begin(outcome *o, int n)
     o->hosts = hosts;
     o->n = n;
     o->failure[0] = '\0';
-    o->killed = o->signal = 0;
+    o->killed = o->signal = o->begun = 0;
     o->has_begun = o->no_daemon = o->lost_daemon = false;
     o->oom_kills = oom_kills();
     return LT_OK;
@@ -70,9 +70,15 @@ static void take_note(outcome *o, const char *note)
         strcpy(o->hosts[rank], host);
         o->has_begun = true;
     } else if ((folder = after(note, "run "))) {
+        if (++o->begun < o->runs) /* an earlier start has come further */
+            return;
+        o->runs = o->begun;
         snprintf(o->run, sizeof o->run, "%s", folder);
-    } else if ((folder = after(note, "out "))) {
+    } else if ((folder = after(note, "out ")) && o->begun == o->runs) {
+        o->is_mixed |= o->runs > 1 && !*folder != !o->out[0];
         snprintf(o->out, sizeof o->out, "%s", folder);
+    } else if ((folder = after(note, "from ")) && o->begun == o->runs) {
+        snprintf(o->from, sizeof o->from, "%s", folder);
     }
 }
 

@@ -13,18 +13,21 @@ typedef struct outcome {
     /* (n) the host of each rank; "" if the rank has never reported it. A start with the same number
      * of ranks runs them on the same hosts */
     char (*hosts)[HOST_BYTES];
-    char run[PATH_MAX]; /* folder of the latest run that began; "" if there was none */
-    char out[PATH_MAX]; /* the --out of that run; "" if the script sets its folder */
-    char failure[1024]; /* the last line of luatrain that is not a warning, or "" */
-    int killed, signal; /* the rank that a signal has killed, and the signal; 0 if none */
-    bool has_begun;     /* a rank has reported its host in this start */
-    bool no_daemon;     /* mpirun could not start processes on another host */
-    bool lost_daemon;   /* mpirun has lost the connection to another host */
-    int64_t oom_kills;  /* see oom_kills(), before the job started */
+    char run[PATH_MAX];  /* folder of the script's last run that has begun, or "" */
+    char out[PATH_MAX];  /* the --out of that run; "" if the script sets its folder */
+    char from[PATH_MAX]; /* the checkpoint or folder from which that run began, or "" */
+    int begun, runs;     /* runs that have begun in this start; the most in any start */
+    bool is_mixed;       /* the script sets the folders of some of its runs, but not of all */
+    char failure[1024];  /* the last line of luatrain that is not a warning, or "" */
+    int killed, signal;  /* the rank that a signal has killed, and the signal; 0 if none */
+    bool has_begun;      /* a rank has reported its host in this start */
+    bool no_daemon;      /* mpirun could not start processes on another host */
+    bool lost_daemon;    /* mpirun has lost the connection to another host */
+    int64_t oom_kills;   /* see oom_kills(), before the job started */
 } outcome;
 
-/* Prepares *o for a start of n ranks. *o is zero or has an earlier start; then run and out stay, as
- * do the hosts if n is the same. LT_ENOMEM. */
+/* Prepares *o for a start of n ranks. *o is zero or has an earlier start; then what it says about
+ * the run stays, as do the hosts if n is the same. LT_ENOMEM. */
 LT_MUST lt_status outcome_begin(outcome *o, int n);
 void outcome_free(outcome *o);
 /* Reads a line of the job's stderr. For relay_start(); ud is the outcome. */

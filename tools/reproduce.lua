@@ -1,7 +1,9 @@
 -- reproduce.lua - runs the experiments for the claims of docs/papers.md. tools/reproduce runs it.
 --
 -- A row is one claim of a paper. The rows of all papers are in docs/experiments/paper_*.lua, as
--- data: each file returns a list of rows with these fields:
+-- data: each file returns a list of rows with the fields below. It gets two arguments: a function
+-- add(list, name, command, ...), which adds a run to a list and formats its command as
+-- string.format does, and the verdict REPRODUCED.
 --
 --   name      of the row: the letter of the paper, and a word
 --   claim     what the abstract says
@@ -64,6 +66,10 @@ local NEEDS = {
 
 -- ==== Rows and runs ==============================================================================
 
+local REPRODUCED = "reproduced"
+
+local function add(list, name, command, ...) list[#list + 1] = {name, command:format(...)} end
+
 local function read_rows()
   local list, by_name = {}, {}
   for _, letter in ipairs{"a", "b", "c", "d"} do
@@ -71,7 +77,7 @@ local function read_rows()
     local file = io.open(path)
     if file then
       file:close()
-      for _, row in ipairs(dofile(path)) do
+      for _, row in ipairs(assert(loadfile(path))(add, REPRODUCED)) do
         list[#list + 1], by_name[row.name] = row, row
       end
     end

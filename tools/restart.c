@@ -38,35 +38,72 @@ static int64_t last_step(const char *folder)
     return step;
 }
 
+/* The step in the name of a checkpoint; 0 if it is another name. */
+static int64_t step_in(const char *name)
+{
+    int64_t step = 0;
+    int end = 0;
+    sscanf(name, "step-%" SCNd64 ".safetensors%n", &step, &end);
+    return end > 0 && name[end] == '\0' ? step : 0;
+}
+
 /* The step of the newest checkpoint in a folder, 0 if there is none; -1 if the folder is not
  * visible from this host. */
 static int64_t newest_checkpoint(const char *folder)
 {
-    int64_t newest = 0, step;
+    int64_t newest = 0;
     DIR *dir = opendir(folder);
     if (!dir)
         return -1;
     for (struct dirent *entry; (entry = readdir(dir));) {
-        int end = 0;
-        sscanf(entry->d_name, "step-%" SCNd64 ".safetensors%n", &step, &end);
-        if (end > 0 && entry->d_name[end] == '\0' && step > newest)
-            newest = step;
+        int64_t step = step_in(entry->d_name);
+        newest = step > newest ? step : newest;
     }
     closedir(dir);
     return newest;
 }
 
-/* Where the job resumes: "from the checkpoint of step 40 in runs/x". */
-static void describe_start(const restarts *r, char *text, size_t bytes)
+/* The step of a checkpoint, or of the newest one in a folder; 0 if it is unknown. */
+static int64_t step_of(const char *from)
 {
-    const char *folder = r->outcome.run, *resume = getenv("LUATRAIN_RESUME");
-    int64_t step = *folder ? newest_checkpoint(folder) : 0;
+    const char *slash = strrchr(from, '/');
+    int64_t newest = newest_checkpoint(from);
+    return newest > 0 ? newest : step_in(slash ? slash + 1 : from);
+}
+
+/* Where a job resumes that was lost before its script began a run. */
+static void describe_first_start(char *text, size_t bytes)
+{
+    const char *folder = getenv("LUATRAIN_OUT"), *resume = getenv("LUATRAIN_RESUME");
+    bool is_never = resume && strcmp(resume, "never") == 0;
+    bool is_path = resume && !is_never && strcmp(resume, "auto") != 0;
+    int64_t step = folder && !is_never && !is_path ? newest_checkpoint(folder) : 0;
     if (step > 0)
         snprintf(text, bytes, "from the checkpoint of step %" PRId64 " in %s", step, folder);
+    else if (is_path)
+        snprintf(text, bytes, "from %s", resume);
+    else if (resume && !is_never && !folder)
+        snprintf(text, bytes, "with --resume auto");
+    else
+        snprintf(text, bytes, "from the beginning, as there is no checkpoint");
+}
+
+/* Where the job resumes: "from the checkpoint of step 40 in runs/x". Resumes as overrides.lua. */
+static void describe_start(const restarts *r, char *text, size_t bytes)
+{
+    const char *folder = r->outcome.run, *from = r->outcome.from;
+    int64_t step = *folder ? newest_checkpoint(folder) : 0;
+    if (!*folder)
+        describe_first_start(text, bytes);
     else if (step < 0)
         snprintf(text, bytes, "from the newest checkpoint in %s", folder);
-    else if (resume && strcmp(resume, "auto") != 0 && strcmp(resume, "never") != 0)
-        snprintf(text, bytes, "from %s", resume);
+    else if (step > (*from ? step_of(from) : 0))
+        snprintf(text, bytes, "from the checkpoint of step %" PRId64 " in %s", step, folder);
+    else if (*from)
+        snprintf(text, bytes, "from %s", from);
+    else if (r->outcome.runs > 1)
+        snprintf(text, bytes, "from the beginning of the run in %s, which has no checkpoint",
+                 folder);
     else
         snprintf(text, bytes, "from the beginning, as there is no checkpoint");
 }
@@ -88,8 +125,9 @@ static bool fits(const settings *s, int n, int before)
 }
 
 /* Writes the hosts that can be reached as an argument of -H, "alpha:2,beta:2", and the names of the
- * others, "gamma, delta". Returns the number of ranks that ran on the former. */
-static int divide(const restarts *r, const host_list *h, char *kept, char *lost)
+ * others, "gamma, delta". Each host gets as many ranks as it had, but all together at most `most`.
+ * Returns the number of ranks. */
+static int divide(const restarts *r, const host_list *h, int most, char *kept, char *lost)
 {
     int n = 0, n_lost = 0;
     *kept = *lost = '\0';
@@ -100,6 +138,7 @@ static int divide(const restarts *r, const host_list *h, char *kept, char *lost)
             here += *one->node && strcmp(one->node, r->outcome.hosts[rank]) == 0;
         for (int k = 0; k < i; k++) /* another name of this host */
             here = strcmp(h->list[k].node, one->node) == 0 ? 0 : here;
+        here = here < most - n ? here : most - n;
         if (!*one->node)
             lost += sprintf(lost, "%s%s", n_lost++ > 0 ? ", " : "", one->name);
         else if (here > 0)
@@ -110,8 +149,10 @@ static int divide(const restarts *r, const host_list *h, char *kept, char *lost)
     return n;
 }
 
-/* Changes r->job to run without the hosts in lost. n: ranks that are left. */
-static lt_status shrink(restarts *r, char *kept, const char *lost, int n)
+/* Changes r->job to run without the hosts in lost. n: ranks that are left; the job uses the first
+ * of them. With vranks, the numbers of ranks, before and after, are powers of two, and so is the
+ * number on each host: the hosts that are left still have equal numbers, as vranks requires. */
+static lt_status shrink(restarts *r, const host_list *h, char *kept, char *lost, int n)
 {
     int before = r->job.processes, left = n;
     char vranks[16];
@@ -126,6 +167,7 @@ static lt_status shrink(restarts *r, char *kept, const char *lost, int n)
     if (r->job.config.deterministic && r->job.reducer.vranks == 0 &&
         setenv("LUATRAIN_VRANKS", vranks, 1) == 0) /* so that the results stay the same */
         r->job.reducer.vranks = before;
+    divide(r, h, n, kept, lost);
     free(r->hosts);
     r->job.hosts = r->hosts = kept;
     r->job.host_file = NULL;
@@ -149,10 +191,10 @@ static lt_status leave_lost_hosts(restarts *r, char *text, size_t bytes)
     if (status == LT_OK && (!kept || !lost))
         status = lt_fail(LT_ENOMEM, "out of memory for the hosts");
     if (status == LT_OK && h.n > 0) {
-        int n = divide(r, &h, kept, lost);
+        int n = divide(r, &h, r->job.processes, kept, lost);
         if (*lost) {
             snprintf(text, bytes, "%s cannot be reached: ", lost);
-            status = shrink(r, kept, lost, n);
+            status = shrink(r, &h, kept, lost, n);
             kept = status == LT_OK ? NULL : kept;
         }
     }
@@ -170,8 +212,8 @@ lt_status restart_begin(restarts *r)
     LT_TRY(outcome_begin(&r->outcome, r->job.processes));
     if (r->job.restarts == 0)
         return LT_OK;
-    /* Before the run has applied --resume, its folder may have checkpoints of another run. */
-    snprintf(number, sizeof number, "%d", r->outcome.run[0] ? r->done : 0);
+    /* Before a run has applied --resume, its folder may have checkpoints of another job. */
+    snprintf(number, sizeof number, "%d", r->outcome.runs);
     /* Otherwise mpirun waits a second before it kills what is left of a job. */
     bool is_set = setenv("LUATRAIN_RESTARTED", number, 1) == 0 &&
                   setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 0) == 0 &&
@@ -220,6 +262,8 @@ static void find_reason(const restarts *r, char *reason)
                  r->times);
     else if (r->done >= r->job.restarts)
         snprintf(reason, TEXT_BYTES, "--restarts %d allows no more restarts", r->job.restarts);
+    else if (r->outcome.is_mixed)
+        snprintf(reason, TEXT_BYTES, "the script sets out for some of its runs, but not for all");
 }
 
 static const char *plural(int n) { return n == 1 ? "" : "s"; }

@@ -1,9 +1,7 @@
 -- paper_a.lua - rows of tools/reproduce: the thesis on data parallelism in PyTorch, with fused
 -- gradients, mixed precision, an adaptive loss scale, local batch norm and large batches.
 -- tools/reproduce.lua describes the fields.
-local REPRODUCED = "reproduced"
-
-local function add(list, name, ...) list[#list + 1] = {name, (...):format(select(2, ...))} end
+local add, REPRODUCED = ...           -- see tools/reproduce.lua
 
 -- ==== Fragmentation ==============================================================================
 

@@ -1,9 +1,7 @@
 -- paper_c.lua - rows of tools/reproduce: the thesis on distributed training of scripts that do not
 -- change, and on delay-compensated asynchronous training (DDC-ASGD). tools/reproduce.lua describes
 -- the fields.
-local REPRODUCED = "reproduced"
-
-local function add(list, name, ...) list[#list + 1] = {name, (...):format(select(2, ...))} end
+local add, REPRODUCED = ...           -- see tools/reproduce.lua
 
 -- ==== The unchanged script =======================================================================
 

@@ -3,9 +3,7 @@
 -- describes the fields.
 local bench = require "luatrain.commands.bench"
 
-local REPRODUCED = "reproduced"
-
-local function add(list, name, ...) list[#list + 1] = {name, (...):format(select(2, ...))} end
+local add, REPRODUCED = ...           -- see tools/reproduce.lua
 
 -- ==== Operators ==================================================================================
 

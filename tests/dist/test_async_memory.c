@@ -188,7 +188,7 @@ static void check_ranks(int n, const rank *ranks, bool any)
  * allocation fails, except in the long tests. */
 TEST(every_allocation_of_two_ranks_can_fail)
 {
-    int n = 0, stride = getenv("LUATRAIN_TEST_SLOW") ? 1 : 5;
+    int n = 0, stride = getenv("LUATRAIN_TEST_SLOW") ? 1 : 5 * test_stride(3);
     alarm(600); /* ends the test if a rank waits forever */
     for (bool any = true; any;) {
         static rank ranks[RANKS];

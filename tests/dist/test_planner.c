@@ -135,8 +135,8 @@ static void check_order(const lt_pipe_plans *plans, double best)
 
 TEST(the_winner_is_the_best_of_all_plans)
 {
-    int unfit = 0, limited = 0, wins[5] = {0};
-    for (int k = 0; k < 300; k++) {
+    int unfit = 0, limited = 0, wins[5] = {0}, nets = 300 / test_stride(5);
+    for (int k = 0; k < nets; k++) {
         net *n = random_net(1 + pick(6));
         lt_pipe_job job = any;
         job.ranks = 1 + pick(4);
@@ -162,7 +162,7 @@ TEST(the_winner_is_the_best_of_all_plans)
         lt_pipe_plans_free(&plans);
         free(n);
     }
-    CHECK(unfit > 10 && limited > 50);
+    CHECK(unfit > nets / 30 && limited > nets / 6);
     for (int stages = 1; stages <= 4; stages++)
         CHECK(wins[stages] > 0);
 }
@@ -171,8 +171,8 @@ TEST(the_winner_is_the_best_of_all_plans)
 TEST(large_nets_are_divided_almost_as_well_as_possible)
 {
     double sum = 0, worst = 1;
-    enum { NETS = 12 };
-    for (int k = 0; k < NETS; k++) {
+    const int nets = 12 / test_stride(4);
+    for (int k = 0; k < nets; k++) {
         net *n = random_net(30);
         for (int i = 0; i < 30; i++)
             n->units[i].may_begin_stage = true;
@@ -194,8 +194,8 @@ TEST(large_nets_are_divided_almost_as_well_as_possible)
         lt_pipe_plans_free(&plans);
         free(n);
     }
-    printf("mean %.4f, worst %.4f of the best time\n", sum / NETS, worst);
-    CHECK(sum / NETS < 1.02 && worst < 1.15);
+    printf("mean %.4f, worst %.4f of the best time\n", sum / nets, worst);
+    CHECK(sum / nets < 1.02 && worst < 1.15);
 }
 
 TEST(a_job_limits_the_plans)

@@ -128,7 +128,8 @@ file:write(lt.memory().device.peak)
 ]]
 
 T.test("the planned memory is within 10 % of the peak of each stage", function()
-  for _, schedule in ipairs{"micro=4,schedule=gpipe", "micro=8,schedule=1f1b,lag=2"} do
+  local one = "micro=8,schedule=1f1b,lag=2"
+  for _, schedule in ipairs(T.cases({"micro=4,schedule=gpipe", one}, {one})) do
     local parallel = "--resume never --parallel pipe=2,cut=conv6,memory=1," .. schedule
     local command = "mpirun -n 2 --allow-run-as-root --oversubscribe $L --quiet --threads 1 "
     command = "export ASAN_OPTIONS=detect_leaks=0; " .. command -- MPI itself leaks
@@ -166,7 +167,7 @@ T.test("os.exit() in a profile ends the job with its code, or is refused if that
     {"pipe=2", "later", "which takes several steps; use cut=NAME to train without it"},
   } do
     local mode, when, why = table.unpack(row)
-    for _, exit in ipairs{0, 3} do
+    for _, exit in ipairs(T.cases({0, 3}, {3})) do
       local out, code = run("--ranks 2 --parallel " .. mode,
                             ("t.lua --exit %d --when %s"):format(exit, when))
       local wanted = text:format(11, exit > 0 and exit or "", why)

@@ -359,7 +359,7 @@ T.test("an inf in a gradient has the effect of omitting the step", function()
   local out = folder(LOOP)
   for _, case in ipairs{{"off", "sgd"}, {"fp16", "adam"}} do
     local precision, kind = table.unpack(case)
-    for step = 1, 6 do
+    for _, step in ipairs(T.cases({1, 3, 6}, {3})) do
       local omit = ("--threads 1 t.lua %s %d %s"):format(precision, step, kind)
       local wanted = run_with("", out, omit, 0, ""):match "^aaaaa%s+(%x+)\n$"
       assert(wanted)

@@ -99,12 +99,13 @@ local function share_events() return T.events(folder .. "/out", "share") end
 local function started() return T.events(folder .. "/out", "start") end
 
 T.test("unequal shares give the same weights, losses and evaluations", function()
+  local three = "--ranks 3 --share 1,5,2"
   for _, flags in ipairs{"", "--mixup 0.3", "--accumulate 3", "--loop",
                          "--norm sync_batch_norm"} do
     train("", flags)
     local weights, values = result(), losses()
-    for _, options in ipairs{"--ranks 2 --share 3,1", "--ranks 2 --share 1,100",
-                             "--ranks 2 --share 100,1", "--ranks 3 --share 1,5,2"} do
+    for _, options in ipairs(T.cases({"--ranks 2 --share 3,1", "--ranks 2 --share 1,100",
+                                      "--ranks 2 --share 100,1", three}, {three})) do
       train(options, flags)
       near(result(), weights, 1e-5)
       near(losses(), values, 1e-5)

@@ -361,6 +361,7 @@ static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, 
                  uint64_t seed)
 {
     int taken[2] = {0};
+    cases /= test_stride(2);
     for (int threads = 1; threads <= MAX_THREADS; threads++) {
         lt_ctx *ctx = ctx_with((lt_config){.threads = threads, .poison = true});
         lt_ctx *plain = ctx_with((lt_config){.threads = 2, .reference = true, .poison = true});

@@ -54,6 +54,20 @@ lacks() {
 # of EVENT FIELD FOLDER: prints the values of a field in the log of a run, one per line.
 of() { sed -n 's/^{"event":"'"$1"'".*"'"$2"'":\([^,}]*\).*/\1/p' "$3/metrics.jsonl"; }
 
+# Whether a few cases are enough, because the test runs with sanitizers and all cases run without.
+# tools/test sets the variable.
+few() { [ "${LUATRAIN_TEST_FEW-}" = 1 ]; }
+
+# some CASE...: prints the cases, or only the first if a few are enough.
+some() { if few; then echo "$1"; else echo "$@"; fi; }
+
+# Ends the test here if a few cases are enough.
+enough() {
+    few || return 0
+    finish
+    exit
+}
+
 # emulate BUILD: sets emu to a command prefix for emulated accelerators with the CPU's reference
 # kernels.
 emulate() {

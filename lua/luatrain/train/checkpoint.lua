@@ -46,6 +46,11 @@ function checkpoint.folder_of(from)
   return core.exists(from) and (from:match "^(.+)/[^/]*$" or from:match "^/" or ".") or nil
 end
 
+-- Whether the setting `resume` of a run is a checkpoint or a folder, not "auto", "never" or false.
+function checkpoint.is_path(resume)
+  return resume and resume ~= "auto" and resume ~= "never"
+end
+
 -- Removes the temporary files of a killed process. No other process writes: the folder is locked.
 function checkpoint.clean(folder)
   for _, name in ipairs(core.list_folder(folder) or {}) do

@@ -6,6 +6,7 @@ local check = require "luatrain.check"
 local checkpoint = require "luatrain.train.checkpoint"
 local command_line = require "luatrain.command_line"
 local text_of = command_line.variable
+local run_folder = require "luatrain.train.run_folder"
 local unused_options = require "luatrain.api.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
@@ -40,16 +41,20 @@ local function source_of_max_steps(is_override)
 end
 
 -- Whether luatrain launch --restarts has started this job again, and an earlier start has saved a
--- checkpoint. The run then resumes from that, whatever --resume says about the first start.
+-- checkpoint of this run. The run then resumes from that, whatever --resume says about the first
+-- start. LUATRAIN_RESTARTED is the number of runs that earlier starts have begun: the folder of a
+-- later run may have checkpoints of another job.
 local function has_own_checkpoint(o)
-  if not o.out or (tonumber(text_of "LUATRAIN_RESTARTED") or 0) == 0 then return false end
-  local is_path = o.resume and o.resume ~= "auto" and o.resume ~= "never"
-  return checkpoint.newest_step(o.out) > (is_path and checkpoint.step_of(o.resume) or 0)
+  local number = run_folder.runs() + 1
+  if not o.out or number > (tonumber(text_of "LUATRAIN_RESTARTED") or 0) then return false end
+  local own = o.out_is_the_scripts and o.out or run_folder.of(o.out, number)
+  return checkpoint.newest_step(own) > (checkpoint.is_path(o.resume)
+                                        and checkpoint.step_of(o.resume) or 0)
 end
 
--- Applies the overrides to the settings o of a run: out, resume, save_every, max_steps, check_sync,
--- amp_check, amp, log and quiet. resume is false if neither it nor out is set: the run then gets a
--- new folder. amp defaults to the precision of an enclosing lt.autocast.
+-- Applies the overrides to the settings o of the script's next run: out, resume, save_every,
+-- max_steps, check_sync, amp_check, amp, log and quiet. resume is false if neither it nor out is
+-- set: the run then gets a new folder. amp defaults to the precision of an enclosing lt.autocast.
 return function(o)
   unused_options.run = true
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"

@@ -15,6 +15,14 @@ local folder = {}
 
 local runs, first_folder = 0, nil   -- number of runs of this script; the folder of the first
 
+-- The number of runs that the script has begun.
+function folder.runs() return runs end
+
+-- The folder of run `number` of a script whose first run is in `first`.
+function folder.of(first, number)
+  return number == 1 and first or ("%s-%d"):format(first, number)
+end
+
 local function process_id()
   local file <close> = io.open("/proc/self/stat", "rb")
   return file and file:read "n"
@@ -61,11 +69,10 @@ end
 -- the first uses the folder of --out, and the others use OUT-2, OUT-3, ... beside it.
 local function lock_folder(run)
   local o, out = run.settings, run.settings.out
-  runs = runs + 1
   if o.out_is_the_scripts then
     run.folder = checkpoint.folder(out, o.resume)
   else
-    if first_folder then out = ("%s-%d"):format(first_folder, runs) end
+    if first_folder then out = folder.of(first_folder, runs) end
     local name, before = checkpoint.folder(out, o.resume, command_line.script())
     run.folder, run.unfinished = name, before or false
     first_folder = first_folder or run.folder
@@ -87,16 +94,19 @@ local function lock_folder(run)
   error(why, 0)
 end
 
--- Tells luatrain launch --restarts which folder the run has, and the --out with which it resumes:
--- see tools/relay.h and tools/outcome.c. Called once --resume is applied: from then on, the run
--- resumes from its own checkpoints.
+-- Tells luatrain launch --restarts which folder the run has, the --out with which it resumes, and
+-- from where it resumes until it has saved a checkpoint: see tools/relay.h and tools/outcome.c.
+-- Called once --resume is applied: from then on, the run resumes from its own checkpoints.
 function folder.send_note(run)
   if not run.root or core.on_run or not command_line.variable "LUATRAIN_RESTARTED" then return end
-  io.stderr:write(("\30run %s\n\30out %s\n"):format(run.folder, run.out or ""))
+  local resume = run.settings.resume
+  io.stderr:write(("\30run %s\n\30out %s\n\30from %s\n"):format(
+    run.folder, run.out or "", checkpoint.is_path(resume) and resume or ""))
 end
 
 -- Gives run its folder. Only rank 0 locks it and writes to it, except for rank-N.log.
 function folder.take(run)
+  runs = runs + 1
   if run.root then lock_folder(run) end
   run.folder = core.broadcast_text("the run's folder", run.folder)
   ranks.print_into(run.folder)
