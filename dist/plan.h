@@ -118,7 +118,7 @@ LT_API lt_pipe_line lt_pipe_fit(const double *sizes, const double *seconds, int 
 
 enum {
     LT_PIPE_ANY = -1,         /* the planner chooses */
-    LT_PIPE_LAGS = 5,         /* the planner tries lags from 0 to 4 */
+    LT_PIPE_LAGS = 5,         /* the planner tries lags from 0 to 4; see lt_pipe_plans_find() */
     LT_PIPE_MICRO = 64,       /* the default of most_micro */
     LT_PIPE_MOST_MICRO = 1024 /* more micro-batches are refused */
 };
@@ -190,6 +190,10 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
  * the job allows. Free the plans with lt_pipe_plans_free(). If several numbers of micro-batches
  * give the same size, rounded up, only the smallest is tried. Plans of equal speed are sorted by
  * their memory.
+ *
+ * Lags are less than the number of micro-batches. With LT_ZERO_BUBBLE and replicas, the planner
+ * also tries half of that number, from which on the last stage may leave all second halves of its
+ * backward passes to the end, where the gradient exchange overlaps with them; and the largest lag.
  *
  * If a net can be divided into the stages of a plan in at most 1,000 ways, the plan has the fastest
  * division. Examples are 1,000 units in 2 stages, and 45 units in 3 stages. In all other cases, the
