@@ -72,9 +72,9 @@ static lt_status train_until_one_ends(rank *r)
     return m.status;
 }
 
-/* Checks that a stage beside the one that has ended names it with its stage. Another stage may first
- * receive the group's message, which names only the rank. On other nodes, it may first notice the
- * end of a stage that has failed because of this one. */
+/* Checks that a stage beside the one that has ended names it with its stage. Another stage may
+ * first receive the group's message, which names only the rank. On other nodes, it may first notice
+ * the end of a stage that has failed because of this one. */
 static void check_end(const char *nodes, end e, double timeout)
 {
     job j = {.nodes = nodes, .timeout = timeout, .body = train_until_one_ends};
