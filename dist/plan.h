@@ -137,6 +137,7 @@ typedef struct lt_pipe_job {
      * 2 (G - 1) / G b / seconds */
     lt_pipe_link exchange;
     int wire_bytes;  /* bytes of an element in the exchange, 2 or 4; 0 means 4 */
+    bool delay;      /* a step applies the sums of the step before: lt_reducer_config.delay */
     double memory;   /* memory of each rank in bytes; 0 means no limit */
     int least_micro; /* smallest number of images in a micro-batch; 0 means 1. Plans of one stage
                       * may have fewer */
@@ -158,7 +159,7 @@ typedef struct lt_pipe_plan_stage {
     double busy;     /* seconds of passes and of the optimizer step */
     double idle;     /* fraction of the step in which the rank is not busy */
     double exchange; /* seconds of the gradient exchange if nothing overlaps with it */
-    double exposed;  /* seconds that the gradient exchange takes after the last pass */
+    double exposed;  /* seconds that the rank waits for the gradient exchange */
     double peak_bytes;
     double sent_bytes;      /* bytes of the messages that it sends in a step */
     double exchanged_bytes; /* bytes that it sends in the gradient exchange of a step */

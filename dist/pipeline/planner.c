@@ -36,7 +36,7 @@ static lt_status predict(const lt_costs *c, const int *first, lt_costed_pipe *p,
     lt_schedule schedule = {plan->kind, plan->stages, 0, plan->lag};
     lt_pipe_result r;
     lt__costs_pipe(c, &schedule, first, p);
-    LT_TRY(lt__pipe_simulate(&p->pipe, NULL, NULL, &r));
+    LT_TRY(lt__costs_simulate(p, &r));
     plan->seconds = r.seconds;
     for (int i = 0; i < plan->stages; i++) {
         schedule.stage = i;
@@ -145,7 +145,7 @@ static lt_status try_division(search *s, const int *blocks)
         return LT_OK;
     lt__costs_pipe(&s->costs, &s->schedule, first, &s->pipe);
     s->pipe.pipe.limit = isfinite(s->seconds) ? s->seconds : 0;
-    LT_TRY(lt__pipe_simulate(&s->pipe.pipe, NULL, NULL, &r));
+    LT_TRY(lt__costs_simulate(&s->pipe, &r));
     if (r.seconds < s->seconds) {
         s->seconds = r.seconds;
         memcpy(s->best, blocks, ((size_t)s->schedule.stages + 1) * sizeof *blocks);
