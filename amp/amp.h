@@ -189,7 +189,8 @@ LT_API lt_wire_scales lt_wire_scales_init(void);
  * scale; otherwise they are ignored and may be NULL. A rank must call lt_group_wait() before it
  * reads or writes wires or its scaler. scale and wires are borrowed until the next call or the end
  * of the reducer. Waits for a running exchange; the previous scale and wires are not used
- * afterwards. LT_EINVAL as from lt_use_loss_scale(), or if wires is required but NULL. */
+ * afterwards. LT_EINVAL as from lt_use_loss_scale(), or if wires is required but NULL. LT_EUSAGE
+ * for a scale with a reducer that has a delay. */
 LT_MUST lt_status lt_reducer_use_loss_scale(lt_reducer *reducer, lt_loss_scale *scale,
                                             lt_wire_scales *wires);
 

@@ -76,6 +76,10 @@ lt_status lt_reducer_use_loss_scale(lt_reducer *r, lt_loss_scale *s, lt_wire_sca
     lt_bucket_filter filter = s ? vote : without_vote;
     if (in_f16 && !wires)
         return lt_fail(LT_EINVAL, "the reducer sends gradients in f16, which requires wire scales");
+    if (s && lt_reducer_has_delay(r))
+        return lt_fail(LT_EUSAGE,
+                       "a delay cannot be combined with a loss scale, which decides about a step "
+                       "before its gradients are summed; use bf16, or no delay");
     LT_TRY(lt_use_loss_scale(lt_reducer_ctx(r), s));
     LT_TRY(lt_reducer_set_filter(r, NULL));
     if (s)

@@ -91,6 +91,12 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     return NULL;
 }
 
+int lt_optims_made(const lt_ctx *ctx)
+{
+    LT_NEED_CTX(ctx, 0);
+    return (int)ctx->slots.autograd->optims;
+}
+
 /* Adds o to the list of optimizers whose last step is pending. */
 static void start_waiting(lt_optim *o)
 {

@@ -154,6 +154,8 @@ LT_API bool lt_has_hooks(const lt_tensor *x);
 LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
 /* Whether an optimizer has this parameter. */
 LT_API bool lt_has_optim(const lt_tensor *x);
+/* The number of optimizers that were made in ctx, including those that were freed. */
+LT_API int lt_optims_made(const lt_ctx *ctx);
 /* The step check of the accelerator of ctx. It is in the memory of the accelerator, for kernels in
  * the accelerator's stream. NULL before the first backward on the accelerator. Borrowed. */
 LT_API lt_step_check *lt_step_check_of(lt_ctx *ctx);

@@ -32,15 +32,19 @@ static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
     return status;
 }
 
-/* Whether the gradients of this rank count. If not, non-finite values in them are ignored, too. */
-static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
+/* Whether the gradients of this rank count. If not, non-finite values in them are ignored, too. The
+ * share is the one of the record: with a delay, r->share may belong to the next step. */
+static bool counts(const lt_reducer *r) { return r->shards > 0 || r->record.share > 0; }
 
 static bool has(const lt_reducer *r, const lt_bucket_item *item)
 {
     return item->state != LT_GRAD_NONE && counts(r);
 }
 
-static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r) ? 1 : r->share; }
+static double scale_of(const lt_reducer *r)
+{
+    return r->shards > 0 || !counts(r) ? 1 : r->record.share;
+}
 
 /* Whether the gradient decides if the step is applied. If not, it is a leftover gradient or has no
  * optimizer. */
@@ -257,6 +261,6 @@ lt_status lt__bucket_reduce(lt_reducer *r, int index)
     plan->times.ended = lt__seconds();
     lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, b.began - asked);
     lt_trace(r->ctx, LT_TRACK_COMM, b.what, b.began, plan->times.ended - b.began);
-    r->last.buckets++;
+    r->n_sent++;
     return LT_OK;
 }

@@ -5,9 +5,14 @@
 #include "core/tensor.h"
 #include "dist/bucket_plan.h"
 
-void *lt__bucket_item_data(const lt_bucket_item *it)
+void *lt__bucket_item_grad(const lt_bucket_item *it)
 {
     return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
+}
+
+void *lt__bucket_item_data(const lt_bucket_item *it)
+{
+    return it->held ? it->held : lt__bucket_item_grad(it);
 }
 
 size_t lt__bucket_item_bytes(const lt_bucket_item *it)

@@ -27,6 +27,8 @@ typedef struct lt_bucket_item { /* a parameter */
     bool added;       /* this rank has added to the gradient in this step */
     bool used;        /* in the last exchange, some rank had a gradient */
     bool accumulated; /* in the last exchange, some rank had added to it */
+    void *held;       /* with a delay: where the gradient is summed, see delay.c; else NULL */
+    bool is_held;     /* held has the sum of the last step, which no step has applied yet */
 } lt_bucket_item;
 
 typedef struct lt_planned_bucket {
@@ -75,6 +77,8 @@ LT_NODISCARD lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *plan);
 /* After the last shard: frees the copies. */
 void lt__bucket_plan_drop_leftover(lt_bucket_plan *plan);
 /* The gradient of an item in its arena. Borrowed. */
+void *lt__bucket_item_grad(const lt_bucket_item *item);
+/* The gradient as an exchange sums it: in its arena, or in item->held. Borrowed. */
 void *lt__bucket_item_data(const lt_bucket_item *item);
 /* Its size in bytes. */
 size_t lt__bucket_item_bytes(const lt_bucket_item *item);

@@ -284,6 +284,13 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
                     * their gradients and get the sum back, with the bits of an allreduce on one
                     * node. A baseline; not with LT_SUM_BACKEND_NCCL */
     bool blocking; /* send nothing before the optimizer step */
+    /* the optimizer step applies the sums of the step before, while those of this step are on their
+     * way until the next one. Only the record is summed at once. The first step has nothing to
+     * apply: it changes no parameter. A parameter that was frozen since is not updated. The sums of
+     * the last step are not applied, unless the program saves them with lt_reducer_delayed() and
+     * continues later. They need as much memory as the gradients. A step fails with LT_EUSAGE if
+     * the context has had several optimizers. Not with a loss scale. blocking has no effect */
+    bool delay;
     /* send nothing at all, so the weights of the ranks diverge. For measuring the cost of
      * synchronization */
     bool no_sync;
@@ -301,8 +308,9 @@ typedef struct lt_reducer_config { /* the same on all ranks; zero means default 
  * is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EINVAL if ctx has an exchange, or with
  * LT_EUSAGE in these cases: vranks is not a valid number of shards; vranks is used with a wire
  * other than f32, on an accelerator, or on nodes that do not have the same number of consecutive
- * ranks; server is used with LT_SUM_BACKEND_NCCL or more than 256 ranks; the injected fault of ctx
- * is a latency, or names a rank that does not exist. */
+ * ranks; server is used with LT_SUM_BACKEND_NCCL or more than 256 ranks; delay is used with one
+ * rank, server or vranks, or on an accelerator; the injected fault of ctx is a latency, or names a
+ * rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 /* Waits for the running gradient exchange, removes the reducer from ctx and frees it. If gradients
  * are summed on accelerators, all ranks must call it: it waits at most 10 s until they have all
@@ -310,16 +318,18 @@ LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer
 LT_API void lt_reducer_free(lt_reducer *reducer);
 LT_API lt_ctx *lt_reducer_ctx(const lt_reducer *reducer);   /* borrowed */
 LT_API lt_dtype lt_reducer_wire(const lt_reducer *reducer); /* the wire dtype of its config */
-/* Changes the bucket sizes, blocking and no_sync from the next step on. Call it between steps; all
- * ranks must make the same change. wire, sum_backend, server and vranks keep their values. Waits
- * for a running exchange and returns its failure, or LT_ENOMEM. */
+LT_API bool lt_reducer_has_delay(const lt_reducer *reducer);
+/* Changes the bucket sizes, blocking, delay and no_sync from the next step on. Call it between
+ * steps; all ranks must make the same change. wire, sum_backend, server and vranks keep their
+ * values. Without delay, sums that no step has applied are discarded. Waits for a running exchange
+ * and returns its failure, LT_EUSAGE as above for delay, or LT_ENOMEM. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
 /* Adds params (n), which must be placed, to the reducer and broadcasts their values from rank 0.
  * Parameters that the reducer already has are skipped. New ones are kept. A collective: all ranks
  * must add the same parameters in the same order. LT_EINVAL for a parameter that is not placed,
  * LT_EUSAGE for new parameters between the shards of a step, LT_ENOMEM. The first call also decides
  * where gradients are summed: LT_EENV if config.sum_backend is not possible, LT_EDESYNC if ranks
- * differ in wire, sum_backend, server or vranks. */
+ * differ in wire, sum_backend, server, delay or vranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* Sets the share of the next batches: this rank, or with vranks its next shard, has `rows` of the
  * `total` rows of the global batch. total must be greater than 0, or the gradients are undefined.
@@ -357,6 +367,15 @@ typedef struct lt_reduced_step { /* the last step whose gradients were exchanged
 /* The last step; all zeros before the first step. Call it between steps. */
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
+/* With a delay, for checkpoints: the sum of a parameter's gradient in the last step, which the next
+ * step will apply. Waits for the exchange. *is_set: whether there is a sum; if not, the next step
+ * does not update the parameter. A program that continues writes the sum into the tensor, and calls
+ * lt_reducer_set_delayed(). The sum is equal on all ranks. New: a tensor over the memory of the
+ * reducer, which is only valid until the next step. NULL with LT_EINVAL if the reducer has no delay
+ * or does not have the parameter, LT_ENOMEM, or the failure of the exchange. */
+LT_API lt_tensor *lt_reducer_delayed(lt_reducer *reducer, lt_tensor *param, bool *is_set);
+LT_MUST lt_status lt_reducer_set_delayed(lt_reducer *reducer, lt_tensor *param, bool is_set);
+
 /* A bucket of the last step. Times are in seconds since the last backward of the step began. */
 typedef struct lt_bucket {
     size_t bytes;        /* bytes of gradients that were summed; if 0, the times have no meaning */
@@ -364,7 +383,7 @@ typedef struct lt_bucket {
     double began, ended; /* when the allreduce began and ended */
 } lt_bucket;
 /* Describes bucket i, from 0, in the order of sending. False if there is no such bucket. Call it
- * between steps. */
+ * between steps, and not with a delay. */
 LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucket);
 
 /* ==== The bucket filter ======================================================================= */

@@ -118,7 +118,7 @@ LT_API lt_pipe_line lt_pipe_fit(const double *sizes, const double *seconds, int 
 
 enum {
     LT_PIPE_ANY = -1,         /* the planner chooses */
-    LT_PIPE_LAGS = 5,         /* the planner tries lags from 0 to 4 */
+    LT_PIPE_LAGS = 5,         /* the planner tries lags from 0 to 4; see lt_pipe_plans_find() */
     LT_PIPE_MICRO = 64,       /* the default of most_micro */
     LT_PIPE_MOST_MICRO = 1024 /* more micro-batches are refused */
 };
@@ -137,6 +137,7 @@ typedef struct lt_pipe_job {
      * 2 (G - 1) / G b / seconds */
     lt_pipe_link exchange;
     int wire_bytes;  /* bytes of an element in the exchange, 2 or 4; 0 means 4 */
+    bool delay;      /* a step applies the sums of the step before: lt_reducer_config.delay */
     double memory;   /* memory of each rank in bytes; 0 means no limit */
     int least_micro; /* smallest number of images in a micro-batch; 0 means 1. Plans of one stage
                       * may have fewer */
@@ -158,7 +159,7 @@ typedef struct lt_pipe_plan_stage {
     double busy;     /* seconds of passes and of the optimizer step */
     double idle;     /* fraction of the step in which the rank is not busy */
     double exchange; /* seconds of the gradient exchange if nothing overlaps with it */
-    double exposed;  /* seconds that the gradient exchange takes after the last pass */
+    double exposed;  /* seconds that the rank waits for the gradient exchange */
     double peak_bytes;
     double sent_bytes;      /* bytes of the messages that it sends in a step */
     double exchanged_bytes; /* bytes that it sends in the gradient exchange of a step */
@@ -190,6 +191,10 @@ LT_MUST lt_status lt_pipe_plan_predict(const lt_pipe_net *net, const lt_pipe_job
  * the job allows. Free the plans with lt_pipe_plans_free(). If several numbers of micro-batches
  * give the same size, rounded up, only the smallest is tried. Plans of equal speed are sorted by
  * their memory.
+ *
+ * Lags are less than the number of micro-batches. With LT_ZERO_BUBBLE and replicas, the planner
+ * also tries half of that number, from which on the last stage may leave all second halves of its
+ * backward passes to the end, where the gradient exchange overlaps with them; and the largest lag.
  *
  * If a net can be divided into the stages of a plan in at most 1,000 ways, the plan has the fastest
  * division. Examples are 1,000 units in 2 stages, and 45 units in 3 stages. In all other cases, the

@@ -8,7 +8,7 @@
  * The allreduce multiplies each rank's gradient by the rank's share of the batch, so the result is
  * the gradient of the global batch. If another backward pass adds to a gradient that was already
  * exchanged, it is exchanged again. The part that was already summed is equal on all ranks and does
- * not change, because the shares add up to 1.
+ * not change, because the shares add up to 1. With a delay, see delay.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +33,18 @@ static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
     return r->ctx->device->is_host && lt__group_alloc_shared(r->group, bytes, memory);
 }
 
+/* Whether the exchange does not begin before the optimizer step. */
+static bool waits_for_step(const lt_reducer *r)
+{
+    return r->config.blocking || r->config.delay || r->shards > 0;
+}
+
 static lt_status set_part(lt_reducer *r)
 {
     lt_step_part part = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
         part = (lt_step_part){.ud = r,
-                              .is_exclusive = !r->config.blocking && r->shards == 0,
+                              .is_exclusive = !waits_for_step(r),
                               .begin = begin,
                               .grad_ready = grad_ready,
                               .end = end,
@@ -70,6 +76,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     if (lt_check_no_part(ctx, LT_PART_EXCHANGE, "lt_reducer_new") != LT_OK ||
         (config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->server && check_server(config, size) != LT_OK) ||
+        (config && lt__delay_check(ctx, config, size) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, lt__group_size_of_job(group)) != LT_OK ||
         (size == lt__group_size_of_job(group) && lt__fault_refuse_latency(ctx) != LT_OK))
@@ -117,17 +124,20 @@ void lt_reducer_free(lt_reducer *r)
     for (int i = 0; i < r->plan.n_arenas; i++)
         lt__tree_sum_free(&r->tree_sums[i]);
     lt__tree_sum_free(&r->record_sum);
+    lt__delay_close(r);
     lt__filter_free(&r->filter);
     lt__bucket_plan_free(&r->plan);
     free(r->tree_sums);
     free(r->sent);
     free(r->written);
+    free(r->held);
     free(r);
     lt__ctx_release(ctx);
 }
 
 lt_ctx *lt_reducer_ctx(const lt_reducer *r) { return r->ctx; }
 lt_dtype lt_reducer_wire(const lt_reducer *r) { return r->config.wire; }
+bool lt_reducer_has_delay(const lt_reducer *r) { return r->config.delay; }
 
 void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
@@ -181,8 +191,10 @@ static lt_status reserve(lt_reducer *r, const lt_tensor *x)
     int n = r->plan.n_arenas;
     LT_TRY(LT_RESIZE(r->written, n + 1, "for a reducer"));
     LT_TRY(LT_RESIZE(r->tree_sums, n + 1, "for a reducer"));
+    LT_TRY(LT_RESIZE(r->held, n + 1, "for a reducer"));
     LT_TRY(LT_RESIZE(r->sent, r->plan.n_items + 1, "for a reducer"));
     r->tree_sums[n] = (lt_tree_sum){0};
+    r->held[n] = NULL;
     r->written[n] = atomic_load_explicit(&x->storage->version, memory_order_relaxed);
     return LT_OK;
 }
@@ -217,7 +229,7 @@ static lt_sum_backend backend_of(const lt_reducer_config *config)
     return config->server ? LT_SUM_BACKEND_HOST : config->sum_backend;
 }
 
-/* LT_EDESYNC unless all ranks have the same wire, sum_backend, server and vranks. */
+/* LT_EDESYNC unless all ranks have the same wire, sum_backend, server, delay and vranks. */
 static lt_status compare_sums(const lt_reducer *r)
 {
     static const char *const sums[] = {[LT_SUM_BACKEND_AUTO] = "auto",
@@ -225,18 +237,20 @@ static lt_status compare_sums(const lt_reducer *r)
                                        [LT_SUM_BACKEND_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
     char text[96];
-    snprintf(text, sizeof text, "--wire %s\n--sums %s\n--vranks %d%s",
+    snprintf(text, sizeof text, "--wire %s\n--sums %s\n--vranks %d%s%s",
              wire == LT_F16    ? "fp16"
              : wire == LT_BF16 ? "bf16"
                                : "fp32",
              sums[r->config.sum_backend], r->config.vranks,
-             r->config.server ? "\n--parallel sync-server" : "");
+             r->config.server ? "\n--parallel sync-server" : "",
+             r->config.delay ? "\n--parallel with delay=1" : "");
     return lt_group_compare(r->group, "the gradient exchange", text);
 }
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
     int before = r->plan.n_items, shards_done = r->shard + r->summed;
+    LT_TRY(lt_group_wait(r->group)); /* with a delay, an exchange may use the plan */
     if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
     LT_TRY(
@@ -251,6 +265,7 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
                 "between its shards");
         LT_TRY(add_item(r, params[i]));
     }
+    LT_TRY(lt__delay_prepare(r));
     return r->plan.n_items > before ? cut(r) : LT_OK;
 }
 
@@ -262,24 +277,31 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     next.sum_backend = r->config.sum_backend;
     next.server = r->config.server;
     next.vranks = r->config.vranks;
+    LT_TRY(lt__delay_check(r->ctx, &next, r->size));
     r->config = next;
+    LT_TRY(lt__delay_prepare(r));
     LT_TRY(set_part(r));
     return cut(r);
 }
 
 /* ==== The exchange: on the group's thread ===================================================== */
 
-static lt_status exchange(void *ud)
+static lt_status sum_buckets(void *ud)
 {
     lt_reducer *r = ud;
-    LT_TRY(lt__record_sum(r));
-    if (r->disagrees) /* the rank's thread finds the difference: see finish_exchange() */
-        return LT_OK;
     if (r->filter.callbacks.start)
         r->filter.callbacks.start(r->filter.callbacks.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
         LT_TRY(lt__bucket_reduce(r, i));
     return LT_OK;
+}
+
+static lt_status exchange(void *ud)
+{
+    lt_reducer *r = ud;
+    LT_TRY(lt__record_sum(r));
+    /* If they disagree, the rank's thread finds the difference: see finish_exchange(). */
+    return r->disagrees ? LT_OK : sum_buckets(r);
 }
 
 /* ==== The part of the step: on the rank's thread ============================================== */
@@ -318,7 +340,7 @@ static lt_status start_exchange(lt_reducer *r)
     uint64_t mark = mark_now(r); /* after the operations that have filled the arenas */
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;
-    r->last.buckets = 0;
+    r->n_sent = 0;
     r->exchanged = true;
     r->synchronized = r->more = false;
     return lt_group_start(r->group, exchange, r);
@@ -372,6 +394,7 @@ static lt_status finish_exchange(lt_reducer *r)
     LT_TRY(lt_group_wait(r->group));
     if (r->disagrees)
         return lt__agree_find_difference(r);
+    r->last.buckets = r->n_sent;
     LT_TRY(lt__staging_stream_wait(&r->staging));
     for (int i = r->plan.n_items - 1; i >= 0 && !r->synchronized; i--) {
         lt_bucket_item *it = &r->plan.items[i];
@@ -412,6 +435,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
         lt__agree_record_frozen(r);
     r->more = true;
     r->began = lt__seconds();
+    if (r->config.delay) /* the buckets of the step before may be on their way */
+        return LT_OK;
     note_grad_states(r);
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].times.ready = r->began;
@@ -422,7 +447,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss, lt_tensor *grad)
     if (r->shards > 1 && r->shard == 0 && r->backwards == 1)
         LT_TRY(lt__bucket_plan_save_leftover(&r->plan));
     int last = r->expected_backwards > 0 ? r->expected_backwards : r->most_backwards;
-    if (!lt_pass_is_last(ctx, r->backwards == last) || r->config.blocking || r->shards > 0)
+    if (!lt_pass_is_last(ctx, r->backwards == last) || waits_for_step(r))
         return LT_OK;
     LT_TRY(lt__record_write(r));
     return start_exchange(r);
@@ -441,6 +466,8 @@ static lt_status grad_ready(void *ud, lt_tensor *x, lt_tensor *grad)
             "fill it with zeros instead");
     lt_planned_bucket *b = &r->plan.buckets[it->bucket];
     it->added = true;
+    if (r->config.delay)
+        return LT_OK;
     if (lt_grad_uses(x) > 0) /* the second half of another backward pass adds to it later */
         return LT_OK;
     it->measured = r->filter.callbacks.measure && r->share > 0 && r->ctx->device->is_host;
@@ -461,6 +488,8 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
 {
     lt_reducer *r = ud;
     (void)ctx;
+    if (r->config.delay)
+        return status;
     bool failed = status != LT_OK && r->exchanged;
     if (failed)
         lt_group_fail(r->group);
@@ -479,6 +508,30 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
+/* Completes the gradients. *step_status is LT_ACCUMULATING if more shards follow. */
+static lt_status complete(lt_reducer *r, lt_step_status *step_status)
+{
+    if (r->config.delay) {
+        LT_TRY(lt__delay_wait(r));
+        note_grad_states(r);
+        return lt__delay_take(r);
+    }
+    if (r->exchanged)
+        LT_TRY(finish_exchange(r));
+    if (r->exchanged && !r->more)
+        return LT_OK;
+    note_grad_states(r);
+    LT_TRY(lt__record_write(r));
+    if (r->shards > 0)
+        LT_TRY(add_to_tree_sums(r));
+    if (r->shard < r->shards - 1) {
+        *step_status = LT_ACCUMULATING;
+        return LT_OK;
+    }
+    LT_TRY(start_exchange(r));
+    return finish_exchange(r);
+}
+
 static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     lt_reducer *r = ud;
@@ -488,20 +541,11 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
         return LT_OK;
     }
     LT_TRY(lt_synchronize(ctx)); /* no step if a loss is not finite */
-    if (r->exchanged)
-        LT_TRY(finish_exchange(r));
-    if (!r->exchanged || r->more) {
-        note_grad_states(r);
-        LT_TRY(lt__record_write(r));
-        if (r->shards > 0)
-            LT_TRY(add_to_tree_sums(r));
-        if (r->shard < r->shards - 1) {
-            *step_status = r->step_status = LT_ACCUMULATING;
-            return LT_OK;
-        }
-        LT_TRY(start_exchange(r));
-        LT_TRY(finish_exchange(r));
-    }
+    r->step_status = LT_APPLIED;
+    LT_TRY(complete(r, &r->step_status));
+    *step_status = r->step_status;
+    if (*step_status == LT_ACCUMULATING)
+        return LT_OK;
     LT_TRY(lt__record_read(r));
     r->last.waited = lt__seconds() - before;
     r->last.total_waited += r->last.waited;
@@ -514,8 +558,8 @@ static lt_status reduce(void *ud, lt_ctx *ctx, lt_step_status *step_status)
         r->plan.items[i].added = false;
     }
     lt__bucket_plan_drop_leftover(&r->plan);
-    *step_status = r->step_status = LT_APPLIED;
-    return LT_OK;
+    r->n_sent = 0;
+    return r->config.delay ? lt_group_start(r->group, sum_buckets, r) : LT_OK;
 }
 
 /* In backward, numbers[1..n) are sums of the gradient of this rank's own loss. The global loss is

@@ -46,6 +46,8 @@ struct lt_reducer {
     lt_tree_sum record_sum; /* tree sum of the records of the shards */
     lt_step_status step_status; /* status of the last optimizer step */
     lt_reduced_step last;
+    int n_sent;           /* buckets sent in the current exchange */
+    lt_storage **held;    /* (plan.n_arenas) with a delay: the memory of lt_bucket_item.held */
     pthread_mutex_t lock; /* guards fields of the plan that two threads use: see bucket_plan.h */
     pthread_cond_t ready; /* a bucket is complete, or backward has ended */
 };
@@ -84,6 +86,22 @@ LT_NODISCARD lt_status lt__agree_find_difference(lt_reducer *r);
 /* Called after a record in which `writes` differs. LT_EDESYNC if parameter values differ as well,
  * or LT_ENOMEM. */
 LT_NODISCARD lt_status lt__agree_compare_weights(lt_reducer *r);
+
+/* delay.c: steps that apply the sums of the step before. */
+/* LT_EUSAGE if a reducer of `ranks` ranks cannot have a delay. */
+LT_NODISCARD lt_status lt__delay_check(const lt_ctx *ctx, const lt_reducer_config *config,
+                                       int ranks);
+/* Allocates memory for the sums of all items that have none yet. Frees it if there is no delay.
+ * LT_ENOMEM. */
+LT_NODISCARD lt_status lt__delay_prepare(lt_reducer *r);
+/* Discards the sums, and frees their memory. Not while an exchange runs. */
+void lt__delay_close(lt_reducer *r);
+/* Waits for the sums of the step before. LT_EUSAGE if there are several optimizers; or a failure of
+ * the exchange. */
+LT_NODISCARD lt_status lt__delay_wait(lt_reducer *r);
+/* Sums the record of this step. Then moves the gradients of this step to where they will be summed,
+ * and the sums of the step before to the arenas. A failure of the exchange. */
+LT_NODISCARD lt_status lt__delay_take(lt_reducer *r);
 
 /* bucket.c: waits until bucket `index` is complete and sums the part of it that some rank uses. On
  * the group's thread. */

@@ -33,14 +33,14 @@ typedef struct lt_shm { /* one rank's view of the communicator */
     lt_shm_control *control;
     int rank, size; /* the slot of this rank; number of slots */
     int channel;
-    const int *rank_of;   /* (size) rank of each slot in the job; NULL if they are equal */
-    lt_shm_control *job;  /* the control block of the job, for a part of it; or NULL */
-    const int *slot_of;   /* for a part: (size) each slot's slot in the job; or NULL */
-    double timeout;       /* seconds until a wait fails */
-    double grace;         /* extra seconds, for a rank that may itself be waiting for others */
-    bool spin;            /* waits may spin before they sleep */
-    uint32_t collectives; /* number of collectives so far */
-    uint64_t bytes;       /* bytes exchanged with other ranks so far */
+    const int *rank_of;     /* (size) rank of each slot in the job; NULL if they are equal */
+    lt_shm_control *job;    /* the control block of the job, for a part of it; or NULL */
+    const int *slot_of;     /* for a part: (size) each slot's slot in the job; or NULL */
+    double timeout;         /* seconds until a wait fails */
+    double grace;           /* extra seconds, for a rank that may itself be waiting for others */
+    bool spin;              /* waits may spin before they sleep */
+    uint32_t collectives;   /* number of collectives so far */
+    _Atomic uint64_t bytes; /* bytes exchanged with other ranks so far */
     /* For ranks that are processes; NULL for threads. A process can access the memory of another
      * process only if it is shared. Data elsewhere is copied through the staging buffer, one chunk
      * at a time. Threads access all data by its address and do not die alone. `slot` is a slot in

@@ -91,6 +91,7 @@ static void read_job(planner *p, lua_State *L)
     p->job.lag = choice(L, "lag");
     p->job.kind = LT_PIPE_ANY;
     p->job.memory = number(L, "memory", 0);
+    p->job.delay = number(L, "delay", 0) > 0;
     p->job.batch = (int64_t)number(L, "batch", 0);
     lua_getfield(L, -1, "schedule");
     for (int i = 0; i < LT_SCHEDULE_KINDS && !lua_isnil(L, -1); i++)

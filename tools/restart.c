@@ -121,6 +121,8 @@ static bool fits(const settings *s, int n, int before)
         return n == before;
     if (s->parallel != IN_PIPELINE || sscanf(mode, "pipe=%d", &stages) != 1 || stages < 1)
         return true;
+    if (strstr(mode, ",delay=1") && n == stages) /* a delay requires replicas */
+        return false;
     return n % stages == 0 && (!strstr(mode, ",data=") || n == before);
 }
 

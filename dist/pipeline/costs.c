@@ -191,6 +191,8 @@ static double exposed(const void *ud, int stage, int together)
 {
     const lt_costed_pipe *p = ud;
     int first = p->first[stage], end = p->first[stage + 1];
+    if (p->costs->job->delay) /* only the record is summed in this step */
+        return p->costs->replicas > 1 ? sum_seconds(p->costs, 0) : 0;
     last_pass pass = {0, 1, 1};
     if (p->pipe.kind == LT_ZERO_BUBBLE)
         pass = (last_pass){lt__costs_sum(p->costs, first, end).inputs, 0, together};
@@ -224,13 +226,19 @@ static bool is_received(const lt_pipe_value *v, int first, int end)
     return false;
 }
 
+/* The bytes that a stage keeps between steps. */
+static double kept(const lt_costs *c, double state, double grads)
+{
+    return state + (c->job->delay && c->replicas > 1 ? grads : 0);
+}
+
 double lt__costs_memory(const lt_costs *c, const lt_schedule *schedule, int first, int end)
 {
     lt_unit_costs s = lt__costs_sum(c, first, end);
     double received = 0;
     for (const lt_pipe_value *v = c->net->values; v < c->net->values + c->net->n_values; v++)
         received += is_received(v, first, end) ? v->bytes * c->images : 0;
-    return s.state + lt__costs_work(c, first, end) +
+    return kept(c, s.state, s.grads) + lt__costs_work(c, first, end) +
            (s.saved + received) * lt__schedule_in_memory(schedule, c->micro);
 }
 
@@ -288,6 +296,19 @@ void lt__costs_pipe(const lt_costs *c, const lt_schedule *schedule, const int *f
         add_value(c, &c->net->values[i], first, p);
 }
 
+/* With a delay, the sums of a step end before the same point of the next step. */
+lt_status lt__costs_simulate(const lt_costed_pipe *p, lt_pipe_result *r)
+{
+    LT_TRY(lt__pipe_simulate(&p->pipe, NULL, NULL, r));
+    double seconds = r->seconds;
+    for (int i = 0; i < p->pipe.stages && p->costs->job->delay; i++) {
+        double exchange = lt__costs_exchange(p->costs, p->first[i], p->first[i + 1]);
+        r->reduce[i] = fmax(exchange - seconds, 0);
+        r->seconds = fmax(r->seconds, exchange);
+    }
+    return LT_OK;
+}
+
 /* ==== Divisions =============================================================================== */
 
 /* Dynamic programming: best[k][i] is the time of the slowest stage or link if the first i blocks
@@ -311,7 +332,7 @@ static double cost(const table *t, int k, int first, int end)
     if (t->memory > 0) {
         lt_schedule s = {t->schedule.kind, t->schedule.stages, k, t->schedule.lag};
         double saved = (b->saved - a->saved + received) * lt__schedule_in_memory(&s, c->micro);
-        if (saved + b->state - a->state > t->memory)
+        if (saved + kept(c, b->state - a->state, b->grads - a->grads) > t->memory)
             return INFINITY;
     }
     double seconds = b->forward - a->forward + b->inputs - a->inputs + b->weights - a->weights;

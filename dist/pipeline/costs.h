@@ -49,6 +49,8 @@ lt_unit_costs lt__costs_sum(const lt_costs *costs, int first, int end);
  * first (stages + 1). */
 void lt__costs_pipe(const lt_costs *costs, const lt_schedule *schedule, const int *first,
                     lt_costed_pipe *pipe);
+/* Simulates a step of such a pipeline. LT_EINVAL, LT_ENOMEM. */
+LT_NODISCARD lt_status lt__costs_simulate(const lt_costed_pipe *pipe, lt_pipe_result *result);
 /* The bytes that units first to end - 1 need in addition to the bytes that they keep between
  * passes. */
 double lt__costs_work(const lt_costs *costs, int first, int end);

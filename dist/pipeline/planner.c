@@ -36,7 +36,7 @@ static lt_status predict(const lt_costs *c, const int *first, lt_costed_pipe *p,
     lt_schedule schedule = {plan->kind, plan->stages, 0, plan->lag};
     lt_pipe_result r;
     lt__costs_pipe(c, &schedule, first, p);
-    LT_TRY(lt__pipe_simulate(&p->pipe, NULL, NULL, &r));
+    LT_TRY(lt__costs_simulate(p, &r));
     plan->seconds = r.seconds;
     for (int i = 0; i < plan->stages; i++) {
         schedule.stage = i;
@@ -145,7 +145,7 @@ static lt_status try_division(search *s, const int *blocks)
         return LT_OK;
     lt__costs_pipe(&s->costs, &s->schedule, first, &s->pipe);
     s->pipe.pipe.limit = isfinite(s->seconds) ? s->seconds : 0;
-    LT_TRY(lt__pipe_simulate(&s->pipe.pipe, NULL, NULL, &r));
+    LT_TRY(lt__costs_simulate(&s->pipe, &r));
     if (r.seconds < s->seconds) {
         s->seconds = r.seconds;
         memcpy(s->best, blocks, ((size_t)s->schedule.stages + 1) * sizeof *blocks);
@@ -285,6 +285,14 @@ static lt_status add_plan(search *s, const lt_pipe_plan *plan, bool again, lt_pi
 
 static bool is_allowed(int choice, int x) { return choice == LT_PIPE_ANY || choice == x; }
 
+/* Whether the planner tries the lag of a plan: see lt_pipe_plans_find(). */
+static bool is_lag(const lt_pipe_plan *p)
+{
+    bool hides_sums = p->kind == LT_ZERO_BUBBLE && p->replicas > 1;
+    bool is_large = p->lag == p->micro / 2 || p->lag == p->micro - 1;
+    return p->lag < p->micro && (p->lag < LT_PIPE_LAGS || (hides_sums && is_large));
+}
+
 /* Whether no other plan has the same order of passes. */
 static bool is_schedule(const lt_pipe_job *job, const lt_pipe_plan *p)
 {
@@ -294,15 +302,14 @@ static bool is_schedule(const lt_pipe_job *job, const lt_pipe_plan *p)
         return false;
     if (p->kind == LT_GPIPE)
         return p->lag == 0;
-    return job->lag == LT_PIPE_ANY ? p->lag < LT_PIPE_LAGS && p->lag < p->micro
-                                   : p->lag == job->lag;
+    return job->lag == LT_PIPE_ANY ? is_lag(p) : p->lag == job->lag;
 }
 
 /* Adds plans of all schedules. *n counts the plans that were considered. */
 static lt_status add_schedules(search *s, lt_pipe_plan plan, lt_pipe_plans *plans, int *n)
 {
     const lt_pipe_job *job = s->costs.job;
-    int last = job->lag >= LT_PIPE_LAGS ? job->lag : LT_PIPE_LAGS - 1;
+    int last = LT_MAX(job->lag, plan.micro - 1);
     bool again = false;
     for (int kind = 0; kind < LT_SCHEDULE_KINDS; kind++)
         for (plan.lag = 0; plan.lag <= last; plan.lag++) {

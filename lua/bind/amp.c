@@ -65,7 +65,7 @@ static int use_loss_scale(lua_State *L)
     lua_settop(L, 1);
     lt_loss_scale *scale = lua_isnil(L, 1) ? NULL : lt__check_handle(L, class);
     lua_rawgetp(L, LUA_REGISTRYINDEX, &key_used);
-    lt__check(L, s, use(s, scale));
+    lt__check(L, s, lt__name_line(L, use(s, scale)));
     lua_pushvalue(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &key_used);
     return 1;
@@ -74,7 +74,9 @@ static int use_loss_scale(lua_State *L)
 /* Waits until no bucket is in flight: the group's thread reads and writes the scales. */
 static void wait_for_buckets(const lt_lua *s)
 {
-    lt_status status = s->group ? lt_group_wait(s->group) : LT_OK;
+    lt_group *replicas = s->pipeline ? lt_pipeline_group(s->pipeline) : NULL;
+    lt_group *group = replicas ? replicas : s->group;
+    lt_status status = group ? lt_group_wait(group) : LT_OK;
     (void)status; /* the next step reports the failure */
 }
 

@@ -265,9 +265,10 @@ static int reduced(lua_State *L)
     return 5;
 }
 
-/* configure(no_sync, blocking, bucket): configures the gradient exchange from the next step on.
- * no_sync disables it, and without a pipeline all other collectives, too; blocking delays it until
- * the optimizer's step; bucket is the size of a bucket in bytes, 0 for the default. */
+/* configure(no_sync, blocking, bucket[, delay]): configures the gradient exchange from the next
+ * step on. no_sync disables it, and without a pipeline all other collectives, too; blocking begins
+ * it in the optimizer's step; bucket is the size of a bucket in bytes, 0 for the default; delay:
+ * steps apply the sums of the step before. */
 static int configure(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -276,7 +277,44 @@ static int configure(lua_State *L)
     s->no_sync = config.no_sync && !s->pipeline;
     config.blocking = lua_toboolean(L, 2);
     config.bucket = config.first_bucket = (size_t)luaL_checkinteger(L, 3);
+    config.delay = lua_toboolean(L, 4);
     return lt__done(L, lt_reducer_configure(s->reducer, &config));
+}
+
+/* has_delay(): whether steps apply the sums of the step before. */
+static int has_delay(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    return lt__return_boolean(L, s->reducer && lt_reducer_has_delay(s->reducer));
+}
+
+/* delayed(parameter): returns the memory of the sum of its gradient, see lt_reducer_delayed(), as a
+ * tensor, and an i64 scalar: 1 if the next step applies the sum, else 0. In a pipeline, both are on
+ * the stage of the parameter. */
+static int delayed(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    bool is_set;
+    lt_tensor **sum = lt__push_box(L, s), **flag = lt__push_box(L, s);
+    lt_tensor *x = lt__check_tensor(L, s, 1, "delayed", "a parameter");
+    if (lt_is_meta(x)) {
+        lt__fill_box(L, s, sum, lt__tensor_remote(x, (lt_dtype)x->dtype, x->ndim, x->dims, false));
+        lt__fill_box(L, s, flag, lt__tensor_remote(x, LT_I64, 0, NULL, false));
+        return 2;
+    }
+    lt__fill_box(L, s, sum, lt__tensor_inherit(lt_reducer_delayed(s->reducer, x, &is_set), x));
+    int64_t number = is_set;
+    lt__fill_box(L, s, flag,
+                 lt__tensor_inherit(lt_tensor_from(s->ctx, LT_I64, 0, NULL, &number), x));
+    return 2;
+}
+
+/* set_delayed(parameter, is_set): the sum of its gradient was restored. */
+static int set_delayed(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = lt__check_tensor(L, s, 1, "set_delayed", "a parameter");
+    return lt__done(L, lt_reducer_set_delayed(s->reducer, x, lua_toboolean(L, 2)));
 }
 
 /* buckets(): returns a list of the last step's buckets, each {bytes = , ready = , began = ,
@@ -359,6 +397,9 @@ static const luaL_Reg functions[] = {LT_FN(rank),
                                      LT_FN(expect_backwards),
                                      LT_FN(reduced),
                                      LT_FN(configure),
+                                     LT_FN(has_delay),
+                                     LT_FN(delayed),
+                                     LT_FN(set_delayed),
                                      LT_FN(buckets),
                                      LT_FN(time_sums),
                                      LT_FN(wire),

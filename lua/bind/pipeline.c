@@ -73,6 +73,7 @@ static lt_status refuse_sum(void *ud, double *numbers, int64_t n, bool backward)
 static lt_status open_reducer(lt_lua *s)
 {
     lt_group *replicas = lt_pipeline_group(s->pipeline);
+    s->reducer_config.delay = s->joined_pipeline->job->delay;
     return replicas ? lt__use_reducer(s, replicas) : LT_OK;
 }
 

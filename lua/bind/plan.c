@@ -73,18 +73,19 @@ static void push_stage(lua_State *L, const lt_pipe_plan_stage *s, bool is_predic
     lt__set_integer(L, "in_memory", s->in_memory);
 }
 
-/* Pushes {stages =, replicas =, micro =, lag =, schedule =, cuts = list of the names of the stages
- * after the first one, stage = list of stages}, for a plan that was predicted also seconds and
- * images_per_s. */
+/* Pushes {stages =, replicas =, micro =, lag =, schedule =, delay = 0 or 1, cuts = list of the
+ * names of the stages after the first one, stage = list of stages}, for a plan that was predicted
+ * also seconds and images_per_s. */
 static void push_plan(lua_State *L, const lt_pipe_plan *p, const lt_pipe_job *job)
 {
     bool is_predicted = p->seconds > 0;
-    lua_createtable(L, 0, 9);
+    lua_createtable(L, 0, 10);
     lt__set_integer(L, "stages", p->stages);
     lt__set_integer(L, "replicas", p->replicas);
     lt__set_integer(L, "micro", p->micro);
     lt__set_integer(L, "lag", p->lag);
     lt__set_string(L, "schedule", lt_schedule_name(p->kind));
+    lt__set_integer(L, "delay", job->delay);
     if (is_predicted) {
         lt__set_number(L, "seconds", p->seconds);
         lt__set_number(L, "images_per_s", (double)job->batch / p->seconds);
@@ -194,12 +195,13 @@ static void set_choice(lua_State *L, const char *key, int choice)
 
 static void push_job(lua_State *L, const lt_pipe_job *job)
 {
-    lua_createtable(L, 0, 12);
+    lua_createtable(L, 0, 13);
     lt__set_integer(L, "ranks", job->ranks);
     lt__set_integer(L, "batch", job->batch);
     set_link(L, "link", &job->link);
     set_link(L, "exchange", &job->exchange);
     lt__set_integer(L, "wire_bytes", job->wire_bytes);
+    lt__set_integer(L, "delay", job->delay);
     lt__set_integer(L, "least_micro", job->least_micro);
     set_choice(L, "stages", job->stages);
     set_choice(L, "replicas", job->replicas);

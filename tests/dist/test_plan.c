@@ -186,6 +186,33 @@ TEST(the_exchange_of_a_stage_begins_with_its_last_pass)
     free(n);
 }
 
+/* The sums of a step end at the same point of the next step: a step takes 14 s and the sum of its
+ * record, or as long as the sums. They need memory of their own. */
+TEST(with_a_delay_a_step_hides_the_sums)
+{
+    net *n = two_units();
+    lt_pipe_plan_stage stage[] = {{.first = 0}, {.first = 1}};
+    lt_pipe_plan plan = {2, 2, 2, 0, LT_1F1B, 0, stage};
+    lt_pipe_job job = any;
+    job.batch = 4;
+    n->units[0].grad_bytes = n->units[1].grad_bytes = MiB;
+    CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
+    double peak = stage[0].peak_bytes;
+    job.delay = true;
+    CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
+    CHECK_NEAR(plan.seconds, 14 + 0.75 + 0.25, 1e-12);
+    CHECK(stage[0].exposed == 0 && stage[0].peak_bytes == peak + MiB);
+    n->units[0].grad_bytes = 20 * MiB;
+    CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
+    CHECK_NEAR(plan.seconds, 0.75 + 20.75, 1e-12);
+    CHECK_NEAR(stage[0].exposed, 21.5 - 15, 1e-12);
+    plan.replicas = 1; /* nothing to sum */
+    job.batch = 2;
+    CHECK_OK(lt_pipe_plan_predict(&n->net, &job, &plan));
+    CHECK(plan.seconds < 15 && stage[0].peak_bytes == peak);
+    free(n);
+}
+
 /* The gradients of a unit's weights take 2 s for each of two micro-batches, and their sum 2.75 s.
  * With a lag of 2, no pass for weights runs before the last backward pass. */
 TEST(passes_for_weights_after_the_last_pass_overlap)

@@ -322,6 +322,70 @@ TEST(a_pipeline_wins_for_vgg_on_a_slow_link)
     free(n);
 }
 
+/* ==== Lags ==================================================================================== */
+
+/* Plans for a pipeline of 2 x 2 ranks with this schedule and number of micro-batches, over a link
+ * of 1 Gbit/s. */
+static lt_pipe_job hybrid(lt_schedule_kind kind, int micro)
+{
+    lt_pipe_job job = any;
+    job.link = job.exchange = (lt_pipe_link){100e-6, 125e6};
+    job.ranks = 4;
+    job.stages = job.replicas = 2;
+    job.batch = 2 * micro;
+    job.micro = micro;
+    job.kind = (int)kind;
+    return job;
+}
+
+static void check_lags(lt_schedule_kind kind, int micro, const int *lags, int n_lags)
+{
+    net *n = vgg();
+    lt_pipe_job job = hybrid(kind, micro);
+    lt_pipe_plans plans;
+    CHECK_OK(lt_pipe_plans_find(&n->net, &job, &plans));
+    CHECK_EQ(plans.n, n_lags);
+    for (int i = 0; i < n_lags; i++)
+        CHECK(find(&plans, &(lt_pipe_plan){2, 2, micro, lags[i], kind, 0, NULL}) != NULL);
+    lt_pipe_plans_free(&plans);
+    free(n);
+}
+
+TEST(lags)
+{
+    check_lags(LT_ZERO_BUBBLE, 1, (int[]){0}, 1);
+    check_lags(LT_ZERO_BUBBLE, 3, (int[]){0, 1, 2}, 3);
+    check_lags(LT_ZERO_BUBBLE, 8, (int[]){0, 1, 2, 3, 4, 7}, 6);
+    check_lags(LT_ZERO_BUBBLE, 16, (int[]){0, 1, 2, 3, 4, 8, 15}, 7);
+    check_lags(LT_1F1B, 16, (int[]){0, 1, 2, 3, 4}, 5);
+    check_lags(LT_GPIPE, 16, (int[]){0}, 1);
+}
+
+/* The more second halves are left after the last backward pass, the more of the sums overlaps with
+ * them. With less memory, a smaller lag wins. The cut is before stage4. */
+TEST(a_large_lag_hides_the_sums_of_replicas)
+{
+    net *n = vgg();
+    for (int i = 0; i < n->net.n_units; i++)
+        n->units[i].may_begin_stage = i == 7;
+    lt_pipe_job job = hybrid(LT_ZERO_BUBBLE, 8);
+    lt_pipe_plans plans;
+    CHECK_OK(lt_pipe_plans_find(&n->net, &job, &plans));
+    lt_pipe_plan best = plans.plan[0];
+    const lt_pipe_plan *usual = find(&plans, &(lt_pipe_plan){2, 2, 8, 1, LT_ZERO_BUBBLE, 0, NULL});
+    double peak = peak_of(&plans.plan[0]);
+    printf("lag %d: %.3f s, %.0f MB; lag 1: %.3f s, %.0f MB\n", best.lag, best.seconds, peak / 1e6,
+           usual->seconds, peak_of(usual) / 1e6);
+    CHECK(best.lag > 1 && best.seconds < 0.95 * usual->seconds && peak > peak_of(usual));
+    lt_pipe_plans_free(&plans);
+    job.memory = peak - 1;
+    CHECK_OK(lt_pipe_plans_find(&n->net, &job, &plans));
+    CHECK(plans.plan[0].lag < best.lag && plans.plan[0].seconds > best.seconds);
+    CHECK(peak_of(&plans.plan[0]) <= job.memory);
+    lt_pipe_plans_free(&plans);
+    free(n);
+}
+
 /* ==== Limits ================================================================================== */
 
 TEST(a_net_that_is_too_large_is_refused)

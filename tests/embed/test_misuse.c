@@ -72,6 +72,7 @@ static void check_steps(void)
     IS_NULL(lt_optim_new(NULL, "sgd_step", NULL, 0));
     IS_NULL(lt_steps_digest(NULL));
     IS_NULL(lt_settings_digest(NULL));
+    IS_NULL(lt_optims_made(NULL));
     IS_NULL(lt_settings_text(NULL));
     IS_NULL(lt_param_new(NULL, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0}));
     IS_NULL(lt_buffer_new(NULL, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0}));

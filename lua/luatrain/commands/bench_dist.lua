@@ -106,6 +106,7 @@ end
 
 -- The ways to run steps; those after the first `usual` are for --ablation. bucket: its size in
 -- bytes, 0 for the default; 1 byte makes a bucket per parameter, and WHOLE a bucket per stage.
+-- delay: the next step applies the sums, as with delay=1.
 local WHOLE = 1 << 40
 local WAYS = {
   usual = 3,
@@ -124,6 +125,7 @@ local PIPELINE_WAYS = {
   {name = "one per stage", apart = false, blocking = false, bucket = WHOLE},
   {name = "one per parameter", apart = false, blocking = false, bucket = 1},
   {name = "one each, after the last pass", apart = false, blocking = true, bucket = 1},
+  {name = "within the next step", apart = false, blocking = false, bucket = 0, delay = true},
 }
 
 -- The parts of a step, and their names in the table.
@@ -173,13 +175,18 @@ local function new_turns(o)
   return self
 end
 
+-- Removes the way with a delay, which excludes a loss scale.
+function Turns:remove_delay()
+  if self.ways[#self.ways].kind.delay then table.remove(self.ways) end
+end
+
 -- Switches to the next way, for one untimed step and FEW timed ones. Synchronizes the ranks first.
 function Turns:change()
   core.configure(false, false, 0)
   core.sum("the switch to the next way", 0)
   self.at = self.at % #self.ways + 1
   local kind = self.ways[self.at].kind
-  core.configure(kind.apart, kind.blocking, kind.bucket)
+  core.configure(kind.apart, kind.blocking, kind.bucket, kind.delay)
   self.left = 1 + FEW
 end
 
@@ -201,7 +208,11 @@ function Turns:end_step(rows, spent)
     for _, name in ipairs(ALL_PARTS) do table.insert(way[name], parts[name]) end
     table.insert(way.total, spent.total + wait)
     table.insert(way.sent, spent.sent)
-    if not way.kind.apart then record_buckets(way) end
+    if way.kind.delay then
+      way.collectives = select(2, core.reduced())    -- of the step before; these still run
+    elseif not way.kind.apart then
+      record_buckets(way)
+    end
     self.rows = rows
   end
   self.left = self.left - 1
@@ -450,6 +461,7 @@ function bench_dist.attach(...)
   function core.on_run(settings)
     local all = (o.steps + FEW) * (1 + FEW) // FEW * #turns.ways + WARM_UP
     bench.change(settings, all, folder, o.amp)
+    if settings.amp == "fp16" then turns:remove_delay() end
     if settings.scaler ~= false then            -- scalers of ranks apart would diverge
       settings.scaler = {policy = "static", scale = 1.0}
     end

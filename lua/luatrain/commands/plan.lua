@@ -17,7 +17,7 @@ local function most(list, key)
 end
 
 -- The seconds in which the replicas of the slowest stage sum its gradients, and the fraction of it
--- that overlaps with the last pass. Empty without replicas.
+-- that overlaps with passes. Empty without replicas.
 local function sum_texts(p)
   local slowest = p.stage[1]
   if p.replicas == 1 then return "", "" end
@@ -59,15 +59,16 @@ local function write(list, job, timed)
                        link.bytes_per_s * 8e-9, link.latency * 1e6))
   io.write(columns(rows_of(list), 1), "\n\n")
   if best.replicas > 1 and best.stages > 1 then
-    io.write("The replicas of a stage sum its gradients during its last backward pass.\n")
+    io.write(("The replicas of a stage sum its gradients during %s.\n"):format(
+      job.delay == 1 and "the next step, which applies them" or "its last backward pass"))
   end
   if best.stages == 1 then
     return io.write(best.replicas > 1 and "Data parallelism is fastest.\n"
                     or "No pipeline is faster than one stage.\n")
   end
-  io.write(("Train with: --parallel pipe=%d,data=%d,micro=%d,cut=%s,schedule=%s,lag=%d\n"):format(
+  io.write(("Train with: --parallel pipe=%d,data=%d,micro=%d,cut=%s,schedule=%s,lag=%d%s\n"):format(
     best.stages, best.replicas, best.micro, table.concat(best.cuts, ",cut="), best.schedule,
-    best.lag))
+    best.lag, job.delay == 1 and ",delay=1" or ""))
 end
 
 -- Prints the plans, the fastest first, and writes them to plans.json in the folder of --out.

@@ -1,10 +1,11 @@
 -- checkpoint.lua - saves the state of a run to a file, and finds the file that a run resumes from.
 --
 -- FOLDER/step-00000120.safetensors has the tensors of the net (net.*), of its optimizers (optim.*,
--- optim2.*, ...) and of asynchronous training (async.*), and as metadata all other state that the
--- next step depends on. Numbers are written exactly. A digest over the whole file detects damage;
--- the run then resumes from the previous checkpoint, which is why two are kept. A run never starts
--- over silently: if there are checkpoints and none is usable, that is an error.
+-- optim2.*, ...), of asynchronous training (async.*) and of delayed sums (delayed.*), and as
+-- metadata all other state that the next step depends on. Numbers are written exactly. A digest
+-- over the whole file detects damage; the run then resumes from the previous checkpoint, which is
+-- why two are kept. A run never starts over silently: if there are checkpoints and none is usable,
+-- that is an error.
 
 local core = ...
 local optims = require "luatrain.train.optims"
@@ -94,8 +95,19 @@ local text_of = core.in_c_locale(function(value)
   return math.type(value) == "float" and ("%a"):format(value) or tostring(value)
 end)
 
--- The names and tensors of net and optimizers in a checkpoint.
-local function contents(net, list)
+-- The names, without prefix, and tensors of the sums of gradients that the next step applies.
+local function delayed(mode)
+  local names, sums, counts = mode:delayed()
+  local all, tensors = {}, {}
+  for i, name in ipairs(names) do
+    all[2 * i - 1], tensors[2 * i - 1] = "sum." .. name, sums[i]
+    all[2 * i], tensors[2 * i] = "count." .. name, counts[i]
+  end
+  return all, tensors, counts
+end
+
+-- The names and tensors of net, optimizers and delayed sums in a checkpoint.
+local function contents(net, list, mode)
   local names, tensors = {}, {}
   local net_names, net_tensors = net:state()
   for i, name in ipairs(net_names) do
@@ -107,18 +119,22 @@ local function contents(net, list)
       names[#names + 1], tensors[#tensors + 1] = optims.prefix(i) .. name, slots[name]
     end
   end
+  local delayed_names, delayed_tensors = delayed(mode)
+  for i, name in ipairs(delayed_names) do
+    names[#names + 1], tensors[#tensors + 1] = "delayed." .. name, delayed_tensors[i]
+  end
   return names, tensors
 end
 
 -- Sends the tensors of this stage of a pipeline to rank 0, which calls checkpoint.save().
-function checkpoint.send(net, list) core.save(contents(net, list)) end
+function checkpoint.send(net, list, mode) core.save(contents(net, list, mode)) end
 
 -- Writes a checkpoint of net, optimizers and state. state is a flat table of numbers and booleans,
 -- except for strings: state.optim, the classes of the optimizers, and state["held.1"], ..., the
 -- names of their parameters. mode: of the run; it may add tensors async.*.
 function checkpoint.save(path, net, list, state, mode)
   local meta = {"format", tostring(FORMAT)}
-  local names, tensors = contents(net, list)
+  local names, tensors = contents(net, list, mode)
   mode:add_state(names, tensors)
   for _, key in ipairs(sorted(state)) do
     local value = state[key]
@@ -255,9 +271,9 @@ local function newest(folder)
   return nil, nil, nil, wrong
 end
 
--- Reads the tensors of a checkpoint into net and optimizers. An older version saved "optim.steps",
--- but not the number of steps of each parameter.
-local function restore(file, path, net, list)
+-- Reads the tensors of a checkpoint into net and optimizers, and its delayed sums, if it has any.
+-- An older version saved "optim.steps", but not the number of steps of each parameter.
+local function restore(file, path, net, list, mode)
   local saved = {}
   for _, name in ipairs(file:names()) do saved[name] = true end
   read_file(file, path, "net.", net:state())
@@ -271,13 +287,19 @@ local function restore(file, path, net, list)
     read_file(file, path, prefix, keys, slots, "optimizer")
     optim:load(state)
   end
+  local names, tensors, counts = delayed(mode)
+  if names[1] and saved["delayed." .. names[1]] then
+    read_file(file, path, "delayed.", names, tensors, "run")
+    mode:set_delayed(counts)
+  end
 end
 
 -- Restores net and optimizers from a checkpoint, or from the newest one in a folder. Calls
 -- check(state, path) first, which may raise an error to reject it. Returns the state, its path, and
 -- a list of problems with names and other files; state and path are nil if a folder has no
 -- checkpoint. If the checkpoint has tensors async.*, state.async has them by name, without prefix.
-function checkpoint.load(from, net, list, check)
+-- state.delay: 1 if it has delayed sums, else 0. mode: of the run.
+function checkpoint.load(from, net, list, mode, check)
   local file, state, path, wrong
   if core.list_folder(from) then
     file, state, path, wrong = newest(from)
@@ -287,7 +309,9 @@ function checkpoint.load(from, net, list, check)
     path, wrong = from, {}
   end
   local _ <close> = file
+  state.delay = 0
   for _, name in ipairs(file:names()) do
+    if name:find "^delayed%." then state.delay = 1 end
     local own = name:match "^async%.(.*)$"
     if own then
       state.async = state.async or {}
@@ -296,7 +320,7 @@ function checkpoint.load(from, net, list, check)
   end
   check(state, path)
   if path == from then wrong[1] = misnamed(path, state.step) end
-  restore(file, path, net, list)
+  restore(file, path, net, list, mode)
   return state, path, wrong
 end
 

@@ -18,6 +18,7 @@ local Mode = {
   is_sharded = true,             -- whether the ranks share each batch
   has_fixed_batch = false,       -- whether a resumed run cannot change the batch size
   is_replay = false,             -- whether it replays a trace; no run can resume from that
+  delay = 0,                     -- steps by which sums of gradients are applied late: 0 or 1
 }
 Mode.__index = Mode
 
@@ -272,6 +273,13 @@ function Mode:send_weights() end
 
 -- Adds tensors to the lists of a checkpoint.
 function Mode:add_state() end
+
+-- Lists of what the next step applies: the names of parameters, the sums of their gradients, and
+-- for each a count, 1 if there is a sum, else 0. Empty without a delay.
+function Mode:delayed() return {}, {}, {} end
+
+-- Called when a checkpoint has been read into the sums and counts of delayed().
+function Mode:set_delayed() end
 
 -- Numbers for a checkpoint, by name.
 function Mode:numbers() return {} end

@@ -51,7 +51,8 @@ end
 
 -- ==== --parallel pipe=P ==========================================================================
 
-local PIPE_FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N][,memory=GB]"
+local PIPE_FORM = "pipe=P|auto[,data=G][,micro=M][,cut=NAME...][,schedule=KIND][,lag=N]"
+                  .. "[,memory=GB][,delay=D]"
 
 local function schedule_of(text)
   for _, name in ipairs(SCHEDULES) do
@@ -77,13 +78,15 @@ local READ_PIPE = {
   cut = function(text) return text end,
   schedule = schedule_of,
   memory = memory_of,
+  delay = function(text) return integer_of("delay", text, 0, 1) end,
 }
-local PIPE_KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule", "memory"}
+local PIPE_KEYS = {"pipe", "data", "micro", "cut", "lag", "schedule", "memory", "delay"}
 
 local function plural(n, what) return ("%d %s%s"):format(n, what, n == 1 and "" or "s") end
 
 -- Returns the options of a job of `ranks` ranks: {pipe = stages, data = replicas, micro =, cut = a
--- list, schedule =, lag =, memory = bytes of a rank}. The planner chooses what is nil.
+-- list, schedule =, lag =, memory = bytes of a rank, delay = 1, or 0 or nil for none}. The planner
+-- chooses what else is nil.
 function parallel.pipe(ranks)
   local text = text_of "LUATRAIN_PARALLEL" or "pipe=auto"
   local o = read_items(text, PIPE_FORM, PIPE_KEYS, READ_PIPE, {cut = true})
@@ -95,6 +98,10 @@ function parallel.pipe(ranks)
     if o.data or #o.cut > 0 then
       refuse("--parallel: with pipe=auto, the planner chooses %s; remove it from '%s'",
              o.data and "data" or "cut", text)
+    end
+    if o.delay == 1 then
+      refuse("--parallel: delay=1 requires pipe=P, because the planner may choose no pipeline; "
+             .. "remove it from '%s', or find P with luatrain plan", text)
     end
     o.pipe = nil
     return o
@@ -109,6 +116,11 @@ function parallel.pipe(ranks)
            text, #o.cut)
   end
   o.data = ranks // o.pipe
+  if o.delay == 1 and o.data == 1 then
+    refuse("--parallel: delay=1 hides the sums over the replicas of a stage, but with %s, each "
+           .. "stage of '%s' has only one; start more ranks, or remove it", plural(ranks, "rank"),
+           text)
+  end
   return o
 end
 

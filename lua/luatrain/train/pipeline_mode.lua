@@ -28,7 +28,9 @@ local function plan_text()
     local form = "pipeline: stages = %d%s, replicas = %d%s, micro-batches = %d, schedule %s, lag %d"
     text = form:format(
       plan.stages, #plan.cuts > 0 and " cut at " .. table.concat(plan.cuts, ", ") or "",
-      plan.replicas, plan.replicas > 1 and " (sums overlap with the last pass)" or "",
+      plan.replicas, plan.replicas == 1 and "" or plan.delay == 1
+      and " (sums overlap with the next step, which applies them)"
+      or " (sums overlap with the last pass)",
       plan.micro, plan.schedule, plan.lag)
   end
   if plan.seconds then text = ("%s; predicted %.3g s a step"):format(text, plan.seconds) end
@@ -88,6 +90,7 @@ function Pipeline.of(o)
   if not core.pipeline() then return plan and setmetatable({seconds = {}}, Planned) end
   check_settings(o)
   return setmetatable({
+    delay = core.has_delay() and 1 or 0,
     seconds = {},                -- of the steps of the run
     scale_before = false,        -- the loss scale before the step, or false
     save_due = false,            -- whether rank 0 wants to save after a step
@@ -239,12 +242,31 @@ function Pipeline:weights_text() return self.run.settings.net:sha256() end
 
 -- ---- Checkpoints ----
 
+-- All replicas of a stage have the same sums.
+function Pipeline:delayed()
+  local names, sums, counts = {}, {}, {}
+  if self.delay == 0 then return names, sums, counts end
+  for _, item in ipairs(core.inner_of(self.run.settings.optim).parameters) do
+    local i = #names + 1
+    names[i], sums[i], counts[i] = item.name, core.delayed(item.tensor)
+  end
+  return names, sums, counts
+end
+
+function Pipeline:set_delayed(counts)
+  for i, item in ipairs(core.inner_of(self.run.settings.optim).parameters) do
+    if not core.is_meta(item.tensor) then
+      core.set_delayed(item.tensor, core.own_item(counts[i]) ~= 0)
+    end
+  end
+end
+
 -- Rank 0 decides for all.
 function Pipeline:is_save_due() return self.save_due end
 
 function Pipeline:send_checkpoint()
   local o = self.run.settings
-  checkpoint.send(o.net, o.optims)
+  checkpoint.send(o.net, o.optims, self)
 end
 
 function Pipeline:send_weights() core.save(self.run.settings.net:state()) end

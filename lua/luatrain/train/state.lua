@@ -85,10 +85,14 @@ local function is_finite(tensor)
   return sum == sum
 end
 
--- Raises ENUMERIC if a parameter or buffer of the net is not finite. Called before each save: only
--- two checkpoints are kept, so a bad one would replace a good one.
+-- Raises ENUMERIC if a parameter or buffer of the net, or a delayed sum, is not finite. Called
+-- before each save: only two checkpoints are kept, so a bad one would replace a good one.
 function state.check_weights(run)
   local names, tensors = run.settings.net:state()
+  local delayed, sums = run.mode:delayed()
+  for i, name in ipairs(delayed) do
+    names[#names + 1], tensors[#tensors + 1] = "the gradient of " .. name, sums[i]
+  end
   for i, name in ipairs(names) do
     if not core.is_meta(tensors[i]) and not core.step(core.no_grad, is_finite, tensors[i]) then
       local good = checkpoint.newest_step(run.folder)
@@ -311,14 +315,16 @@ local function take_over(run, s)
   if next(result) then run.result = result end
 end
 
--- Appends a warning for each difference in batch, epochs and precision. These do not prevent
+-- Appends a warning for each difference in batch, epochs, precision and delay. These do not prevent
 -- resuming.
-local function differences(o, s, path, warnings)
+local function differences(run, s, path, warnings)
+  local o = run.settings
   for _, item in ipairs{
     {"with batches of %d images, but now they have %d", s.batch, o.batch},
     {"for %d epochs, but now there are %d", s.epochs, o.epochs},
     {"with amp %s, but now it is %s",
      s.trial and "auto" or s.bf16 and "bf16" or s.fp16 and "fp16" or "off", o.amp, o.auto},
+    {"with delay=%d in --parallel, but now it is %d", s.delay, run.mode.delay},
   } do
     local text, was, is, open = table.unpack(item)
     if was ~= is and not open then
@@ -339,7 +345,7 @@ function state.resume(run)
     return {}
   end
   local from = o.resume == "auto" and folder or o.resume
-  local s, path, warnings = checkpoint.load(from, o.net, o.optims, function(...)
+  local s, path, warnings = checkpoint.load(from, o.net, o.optims, run.mode, function(...)
     check(run.mode, o, ...)
   end)
   for i, text in ipairs(warnings) do
@@ -357,7 +363,7 @@ function state.resume(run)
     take_over(run, s)
     restore_amp(o, s)
     if run.share then run.share:restore(part(s, "share."), path) end
-    differences(o, s, path, warnings)
+    differences(run, s, path, warnings)
     restore_settings(run, s, path, warnings)
     restore_switches(run, s, path, warnings)
     restore_scaler(run, s, path, warnings)
