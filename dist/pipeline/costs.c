@@ -302,9 +302,9 @@ lt_status lt__costs_simulate(const lt_costed_pipe *p, lt_pipe_result *r)
     LT_TRY(lt__pipe_simulate(&p->pipe, NULL, NULL, r));
     double seconds = r->seconds;
     for (int i = 0; i < p->pipe.stages && p->costs->job->delay; i++) {
-        double exchange = lt__costs_exchange(p->costs, p->first[i], p->first[i + 1]);
-        r->reduce[i] = fmax(exchange - seconds, 0);
-        r->seconds = fmax(r->seconds, exchange);
+        double sum = lt__costs_exchange(p->costs, p->first[i], p->first[i + 1]);
+        r->reduce[i] = fmax(sum - seconds, 0);
+        r->seconds = fmax(r->seconds, sum);
     }
     return LT_OK;
 }
